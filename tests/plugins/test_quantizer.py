@@ -53,7 +53,7 @@ def test_stacked_weights_have_the_scales_and_values_of_each_layers_quantizer() -
     grid = WeightGrid([q, q], (16, 8), wt)
     scales = grid.scales(wt)
     layers = grid.weights(grid.round_(wt.clone(), scales), scales)
-    for (values, qparams), part in zip(layers, w.split((16, 8)), strict=True):
+    for (values, qparams, _), part in zip(layers, w.split((16, 8)), strict=True):
         expected, expected_qparams = q.round_to_nearest(part.contiguous())
         assert torch.equal(values, expected)
         assert all(torch.equal(a, b) for (_, a), (_, b) in zip(qparams.items(), expected_qparams.items(), strict=True))

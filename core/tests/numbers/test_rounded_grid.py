@@ -42,7 +42,7 @@ def test_the_scales_are_those_that_the_layers_have(scheme: str) -> None:
     _, qt, grid = rounded(scheme)
     again = grid.weights(qt, grid.current)
     quantizer = quantizer_for(quark.schemes().load_config(scheme)().weight, activation=False)
-    for (values, qparams), own in zip(again, qt.split(ROWS, 1), strict=True):
+    for (values, qparams, _), own in zip(again, qt.split(ROWS, 1), strict=True):
         torch.testing.assert_close(values, own.t(), rtol=2**-20, atol=0)
         expected = quantizer.dequantize(quantizer.codes_of(own.t().contiguous(), qparams), qparams)
         torch.testing.assert_close(values, expected, rtol=2**-20, atol=0)

@@ -85,7 +85,7 @@ def test_values_of_a_grid_beyond_float16_get_codes_that_it_can_say(scheme: str) 
     grid = WeightGrid([quantizer], [128], wt)
     scales = grid.fixed or grid.scales_of_ranges(*(1.5 * r for r in grid.ranges(wt)))
     each = grid.with_subscales(2 * wt, scales)
-    ((weight, qparams),) = grid.weights(grid.round_(2 * wt, each), scales, torch.float16)
+    ((weight, qparams, _),) = grid.weights(grid.round_(2 * wt, each), scales, torch.float16)
     assert weight.dtype is torch.float16
     assert torch.isfinite(weight).all()
     again = quantizer.dequantize(quantizer.codes_of(weight, qparams), qparams)

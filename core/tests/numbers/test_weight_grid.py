@@ -72,7 +72,7 @@ def test_weights_are_exactly_the_values_of_their_codes(scheme: str) -> None:
     grid, quantizer = grid_of(spec), quantizer_for(spec, activation=False)
     wt = transposed(weights())
     scales = grid.fixed or grid.scales(wt)
-    for values, qparams in grid.weights(grid.round_(wt.clone(), grid.with_subscales(wt, scales)), scales):
+    for values, qparams, _ in grid.weights(grid.round_(wt.clone(), grid.with_subscales(wt, scales)), scales):
         assert torch.equal(values, quantizer.dequantize(quantizer.codes_of(values, qparams), qparams))
 
 
@@ -105,7 +105,7 @@ def test_scales_of_some_rows_are_those_of_the_whole(scheme: str) -> None:
     wt = transposed(weights())
     if grid.fixed is None:
         part = slice(40, 60)
-        assert torch.equal(grid.scales(wt[:, part].contiguous(), part).scale, grid.scales(wt).scale[:, part])
+        assert torch.equal(grid.of_rows(part).scales(wt[:, part].contiguous()).scale, grid.scales(wt).scale[:, part])
 
 
 @pytest.mark.parametrize("scheme", ["int4_fp8", "nvfp4", "int4_wo_32", "int4_wo_per_channel"])
@@ -180,15 +180,6 @@ def test_the_gap_of_a_format_of_few_values(top: int, wanted: float) -> None:
     grid = grid_of(quark.schemes().load_config("int4_wo_32")().weight)
     grid._element_format = Few(name="few", bits=4, signed=True, storage_dtype=torch.int8, packing=sound.packing)
     assert grid.gap == wanted
-
-
-@pytest.mark.parametrize(
-    ("scheme", "free"),
-    [("int4_wo_32", True), ("mxfp4", True), ("uint4_wo_32", False), ("mx6", False), ("mx9", False), ("fp8", False)],
-)
-def test_scales_may_be_chosen_where_nothing_else_depends_on_them(scheme: str, free: bool) -> None:
-    """Zero points, subscales, and other rows of the same scale each forbid it."""
-    assert grid_of(quark.schemes().load_config(scheme)().weight).can_be_refitted is free
 
 
 def test_channels_with_scales_of_their_own_are_rounded_by_them_from_the_first_on() -> None:

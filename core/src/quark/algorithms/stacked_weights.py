@@ -60,7 +60,7 @@ class StackedWeights:
             qt: ``Qᵀ [K, N]``, values of the grid.
             scales: Of all groups.
         """
-        for layer, (values, qparams, codes) in zip(self._layers.values(), grid.coded_weights(qt, scales, self._dtype), strict=True):
+        for layer, (values, qparams, codes) in zip(self._layers.values(), grid.weights(qt, scales, self._dtype), strict=True):
             weight_quantizer(layer).set_qparams(qparams, codes=codes)
             layer.weight = nn.Parameter(values, requires_grad=False)
 

@@ -22,10 +22,8 @@ from quark.numbers.observer import Observer
 from quark.numbers.tensor_quantizer import TensorQuantizer
 from quark.numbers.tiles import cast_finite
 
-__all__ = ["ALL", "GroupScales", "WeightGrid"]
+__all__ = ["GroupScales", "WeightGrid"]
 
-ALL = slice(None)
-"""All rows of the stacked layers."""
 _PROBES = 4097
 """Values between the largest and its negative that `WeightGrid.gap` rounds: enough to tell neighbours of
 formats up to 12 bits apart.
@@ -80,22 +78,17 @@ class WeightGrid:
         part._outer = None if self._outer is None else self._outer[rows]
         return part
 
-    def scales(self, w: Tensor, rows: slice = ALL) -> GroupScales:
-        """Return the scales of ``w [m · group, n]`` by its own ranges, as in round-to-nearest.
+    def scales(self, w: Tensor) -> GroupScales:
+        """Return the scales of ``w [m · group, N]`` by its own ranges, as in round-to-nearest."""
+        return self._scales_from_ranges(*self.ranges(w), observed=True)
 
-        ``rows`` are the places of the n rows in the stack.
-        """
-        low, high = self.ranges(w, rows)
-        return self._scales_from_ranges(low, high, rows, observed=True)
+    def scales_of_ranges(self, low: Tensor, high: Tensor) -> GroupScales:
+        """Return scales of ranges ``[m, N]`` that a search chose, as the spec stores them."""
+        return self._scales_from_ranges(low, high, observed=False)
 
-    def scales_of_ranges(self, low: Tensor, high: Tensor, rows: slice = ALL) -> GroupScales:
-        """Return scales of ranges ``[m, n]`` that a search chose, as the spec stores them."""
-        return self._scales_from_ranges(low, high, rows, observed=False)
-
-    def _scales_from_ranges(self, low: Tensor, high: Tensor, rows: slice, *, observed: bool) -> GroupScales:
-        outer = None if self._outer is None else self._outer[rows]
-        qparams = self._quantizers[0].scales_from_ranges(low, high, outer, observed=observed)
-        return self._group_scales(qparams.scale, qparams.zero_point, outer)
+    def _scales_from_ranges(self, low: Tensor, high: Tensor, *, observed: bool) -> GroupScales:
+        qparams = self._quantizers[0].scales_from_ranges(low, high, self._outer, observed=observed)
+        return self._group_scales(qparams.scale, qparams.zero_point, self._outer)
 
     def with_subscales(self, w: Tensor, scales: GroupScales) -> GroupScales:
         """Return scales with the subscales of a microexponent format, chosen from ``w [m · group, N]``.
@@ -169,18 +162,13 @@ class WeightGrid:
             qparams.append(QParams(reduce_scale(scales.stored[:, rows].t(), shape).contiguous(), zero, outer))
         return qparams
 
-    def weights(self, qt: Tensor, scales: GroupScales, dtype: torch.dtype = torch.float32) -> list[tuple[Tensor, QParams]]:
-        """Return the weight ``[rows, K]`` and the scales of each layer from values on the grid ``[K, N]``.
+    def weights(self, qt: Tensor, scales: GroupScales, dtype: torch.dtype = torch.float32) -> list[tuple[Tensor, QParams, Tensor | None]]:
+        """Return the weight, the scales and the codes of each layer from values on the grid ``[K, N]``.
 
-        Weights are exactly the values of `dequantize`.
-
-        Weights are in ``dtype``. A value beyond the range of ``dtype`` becomes the nearest value of the grid
-        that ``dtype`` has, or its largest.
+        Weights ``[rows, K]`` are exactly the values of `dequantize`, in ``dtype``. A value beyond the range
+        of ``dtype`` becomes the nearest value of the grid that ``dtype`` has, or its largest. Codes are None
+        if rounding has found none.
         """
-        return [(values, qparams) for values, qparams, _ in self.coded_weights(qt, scales, dtype)]
-
-    def coded_weights(self, qt: Tensor, scales: GroupScales, dtype: torch.dtype) -> list[tuple[Tensor, QParams, Tensor | None]]:
-        """Return `weights`, each with the codes that rounding has found; None if it has found none."""
         layers = []
         limit = torch.finfo(dtype).max
         low, high = numbers(*torch.aminmax(qt))
@@ -218,14 +206,6 @@ class WeightGrid:
         largest = float(self._element_format.round_(torch.tensor([-far, far], dtype=torch.float32)).abs().max())
         below = self._element_format.round_(torch.linspace(-largest, largest, _PROBES, dtype=torch.float32)).abs()
         return largest / max(below[(below > 0) & (below < largest)].tolist(), default=largest)
-
-    @property
-    def can_be_refitted(self) -> bool:
-        """Whether scales may be chosen freely.
-
-        Each then belongs to one group of one row, without zero points and subscales.
-        """
-        return self.fixed is None and self._level.spec.symmetric is not False and not self.has_subscales
 
     def _outer_scales(self, weight: Tensor, common: Observer | None) -> list[Tensor] | None:
         """Return the outer scale of each layer, ``[]`` or ``[rows]``; None where the quantizers have none."""
@@ -287,8 +267,8 @@ class WeightGrid:
         expand = self._level.granularity.expand_scale
         return torch.cat([expand(x, (rows, self.columns)).t() for x, rows in zip(parts, self._rows, strict=True)], 1).contiguous()
 
-    def ranges(self, w: Tensor, rows: slice = ALL) -> tuple[Tensor, Tensor]:
-        """Return low and high ``[m, n]`` of the groups of ``w [m · group, n]``, by the spec's observer."""
+    def ranges(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        """Return low and high ``[m, N]`` of the groups of ``w [m · group, N]``, by the spec's observer."""
         groups = w.reshape(-1, self.group, w.shape[1])
         if self._level.observer_class.is_extremes:
             if self._level.spec.symmetric is not False:
@@ -296,7 +276,7 @@ class WeightGrid:
                 return -high, high
             return groups.amin(1), groups.amax(1)
         observer = self._level.observer_class(self._level.spec, PerGroup(self.group))
-        outer = 1 if self._outer is None else self._outer[rows]
+        outer = 1 if self._outer is None else self._outer
         observer.observe((w / outer).t())
         low, high = (x.reshape(w.shape[1], -1).t() * outer for x in observer.range())
         return low.contiguous(), high.contiguous()

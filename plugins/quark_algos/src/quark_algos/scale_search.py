@@ -144,11 +144,12 @@ def _search_rows(
 
     First by the best of ``factors``, then by others near it unless scales are powers of two.
     """
-    low, high = grid.ranges(w, rows)
+    grid = grid.of_rows(rows)
+    low, high = grid.ranges(w)
     scratch = torch.empty_like(w)
 
     def scales_of(factor: Tensor) -> GroupScales:
-        return grid.scales_of_ranges(low * factor, high * factor, rows)
+        return grid.scales_of_ranges(low * factor, high * factor)
 
     best = _Best(lambda factor: _loss(w, grid, scales_of(factor), moments, scratch), low)
     for factor in factors:

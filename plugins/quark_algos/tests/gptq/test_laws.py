@@ -190,7 +190,7 @@ def test_scales_that_span_rows_are_searched_by_the_errors_of_all_that_they_span(
     for number in range(int(grid.spans.max()) + 1):
         assert len(found.scale[grid.spans == number].unique()) == 1, "what shared a scale shares it still"
     quantizer = quantizer_for(spec, activation=False)
-    ((values, qparams),) = grid.weights(grid.round_(wt.clone(), found), found)
+    ((values, qparams, _),) = grid.weights(grid.round_(wt.clone(), found), found)
     assert torch.equal(quantizer.fake_quantize(values, qparams), values)
 
 

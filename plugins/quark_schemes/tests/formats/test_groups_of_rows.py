@@ -52,7 +52,7 @@ def test_the_grid_of_algorithms_has_the_same_scales(name: str) -> None:
     x = torch.randn(64, 24, generator=torch.Generator().manual_seed(1))
     grid = WeightGrid([quantizer], [64], x.t().contiguous())
     assert grid.fixed is not None
-    ((values, qparams),) = grid.weights(grid.round_(x.t().contiguous(), grid.fixed), grid.fixed)
+    ((values, qparams, _),) = grid.weights(grid.round_(x.t().contiguous(), grid.fixed), grid.fixed)
     expected, scales = quantizer.round_to_nearest(x)
     assert torch.equal(values, expected)
     assert torch.equal(qparams.scale, scales.scale)
