@@ -23,7 +23,7 @@ _RELATIVE = re.compile(r"^\s*from\s+\.(?:(\w+)|\s+import\s+\(?([\w ,]+))", re.MU
 def code_files(file: Path) -> list[str]:
     """Return the names of the Python files that ``auto_map`` of a config.json or tokenizer_config.json names.
 
-    None without that key.
+    Empty without that key.
     """
     data = read_json(file) if file.is_file() else None
     auto_map = data.get("auto_map") if isinstance(data, dict) else None
@@ -57,7 +57,7 @@ def code_of(directory: Path) -> list[str]:
 def sentence_modules(directory: Path) -> list[tuple[str, str]]:
     """Return folder and class of each part of a model of sentence-transformers, from its modules.json.
 
-    The folder of the model itself is ``""``. None without that file, or if it is damaged: it is only copied.
+    The folder of the model itself is ``""``. Empty without that file, or if it is damaged: it is only copied.
     """
     try:
         parts = json.loads(bounded_bytes(directory / "modules.json")) if (directory / "modules.json").is_file() else []

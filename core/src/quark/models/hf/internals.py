@@ -2,7 +2,8 @@
 
 `core/tests/models/hf/test_internals.py` has a test for each.
 
-Other uses lie where what they belong to is: names of stored tensors in `quark.models.hf.stored_tensors`.
+Two other modules use such names: `quark.models.hf.stored_tensors` those of stored tensors, and
+`quark.models.hf.weight_converters` converters.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ __all__ = [
 def model_classes(auto: Any, config: Any) -> tuple[type[nn.Module], ...]:
     """Return the model classes that an Auto class has for a config.
 
-    None where it does not know the config.
+    Empty if it does not know the config.
     """
     mapping = auto._model_mapping
     if type(config) not in mapping:
@@ -149,7 +150,7 @@ def set_source(config: Any, source: str) -> None:
 def tied_on_loading(model: Any) -> dict[str, str]:
     """Return the full names of the tensors that the loader ties, each with that of the tensor it is tied to.
 
-    None if transformers does not load the model.
+    Empty if transformers does not load the model.
     """
     return dict(getattr(model, "all_tied_weights_keys", None) or {})
 

@@ -42,7 +42,7 @@ def architecture_of(model: nn.Module) -> Architecture | None:
 def weight_converters_of(model: nn.Module) -> list[Any]:
     """Return the weight converters (`quark.models.hf.weight_converters`) of the template of ``model``.
 
-    None where it has no template.
+    Empty if it has no template.
     """
     name = model_type_of(getattr(model, "config", None))
     try:

@@ -1,9 +1,9 @@
 """One kernel that rounds a tensor with its scales, or with scales that it finds, or reads codes: in one pass.
 
-The elements that share a scale lie in runs (`quark.numbers.Runs`). A program takes a tile of several short
-runs, or a part of a long one: loads and stores are of consecutive addresses, and a scale is loaded once for
-each run of a tile. Scales are found in the same pass where a run fits into a tile and no other run has its
-scale.
+The elements that share a scale lie in runs (`quark.numbers.kernels.Runs`). A program takes a tile of several
+short runs, or a part of a long one: loads and stores are of consecutive addresses, and a scale is loaded once
+for each run of a tile. Scales are found in the same pass where a run fits into a tile and no other run has
+its scale.
 """
 
 from __future__ import annotations
