@@ -1,7 +1,15 @@
 """The base classes of algorithms, Transform, Rounding and Tuning; statistics; round-to-nearest."""
 
-from quark.algorithms.rounding import HeldOut, Metrics, Rounding, RoundingTask, RoundToNearest
-from quark.algorithms.stacked_weights import StackedWeights, float_weight, weight_quantizer
+from quark.algorithms.rounding import (
+    HeldOut,
+    Metrics,
+    Rounding,
+    RoundingTask,
+    RoundToNearest,
+    StackedWeights,
+    float_weight,
+    weight_quantizer,
+)
 from quark.algorithms.statistics import AbsMax, AbsMean, CrossMoment, Hessian, Hessian64, OutputMoment, Statistic
 from quark.algorithms.transform import BlockContext, ResolvedSettings, Transform, TransformRun, input_is_transformed
 from quark.algorithms.tuning import RoundedBlock, Sample, Tuning

@@ -10,14 +10,25 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms.stacked_weights import StackedWeights, float_weight, weight_quantizer
 from quark.algorithms.statistics import Statistic
 from quark.base.parallel import SMALL, parallel_map, row_slices
 from quark.base.ranks import ALONE, Ranks
-from quark.models.layers import QuantizedLayer
-from quark.numbers import Observer
+from quark.errors import ConfigError
+from quark.models.layers import QuantizedLayer, QuantizerModule
+from quark.numbers import GroupScales, Observer, RoundedGrid, WeightGrid
 
-__all__ = ["HeldOut", "Metrics", "RoundToNearest", "Rounding", "RoundingTask", "S", "find_nearest_scales"]
+__all__ = [
+    "HeldOut",
+    "Metrics",
+    "RoundToNearest",
+    "Rounding",
+    "RoundingTask",
+    "S",
+    "StackedWeights",
+    "find_nearest_scales",
+    "float_weight",
+    "weight_quantizer",
+]
 
 S = TypeVar("S", bound=Statistic)
 T = TypeVar("T")
@@ -127,6 +138,77 @@ class RoundingTask:
         slices = row_slices(rows, 1, most)
         parts = self.ranks.gather(list(map(work, slices[self.ranks.part(len(slices))])))
         return [result for part in parts for result in part]
+
+
+class StackedWeights:
+    """The weights of layers that are rounded together, as one matrix.
+
+    Args:
+        layers: By full name, with the float weights; all weights have one spec and the same number of input
+            channels.
+        shares_scale: Whether the layers get one common scale over the whole tensor.
+
+    Attributes:
+        wt: ``Wᵀ [K, N]``, float32, contiguous: an input channel is a row. A copy, which the algorithm may
+            change.
+        rows: How many of the N output channels each layer has.
+    """
+
+    def __init__(self, layers: Mapping[str, QuantizedLayer], *, shares_scale: bool = False) -> None:
+        self._layers = layers
+        self._shares_scale = shares_scale
+        weights = [float_weight(layer) for layer in layers.values()]
+        self._dtype = weights[0].dtype
+        self.wt = torch.cat(weights).t().float().contiguous()  # [K, N]
+        self.rows = [weight.shape[0] for weight in weights]
+
+    def grid(self) -> WeightGrid:
+        """Return the `WeightGrid` of the weights.
+
+        Scales that span rows or layers are those of `wt` as it is now, changes included.
+        """
+        quantizers = [weight_quantizer(layer).quantizer for layer in self._layers.values()]
+        return WeightGrid(quantizers, self.rows, self.wt, shared=self._shares_scale)
+
+    def rounded_grid(self) -> RoundedGrid:
+        """Return the grid of weights that are rounded already, with the scales that the layers have."""
+        modules = [weight_quantizer(layer) for layer in self._layers.values()]
+        qparams = [module.qparams for module in modules]
+        if any(q is None for q in qparams):
+            raise ConfigError(f"the weights of {', '.join(self._layers)} are not rounded yet: use grid()")
+        return RoundedGrid([module.quantizer for module in modules], self.rows, self.wt, qparams)  # type: ignore[arg-type]
+
+    def keep(self, grid: WeightGrid, qt: Tensor, scales: GroupScales) -> None:
+        """Give the layers their rounded weights and their scales, and their codes where these are known.
+
+        Args:
+            grid: As `grid` returned it.
+            qt: ``Qᵀ [K, N]``, values of the grid.
+            scales: Of all groups.
+        """
+        for layer, (values, qparams, codes) in zip(self._layers.values(), grid.weights(qt, scales, self._dtype), strict=True):
+            weight_quantizer(layer).set_qparams(qparams, codes=codes)
+            layer.weight = nn.Parameter(values, requires_grad=False)
+
+    def by_layer(self, per_row: Tensor) -> dict[str, Tensor]:
+        """Return the part of each layer, by full name, of values ``[N]`` for all output channels."""
+        return dict(zip(self._layers, per_row.split(self.rows), strict=True))
+
+
+def weight_quantizer(layer: QuantizedLayer) -> QuantizerModule:
+    """Return the weight quantizer of a layer.
+
+    Raises:
+        ConfigError: The layer has none.
+    """
+    if layer.weight_quantizer is None:
+        raise ConfigError("a layer without a weight quantizer cannot be rounded")
+    return layer.weight_quantizer
+
+
+def float_weight(layer: QuantizedLayer) -> Tensor:
+    """Return the weight of a layer that has not been rounded yet."""
+    return layer.weight.data  # type: ignore[return-value]
 
 
 class Rounding(ABC):

@@ -14,8 +14,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms.rounding import Metrics
-from quark.algorithms.stacked_weights import StackedWeights
+from quark.algorithms.rounding import Metrics, StackedWeights
 from quark.algorithms.validation import channel_factors
 from quark.models.layers import QuantizedLayer
 

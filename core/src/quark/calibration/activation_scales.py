@@ -21,18 +21,19 @@ from quark.base.log import get_logger
 from quark.base.names import folded
 from quark.base.ranks import ALONE, Ranks
 from quark.calibration.attention import attention_quantizers, calibrating
-from quark.calibration.observation import Observation, is_counted
+from quark.calibration.forwards import is_counted
 from quark.config.architecture import Architecture
 from quark.config.model import QConfig
 from quark.config.slot import Slot
+from quark.errors import CalibrationError, NonFiniteError
 from quark.models.layers import QuantizedLayer, QuantizerModule
-from quark.models.layers.attention import QUERY
+from quark.models.layers.attention import KEY, PROBABILITIES, QUERY, VALUE
 from quark.models.plan.attention import AttentionRow
 from quark.models.plan.kv_scales import kv_scale_groups, merge_kv_scales
 from quark.models.plan.mixtures import ExpertNames
 from quark.numbers import Observer, QParams
 
-__all__ = ["INPUT", "OUTPUT", "ActivationScales", "Key"]
+__all__ = ["INPUT", "OUTPUT", "ActivationScales", "Key", "Observation"]
 
 INPUT, OUTPUT = Slot.input_tensors, Slot.output_tensors
 
@@ -40,6 +41,77 @@ Key = tuple[str, str]
 """An activation: full name of a layer and `INPUT` or `OUTPUT`, or of an attention module and one of its
 attributes.
 """
+
+
+_NAMES = {
+    "input_tensors": "input of '{}'",
+    "output_tensors": "output of '{}'",
+    PROBABILITIES: "attention probabilities of '{}'",
+    QUERY: "queries of '{}' after the rotary embedding",
+    KEY: "keys of '{}' after the rotary embedding",
+    VALUE: "values of '{}'",
+}
+
+
+@attrs.define(eq=False)
+class Observation:
+    """The observer of one activation during calibration.
+
+    Attributes:
+        owner: Full name of a layer, or of an attention module.
+        slot: ``input_tensors`` or ``output_tensors`` of a layer, or an attribute of an attention module
+            (`quark.models.layers.attention`).
+        module: Its quantizer, which gets the scales.
+        observer: Collects its range.
+    """
+
+    owner: str
+    slot: str
+    module: QuantizerModule
+    observer: Observer
+
+    @property
+    def tensor(self) -> str:
+        """The activation's name in messages, such as ``input of 'layers.0.up_proj'``."""
+        return _NAMES[self.slot].format(self.owner)
+
+    @property
+    def has_seen(self) -> bool:
+        """Whether any tensor was observed."""
+        try:
+            self.observer.range()
+        except CalibrationError:
+            return False
+        return True
+
+    @property
+    def has_one_scale(self) -> bool:
+        """Whether the activation has one scale, and not one per channel or block."""
+        return self.module.quantizer.empty_qparams((1, 1), "meta").scale.ndim == 0
+
+    def renew(self) -> None:
+        """Forget the observations."""
+        self.observer = self.module.quantizer.observer()
+
+    def qparams(self) -> QParams:
+        """Return the scales for the observed range.
+
+        Raises:
+            NonFiniteError: NaN or Inf was observed.
+            CalibrationError: Nothing was observed.
+        """
+        try:
+            low, high = self.observer.range()
+        except CalibrationError as error:
+            fix = "Give data that uses it" + (", or exclude it" if self.slot == "input_tensors" else "")
+            raise CalibrationError(f"no calibration batch reached '{self.owner}': its static scale is not known. {fix}") from error
+        if not bool(torch.isfinite(low).all() & torch.isfinite(high).all()):
+            raise NonFiniteError(
+                f"the {self.tensor} holds NaN or Inf during calibration: the model overflows there (float16?), or weights or data are bad. "
+                "Layers of earlier blocks are quantized already: load the model again before the next attempt",
+                tensor=self.tensor,
+            )
+        return self.module.quantizer.qparams_from(self.observer)
 
 
 class ActivationScales:

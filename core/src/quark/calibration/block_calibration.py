@@ -20,7 +20,7 @@ from quark.calibration.lockstep import BlockRun
 from quark.calibration.phases import PhaseClock
 from quark.calibration.plugin_checks import CheckedRounding
 from quark.calibration.report import CalibrationReport
-from quark.calibration.rounding_tasks import rounding_tasks
+from quark.calibration.round_to_nearest import rounding_tasks
 from quark.models.layers import QuantizedLayer
 from quark.models.layers.experts import SeparateExperts
 from quark.models.plan.decoder_blocks import Block

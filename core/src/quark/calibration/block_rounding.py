@@ -25,7 +25,7 @@ from quark.calibration.block_calibration import BlockCalibration
 from quark.calibration.forwards import Forward, current_forward, replaced_forward
 from quark.calibration.input_statistics import Collector
 from quark.calibration.pause_points import PausePoint, PooledExperts, pooled_experts
-from quark.calibration.rounding_tasks import round_to_nearest
+from quark.calibration.round_to_nearest import round_to_nearest
 from quark.calibration.rounding_validation import round_validated
 
 __all__ = ["BlockRounding"]

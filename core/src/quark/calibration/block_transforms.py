@@ -17,10 +17,9 @@ from quark.algorithms import BlockContext, Metrics, OutputError, Statistic
 from quark.calibration.forwards import Forward, current_forward, replaced_forward
 from quark.calibration.input_groups import InputGroups, common_groups
 from quark.calibration.lockstep import BlockRun, EndOfBlock
-from quark.calibration.module_state import state_of
-from quark.calibration.output_error import as_rounded, configs_of, tensor_of
 from quark.calibration.pause_points import tokens_of
-from quark.calibration.plugin_checks import StartedTransform
+from quark.calibration.plugin_checks import StartedTransform, state_of
+from quark.calibration.round_to_nearest import as_rounded, configs_of, tensor_of
 from quark.calibration.sample_grid import Sums
 from quark.config.architecture import Architecture
 from quark.models.plan.decoder_blocks import Block

@@ -17,8 +17,8 @@ from quark.algorithms import OutputError, RoundedBlock, Sample, Tuning, validate
 from quark.calibration.forwards import Forward
 from quark.calibration.held_out import held_out_ends
 from quark.calibration.lockstep import BlockRun
-from quark.calibration.output_error import tensor_of
 from quark.calibration.phases import PhaseClock
+from quark.calibration.round_to_nearest import tensor_of
 from quark.models.layers import QuantizedLayer
 from quark.models.layers.quantized_layers import linear_weight
 from quark.models.plan.decoder_blocks import Block

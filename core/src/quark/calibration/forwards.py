@@ -6,8 +6,8 @@ A function that lets forwards run is decorated with `conducts_forwards`. `replac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
 from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar, cast
@@ -17,7 +17,7 @@ from torch import nn
 
 from quark.calibration.batches import Call
 
-__all__ = ["Forward", "conducts_forwards", "current_forward", "replaced_forward", "without_cache"]
+__all__ = ["Forward", "conducts_forwards", "counting", "current_forward", "is_counted", "replaced_forward", "without_cache"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -138,3 +138,30 @@ def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator
         del module.forward
         if own is not None:
             module.forward = own
+
+
+def is_counted() -> bool:
+    """Return whether tokens of the current forward count.
+
+    Those of the float model and of a rehearsal, which is repeated, do not.
+    """
+    forward = current_forward()
+    return forward is None or not (forward.is_float or forward.rehearsal is not None)
+
+
+@contextmanager
+def counting(model: nn.Module, names: Iterable[str]) -> Iterator[dict[str, int]]:
+    """Count the tokens that reach each of these layers while the body runs."""
+    tokens = dict.fromkeys(names, 0)
+
+    def see(name: str) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+            if is_counted():
+                tokens[name] += args[0].numel() // args[0].shape[-1]
+
+        return hook
+
+    with ExitStack() as stack:
+        for name in tokens:
+            stack.callback(model.get_submodule(name).register_forward_pre_hook(see(name)).remove)
+        yield tokens

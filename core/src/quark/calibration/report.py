@@ -47,7 +47,7 @@ class CalibrationReport:
         histograms: Of the worst layers; likewise.
         blocks: Of each block: ``seconds`` by phase (`quark.calibration.phases.PHASES`), ``bytes`` of its
             tensors, ``flops`` of forwards and statistics, and ``hidden``, the error of its hidden states
-            where two streams ran (`quark.calibration.depth.depth_figures`).
+            where two streams ran (`quark.calibration.model_error.depth_figures`).
         seconds: Of the whole run by phase.
     """
 

@@ -21,9 +21,9 @@ from quark.calibration.batches import Call
 from quark.calibration.block_transforms import BlockTransforms
 from quark.calibration.forwards import Forward, conducts_forwards, without_cache
 from quark.calibration.lockstep import BlockRun, LockStep
-from quark.calibration.output_error import as_rounded, configs_of, tensor_of
 from quark.calibration.pause_points import tokens_of
 from quark.calibration.plugin_checks import StartedTransform
+from quark.calibration.round_to_nearest import as_rounded, configs_of, tensor_of
 from quark.config.algorithm import AlgoConfig
 from quark.models.plan.decoder_blocks import Block, decoder_blocks
 from quark.models.plan.family import text_config
@@ -106,7 +106,7 @@ def validate_transforms(
             where the model has them.
         ranks: Share the samples, and come to the same result.
         compensated: Whether the rounding of the run compensates its errors; see
-            `quark.calibration.output_error.as_rounded`.
+            `quark.calibration.round_to_nearest.as_rounded`.
     """
     to_validate = {name: t for name, t in transforms.items() if t.is_validated}
     if not to_validate or not data:

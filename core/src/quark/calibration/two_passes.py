@@ -24,7 +24,7 @@ from quark.calibration.block_calibration import BlockCalibration
 from quark.calibration.forwards import Forward, current_forward, replaced_forward
 from quark.calibration.input_groups import common_groups
 from quark.calibration.input_statistics import Collector
-from quark.calibration.rounding_tasks import round_to_nearest
+from quark.calibration.round_to_nearest import round_to_nearest
 from quark.calibration.rounding_validation import round_validated
 from quark.models.layers import QuantizedLayer
 

@@ -18,12 +18,11 @@ from quark.calibration.block_rounding import BlockRounding
 from quark.calibration.block_transforms import BlockTransforms
 from quark.calibration.block_tuning import BlockTuning
 from quark.calibration.figures import InputSample
-from quark.calibration.forwards import conducts_forwards, without_cache
+from quark.calibration.forwards import conducts_forwards, counting, without_cache
 from quark.calibration.lockstep import BlockRun, LockStep
 from quark.calibration.model_error import ModelError
-from quark.calibration.observation import counting
 from quark.calibration.report import CalibrationReport
-from quark.calibration.rounding_tasks import round_to_nearest, rounding_tasks
+from quark.calibration.round_to_nearest import round_to_nearest, rounding_tasks
 from quark.calibration.rounding_validation import round_validated
 from quark.calibration.two_passes import TwoPasses
 from quark.errors import CheckpointError

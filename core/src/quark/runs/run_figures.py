@@ -9,10 +9,9 @@ from typing import Any
 import attrs
 from torch import nn
 
-from quark.calibration.depth import DepthError
 from quark.calibration.figures import InputSample, LayerFigures
 from quark.calibration.lockstep import BlockRun
-from quark.calibration.model_error import ModelError
+from quark.calibration.model_error import DepthError, ModelError
 from quark.calibration.phases import PhaseClock
 from quark.calibration.plugin_checks import StartedTransform
 from quark.calibration.report import CalibrationReport

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from quark.algorithms import OutputError
 from quark.calibration.batches import Call
-from quark.calibration.depth import DEPTH_CALLS, depth_figures
 from quark.calibration.forwards import conducts_forwards, current_forward, without_cache
 from quark.calibration.lockstep import LockStep
-from quark.calibration.output_error import tensor_of
+from quark.calibration.model_error import DEPTH_CALLS, depth_figures
+from quark.calibration.round_to_nearest import tensor_of
 from quark.models.plan.decoder_blocks import Block, decoder_blocks
 from quark.models.plan.family import architecture_of
 from quark.runs.source import BlockSource

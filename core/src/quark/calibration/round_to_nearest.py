@@ -1,7 +1,4 @@
-"""The output of a block with its layers rounded to nearest.
-
-Rounded copies replace the layers for the time of a forward.
-"""
+"""Round-to-nearest of layers, and of copies that stand in for them; which layers are one rounding task."""
 
 from __future__ import annotations
 
@@ -11,14 +8,62 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from quark.algorithms import RoundToNearest
+from quark.algorithms import HeldOut, RoundingTask, RoundToNearest, Statistic
+from quark.base.ranks import ALONE, Ranks
 from quark.calibration.forwards import replaced_forward
-from quark.calibration.rounding_tasks import rounding_tasks
 from quark.config.layer import QLayerConfig
 from quark.models.layers import QuantizedLayer, quantized_class
 from quark.models.plan.plan_row import PlanRow
 
-__all__ = ["as_rounded", "configs_of", "tensor_of"]
+__all__ = ["as_rounded", "configs_of", "round_to_nearest", "rounding_tasks", "tensor_of"]
+
+
+def rounding_tasks(
+    layers: Mapping[str, QuantizedLayer],
+    siblings: Sequence[Sequence[str]],
+    statistics: Mapping[type[Statistic], Statistic] | None = None,
+    held_out: HeldOut | None = None,
+    ranks: Ranks = ALONE,
+) -> list[RoundingTask]:
+    """Return the rounding tasks of layers: one for each spec, dtype and shared scale.
+
+    Args:
+        layers: By full name; those without a weight quantizer, or with codes already, are left out. With
+            statistics, all have one input.
+        siblings: Suffixes of layers that share one scale over the whole tensor.
+        statistics: Of the layers' input.
+        held_out: Tokens of that input which no statistic has seen.
+        ranks: Those that have the same tasks.
+    """
+    remaining = {name: layer for name, layer in layers.items() if (q := layer.weight_quantizer) is not None and q.codes is None}
+    tasks: list[RoundingTask] = []
+    for suffixes in siblings:
+        for name in [n for n in remaining if n.rsplit(".", 1)[-1] == suffixes[0]]:
+            parent = name.removesuffix(suffixes[0])
+            members = [parent + s for s in suffixes]
+            if all(m in remaining and _has_tensor_scale(remaining[m]) for m in members):
+                stack = {m: remaining.pop(m) for m in members}
+                tasks.append(RoundingTask(stack, statistics or {}, shares_scale=True, held_out=held_out, ranks=ranks))
+    alike: dict[object, dict[str, QuantizedLayer]] = {}
+    for name, layer in remaining.items():
+        assert layer.weight_quantizer is not None
+        alike.setdefault((layer.weight_quantizer.quantizer, layer.weight.dtype, type(layer)), {})[name] = layer
+    return [*tasks, *(RoundingTask(members, statistics or {}, held_out=held_out, ranks=ranks) for members in alike.values())]
+
+
+def _has_tensor_scale(layer: QuantizedLayer) -> bool:
+    return layer.weight_quantizer is not None and layer.weight_quantizer.quantizer.has_tensor_scale
+
+
+def round_to_nearest(layers: Mapping[str, QuantizedLayer], siblings: Sequence[Sequence[str]], *, defers: bool = False) -> set[str]:
+    """Round the weights of layers to nearest, siblings with one scale; return the layers' names.
+
+    ``defers`` is as of `quark.algorithms.RoundToNearest`.
+    """
+    nearest = RoundToNearest(defers=defers)
+    for task in rounding_tasks(layers, siblings):
+        nearest.round(task)
+    return set(layers)
 
 
 def configs_of(block: str, rows: Sequence[PlanRow]) -> dict[str, QLayerConfig]:

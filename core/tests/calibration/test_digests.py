@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from quark.calibration.module_state import digests_of, state_of
+from quark.calibration.plugin_checks import digests_of, state_of
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.uint8)
 
