@@ -21,7 +21,7 @@ from benchmarks.results import Measurement
 from quark.numbers import WeightGrid, quantizer_for
 from quark.numbers.kernels import uses_kernels
 from quark_algos.gptq.damping import factor
-from quark_algos.gptq.ldlq import ldlq
+from quark_algos.gptq.gptq import ldlq
 from quark_schemes.arithmetic.packing import pack_nibbles, pack_nibbles_across, unpack_nibbles, unpack_nibbles_across
 
 SCHEMES = ("int4_wo_32", "int4_wo_128", "uint4_wo_128", "mxfp4", "mxfp6_e3m2", "nvfp4", "fp8", "ptpc_fp8", "int8")

@@ -27,7 +27,7 @@ from triton.runtime.jit import JITFunction
 import quark
 from quark.numbers import QParams, WeightGrid, quantizer_for
 from quark_algos.gptq.damping import factor
-from quark_algos.gptq.ldlq import ldlq
+from quark_algos.gptq.gptq import ldlq
 from quark_schemes.arithmetic.packing import pack_nibbles, pack_nibbles_across, pack_two, unpack_bits, unpack_nibbles, unpack_nibbles_across
 from tests.kit.kernel_specs import CASES
 

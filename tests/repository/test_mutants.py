@@ -255,4 +255,4 @@ def test_test_files_mirror_sources_by_name_and_place() -> None:
     assert not drawn.mirrors("core/tests/runs/graph/test_identity.py", source)
     assert not drawn.mirrors("plugins/quark_algos/tests/runs/test_identity.py", source)
     assert drawn.mirrors("core/tests/test_quark.py", "core/src/quark/__init__.py")
-    assert drawn.mirrors("plugins/quark_algos/tests/gptq/test_ldlq.py", "plugins/quark_algos/src/quark_algos/gptq/ldlq.py")
+    assert drawn.mirrors("plugins/quark_algos/tests/gptq/test_gptq.py", "plugins/quark_algos/src/quark_algos/gptq/gptq.py")

@@ -98,7 +98,7 @@ class WithoutLargeCodes(Rounding):
 
 
 def test_an_algorithm_that_does_harm_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    from quark_algos.gptq.rounding import ColumnRounding
+    from quark_algos.gptq.gptq import ColumnRounding
 
     harmful = WithoutLargeCodes()
     monkeypatch.setattr(ColumnRounding, "round", lambda self, task: harmful.round(task))

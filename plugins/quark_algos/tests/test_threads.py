@@ -11,14 +11,14 @@ from torch import Tensor
 import quark
 import quark.numbers.single_level
 import quark.numbers.tiles
-import quark_algos.gptq.ldlq
+import quark_algos.gptq.gptq
 import quark_algos.scale_search
 from quark.algorithms import CrossMoment, Hessian
 from quark.numbers import TensorQuantizer, WeightGrid, quantizer_for
 from quark_algos.equalization.candidates import Quadratic
 from quark_algos.equalization.search import Part, awq
 from quark_algos.gptq.damping import factor
-from quark_algos.gptq.ldlq import ldlq, ldlq_by_rows
+from quark_algos.gptq.gptq import ldlq, ldlq_by_rows
 from quark_algos.scale_search import group_moments, search
 
 K, N = 256, 128
@@ -68,7 +68,7 @@ def test_scales_that_are_searched(scheme: str, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_codes_of_columns_that_are_swept_over_by_rows(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quark_algos.gptq.ldlq, "SLICE", 50)
+    monkeypatch.setattr(quark_algos.gptq.gptq, "SLICE", 50)
     wt, x = weight(), inputs()
     grid = WeightGrid([quantizer_of(scheme)], [N], wt)
     each = grid.with_subscales(wt, grid.fixed or grid.scales(wt))

@@ -66,7 +66,7 @@ def _rounding(name: str, processor: str, settings: str, summary: str) -> Algorit
         config=f"quark_algos.gptq.config:{settings}",
         documented=f"quark.torch.algorithm.{name}.{name}:{processor}",
         kind="rounding",
-        processor="quark_algos.gptq.rounding:ColumnRounding",
+        processor="quark_algos.gptq.gptq:ColumnRounding",
     )
 
 

@@ -18,7 +18,7 @@ from quark.config.enums import Dtype
 from quark.config.tensor import QTensorConfig
 from quark.numbers import GroupScales
 from quark_algos.gptq.damping import Factor, factor
-from quark_algos.gptq.ldlq import Swept, ldlq, ldlq_by_rows, ldlq_choosing
+from quark_algos.gptq.gptq import Swept, ldlq, ldlq_by_rows, ldlq_choosing
 from tests.kit.interpreted_kernels import Kernels
 
 from .problems import grid_for, grouped, setting
@@ -125,7 +125,7 @@ def test_the_kernel_does_the_work(kernels: Kernels, monkeypatch: pytest.MonkeyPa
     from quark_algos.gptq import column_kernel
 
     launched: list[int] = []
-    monkeypatch.setattr(column_kernel, "round_columns", lambda rounder, base, *_: launched.append(len(base)))
+    monkeypatch.setattr(column_kernel, "round_block", lambda rounder, base, *_: launched.append(len(base)))
     s = setting(3, K=K)
     grid, scales = grid_for(SPECS["int4"], s.wt.float())
     with kernels.on() as device:

@@ -8,7 +8,7 @@ import torch
 import quark
 from quark.numbers import WeightGrid, quantizer_for
 from quark_algos.gptq.damping import factor
-from quark_algos.gptq.ldlq import ldlq
+from quark_algos.gptq.gptq import ldlq
 
 from . import published
 from .problems import damped, setting

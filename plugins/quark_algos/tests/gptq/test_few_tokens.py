@@ -17,7 +17,7 @@ from quark.algorithms import CrossMoment, Hessian, Rounding, RoundingTask, Round
 from quark.models.layers import quantized_class
 from quark_algos.equalization.search import SearchedNearest
 from quark_algos.gptq.config import GPTAQConfig, GPTQConfig
-from quark_algos.gptq.rounding import ColumnRounding
+from quark_algos.gptq.gptq import ColumnRounding
 
 K, N = 128, 64
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 96, 127, 128, 129, 160, 256, 512, 2048)

@@ -19,7 +19,7 @@ from quark.config.tensor import QTensorConfig
 from quark.errors import NonFiniteError
 from quark.numbers import GroupScales, WeightGrid, quantizer_for
 from quark_algos.gptq.damping import SingularError, factor, largest_eigenvalue
-from quark_algos.gptq.ldlq import Swept, ldlq
+from quark_algos.gptq.gptq import Swept, ldlq
 from quark_algos.scale_search import COARSE, FINE, POWERS, group_moments, search, stretched
 
 from . import published

@@ -12,10 +12,9 @@ from quark.config.enums import Dtype
 from quark.config.tensor import QTensorConfig
 from quark.models.layers import quantized_class
 from quark_algos.gptq.config import GPTAQConfig
-from quark_algos.gptq.correction import causal_matrix, corrected, correction, share_for
-from quark_algos.gptq.damping import factor
-from quark_algos.gptq.ldlq import ldlq, ldlq_choosing
-from quark_algos.gptq.rounding import ColumnRounding
+from quark_algos.gptq.correction import causal_matrix, correction, share_for
+from quark_algos.gptq.damping import Factor, factor
+from quark_algos.gptq.gptq import ColumnRounding, ldlq, ldlq_choosing
 
 from . import published
 from .problems import damped, grid_for, grouped, setting
@@ -26,6 +25,11 @@ SPECS = {
     "uint4": grouped(Dtype.uint4, 16, symmetric=False),
     "int3 in one group": grouped(Dtype.int3, 96),
 }
+
+
+def corrected(wt: Tensor, d: Tensor, found: Factor, alpha: float) -> Tensor:
+    """The corrected weight ``Wᵀ + α (H + λ I)⁻¹ Dᵀ Wᵀ``."""
+    return wt + correction(wt, d, found).mul_(alpha)
 
 
 def together(q: Tensor, expected: Tensor) -> None:

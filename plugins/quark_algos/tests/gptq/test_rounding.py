@@ -22,7 +22,7 @@ from quark.numbers import GroupScales, WeightGrid
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark_algos.gptq.config import GPTAQConfig, GPTQConfig, QronosConfig
 from quark_algos.gptq.damping import damped
-from quark_algos.gptq.rounding import ColumnRounding
+from quark_algos.gptq.gptq import ColumnRounding
 from quark_algos.scale_search import search
 
 from ..runs import BLOCKS, LAYERS, QRONOS, TOKENS, error, layers, off_grid, quantized, quantized_once, same, to_nearest
@@ -144,7 +144,7 @@ def test_fresh_scales_are_searched_by_the_moments_of_their_own_channels(monkeypa
         seen.append(moments)
         return search(t, grid, moments, coarse)
 
-    monkeypatch.setattr("quark_algos.gptq.rounding.search", spy)
+    monkeypatch.setattr("quark_algos.gptq.gptq.search", spy)
     x = torch.randn(200, 96, generator=torch.Generator().manual_seed(0)) @ torch.randn(96, 96, generator=torch.Generator().manual_seed(1))
     settings = GPTQConfig(desc_act=False, static_groups=False)
     config = QConfig(global_quant_config=quark.schemes().load_config("int4_wo_32")(), algo_config=[settings])

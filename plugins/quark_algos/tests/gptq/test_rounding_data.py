@@ -18,7 +18,7 @@ from quark.errors import QuarkError
 from quark.models.layers import quantized_class
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark_algos.gptq.config import GPTAQConfig, GPTQConfig
-from quark_algos.gptq.rounding import ColumnRounding
+from quark_algos.gptq.gptq import ColumnRounding
 
 from ..runs import QRONOS, data, error, float_model, layers, off_grid, quantized, same, to_nearest
 

@@ -14,7 +14,7 @@ from quark.algorithms import HeldOut, Hessian, OutputMoment, RoundingTask, Stati
 from quark.models.layers import quantized_class
 from quark_algos.gptq.config import GPTAQConfig
 from quark_algos.gptq.correction import ErrorMoment, share_for
-from quark_algos.gptq.rounding import ColumnRounding
+from quark_algos.gptq.gptq import ColumnRounding
 
 from ..runs import QRONOS
 

@@ -22,7 +22,7 @@ from quark.config.model import QConfig
 from quark.errors import CheckpointError, ConfigError, UnsupportedError
 from quark.runs import quantize_checkpoint
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
-from quark_algos.gptq.rounding import ColumnRounding
+from quark_algos.gptq.gptq import ColumnRounding
 from quark_algos.rotation.choice import online_layers
 from quark_algos.rotation.config import QuaRotConfig, RotationConfig
 from quark_algos.rotation.online import InputRotation, is_rotated

@@ -1,4 +1,4 @@
-"""One kernel that rounds a block of columns: the inner loop of `quark_algos.gptq.ldlq`.
+"""One kernel that rounds a block of columns: the inner loop of `quark_algos.gptq.gptq`.
 
 Each column is rounded in view of the errors of those before it.
 
@@ -10,15 +10,20 @@ operations, added in the order of columns by fused multiply-adds: results differ
 
 from __future__ import annotations
 
-import attrs
+from typing import TYPE_CHECKING
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from quark.numbers import ColumnRounder
 from quark.numbers.kernels import launching_on
+from quark_algos.gptq.damping import Factor
 
-__all__ = ["Feedback", "round_columns"]
+if TYPE_CHECKING:
+    from quark_algos.gptq.gptq import Swept
+
+__all__ = ["round_block"]
 
 ROWS = 8
 """Rows of a program: 32 bytes of a column, a sector of memory. It is one warp, so that sums over the block
@@ -111,60 +116,41 @@ def _round_columns(
     tl.store(loss_ptr + row, loss + tl.load(loss_ptr + row, mask=is_row, other=0.0), mask=is_row)
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class Feedback:
-    """The contributions of earlier columns to the columns of a block.
+def round_block(rounder: ColumnRounder, base: Tensor, weight: Tensor, factor: Factor, done: Swept, start: int) -> None:
+    """Round a block of columns into ``done``.
 
-    Attributes:
-        of_errors: ``[columns, columns]``, row k: the factors of the error of column k.
-        pivots: ``[columns]``, factors of ``(t_k − q_k)²`` in ``loss [N]``, to which they are added.
-        loss: As said.
-        causal: ``[columns, columns]``, likewise the factors of the value t of column k; None for none.
-        t: Gets these values ``[columns, N]``; with ``causal``.
-    """
-
-    of_errors: Tensor
-    pivots: Tensor
-    loss: Tensor
-    causal: Tensor | None = None
-    t: Tensor | None = None
-
-
-def round_columns(rounder: ColumnRounder, base: Tensor, weight: Tensor, feedback: Feedback, start: int, q: Tensor, e: Tensor) -> None:
-    """Round a block of columns.
-
-    All tensors are float32 on one device, and those that are written are contiguous.
+    All tensors are float32 on one device.
 
     Args:
         rounder: The scales and the order of channels; its format has device code.
         base: ``[columns, N]``: what is rounded, but for what columns of the block add to each other.
         weight: ``[columns, N]``: what errors are against.
-        feedback: What they add.
+        factor: Its rows say what the error of a column adds to the others; its pivots weigh the loss.
+        done: Gets the values, in the rows of their channels, the errors and the loss.
         start: Number of the first column.
-        q: Gets the values ``[K, N]``, in the rows of their channels.
-        e: Gets the errors ``[columns, N]``.
     """
-    code = rounder.device_code
+    code, block = rounder.device_code, slice(start, start + len(base))
     assert code is not None
     columns, rows = base.shape
     scales = rounder.scales.map(Tensor.contiguous)
-    of_errors, causal = (None if x is None else x.contiguous() for x in (feedback.of_errors, feedback.causal))
-    assert all(x is None or x.is_contiguous() for x in (q, e, feedback.t))
+    of_errors, causal = (None if x is None else x[block, block].contiguous() for x in (factor.a, done.causal))
+    e, t = done.e[block], None if done.t is None else done.t[block]
+    assert all(x is None or x.is_contiguous() for x in (done.q, e, t))
     with launching_on(base.device):
         _round_columns[(triton.cdiv(rows, ROWS),)](
             base.contiguous(),
             weight.contiguous(),
             of_errors,
             causal,
-            feedback.t,
+            t,
             scales.scale if scales.inverse is None else scales.inverse,
             scales.scale,
             scales.zero,
             rounder.order,
-            q,
+            done.q,
             e,
-            feedback.pivots,
-            feedback.loss,
+            factor.pivots[block],
+            done.loss,
             columns,
             rows,
             start,

@@ -5,6 +5,7 @@ A `Recipe` is the settings of any of the three as one set of parameters, with th
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import Annotated, Any, Self, cast
 
 import attrs
@@ -26,6 +27,7 @@ __all__ = [
     "GPTQConfig",
     "QronosConfig",
     "Recipe",
+    "is_named_by",
     "recipe_of",
 ]
 
@@ -242,3 +244,8 @@ def recipe_of(settings: GPTQConfig | QronosConfig) -> Recipe:
         modules=tuple(settings.inside_layer_modules),
         **own,
     )
+
+
+def is_named_by(pattern: str, layer: str) -> bool:
+    """Return whether a pattern of the settings matches a layer's name, relative to its block."""
+    return fnmatchcase(layer, pattern) or layer.endswith(f".{pattern}")

@@ -13,8 +13,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quark.algorithms import CrossMoment, HeldOut, OutputMoment
+from quark.algorithms import CrossMoment, HeldOut, Hessian, OutputMoment, RoundingTask
 from quark.base.scalars import numbers
+from quark_algos.gptq.config import Recipe
 from quark_algos.gptq.damping import Factor
 
 __all__ = ["ErrorMoment", "causal_matrix", "corrected", "correction", "share_for", "solved"]
@@ -62,11 +63,6 @@ def share_for(wt: Tensor, step: Tensor, held_out: HeldOut, most: float) -> float
     return min(max(common / size, 0.0), most) if size > 0 else most
 
 
-def corrected(wt: Tensor, d: Tensor, factor: Factor, alpha: float) -> Tensor:
-    """Return the corrected weight ``Wᵀ + α (H + λ I)⁻¹ Dᵀ Wᵀ``; for the arguments see `correction`."""
-    return wt + correction(wt, d, factor).mul_(alpha)
-
-
 def correction(wt: Tensor, d: Tensor, factor: Factor, perm: Tensor | None = None) -> Tensor:
     """Return the full correction ``(H + λ I)⁻¹ Dᵀ Wᵀ [K, N]``.
 
@@ -86,3 +82,36 @@ def solved(b: Tensor, factor: Factor, perm: Tensor | None = None) -> Tensor:
     x = torch.linalg.solve_triangular(factor.a, b if perm is None else b.index_select(0, perm), upper=True, unitriangular=True)
     x = torch.linalg.solve_triangular(factor.a.t(), x.div_(factor.pivots[:, None]), upper=False, unitriangular=True)
     return x if perm is None else torch.empty_like(x).index_copy_(0, perm, x)
+
+
+def corrected(
+    wt: Tensor, task: RoundingTask, hessian: Hessian, recipe: Recipe, factor: Factor, perm: Tensor | None
+) -> tuple[Tensor, Tensor | None, float]:
+    """Return the corrected weight, the causal matrix, and the strength of the correction.
+
+    The causal matrix is GPTAQ's P, if the correction is causal.
+
+    Args:
+        wt: Wᵀ ``[K, N]``, which is changed in place.
+        task: Has the moments of the errors of the inputs, and held-out tokens.
+        hessian: Of the inputs.
+        recipe: Says which correction there is.
+        factor: Of the damped H, in the order ``perm``.
+        perm: A permutation of the channels; None for their own order.
+    """
+    if recipe.is_causal:
+        d = task.statistic(CrossMoment).matrix()
+        if perm is not None:
+            d = d.index_select(0, perm).index_select(1, perm)
+        return wt, causal_matrix(d, factor, recipe.share), recipe.share
+    if OutputMoment in task.statistics:  # W (D + H), so that W D is what it has beyond W H
+        of_errors = torch.addmm(task.statistic(OutputMoment).matrix().t(), hessian.matrix(), wt, beta=1, alpha=-1)
+        step = solved(of_errors, factor, perm)
+    else:
+        step = correction(wt, task.statistic(ErrorMoment).matrix(), factor, perm)
+    share, held_out = recipe.share, task.held_out
+    if recipe.is_careful and held_out is not None and (held_out.reference is not None or held_out.float_outputs is not None):
+        share = share_for(wt, step, held_out, share)
+    elif recipe.is_careful and hessian.tokens < wt.shape[0]:
+        share = 0.0  # without held-out tokens and with few others, nothing shows that the correction helps
+    return wt.add_(step, alpha=share), None, share

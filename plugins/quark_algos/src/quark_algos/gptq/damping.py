@@ -15,7 +15,19 @@ from torch import Tensor
 from quark.base.scalars import numbers
 from quark.errors import NonFiniteError, RoundingError
 
-__all__ = ["ATTEMPTS", "NONE", "PANEL", "Factor", "SingularError", "damped", "damped_diagonal", "factor", "largest_eigenvalue", "shrunk"]
+__all__ = [
+    "ATTEMPTS",
+    "NONE",
+    "PANEL",
+    "Factor",
+    "SingularError",
+    "damped",
+    "damped_diagonal",
+    "factor",
+    "largest_eigenvalue",
+    "percdamp_of",
+    "shrunk",
+]
 
 NONE = (0.0, 0.0)
 """Shrinkage that leaves H as it was measured."""
@@ -176,3 +188,9 @@ def largest_eigenvalue(h: Tensor, steps: int = 30) -> float:
         v = v / v.norm().clamp(min=torch.finfo(h.dtype).tiny)
         v = h @ v
     return float(v.norm())
+
+
+def percdamp_of(h: Tensor, share: float) -> float:
+    """Return the percdamp that adds ``share`` of the largest eigenvalue of ``h [K, K]`` to its diagonal."""
+    mean = max(float(h.diagonal().mean()), torch.finfo(h.dtype).tiny)
+    return share * largest_eigenvalue(h) / mean

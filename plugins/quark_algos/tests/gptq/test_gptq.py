@@ -17,9 +17,9 @@ import quark
 from quark.config.enums import Dtype
 from quark.numbers import GroupScales
 from quark_algos import scale_search as scales_module
-from quark_algos.gptq import ldlq as sweep
+from quark_algos.gptq import gptq as sweep
 from quark_algos.gptq.damping import factor
-from quark_algos.gptq.ldlq import ldlq, ldlq_choosing
+from quark_algos.gptq.gptq import ldlq, ldlq_choosing
 from quark_algos.scale_search import COARSE, FINE, group_moments, search, stretched
 
 from . import published

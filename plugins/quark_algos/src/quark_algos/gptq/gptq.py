@@ -1,0 +1,400 @@
+"""GPTQ, GPTAQ and Qronos: each column is rounded in view of the errors of the columns before it.
+
+`ColumnRounding` is the rounding of a run: it factors the Hessian (`quark_algos.gptq.damping`), corrects the
+weight for the error of its inputs if the recipe says so (`quark_algos.gptq.correction`), chooses scales, and
+rounds the columns. `ldlq` is that last step: a column becomes ``t_k = w_k + Σ_j e_j A_jk`` over the columns j
+before it, with the weight w, the errors e so far and the factor A. The contribution of earlier blocks of
+columns is one matrix product, inside of a block there is a smaller product for every few columns, and each
+column then takes a handful of operations on one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from operator import call
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from quark.algorithms import CrossMoment, Hessian, Hessian64, Metrics, Rounding, RoundingTask
+from quark.base.scalars import numbers
+from quark.base.names import folded
+from quark.base.parallel import beside, coarsely, one_thread, parallel_map, row_slices
+from quark.config.algorithm import AlgoConfig
+from quark.errors import NonFiniteError
+from quark.numbers import ColumnRounder, GroupScales, WeightGrid
+from quark.numbers.kernels import uses_kernels
+from quark_algos.gptq.config import GPTQConfig, QronosConfig, Recipe, is_named_by, recipe_of
+from quark_algos.gptq.correction import ErrorMoment, corrected
+from quark_algos.gptq.damping import NONE, Factor, SingularError, damped_diagonal, factor, percdamp_of
+from quark_algos.scale_search import COARSE, TO_A_QUARTER, search
+
+__all__ = ["BLOCK", "FEW", "SLICE", "Chooser", "ColumnRounding", "Rounder", "Swept", "ldlq", "ldlq_by_rows", "ldlq_choosing"]
+
+BLOCK = 128
+"""Columns between two products with all columns before them."""
+FEW = 16
+"""Columns between two products inside a block."""
+SLICE = 4096
+"""Rows of a weight that one thread sweeps over: with fewer, threads would mostly wait for each other to call
+operations from Python.
+"""
+WIDE = 4096
+"""Columns of a weight above which products with the columns before a block outweigh that, so that a slice has
+fewer rows, in proportion.
+"""
+
+MOST_COLUMNS = 256
+"""Columns of the largest block that a kernel takes: its part of 8 rows is held in registers, 64 of each
+thread.
+"""
+
+Rounder = Callable[[Tensor, int, Tensor], Tensor]
+"""Rounds ``t [N]``, the column of that number, into the third argument, and returns it: as
+`WeightGrid.rounder` does.
+"""
+Chooser = Callable[[Tensor, int], GroupScales]
+
+
+class ColumnRounding(Rounding):
+    """Rounds the columns of a weight one after another.
+
+    Each error is compensated in the remaining columns, weighted by the Hessian H.
+
+    Metrics of every layer: ``damping`` (percdamp after all attempts), ``shrinkage`` (the factor by which
+    entries of H off its diagonal were reduced, 0 to 1), ``attempts`` at factoring H, ``dead`` (number of
+    input channels that are always 0), ``output_mse`` (expected mean squared error of an output element),
+    ``few_tokens`` (whether there were fewer tokens than input channels); and ``correction_share``, if there
+    is a correction.
+
+    Args:
+        settings: A `GPTQConfig`, `GPTAQConfig` or `QronosConfig`.
+    """
+
+    def __init__(self, settings: AlgoConfig) -> None:
+        assert isinstance(settings, GPTQConfig | QronosConfig)
+        self._recipe = recipe_of(settings)
+        self._hessian = Hessian64 if self._recipe.float64 else Hessian
+        moment = CrossMoment if self._recipe.is_causal else ErrorMoment
+        self.needs = (self._hessian, moment) if self._recipe.share else (self._hessian,)
+
+    def applies_to(self, name: str) -> bool:
+        """Return whether the settings name this layer."""
+        patterns = self._recipe.modules
+        return not patterns or any(is_named_by(p, name) for p in patterns)
+
+    def unmatched(self, names: Sequence[str]) -> Sequence[str]:
+        """As `quark.algorithms.Rounding.unmatched`."""
+        return [p for p in self._recipe.modules if not any(is_named_by(p, name) for name in names)]
+
+    @torch.no_grad()
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        """Round the columns of the layers' stacked weight.
+
+        Return the metrics that the class lists, by layer.
+        """
+        hessian = task.statistic(self._hessian)
+        largest = max(hessian.columns**2, sum(p.numel() for layer in task.layers.values() for p in layer.parameters()))
+        with _saying_whose(task), coarsely(largest, hessian.device):
+            solver = hessian.derived(_prepared, self._fitting(hessian))
+            weights = task.stacked()
+            causal, share = None, None
+            if self._recipe.share:
+                weights.wt, causal, share = corrected(weights.wt, task, hessian, solver.recipe, solver.factor, solver.perm)
+            few_tokens = hessian.tokens < hessian.columns
+            if not few_tokens:  # with few tokens, a channel that was always 0 may have inputs in others
+                weights.wt[solver.dead] = 0
+            grid = weights.grid()
+            moments = solver.moments(hessian.matrix(), grid.group)
+            rounded_rows = partial(_rounded_rows, wt=weights.wt, moments=moments, grid=grid, prepared=solver, causal=causal)
+            rows = weights.wt.shape[1]
+            # Rows are independent given the factor, unless scales span them.
+            parts = task.by_rows(rounded_rows, rows) if grid.fixed is None else [rounded_rows(slice(0, rows))]
+            q, loss, scales = zip(*parts, strict=True)
+            weights.keep(grid, torch.cat(q, 1), GroupScales.beside(scales))
+            metrics = solver.metrics | {"few_tokens": few_tokens} | ({} if share is None else {"correction_share": share})
+            losses = weights.by_layer(torch.cat(loss))
+            dead, *means = numbers(solver.dead.sum(), *(loss.mean() for loss in losses.values()))
+            tokens = max(hessian.tokens, 1)
+            return {name: metrics | {"dead": int(dead), "output_mse": mean / tokens} for name, mean in zip(losses, means, strict=True)}
+
+    def _fitting(self, hessian: Hessian) -> Recipe:
+        """Return the recipe for this Hessian.
+
+        Damping by the largest eigenvalue is converted to percdamp.
+        """
+        recipe = self._recipe
+        if recipe.percdamp is not None:
+            return recipe
+        return attrs.evolve(recipe, percdamp=percdamp_of(hessian.matrix(), recipe.eigen_damping))
+
+
+@attrs.frozen(eq=False)
+class _Prepared:
+    """The factor of a Hessian, its permutation, and other values that depend on no weight.
+
+    Attributes:
+        recipe: The recipe.
+        perm: act_order as a permutation of the input channels, ``[K]``; None without act_order.
+        perm_on_host: The same as a list.
+        factored: Returns `factor`, which is computed beside the search of scales.
+        dead: Mask of the input channels that are always 0, ``[K]``, not permuted.
+        shrinkage: Result of `Hessian.shrinkage`; `NONE` if the recipe does not shrink H.
+    """
+
+    recipe: Recipe
+    perm: Tensor | None
+    perm_on_host: list[int] | None
+    factored: Callable[[], Factor]
+    dead: Tensor
+    shrinkage: tuple[float, float]
+
+    @property
+    def factor(self) -> Factor:
+        """Factor of the damped H, channels in the order ``perm``; float32."""
+        return self.factored()
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """Metrics that all layers with this Hessian share, but for ``dead``, which is on the device."""
+        return {"damping": self.factor.damping, "shrinkage": self.shrinkage[0], "attempts": self.factor.attempts}
+
+    def moments(self, h: Tensor, group: int) -> Tensor | None:
+        """Return the diagonal of ``h [m · group, m · group]``, damped and shrunk, ``[m, group]``, float32.
+
+        None if the recipe does not search scales by it.
+        """
+        if self.recipe.scales != "hessian":
+            return None
+        assert self.recipe.percdamp is not None
+        return damped_diagonal(h.diagonal(), self.recipe.percdamp, self.shrinkage).float().view(-1, group)
+
+
+def _prepared(hessian: Hessian, recipe: Recipe) -> _Prepared:
+    """Return the permutation of H, with its factor begun.
+
+    Layers with the same input but other formats share them (`Hessian.derived`).
+    """
+    assert recipe.percdamp is not None
+    h, damping = hessian.matrix(), recipe.percdamp
+    shrinkage = hessian.shrinkage() if recipe.is_careful else NONE
+    perm = torch.argsort(h.diagonal(), descending=True, stable=True) if recipe.act_order and recipe.static_groups else None
+    factored = beside(lambda: factor(h, damping, perm, shrinkage).to(torch.float32), h.device)
+    return _Prepared(recipe, perm, None if perm is None else perm.tolist(), factored, h.diagonal() <= 0, shrinkage)
+
+
+@contextmanager
+def _saying_whose(task: RoundingTask) -> Iterator[None]:
+    """Name the layers in an error about their Hessian."""
+    try:
+        yield
+    except SingularError as error:
+        raise SingularError(f"{folded(task.layers)}: {error}") from error
+    except NonFiniteError as error:
+        raise NonFiniteError(f"{folded(task.layers)}: {error}", tensor=next(iter(task.layers))) from error
+
+
+def _rounded_rows(
+    rows: slice, wt: Tensor, moments: Tensor | None, grid: WeightGrid, prepared: _Prepared, causal: Tensor | None
+) -> tuple[Tensor, Tensor, GroupScales]:
+    """Return some rows of the weight, rounded; their losses; and the scales of their groups."""
+    wt, grid, recipe = wt[:, rows].contiguous(), grid.of_rows(rows), prepared.recipe
+    if recipe.static_groups or grid.fixed is not None or grid.group == grid.columns:
+        scales = _scales(wt, moments, grid, recipe)
+        each = grid.with_subscales(wt, scales)
+        swept = ldlq_by_rows(wt, prepared.factor, grid, each, recipe.block, prepared.perm, causal, prepared.perm_on_host)
+    else:
+
+        def choose(t: Tensor, number: int) -> GroupScales:
+            return _scales(t, None if moments is None else moments[number : number + 1], grid, recipe)
+
+        swept, scales = ldlq_choosing(wt, prepared.factor, grid, choose, causal)
+    return swept.q, swept.loss, scales
+
+
+def _scales(wt: Tensor, moments: Tensor | None, grid: WeightGrid, recipe: Recipe) -> GroupScales:
+    """Return the scales of the groups of ``wt [m · group, N]``; ``moments`` as of `search`."""
+    if recipe.scales == "minmax":
+        return grid.fixed or grid.scales(wt)
+    if grid.fixed is not None and moments is None:
+        return grid.fixed  # one scale for many rows, by plain squared errors, clips the weights of the channels that matter most
+    return search(wt, grid, moments, COARSE if moments is None else TO_A_QUARTER)
+
+
+@attrs.frozen(eq=False)
+class Swept:
+    """A weight whose columns are rounded.
+
+    Attributes:
+        q: Qᵀ ``[K, N]``, its channels in their own order.
+        e: Eᵀ ``[K, N]``, in the order in which they were rounded.
+        loss: ``Σ_k d_k (t_k − q_k)²``, which is ``tr(E (H + λ I) Eᵀ)`` of each row ``[N]``.
+        order: That order ``[K]``, or None for their own.
+        t: Tᵀ ``[K, N]``, what was rounded, in that order; with ``causal`` alone.
+        causal: As of `ldlq`.
+    """
+
+    q: Tensor
+    e: Tensor
+    loss: Tensor
+    order: Tensor | None = None
+    t: Tensor | None = None
+    causal: Tensor | None = None
+
+    @classmethod
+    def room_for(cls, wt: Tensor, order: Tensor | None = None, causal: Tensor | None = None) -> Swept:
+        """Return room for a result of the shape of Wᵀ, with nothing rounded yet."""
+        t = None if causal is None else torch.empty_like(wt)
+        return cls(torch.empty_like(wt), torch.empty_like(wt), wt.new_zeros(wt.shape[1]), order, t, causal)
+
+    @classmethod
+    def beside(cls, parts: Sequence[Swept]) -> Swept:
+        """Return consecutive slices of the rows as one result; all were rounded in the same order."""
+        if len(parts) == 1:
+            return parts[0]
+        q, e, loss = (torch.cat([getattr(part, name) for part in parts], -1) for name in ("q", "e", "loss"))
+        return cls(q, e, loss, parts[0].order)
+
+    def places(self, start: int, stop: int) -> slice | Tensor:
+        """Return where the columns that are rounded from ``start`` to ``stop`` are in Q and W."""
+        return slice(start, stop) if self.order is None else self.order[start:stop]
+
+
+def ldlq(
+    wt: Tensor, factor: Factor, rounded: Rounder, block: int = BLOCK, order: Tensor | None = None, causal: Tensor | None = None
+) -> Swept:
+    """Round column after column.
+
+    ``t_k = w_k + Σ_{j<k} (w_j − q_j) A_jk``, and ``q_k`` is the nearest value of the grid to that.
+
+    Errors are always against the original weight, which is not changed. The codes are those of GPTQ with the
+    same damping and order.
+
+    Args:
+        wt: Wᵀ ``[K, N]``, float.
+        factor: Of H, its channels in the order to be rounded in.
+        rounded: As `WeightGrid.rounder` returns it, for that order.
+        block: Columns of a block; the result depends on it in the last bits alone.
+        order: A permutation of the channels ``[K]``; None for their own order.
+        causal: P ``[K, K]``, strictly upper, in that order: ``w_k + Σ_{j<k} t_j P_jk`` takes the place of the
+            weight ``w_k``.
+    """
+    done = Swept.room_for(wt, order, causal)
+    with one_thread(wt.device):
+        for start in range(0, wt.shape[0], block):
+            stop = min(start + block, wt.shape[0])
+            part = _weight(wt[done.places(start, stop)], done, start)
+            _round_block(_begun(part, factor, done, start), part, factor, rounded, done, start)
+    return done
+
+
+def ldlq_by_rows(
+    wt: Tensor,
+    factor: Factor,
+    grid: WeightGrid,
+    scales: GroupScales,
+    block: int = BLOCK,
+    order: Tensor | None = None,
+    causal: Tensor | None = None,
+    order_on_host: Sequence[int] | None = None,
+) -> Swept:
+    """Run `ldlq` under the ``scales`` that `WeightGrid.with_subscales` returns.
+
+    Slices of many rows run in threads of their own.
+
+    ``order_on_host`` is ``order`` as a list, for whoever has it already: it is read from the device else.
+    """
+    sweeps = []
+    for rows in row_slices(wt.shape[1], max(wt.shape[0], WIDE), SLICE * WIDE) if wt.device.type == "cpu" else [slice(0, wt.shape[1])]:
+        rounded = grid.rounder(scales.of_rows(rows), order, order_on_host=order_on_host)
+        sweeps.append(partial(ldlq, wt[:, rows], factor, rounded, block, order, causal))
+    return Swept.beside(parallel_map(call, sweeps, wt.device))
+
+
+def ldlq_choosing(wt: Tensor, factor: Factor, grid: WeightGrid, choose: Chooser, causal: Tensor | None = None) -> tuple[Swept, GroupScales]:
+    """Run `ldlq` with the scales of a group chosen when its first column is reached.
+
+    They come from the values that its columns are to become.
+
+    Args:
+        wt, factor, causal: As of `ldlq`, the channels in their own order.
+        grid: Of ``wt``, with ``grid.fixed`` None.
+        choose: Returns the scales of the group ``t [group, N]`` of that number.
+
+    Returns:
+        The rounded weight, and the scales of all groups.
+    """
+    done = Swept.room_for(wt, causal=causal)
+    found = []
+    for start in range(0, wt.shape[0], grid.group):
+        part = _weight(wt[start : start + grid.group], done, start)
+        base = _begun(part, factor, done, start)
+        scales = choose(base, start // grid.group)
+        found.append(scales)
+        spread = grid.with_subscales(base, scales) if grid.has_subscales else scales.expanded(grid.group)
+        with one_thread(wt.device):
+            _round_block(base, part, factor, grid.rounder(spread, first=start), done, start)
+    return done, GroupScales.joined(found)
+
+
+def _weight(part: Tensor, done: Swept, start: int) -> Tensor:
+    """Return the weight's columns from ``start`` on ``[block, N]``, corrected for earlier blocks.
+
+    The correction is what earlier blocks add to them by the causal matrix.
+    """
+    if done.causal is None or done.t is None:
+        return part
+    return torch.addmm(part, done.causal[:start, start : start + part.shape[0]].t(), done.t[:start])
+
+
+def _begun(part: Tensor, factor: Factor, done: Swept, start: int) -> Tensor:
+    """Return a copy of the columns ``part [block, N]``, corrected.
+
+    The correction is for the errors of all columns before them.
+    """
+    stop = start + part.shape[0]
+    return torch.addmm(part, factor.a[:start, start:stop].t(), done.e[:start]) if start else part.clone()
+
+
+def _round_block(base: Tensor, part: Tensor, factor: Factor, rounded: Rounder, done: Swept, start: int) -> None:
+    """Round the columns from ``start`` on.
+
+    ``base [block, N]`` is ``part`` as `_begun` returns it, and is overwritten.
+    """
+    a, e = factor.a, done.e[start : start + part.shape[0]]  # [block, N]
+    if (rounder := _rounder_of_kernel(rounded, base)) is not None:
+        from quark_algos.gptq.column_kernel import round_block
+
+        round_block(rounder, base, part, factor, done, start)
+        return
+    q = torch.empty_like(base)
+    e.zero_()  # so that a product may include columns that are not rounded yet: views of those that are would cost more than it does
+    inside = a[start : start + len(part), start : start + len(part)].t().contiguous()  # [block, block], row k: what column k takes of e
+    columns = zip(base.unbind(0), part.unbind(0), q.unbind(0), e.unbind(0), strict=True)
+    for first in range(0, len(part), FEW):
+        few = slice(first, min(first + FEW, len(part)))
+        if first:
+            base[few].addmm_(inside[few, :first], e[:first])
+        errors = e[few].t()
+        for k, factors in enumerate(inside[few, few].unbind(0), start + first):
+            t, weight, value, error = next(columns)
+            if k > start + first:
+                t.addmv_(errors, factors)
+            if done.causal is not None and done.t is not None:
+                added = torch.mv(done.t[start:k].t(), done.causal[start:k, k])
+                weight += added
+                done.t[k] = t.add_(added)
+            torch.sub(weight, rounded(t, k, value), out=error)
+    done.q[done.places(start, start + len(part))] = q
+    done.loss.add_(torch.mv(base.sub_(q).square_().t(), factor.pivots[start : start + len(part)]))
+
+
+def _rounder_of_kernel(rounded: Rounder, base: Tensor) -> ColumnRounder | None:
+    """Return ``rounded`` if a kernel rounds the block ``base`` with it; None where torch's operations do."""
+    if not uses_kernels(base.device) or not isinstance(rounded, ColumnRounder) or base.dtype is not torch.float32:
+        return None
+    return rounded if len(base) <= MOST_COLUMNS and rounded.device_code is not None else None
