@@ -18,11 +18,11 @@ _TUNING: dict[str, Any] = {"kind": "block_tuning", "role": "block_tuning", "capa
 def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
     """Yield the records of equalization, rotation, Hessian-based rounding and block tuning."""
     summary = "AWQ: scales that protect the channels with large activations, searched by the outputs"
-    yield _equalization("awq", "Awq", "AWQConfig", "awq.awq", summary)
+    yield _equalization("awq", "awq:Awq", "AWQConfig", "awq.awq", summary)
     summary = "SmoothQuant: moves part of the activations' range into the weights"
-    yield _equalization("smoothquant", "SmoothQuant", "SmoothQuantConfig", "awq.smooth", summary, aliases=("smooth",))
+    yield _equalization("smoothquant", "smoothquant:SmoothQuant", "SmoothQuantConfig", "awq.smooth", summary, aliases=("smooth",))
     summary = "AutoSmoothQuant: SmoothQuant with alpha searched per mapping"
-    yield _equalization("autosmoothquant", "AutoSmoothQuant", "AutoSmoothQuantConfig", "awq.auto_smooth", summary)
+    yield _equalization("autosmoothquant", "awq:AutoSmoothQuant", "AutoSmoothQuantConfig", "awq.auto_smooth", summary)
     summary = "GPTQ: rounds column by column and compensates each error in the remaining columns"
     yield _rounding("gptq", "GptqProcessor", "GPTQConfig", summary)
     yield _rounding("gptaq", "GptaqProcessor", "GPTAQConfig", "GPTAQ: GPTQ that also compensates the error of its inputs")
@@ -45,15 +45,19 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
 
 
 def _equalization(name: str, transform: str, settings: str, module: str, summary: str, **fields: Any) -> AlgorithmRecord:
-    """Return the record of an equalization; ``module`` is AMD Quark's module of its processor."""
+    """Return the record of an equalization.
+
+    ``transform`` is its file and class in `quark_algos.equalization`, ``module`` AMD Quark's module of its
+    processor.
+    """
     return _record(
         name,
         summary,
         config=f"quark_algos.equalization.config:{settings}",
-        documented=f"quark.torch.algorithm.{module}:{transform}Processor",
+        documented=f"quark.torch.algorithm.{module}:{transform.partition(':')[2]}Processor",
         kind="transform",
         role="equalization",
-        processor=f"quark_algos.equalization.transforms:{transform}",
+        processor=f"quark_algos.equalization.{transform}",
         **fields,
     )
 
@@ -86,7 +90,7 @@ def _tuning() -> Iterator[AlgorithmRecord]:
     yield AlgorithmRecord(
         name="autoround",
         summary="AutoRound: rounding offsets and clipping by signed gradients of each block's error, from round-to-nearest",
-        processor="quark_algos.tuning.block:AutoRound",
+        processor="quark_algos.tuning.autoround:AutoRound",
         config="quark_algos.tuning.config:AutoRoundConfig",
         exports={
             "AutoRoundConfig": f"{_DOCUMENTED}:AutoRoundConfig",

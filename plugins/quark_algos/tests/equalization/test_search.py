@@ -15,9 +15,10 @@ from torch import Tensor
 import quark
 from quark.config.layer import TensorSpec
 from quark.numbers import WeightGrid, quantizer_for
-from quark_algos.equalization.candidates import RANK, Quadratic, by_activations, by_both, relative_weights, smoothquant
+from quark_algos.equalization.candidates import RANK, Quadratic, by_activations, by_both, relative_weights
 from quark_algos.equalization.inputs import ChannelRanges, rounding_of_inputs
 from quark_algos.equalization.search import AWQ_RATIOS, ActivationErrors, Part, autosmooth, awq
+from quark_algos.equalization.smoothquant import smoothquant
 from quark_algos.mappings.resolve import Channels
 
 INT4_BY_32: TensorSpec = quark.schemes().load_config("int4_wo_32")().weight

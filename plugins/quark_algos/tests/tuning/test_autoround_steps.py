@@ -16,10 +16,9 @@ from torch import Tensor, nn
 import quark
 from quark.algorithms import RoundedBlock, Sample, StackedWeights
 from quark.models.layers import QuantizedLayer, quantized_class
-from quark_algos.tuning import block as tuned_block
-from quark_algos.tuning.block import AutoRound
+from quark_algos.tuning import autoround
+from quark_algos.tuning.autoround import AutoRound, OffsetLayer
 from quark_algos.tuning.config import AutoRoundConfig
-from quark_algos.tuning.layer import OffsetLayer
 
 LOSSES = (4.0, 1.0, 9.0, 3.0, 2.0)
 """The third improves on none; the last two improve on their predecessors, and not on the second, which is the
@@ -54,7 +53,7 @@ class Counted:
 def run(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> tuple[Counted, dict[str, Any]]:
     """AutoRound on a block whose loss is the next of `LOSSES` after each step."""
     layer = Counted()
-    monkeypatch.setattr(tuned_block, "OffsetLayer", lambda *_: layer)
+    monkeypatch.setattr(autoround, "OffsetLayer", lambda *_: layer)
     target = torch.ones(4, 8)
 
     def output(sample: Sample, _: torch.dtype | None) -> Tensor:

@@ -19,7 +19,8 @@ from quark.config.algorithm import AlgoConfig
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark_algos.gptq.config import GPTQConfig
 from quark_algos.tuning import block as tuning_of_blocks
-from quark_algos.tuning.block import AutoRound, TuneBlock
+from quark_algos.tuning.autoround import AutoRound
+from quark_algos.tuning.block import TuneBlock
 from quark_algos.tuning.config import AutoRoundConfig, TuningConfig
 
 from ..runs import BLOCKS, float_model, layers, off_grid, quantized
@@ -74,7 +75,7 @@ def test_many_samples_make_larger_batches_and_no_more_steps(
     monkeypatch: pytest.MonkeyPatch, settings: dict[str, int], expected: int
 ) -> None:
     steps: list[float] = []
-    state = tuning_of_blocks._BlockState
+    state = tuning_of_blocks.BlockState
     step = state.step
     monkeypatch.setattr(tuning_of_blocks, "MOST_STEPS", 2)
     monkeypatch.setattr(state, "step", lambda own, *rates: steps.append(rates[0]) or step(own, *rates))

@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-__all__ = ["EIGENVALUE_FLOOR", "RANK", "SMALLEST", "Quadratic", "by_activations", "by_both", "relative_weights", "smoothquant"]
+__all__ = ["EIGENVALUE_FLOOR", "RANK", "SMALLEST", "Quadratic", "by_activations", "by_both", "is_known", "relative_weights"]
 
 
 SMALLEST = 1e-4
@@ -15,23 +15,6 @@ SMALLEST = 1e-4
 
 The reference implementation of AWQ clamps at the same value.
 """
-
-
-def smoothquant(x_max: Tensor, w_max: Tensor, alpha: float, clamp: float) -> Tensor:
-    """Return SmoothQuant's scales, ``max|x|^α / max|w|^(1−α)``; source: arXiv 2211.10438, equation 4.
-
-    Args:
-        x_max: The largest magnitude of each channel of the activations, ``[C]``, float32.
-        w_max: The largest magnitude of the weights of each channel, over all balance layers, ``[C]``,
-            float32.
-        alpha: α, the migration strength, 0 to 1.
-        clamp: The smallest scale.
-
-    Returns:
-        Scales ``[C]``, float32; 1 for channels whose activations or weights are all 0 or not finite.
-    """
-    s = x_max.float().pow(alpha) / w_max.float().pow(1 - alpha)
-    return torch.where(_is_known(x_max) & _is_known(w_max), s.clamp_min(clamp), torch.ones_like(s))
 
 
 def by_activations(x: Tensor, ratios: Tensor) -> Tensor:
@@ -46,7 +29,7 @@ def by_activations(x: Tensor, ratios: Tensor) -> Tensor:
     Returns:
         Scales ``[R, C]``, float32; 1 for channels that are always 0.
     """
-    return _normalized(x.float().pow(ratios[:, None].float()), _is_known(x))
+    return _normalized(x.float().pow(ratios[:, None].float()), is_known(x))
 
 
 def by_both(x: Tensor, w: Tensor, ratios: Tensor) -> Tensor:
@@ -64,7 +47,7 @@ def by_both(x: Tensor, w: Tensor, ratios: Tensor) -> Tensor:
         Scales ``[R, C]``, float32; 1 for channels whose activations or weights are all 0.
     """
     ratios = ratios[:, None].float()
-    return _normalized(x.float().pow(ratios) / (w.float().pow(1 - ratios) + SMALLEST), _is_known(x) & _is_known(w))
+    return _normalized(x.float().pow(ratios) / (w.float().pow(1 - ratios) + SMALLEST), is_known(x) & is_known(w))
 
 
 def relative_weights(wt: Tensor, group: int) -> Tensor:
@@ -78,7 +61,8 @@ def relative_weights(wt: Tensor, group: int) -> Tensor:
     return size.div_(size.amax(1, keepdim=True).clamp_min(torch.finfo(wt.dtype).tiny)).mean(2).flatten()
 
 
-def _is_known(x: Tensor) -> Tensor:
+def is_known(x: Tensor) -> Tensor:
+    """Return which channels are neither 0 nor not finite."""
     return (x > 0) & torch.isfinite(x)
 
 

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from quark.algorithms import CrossMoment, Hessian, Hessian64, Metrics, Rounding, RoundingTask
-from quark.base.scalars import numbers
 from quark.base.names import folded
 from quark.base.parallel import beside, coarsely, one_thread, parallel_map, row_slices
+from quark.base.scalars import numbers
 from quark.config.algorithm import AlgoConfig
 from quark.errors import NonFiniteError
 from quark.numbers import ColumnRounder, GroupScales, WeightGrid

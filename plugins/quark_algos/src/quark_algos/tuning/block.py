@@ -1,9 +1,9 @@
-"""TuneBlock and AutoRound: gradient descent on a rounded block, by the error of its output."""
+"""TuneBlock: gradient descent on a rounded block, by the error of its output."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
@@ -11,10 +11,13 @@ from torch import Tensor, nn
 
 from quark.algorithms import Metrics, OutputError, RoundedBlock, Sample, Tuning
 from quark.base.log import get_logger
-from quark_algos.tuning.config import MOST_STEPS, AutoRoundConfig, TuningConfig
-from quark_algos.tuning.layer import Adam, OffsetLayer, TunedLayer
+from quark_algos.tuning.config import MOST_STEPS, TuningConfig
+from quark_algos.tuning.layer import Adam, TunedLayer
 
-__all__ = ["AutoRound", "TuneBlock"]
+if TYPE_CHECKING:
+    from quark_algos.tuning.autoround import OffsetLayer
+
+__all__ = ["BlockState", "Fitted", "TuneBlock", "dtype_of_products", "fitted", "means"]
 
 _OF_BFLOAT16 = ("AVX512", "SVE")
 """Vector instructions by which CPUs multiply bfloat16."""
@@ -39,14 +42,14 @@ class TuneBlock(Tuning):
     def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
         """As `quark.algorithms.Tuning.tune`."""
         settings = self._settings
-        samples = _fitted(block)
+        samples = fitted(block)
         if not samples:
             return {}
-        dtype = _dtype_of_products(settings.compute_dtype, samples)
+        dtype = dtype_of_products(settings.compute_dtype, samples)
         names = block.layers if settings.rounding or settings.scales else ()
         layers = {name: TunedLayer(block.weights(name), block.float_weights[name], settings, dtype) for name in names}
         vectors = {name: _Vector(parameter) for name, parameter in block.parameters.items() if settings.norms}
-        state = _BlockState(layers, vectors, dtype, block.channels)
+        state = BlockState(layers, vectors, dtype, block.channels)
         errors: list[tuple[float, float]] = []
         size = settings.batch_size or -(-len(samples) // MOST_STEPS)
         generator = torch.Generator().manual_seed(settings.seed)
@@ -57,57 +60,15 @@ class TuneBlock(Tuning):
                 losses += [state.backward(block, samples[i], len(batch)) for i in batch.tolist()]
                 decay = 1 - (epoch + number / len(steps)) / settings.epochs
                 state.step(settings.lr * decay, settings.scale_lr * decay, settings.norm_lr * decay)
-            errors.append(_means(losses))
+            errors.append(means(losses))
             if _does_harm([held_out for _, held_out in errors], settings.patience):
                 break
         codes = state.write(block, state.current())
         return {"": {"epochs": len(errors), "first_loss": errors[0][0], "last_loss": errors[-1][0], "codes": codes}}
 
 
-class AutoRound(Tuning):
-    """The algorithm ``autoround``.
-
-    Metrics of a block: ``first_loss``, ``best_loss`` (mean squared error of the output), ``codes``.
-
-    Args:
-        settings: An `AutoRoundConfig`.
-    """
-
-    wants_float = True
-
-    def __init__(self, settings: AutoRoundConfig) -> None:
-        self._settings = settings.resolved()
-        self._lr, self._minmax_lr = (cast("float", lr) for lr in (self._settings.lr, self._settings.minmax_lr))
-
-    @torch.no_grad()
-    def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
-        """As `quark.algorithms.Tuning.tune`.
-
-        The block gets the codes and scales of the step with the smallest loss, as published.
-        """
-        settings = self._settings
-        samples = _fitted(block)
-        if not samples:
-            return {}
-        dtype = _dtype_of_products(settings.compute_dtype, samples)
-        layers = {name: OffsetLayer(block.weights(name), block.float_weights[name], settings, dtype) for name in block.layers}
-        state = _BlockState(layers, {}, dtype, None)
-        generator = torch.Generator().manual_seed(0)
-        losses: list[float] = []
-        best = state.current()
-        for step in range(settings.iters):
-            batch = torch.randperm(len(samples), generator=generator)[: settings.batch_size].tolist()
-            loss, _ = _means([state.backward(block, samples[i], len(batch)) for i in batch])
-            if not losses or loss < min(losses):
-                best = state.current()
-            losses.append(loss)
-            decay = 1 - step / settings.iters
-            state.step(self._lr * decay, self._minmax_lr * decay, 0.0)
-        return {"": {"first_loss": losses[0], "best_loss": min(losses), "codes": state.write(block, best)}}
-
-
 @attrs.frozen(eq=False)
-class _Fitted:
+class Fitted:
     """A sample with the places of the tokens to fit to and of the held-out ones."""
 
     sample: Sample
@@ -115,17 +76,17 @@ class _Fitted:
     held_out: Tensor
 
 
-def _fitted(block: RoundedBlock) -> list[_Fitted]:
+def fitted(block: RoundedBlock) -> list[Fitted]:
     """Return the samples of a block that have tokens to fit to."""
-    fitted = []
+    found = []
     for sample in block.samples:
         own, held_out = (mask.nonzero().squeeze(1) for mask in (~sample.is_held_out, sample.is_held_out))
         if len(own):
-            fitted.append(_Fitted(sample, own, held_out))
-    return fitted
+            found.append(Fitted(sample, own, held_out))
+    return found
 
 
-def _dtype_of_products(name: str, samples: Sequence[_Fitted]) -> torch.dtype:
+def dtype_of_products(name: str, samples: Sequence[Fitted]) -> torch.dtype:
     """Return the dtype that the setting ``compute_dtype`` names, on the device of the samples.
 
     torch multiplies bfloat16 by AVX-512 and by SVE; by AVX2 alone it takes several times as long as float32.
@@ -136,7 +97,7 @@ def _dtype_of_products(name: str, samples: Sequence[_Fitted]) -> torch.dtype:
     return torch.float32 if is_slow else torch.bfloat16
 
 
-class _BlockState:
+class BlockState:
     """The tuned parameters of a block: its layers, and vectors such as norm weights.
 
     With factors of ``channels`` the loss is the relative error of each token, else the mean square.
@@ -151,7 +112,7 @@ class _BlockState:
         self._tensors: dict[str, Tensor] = {}
         self._dtype = None if dtype is torch.float32 else dtype
 
-    def backward(self, block: RoundedBlock, fitted: _Fitted, share: int) -> Tensor:
+    def backward(self, block: RoundedBlock, fitted: Fitted, share: int) -> Tensor:
         """Add the gradient of a sample's loss ÷ ``share``.
 
         Returns the loss, and the error of held-out tokens, ``[2]``.
@@ -236,7 +197,7 @@ def _does_harm(errors: Sequence[float], patience: int) -> bool:
     return len(errors) > patience and min(errors[-patience:]) > errors[0]
 
 
-def _means(losses: Sequence[Tensor]) -> tuple[float, float]:
+def means(losses: Sequence[Tensor]) -> tuple[float, float]:
     """Return the mean of each column of vectors ``[2]``; the host waits for the device once."""
     first, second = zip(*torch.stack(list(losses)).tolist(), strict=True)
     return sum(first) / len(first), sum(second) / len(second)

@@ -26,10 +26,11 @@ from quark.runs import quantize_checkpoint
 from quark.runs.selected_algorithms import settings_told
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_algos.equalization import search, transforms
+from quark_algos.equalization.awq import Awq
 from quark_algos.equalization.config import AWQConfig, SmoothQuantConfig
+from quark_algos.equalization.equalization import EqualizationRun
 from quark_algos.equalization.inputs import SAMPLE, TokenSample
 from quark_algos.equalization.search import ActivationErrors, Choice, Part
-from quark_algos.equalization.transforms import Awq, EqualizationRun
 from quark_algos.mappings.mapping import mappings_of
 from quark_algos.mappings.user_mappings import Condition
 
@@ -230,7 +231,7 @@ def test_a_checkpoint_does_not_name_what_was_taken_back_in_every_block(tmp_path:
 
 def test_a_rounding_of_its_own_stays_where_its_scales_are_taken_back(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
     harm = attrs.evolve(Validation(1.0, 2.0, 0.1, 9, is_held_out=True))
-    monkeypatch.setattr("quark_algos.equalization.transforms.validated", lambda *_, **__: harm)
+    monkeypatch.setattr("quark_algos.equalization.equalization.validated", lambda *_, **__: harm)
     model = quantized("awq")
     assert not any(applied(model).values())
     assert [a.name for a in model.quant_config.algo_config] == ["awq"]

@@ -1,0 +1,134 @@
+"""AutoRound: rounding offsets and clipping by signed gradients of a block's error (arXiv 2309.05516)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from quark.algorithms import Metrics, RoundedBlock, StackedWeights, Tuning
+from quark.numbers import GroupScales
+from quark_algos.tuning.block import BlockState, dtype_of_products, fitted, means
+from quark_algos.tuning.config import AutoRoundConfig
+
+__all__ = ["AutoRound", "OffsetLayer"]
+
+_NARROWEST = 0.5
+"""Least factor of a range: AutoRound's bound is 0, at which all weights of a group would be 0."""
+
+
+class AutoRound(Tuning):
+    """The algorithm ``autoround``.
+
+    Metrics of a block: ``first_loss``, ``best_loss`` (mean squared error of the output), ``codes``.
+
+    Args:
+        settings: An `AutoRoundConfig`.
+    """
+
+    wants_float = True
+
+    def __init__(self, settings: AutoRoundConfig) -> None:
+        self._settings = settings.resolved()
+        self._lr, self._minmax_lr = (cast("float", lr) for lr in (self._settings.lr, self._settings.minmax_lr))
+
+    @torch.no_grad()
+    def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
+        """As `quark.algorithms.Tuning.tune`.
+
+        The block gets the codes and scales of the step with the smallest loss, as published.
+        """
+        settings = self._settings
+        samples = fitted(block)
+        if not samples:
+            return {}
+        dtype = dtype_of_products(settings.compute_dtype, samples)
+        layers = {name: OffsetLayer(block.weights(name), block.float_weights[name], settings, dtype) for name in block.layers}
+        state = BlockState(layers, {}, dtype, None)
+        generator = torch.Generator().manual_seed(0)
+        losses: list[float] = []
+        best = state.current()
+        for step in range(settings.iters):
+            batch = torch.randperm(len(samples), generator=generator)[: settings.batch_size].tolist()
+            loss, _ = means([state.backward(block, samples[i], len(batch)) for i in batch])
+            if not losses or loss < min(losses):
+                best = state.current()
+            losses.append(loss)
+            decay = 1 - step / settings.iters
+            state.step(self._lr * decay, self._minmax_lr * decay, 0.0)
+        return {"": {"first_loss": losses[0], "best_loss": min(losses), "codes": state.write(block, best)}}
+
+
+class OffsetLayer:
+    """One layer: ``Q = round(W + V d)`` with the scales ``α s``.
+
+    V are offsets in ±1/2, α factors of each group up to 1.
+
+    s are the scales of round-to-nearest, and d is the distance from each nearest value to the next on the
+    side of the weight: the scale itself in formats of whole numbers. ``∂Q/∂V = d`` where Q is not clipped,
+    and ``∂Q/∂α = (Q − W) / α``, or ``Q / α`` where it is. Eq. 3 to 5 of arXiv 2309.05516, with one α for both
+    ends of a range.
+
+    Args:
+        weights: The rounded weights of the layer.
+        float_weight: ``[N, K]``.
+        settings: What is tuned.
+        dtype: Dtype of products.
+    """
+
+    def __init__(self, weights: StackedWeights, float_weight: Tensor, settings: AutoRoundConfig, dtype: torch.dtype) -> None:
+        self._weights = weights
+        self._grid = weights.rounded_grid()
+        self._dtype = dtype
+        self._wt = float_weight.t().float().contiguous()  # [K, N]
+        self._distance = (self._grid.neighbours(weights.wt, self._wt) - weights.wt).abs_()
+        self._offsets = torch.zeros_like(self._wt)
+        groups = self._grid.current.scale.shape[0]
+        has_factors = settings.enable_minmax_tuning and self._grid.can_be_rescaled
+        self._factors = torch.ones(groups, self._wt.shape[1], device=self._wt.device, dtype=torch.float32) if has_factors else None
+        self._size = self._wt.shape[0] // groups
+        self._qt = weights.wt
+        self.leaf = self._qt
+
+    def weight(self) -> Tensor:
+        """Return the rounded weight as it is now, ``[N, K]``, a leaf for one step's gradient."""
+        self._qt, _ = self._rounded(self._offsets, self._factors)
+        self.leaf = self._qt.t().contiguous().to(self._dtype).requires_grad_()
+        return self.leaf
+
+    def update(self, lr: float, scale_lr: float) -> None:
+        """Make one step against the sign of the gradients."""
+        if self.leaf.grad is None:
+            return
+        gradient = self.leaf.grad.t().float()
+        moved = self._wt + self._offsets * self._distance
+        is_clipped = (moved - self._qt).abs_() > self._distance
+        if self._factors is not None:
+            change = torch.where(is_clipped, self._qt, self._qt - self._wt).mul_(gradient)
+            self._factors.sub_(change.view(-1, self._size, change.shape[1]).sum(1).sign_(), alpha=scale_lr).clamp_(_NARROWEST, 1)
+        self._offsets.sub_(torch.where(is_clipped, 0, gradient).sign_(), alpha=lr).clamp_(-0.5, 0.5)
+
+    def state(self) -> tuple[Tensor, Tensor | None]:
+        """Return the present state, with which `write` restores these codes and scales."""
+        return self._offsets.clone(), None if self._factors is None else self._factors.clone()
+
+    def write(self, state: tuple[Tensor, Tensor | None]) -> int:
+        """Give the layer the codes and scales of a state.
+
+        Returns how many codes differ from those of round-to-nearest.
+        """
+        qt, scales = self._rounded(*state)
+        before = self._weights.wt / self._grid.current.scale.repeat_interleave(self._size, 0)
+        after = qt / scales.scale.repeat_interleave(self._size, 0)
+        self._weights.keep(self._grid, qt, scales)
+        return int(((before - after).abs_() > 2**-10).sum())
+
+    def _rounded(self, offsets: Tensor, factors: Tensor | None) -> tuple[Tensor, GroupScales]:
+        """Return the rounded weights ``[K, N]`` and the scales of all groups."""
+        moved = torch.addcmul(self._wt, offsets, self._distance)
+        if factors is None:
+            return self._grid.round_(moved, self._grid.each), self._grid.current
+        scales = self._grid.rescaled(factors)
+        return self._grid.round_(moved, scales), scales
