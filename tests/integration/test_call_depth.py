@@ -16,6 +16,11 @@ from quark_tiny_model import tiny_model_dir
 from .program import run
 
 MOST_CALLS, MOST_FILES = 20, 30
+"""From the command to the rounding of a column by GPTQ."""
+DEEPEST = 32
+"""From the command to any rounding at all. The deepest of each run is that of a weight which is encoded when
+it is written.
+"""
 
 
 def own_calls(frame: FrameType | None) -> list[CodeType]:
@@ -34,21 +39,25 @@ def own_calls(frame: FrameType | None) -> list[CodeType]:
     return calls
 
 
-def test_gptq_rounds_a_number_few_calls_below_the_command(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("algorithm", [None, "gptq", "awq"])
+def test_a_number_is_rounded_few_calls_below_the_command(
+    algorithm: str | None, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stacks: list[list[CodeType]] = []
     round_ = IntegerFormat.round_
 
     def recorded(self: IntegerFormat, *args: Any) -> Any:
-        calls = [round_.__code__, *own_calls(sys._getframe(1))]
-        if any(call.co_name == "ldlq" for call in calls):
-            stacks.append(calls)
+        stacks.append([round_.__code__, *own_calls(sys._getframe(1))])
         return round_(self, *args)
 
     monkeypatch.setattr(IntegerFormat, "round_", recorded)
-    arguments = ("--scheme", "int4_wo_64", "--algorithm", "gptq", "--calib", text, "--num-calib", 2, "--seq-len", 32, "--no-report")
+    chosen = () if algorithm is None else ("--algorithm", algorithm)
+    arguments = ("--scheme", "int4_wo_64", *chosen, "--calib", text, "--num-calib", 2, "--seq-len", 32, "--no-report")
     assert run("quantize", tiny_model_dir(), tmp_path / "out", *arguments, monkeypatch=monkeypatch) == 0
-    deepest = max(stacks, key=len)
-    names = [f"{Path(call.co_filename).name}: {call.co_name}" for call in reversed(deepest)]
-    assert names[0] == "main.py: main", names
-    assert len(names) <= MOST_CALLS, names
-    assert len({call.co_filename for call in deepest}) <= MOST_FILES, names
+    of_columns = [calls for calls in stacks if any(call.co_name == "ldlq" for call in calls)]
+    assert bool(of_columns) is (algorithm == "gptq")
+    for deepest, most in ((max(stacks, key=len), DEEPEST), *((max(of_columns, key=len), MOST_CALLS) for _ in of_columns[:1])):
+        names = [f"{Path(call.co_filename).name}: {call.co_name}" for call in reversed(deepest)]
+        assert names[0] == "main.py: main", names
+        assert len(names) <= most, names
+        assert len({call.co_filename for call in deepest}) <= MOST_FILES, names
