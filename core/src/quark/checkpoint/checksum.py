@@ -1,4 +1,4 @@
-"""Checksums of tensors, in files and in memory.
+"""Checksums of tensors in files.
 
 They find damage, not forgery, at a fraction of the time of writing.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 from quark.base.files import read_at
 from quark.base.parallel import one_thread
 
-__all__ = ["BLOCK", "ROW", "checksum", "checksums", "stored_bytes"]
+__all__ = ["BLOCK", "ROW", "checksum", "stored_bytes"]
 
 ROW = 4096
 """Bytes whose words are one sum."""
@@ -34,18 +34,6 @@ def checksum(chunks: Iterable[Tensor]) -> str:
     """
     sums, size = _sums(chunks)
     return _text(torch.cat(sums) if sums else torch.empty(0, dtype=torch.int64), size)
-
-
-def checksums(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
-    """Return the checksum of each tensor's bytes, by name; of meta tensors none.
-
-    The host waits for an accelerator once.
-    """
-    by_name = {name: _sums([t.detach().reshape(-1).view(torch.uint8)]) for name, t in tensors if not t.is_meta}
-    parts = [part for sums, _ in by_name.values() for part in sums]
-    values = torch.cat([part.to(parts[0].device) for part in parts]).cpu() if parts else torch.empty(0, dtype=torch.int64)
-    own = values.split([sum(len(part) for part in sums) for sums, _ in by_name.values()])
-    return {name: _text(each, size) for (name, (_, size)), each in zip(by_name.items(), own, strict=True)}
 
 
 def stored_bytes(file: int, offset: int, size: int) -> Iterator[Tensor]:
