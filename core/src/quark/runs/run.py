@@ -117,32 +117,39 @@ class Run:
             CalibrationError: Data are needed, and there are none.
             UnsupportedError: Attention is to be quantized and cannot be exchanged.
         """
-        plan = self.plan
-        if plan.attentions:
-            refuse_unswitchable(model, [a.name for a in plan.attentions])
-        is_validated = any(t.is_validated for t in self.algorithms.transforms.values())
+        if self.plan.attentions:
+            refuse_unswitchable(model, [a.name for a in self.plan.attentions])
+        if ranks.size > 1 and self.algorithms.tunings:
+            raise UnsupportedError(
+                f"'{next(iter(self.algorithms.tunings))}' tunes each block on all calibration samples in turn, and {ranks.size} processes "
+                "share them: run one process, or leave the algorithm out"
+            )
+        batches = self._read(data, model, events)
+        # In a deterministic run the mode does not depend on how many ranks share the samples.
+        held = batches if ranks.is_deterministic else batches[SampleGrid(len(batches), ranks).own]
+        run = self.in_memory_mode(ranks.any(needs_two_passes(model, self.plan, self.algorithms, held, device)))
+        run = attrs.evolve(run, data=batches, ranks=ranks, events=events)
+        run._tell(model)
+        return run
+
+    def _read(self, data: Data, model: nn.Module, events: RunEvents) -> Sequence[Call]:
+        """Return the calls that calibration data give; none where nothing needs them."""
         if callable(data) and not isinstance(data, Iterable):
             if self.needs_data:
                 events.phase("data")
             data = data(self.needs_data) if self.needs_data else None
+        is_validated = any(t.is_validated for t in self.algorithms.transforms.values())
         is_read = self.needs_data or (is_validated and data is not None)
-        batches = calls(data, wanted_by=self.needs_data, model=model) if is_read else []
-        # In a deterministic run the mode does not depend on how many ranks share the samples.
-        held = batches if ranks.is_deterministic else batches[SampleGrid(len(batches), ranks).own]
-        if ranks.size > 1 and self.algorithms.tunings:
-            name = next(iter(self.algorithms.tunings))
-            raise UnsupportedError(
-                f"'{name}' tunes each block on all calibration samples in turn, and {ranks.size} processes share them: run one process, or "
-                "leave the algorithm out"
-            )
-        run = self.in_memory_mode(ranks.any(needs_two_passes(model, plan, self.algorithms, held, device)))
-        warned = warning_lines(run.plan)
-        for line in plan_lines(run.plan):
+        return calls(data, wanted_by=self.needs_data, model=model) if is_read else []
+
+    def _tell(self, model: nn.Module) -> None:
+        """Log the plan, and tell listeners how much there is to do."""
+        warned = warning_lines(self.plan)
+        for line in plan_lines(self.plan):
             (get_logger().warning if line in warned else get_logger().info)(line)
-        sizes = {"blocks": len(decoder_blocks(model, plan.architecture)), "layers": len(plan.quantized)}
-        sizes |= {"samples": len(batches), "tokens": tokens_in(batches), "processes": ranks.size}
-        events.tell(RunPlanned, **sizes, two_passes=run.two_passes)
-        return attrs.evolve(run, data=batches, ranks=ranks, events=events)
+        sizes = {"blocks": len(decoder_blocks(model, self.plan.architecture)), "layers": len(self.plan.quantized)}
+        sizes |= {"samples": len(self.data), "tokens": tokens_in(self.data), "processes": self.ranks.size}
+        self.events.tell(RunPlanned, **sizes, two_passes=self.two_passes)
 
     def for_data(self, model: nn.Module, data: Sequence[Call], device: torch.device) -> Run:
         """Return the run in the memory mode that these calls need on a device, with no data yet.
@@ -211,18 +218,35 @@ def plan_run(model: nn.Module, config: QConfig, codes_of: CodesOf = MappingProxy
         ConfigError: The configuration does not fit the model.
         UnsupportedError: An algorithm cannot run.
     """
-    config = config.copied()
+    config = _own_config(config)
     codes_of = codes_of if config.keep_prequantized_layers else {}
+    algorithms = algorithms_of(config)
+    separate_experts(model, config, {name for name, codes in codes_of.items() if codes is not None})
+    carried = carried_by(model) if carried is None else carried
+    plan = make_plan(model, config, architecture_of(model), codes_of).carrying(carried, model)
+    _refuse_transforms(list(algorithms.transforms), plan, model)
+    plan, algorithms = _resolved(model, attrs.evolve(plan, notes=(*plan.notes, *_notes(algorithms, plan))), algorithms)
+    if algorithms.rounding_name is not None:
+        plan = _with_rounding(plan, algorithms, {b.name for b in decoder_blocks(model, plan.architecture)})
+    return Run(plan, algorithms)
+
+
+def _own_config(config: QConfig) -> QConfig:
+    """Return a copy of a configuration, with the settings of its algorithms as these know them.
+
+    Raise ConfigError where it cannot be run anywhere.
+    """
+    config = config.copied()
     directory = config.spill_directory
     if directory is not None and not Path(directory).is_dir():
         raise ConfigError(f"spill_directory='{directory}' is not a directory: make it, or give one on a disk with room for activations")
     if config.algo_config is not None:
         config.algo_config = [own_settings(settings) for settings in config.algo_config]
-    algorithms = algorithms_of(config)
-    separate_experts(model, config, {name for name, codes in codes_of.items() if codes is not None})
-    carried = carried_by(model) if carried is None else carried
-    plan = make_plan(model, config, architecture_of(model), codes_of).carrying(carried, model)
-    names = list(algorithms.transforms)
+    return config
+
+
+def _refuse_transforms(names: Sequence[str], plan: QuantPlan, model: nn.Module) -> None:
+    """Raise ConfigError if transforms of these names cannot change the model of a plan."""
     if names and plan.kept:
         raise ConfigError(
             f"'{names[0]}' changes weights, and {len(plan.kept)} layer(s) are to stay quantized as they come: {folded(plan.kept)}. "
@@ -233,14 +257,25 @@ def plan_run(model: nn.Module, config: QConfig, codes_of: CodesOf = MappingProxy
             f"'{names[0]}' goes by facts about the model's family, and this {type(model).__name__} is of none that is known: "
             "register a template for it, or leave the algorithm out"
         )
-    notes = [_note(name) for name in names]
+
+
+def _notes(algorithms: Algorithms, plan: QuantPlan) -> list[str]:
+    """Return notes for a plan about its transforms and tunings."""
+    notes = [_note(name) for name in algorithms.transforms]
     notes += [f"after rounding, each block is tuned by {name} to give what the float block gives" for name in algorithms.tunings]
     if notes and plan.architecture is not None and not plan.architecture.block_lists:
         notes.append(f"no blocks are known of '{plan.architecture.model_type}': the whole model is changed as one block")
-    plan, algorithms = _resolved(model, attrs.evolve(plan, notes=(*plan.notes, *notes)), algorithms)
-    if algorithms.rounding_name is None:
-        return Run(plan, algorithms)
-    blocks = {b.name for b in decoder_blocks(model, plan.architecture)}
+    return notes
+
+
+def _with_rounding(plan: QuantPlan, algorithms: Algorithms, blocks: Collection[str]) -> QuantPlan:
+    """Return the plan with the layers of ``blocks`` that the rounding gets.
+
+    Raises:
+        ConfigError: It gets none.
+        UnsupportedError: It cannot round the scheme of one.
+    """
+    assert algorithms.rounding_name is not None
     named = {r.name for r in plan.quantized if _is_named_by(algorithms.rounding, r, blocks)}
     rows = with_algorithm(plan, algorithms, blocks)
     others = _by_type([r for r in rows if r.name in named and not r.is_linear])
@@ -255,7 +290,7 @@ def plan_run(model: nn.Module, config: QConfig, codes_of: CodesOf = MappingProxy
     refuse_excluded_schemes(algorithms.rounding_name, rows)
     by_type = [f"'{algorithms.rounding_name}' rounds linear layers; rounded to nearest are {others}"] if others else []
     warnings = (*plan.warnings, *_unmatched(algorithms, rows, blocks))
-    return Run(attrs.evolve(plan, rows=rows, notes=(*plan.notes, *by_type), warnings=warnings), algorithms)
+    return attrs.evolve(plan, rows=rows, notes=(*plan.notes, *by_type), warnings=warnings)
 
 
 def with_algorithm(plan: QuantPlan, algorithms: Algorithms, blocks: Collection[str]) -> tuple[PlanRow, ...]:
