@@ -20,6 +20,7 @@ from quark.checkpoint.shard_writer import ShardWriter
 from quark.config.layer import QLayerConfig
 from quark.errors import UnsupportedError
 from quark.models.layers import QuantizerModule
+from quark.models.plan.decoder_blocks import Block
 from quark.numbers import QParams
 from quark.plugins import ExporterRecord, documented_object, exporters, schemes
 from quark_devkit.small_models import quantized, run_config
@@ -96,6 +97,13 @@ def test_a_part_is_made_when_the_one_before_is_being_written(monkeypatch: pytest
     WideExporter().export(content_of(model), tmp_path, ExportOptions())
     assert events.count("made") > 7
     assert ("made", "made") not in set(pairwise(events))
+
+
+def test_a_run_whose_export_merges_scales_of_the_cache_does_not_go_on(tmp_path: Path) -> None:
+    model, options = quantized(run_config(SCHEME)), ExportOptions(kv_cache_group=("*k_proj", "*v_proj"))
+    refused = pytest.raises(UnsupportedError, match="kv_cache_group cannot be resumed")
+    with WideExporter().stream(content_of(model), model, tmp_path, options) as stream, refused:
+        stream.adopt(Block("model.layers.0", model.get_submodule("model.layers.0")), {})
 
 
 def test_layers_without_a_place_and_rounded_values_are_refused_in_one_message() -> None:
