@@ -1,6 +1,6 @@
 """Ranks of one run that were asked for different things refuse before any work, and name what differs.
 
-Here ranks are threads.
+A source that changes for one of them is an error of all. Here ranks are threads.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quark.base.ranks import Ranks
-from quark.errors import RankError
-from quark.runs import identity, quantize_checkpoint
+from quark.errors import CheckpointError, RankError
+from quark.runs import identity, quantize_block, quantize_checkpoint
+from quark.runs.selected_algorithms import Algorithms
 from quark.runs.source import CheckpointSource
 from quark_devkit.threads import in_threads
 
 from .interrupted import DATA, config
+from .test_changed_source import CHANGES
 
 
 def zero_weight(source: Path) -> None:
@@ -96,3 +98,38 @@ def test_ranks_with_copies_of_one_source_are_one_run(source: Path, tmp_path: Pat
     shutil.copytree(source, other)
     run(source, tmp_path / "out", other, {})
     assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("is_whole", [False, True])
+@pytest.mark.parametrize("name", ["round to nearest", "gptq"])
+@pytest.mark.parametrize("what", ["replaced", "rewritten with its time"])
+def test_a_source_that_changes_for_one_rank_is_an_error_of_all(
+    what: str, name: str, is_whole: bool, rank: int, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = [Path(shutil.copytree(source, tmp_path / f"source {number}")) for number in (0, 1)]
+    stopped: dict[int, Exception] = {}
+    changed = threading.Event()
+    plain = quantize_block.quantize_block
+
+    def acting(pipeline: Any, each: Any, *rest: Any) -> None:
+        plain(pipeline, each, *rest)
+        if threading.current_thread().name == f"rank {rank}" and not changed.is_set():
+            CHANGES[what][0](copies[rank])
+            changed.set()
+
+    def of_rank(ranks: Ranks) -> None:
+        try:
+            quantize_checkpoint(copies[ranks.rank], tmp_path / "out", config(name), DATA, ranks=ranks)
+        except Exception as error:
+            stopped[ranks.rank] = error
+            raise
+
+    monkeypatch.setattr(quantize_block, "quantize_block", acting)
+    if is_whole:
+        monkeypatch.setattr(Algorithms, "works_by_block", False)
+    with pytest.raises(CheckpointError, match=rf"source {rank}.* has been changed"):
+        in_threads(of_rank, 2)
+    assert changed.is_set()
+    assert isinstance(stopped[1 - rank], RankError)
+    assert not (tmp_path / "out").exists()

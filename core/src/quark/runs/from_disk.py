@@ -138,7 +138,9 @@ def quantize_checkpoint(
         refuse_different_ranks(ranks, identity, leftover=output.leftover)
 
         def complete(finished: FinishedRun, directory: Path) -> None:
-            refuse_changed_source(identity, shards)
+            refuse_changed_source(ranks, identity, shards)
+            if not ranks.is_first:
+                return
             refuse_incomplete_export(exporter, directory, tensors.model)
             if report is not None:
                 events.phase("report")
@@ -154,8 +156,7 @@ def quantize_checkpoint(
                 with output.opened() as directory:
                     with streamed(run, tensors, output, directory, identity) as (started, sink):
                         finished = finish_run(started, sink, quantize_blocks(started, sink))
-                    if ranks.is_first:
-                        complete(finished, directory)
+                    complete(finished, directory)
                 plan = finished.content.plan
         events.exported(output.path, exporter)
     return plan
@@ -364,7 +365,7 @@ def _sink(started: StartedRun, output: Output, stream: BlockStream | None, journ
 def _whole(run: Run, tensors: CheckpointSource, output: Output, complete: Callable[[FinishedRun, Path], None]) -> QuantPlan:
     """Read the whole model, quantize it in memory, then write it; of several ranks, the first does.
 
-    ``complete`` gets the checkpoint before it has its name.
+    ``complete`` gets the checkpoint before it has its name; the other ranks call it, too.
     """
     model = tensors.model
     run.events.phase("load")
@@ -372,6 +373,7 @@ def _whole(run: Run, tensors: CheckpointSource, output: Output, complete: Callab
     finished = quantize_run(run, model, InPlaceSink(model))
     content = finished.content
     if not run.ranks.is_first:
+        complete(finished, output.path)
         return content.plan
     run.events.phase("write")
     with output.built() as directory:

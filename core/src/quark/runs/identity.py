@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -140,12 +141,27 @@ def _identity_of_source(shards: Sequence[Shard]) -> dict[str, Any]:
     return {"config.json": _digest([(shards[0].path.parent / "config.json").read_bytes()]), **files}
 
 
-def refuse_changed_source(identity: RunIdentity, shards: Sequence[Shard]) -> None:
-    """Check at the end of a run that its source is what it was at the beginning, also where no time tells.
+def refuse_changed_source(ranks: Ranks, identity: RunIdentity, shards: Sequence[Shard]) -> None:
+    """Check at the end of a run that its source is what it was at the beginning, also if no time tells.
+
+    Each rank looks at the files that it has read, which may be a copy of those of the first; collective.
 
     Raises:
         CheckpointError: A file has been changed, replaced or removed.
+        RankError: One of another rank has.
     """
+    try:
+        _refuse_changed(identity, shards)
+    except CheckpointError as error:
+        with suppress(RankError):  # the others stop when they hear of it
+            ranks.gather(str(error))
+        raise
+    for rank, reason in enumerate(ranks.gather("")):
+        if reason:
+            raise RankError(f"process {rank} of this run has stopped: {reason}")
+
+
+def _refuse_changed(identity: RunIdentity, shards: Sequence[Shard]) -> None:
     for shard in shards:
         shard.refuse_changed()
     directory = shards[0].path.parent
