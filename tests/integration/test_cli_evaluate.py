@@ -10,11 +10,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from quark.checkpoint.export import export_with
 from quark.errors import QuarkError
 from quark.models.hf.loading import load_model
 from quark.models.layers.packed_weight import PackedWeight
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
-from quark_tiny_model import tiny_model_dir, tiny_tokenizer
+from quark_tiny_model import calibration_batches, tiny_model_dir, tiny_tokenizer
 from quark_workbench.commands import evaluate, quantize
 
 app = typer.Typer()
@@ -66,6 +67,22 @@ def test_a_checkpoint_that_runs_from_codes_has_the_same_figures(how: list[str], 
     plain = run(tmp_path / "q", *SHORT, *how)
     assert "model.layers.0.mlp.up_proj" in unpacked, "it does run from codes"
     assert (packed["perplexity"], packed["tokens"]) == (plain["perplexity"], plain["tokens"])
+
+
+@pytest.mark.parametrize("how", [[], ["--packed"], ["--dtype", "float16"]])
+@pytest.mark.parametrize(("scheme", "layout"), [("uint4_wo_32", "awq"), ("fp8", "fp8"), ("int4_wo_32", "compressed_tensors")])
+def test_an_export_that_transformers_reads_by_another_library_is_read_here(
+    scheme: str, layout: str, how: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    model = ModelQuantizer(LLMTemplate.get("llama").get_config(scheme=scheme)).quantize_model(
+        load_model(tiny_model_dir()), calibration_batches(2, 64)
+    )
+    for exporter in (layout, "safetensors"):
+        export_with(exporter, model, tmp_path / exporter)
+        tiny_tokenizer().save_pretrained(tmp_path / exporter)
+    found = run(tmp_path / layout, *SHORT, *how)
+    assert f"read by quark's own reader of the layout '{layout}'" in caplog.text
+    assert found["perplexity"] == run(tmp_path / "safetensors", *SHORT, *how)["perplexity"], "of the same model in a layout of quark's"
 
 
 def test_a_window_with_more_tokens_than_a_batch_is_a_batch(monkeypatch: pytest.MonkeyPatch):

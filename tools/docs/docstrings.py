@@ -21,7 +21,7 @@ class Docstrings(griffe.Extension):
     """Rewrites every docstring when it is collected, and gives `quark.torch` the names of its stubs."""
 
     def on_package(self, *, pkg: Any, loader: Any, **_: Any) -> None:
-        """Add the names of `quark.torch`, which the stub package of quark-amd has: griffe reads no partial ones."""
+        """Add the names of `quark.torch`: griffe does not read partial stub packages, such as quark-amd's."""
         if pkg.path == "quark":
             loader.load("quark_amd")
             stubs = griffe.visit("torch", filepath=_STUBS, code=_STUBS.read_text("utf-8"), parent=pkg)

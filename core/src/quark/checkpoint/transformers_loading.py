@@ -15,17 +15,21 @@ from typing import Any
 
 from torch import nn
 
+from quark.base.log import get_logger
 from quark.base.names import folded
 from quark.base.version import refuse_unfit_environment, transformers_version
 from quark.checkpoint.headers import refuse_misfits, refuse_misfits_of
 from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, StoredConfig, layout_for, reader_of
 from quark.checkpoint.provenance import refuse_unreadable
+from quark.checkpoint.reader import import_model_from_safetensors
 from quark.checkpoint.save_pretrained import SavesQuantized
 from quark.config.model import QConfig
 from quark.errors import CheckpointError, UnsupportedError
 from quark.models.hf.internals import before_tying, directory_of, on_missing, renamed_by_loader, renamed_scales, source_of
-from quark.models.hf.loading import keeps_codes, load_model, unpack_all
+from quark.models.hf.json_files import config_file, read_json
+from quark.models.hf.loading import keeps_codes, load_model, torch_device, torch_dtype, unpack_all
 from quark.models.hf.shards import INDEX, SINGLE, check_shards
+from quark.models.hf.skeleton import empty_model
 from quark.models.hf.tied_tensors import aliases, tie_equal
 from quark.models.layers.packed_layers import PackedLayer, PackedScales
 from quark.plugins import exporters
@@ -76,14 +80,33 @@ def is_read_here(method: str) -> bool:
 def load_checkpoint(
     path: Path, dtype: str = "auto", device: str = "cpu", *, trust_remote_code: bool = False, packed: bool = False
 ) -> nn.Module:
-    """Return the model of a checkpoint, float or quantized, in evaluation mode, by `load_model`.
+    """Return the model of a checkpoint, float or quantized, in evaluation mode.
 
-    Layouts are registered, and tensors of a quantized checkpoint are those that its configuration announces,
-    whoever reads them. Arguments and errors as of `load_model`.
+    Layouts are registered. A checkpoint that `import_model_from_safetensors` reads, and transformers by a
+    library of its own, is read by the former; any other by `load_model`. Tensors of a quantized checkpoint
+    are those that its configuration announces, whoever reads them. Arguments and errors as of `load_model`.
     """
     register_layouts()
+    file = config_file(path)
+    block = read_json(file).get("quantization_config")
+    layout = exporters().fitting_one(block, "reader", file) if isinstance(block, dict) else None
+    if isinstance(block, dict) and layout is not None and not is_read_here(str(block.get("quant_method"))):
+        try:
+            model = _read_here(path, dtype, device, trust_remote_code=trust_remote_code, packed=packed)
+        except UnsupportedError as error:
+            get_logger(__name__).info(f"'{path}' is read by transformers, since quark cannot: {error}")
+        else:
+            get_logger(__name__).info(f"'{path}' is read by quark's own reader of the layout '{layout}', not by transformers.")
+            return model
     refuse_misfits_of(path, trust_remote_code=trust_remote_code)
     return load_model(path, dtype, device, trust_remote_code=trust_remote_code, packed=packed)
+
+
+def _read_here(path: Path, dtype: str, device: str, *, trust_remote_code: bool, packed: bool) -> nn.Module:
+    """Return the model of a quantized checkpoint, read by `import_model_from_safetensors`."""
+    target = str(torch_device(device))
+    model = empty_model(path, None, trust_remote_code=trust_remote_code, dtype=torch_dtype(dtype))
+    return import_model_from_safetensors(model, path, device=target, packed=packed)
 
 
 def map_to_quark(model: nn.Module, quant_config: QConfig, pack_method: str = "reorder", custom_mode: str = "quark") -> nn.Module:

@@ -73,14 +73,16 @@ def skeleton(path: Path, dtype: str, device: torch.device, *, trust_remote_code:
     return _with_generation_config(model, path).eval()
 
 
-def empty_model(path: Path, attn_implementation: str | None, *, trust_remote_code: bool = False) -> nn.Module:
-    """Return the float model of a config.json with allocated weights, in the checkpoint's dtype.
+def empty_model(
+    path: Path, attn_implementation: str | None, *, trust_remote_code: bool = False, dtype: torch.dtype | None = None
+) -> nn.Module:
+    """Return the float model of a config.json with allocated weights, in a dtype or that of the checkpoint.
 
     Its buffers that no checkpoint holds (rotary tables) are computed. Raises as `model_config`.
     """
     kind = _class_of(path, trust_remote_code=trust_remote_code)
     with building(), without_initialization(), reading(path / "config.json", _NO_MODEL):
-        model = kind.build(dtype=kind.config.dtype or torch.float32, attn_implementation=attn_implementation)
+        model = kind.build(dtype=dtype or kind.config.dtype or torch.float32, attn_implementation=attn_implementation)
     return _with_generation_config(model, path).eval()
 
 
