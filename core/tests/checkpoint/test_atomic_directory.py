@@ -104,6 +104,28 @@ def test_the_current_directory_is_refused_before_any_work(out: str, tmp_path: Pa
     assert list(tmp_path.iterdir()) == [tmp_path / "here"]
 
 
+@pytest.mark.parametrize("out", [".", "new/..", "../here"])
+def test_the_current_directory_is_no_mount_point(out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here" / "new").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(OutputError, match="is the current directory, which cannot be replaced"):
+        refuse_used_directory(Path(out))
+
+
+@pytest.mark.posix("links are allowed to few users of Windows")
+def test_a_link_to_another_file_system_is_no_mount_point_and_one_to_a_mount_point_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mount" / "inside").mkdir(parents=True)
+    (tmp_path / "out").symlink_to("mount/inside")
+    (tmp_path / "all").symlink_to("mount")
+    # Python 3.11 compares the device of a link's target with that of the link's own directory.
+    monkeypatch.setattr(Path, "is_mount", lambda path: path.is_symlink() or path == tmp_path / "mount")
+    refuse_used_directory(tmp_path / "out")
+    with pytest.raises(OutputError, match="is a mount point"):
+        refuse_used_directory(tmp_path / "all")
+
+
 def test_a_mount_point_is_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "is_mount", lambda path: path == tmp_path)
     with pytest.raises(OutputError, match=r"is a mount point, which cannot be replaced: choose a directory in it, such as '.*model'"):

@@ -17,7 +17,8 @@ from torch import nn
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, conversion_mapping, modeling_utils
 
 from quark.base.version import transformers_version
-from quark.checkpoint import running_from_codes
+from quark.checkpoint import running_from_codes, transformers_loading
+from quark.checkpoint.transformers_loading import load_checkpoint
 from quark.errors import CheckpointError, UnsupportedError
 from quark.models.hf.loading import load_model
 from quark.torch import ModelQuantizer, export_safetensors, import_model_from_safetensors
@@ -65,6 +66,20 @@ def losing_loader(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(model, {name: tensor for name, tensor in state_dict.items() if name != LOST}, *args, **kwargs)
 
     monkeypatch.setattr(modeling_utils, "convert_and_load_state_dict_in_model", losing)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("dtype", ["auto", "float32", "float16"])
+def test_the_reader_here_gives_the_model_of_that_of_transformers(
+    dtype: str, packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    exported(tmp_path)
+    expected = load_model(tmp_path, dtype, packed=packed)
+    monkeypatch.setattr(transformers_loading, "is_read_here", lambda method: False)
+    model = load_checkpoint(tmp_path, dtype, packed=packed)
+    assert "quark's own reader of the layout 'safetensors'" in caplog.text
+    assert {tensor.dtype for tensor in model.parameters()} == {tensor.dtype for tensor in expected.parameters()}
+    assert torch.equal(logits(model), logits(expected))
 
 
 @pytest.mark.usefixtures("greedy_loader")

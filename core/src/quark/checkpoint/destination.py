@@ -96,7 +96,7 @@ def refuse_used_directory(
         ) from error
     if out.exists() and not out.is_dir():
         raise OutputError(f"the output '{out}' is a file: choose a directory that does not exist yet")
-    what = "a mount point" if out.is_mount() else "the current directory" if out.is_dir() and out.samefile(Path.cwd()) else None
+    what = "a mount point" if out.resolve().is_mount() else "the current directory" if out.is_dir() and out.samefile(Path.cwd()) else None
     if what is not None:
         raise OutputError(f"the output '{out}' is {what}, which cannot be replaced: choose a directory in it, such as '{out / 'model'}'")
     copies = copied_companions(out, source)
