@@ -25,7 +25,8 @@ from quark.errors import CalibrationError, ConfigError
 from quark.runs import quantize_checkpoint
 from quark.runs.selected_algorithms import settings_told
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
-from quark_algos.equalization import search, transforms
+from quark_algos.equalization import awq as awq_transform
+from quark_algos.equalization import search
 from quark_algos.equalization.awq import Awq
 from quark_algos.equalization.config import AWQConfig, SmoothQuantConfig
 from quark_algos.equalization.equalization import EqualizationRun
@@ -181,7 +182,7 @@ def test_awq_compares_by_errors_of_inputs_where_these_are_rounded(scheme: str, i
         seen.append((len(parts), [float(a.error(torch.ones_like(x_mean)).abs().sum()) for a in activations]))
         return search.awq(parts, x_mean, activations, **more)
 
-    monkeypatch.setattr(transforms, "awq", awq)
+    monkeypatch.setattr(awq_transform, "awq", awq)
     quantized("awq", scheme, blocks=1)
     assert seen
     for parts, errors in seen:
