@@ -34,9 +34,9 @@ def quantized(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     plain = quantize_block.quantize_block
 
-    def recording(pipeline: Any, block: Any, *rest: Any) -> None:
+    def recording(started: Any, sink: Any, block: Any, *rest: Any) -> None:
         names.append(block.name)
-        plain(pipeline, block, *rest)
+        plain(started, sink, block, *rest)
 
     monkeypatch.setattr(quantize_block, "quantize_block", recording)
     return names

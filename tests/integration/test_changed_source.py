@@ -63,8 +63,8 @@ def behind(monkeypatch: pytest.MonkeyPatch, block: int, act: Callable[[], object
     """Act when a block has been quantized."""
     plain, done = quantize_block.quantize_block, list[str]()
 
-    def acting(pipeline: Any, each: Any, *rest: Any) -> None:
-        plain(pipeline, each, *rest)
+    def acting(started: Any, sink: Any, each: Any, *rest: Any) -> None:
+        plain(started, sink, each, *rest)
         done.append(each.name)
         if len(done) == block:
             act()

@@ -58,7 +58,7 @@ del sys.argv[1:4]
 place = Path(sys.argv[3]).parent
 plain = module.quantize_block
 
-def failing(pipeline, block, *rest):
+def failing(started, sink, block, *rest):
     if block.name.endswith("1") and os.environ["RANK"] == rank and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         while not any(map(finished_blocks, place.glob(".*.partial"))):  # the first process may still be storing block 0
             time.sleep(0.01)
@@ -67,7 +67,7 @@ def failing(pipeline, block, *rest):
         if how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         raise ValueError("disk on fire")
-    return plain(pipeline, block, *rest)
+    return plain(started, sink, block, *rest)
 
 module.quantize_block = failing
 """
