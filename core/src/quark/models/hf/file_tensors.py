@@ -123,7 +123,10 @@ _MOST_FREE = 1 << 28
 class _ReusedMemory:
     """Memory of tensors that are gone, for those of the next block.
 
-    The system needs as long to give a process new memory as to read a file into it.
+    The system needs as long to give a process new memory as to read a file into it. On one thread, 272
+    tensors of 269 MB that the system had cached took 63 ms in new memory and 46 ms in this. A plain read of
+    the same bytes into one buffer, the floor, took 38 ms, and mapping them and looking at a byte of each page
+    66 ms. Larger or smaller reads and ``posix_fadvise`` changed nothing.
     """
 
     def __init__(self) -> None:
