@@ -129,9 +129,11 @@ MOST_SUBJECTS = 4
 
 @pytest.hookimpl(trylast=True)  # after those that -m and -k leave out
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without ``--all``, deselect tests that are marked thorough, and most combinations of parameters.
+    """Without ``--all``, deselect what takes long, and most combinations of parameters.
 
-    `tests.kit.covering` chooses those that stay. A test whose parameters are named on the command line is run.
+    Tests that are marked thorough take long, and so do conformance checks that make whole runs.
+    `tests.kit.covering` chooses the combinations that stay. A test whose parameters are named on the command
+    line is run.
     """
     if config.getoption("--all") or any("[" in argument for argument in config.args):
         return
@@ -139,7 +141,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     functions: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("thorough") is None:
+        if item.get_closest_marker("thorough") is None and not _is_whole_run(item):
             functions.setdefault(_function(item), []).append(item)
     kept: set[pytest.Item] = set()
     for name, combinations in functions.items():
@@ -151,6 +153,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept.update(combinations[number] for number in covering(rows, name, MOST_SUBJECTS if len(subjects) > 1 else MOST_VALUES))
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
+
+
+def _is_whole_run(item: Any) -> bool:
+    """Return whether an item is a conformance check of the repository's own plugins that makes whole runs."""
+    is_check = getattr(item.cls, "kind", None) is not None or "::" in getattr(getattr(item, "callspec", None), "id", "")
+    return is_check and item.name.partition("[")[0].removeprefix("test_") in WHOLE_RUNS
 
 
 def _function(item: Any) -> str:

@@ -18,6 +18,8 @@ from tools.costs.counter import OperationCounter
 from tools.costs.recorded import differences
 from tools.costs.runs import RUNS, Cost
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).resolve().parents[1]
 
 

@@ -15,6 +15,8 @@ import quark_tiny_model as tiny
 from quark.config.algorithm import AlgoConfig
 from quark.torch import LLMTemplate, ModelQuantizer
 
+pytestmark = pytest.mark.thorough
+
 ALGORITHMS = ("gptq", "gptaq", "qronos")
 SCHEMES = [n for n in quark.schemes().names() if quark.schemes().load_config(n)().weight is not None]
 ONLY_WEIGHTS = [n for n in SCHEMES if quark.schemes().load_config(n)().input_tensors is None]

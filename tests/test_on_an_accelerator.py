@@ -20,6 +20,8 @@ from quark.runs import ModelQuantizer, quantize_checkpoint, source
 from quark.torch import LLMTemplate
 from quark_devkit.simulated_device import NAME, SimulatedDevice, simulated_device
 
+pytestmark = pytest.mark.thorough
+
 SCHEMES = schemes().names()
 ALGORITHMS: dict[str, tuple[str, ...]] = {
     "rtn": (),

@@ -31,6 +31,8 @@ from quark_workbench.planning.planned_run import plan, planned_lines
 
 from .interrupted import DATA, checkpoint
 
+pytestmark = pytest.mark.thorough
+
 AHEAD = {
     "{0}.fc.weight": (32, 64),
     "{0}.norm.weight": (64,),

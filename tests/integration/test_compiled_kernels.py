@@ -15,6 +15,8 @@ import pytest
 from quark.numbers import quantizer_for
 from tests.kit.kernel_specs import CASES
 
+pytestmark = pytest.mark.thorough
+
 pytest.importorskip("triton", reason="Triton is not installed: make kernels")
 ROOT = Path(__file__).resolve().parents[2]
 

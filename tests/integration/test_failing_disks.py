@@ -13,6 +13,8 @@ from .interrupted import DATA, files
 from .killed_runs import REFUSED
 from .test_killed_runs import Killer, killer
 
+pytestmark = pytest.mark.thorough
+
 FAULTS = {"full": (errno.ENOSPC, True), "broken": (errno.EIO, False)}
 """A disk that is full from then on, and one that fails once."""
 

@@ -21,7 +21,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from quark.algorithms import Hessian, RoundToNearest
 from quark.checkpoint import CheckpointContent, Exporter, ExportOptions
 from quark.checkpoint.export import export_with
-from quark.checkpoint.shard_writer import Part, ShardWriter
+from quark.checkpoint.model_tensors import Part
+from quark.checkpoint.shard_writer import ShardWriter
 from quark.config.model import QConfig
 from quark.errors import CalibrationError, CheckpointError, ConfigError, NonFiniteError, OutputError, UnsupportedError
 from quark.models.hf.loading import load_model

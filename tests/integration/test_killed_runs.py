@@ -22,6 +22,8 @@ from .interrupted import (
     files,
 )
 
+pytestmark = pytest.mark.thorough
+
 
 class Killer:
     """Runs jobs in processes that are killed (`killed_runs`)."""

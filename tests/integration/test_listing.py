@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import quark
-from quark.plugins import kinds
+from quark.plugins import registries
 from quark_workbench.cli.main import main
 
 KINDS = [
@@ -54,7 +54,7 @@ def test_every_kind_is_listed_without_torch(kind: str) -> None:
 
 
 def test_each_kind_comes_from_the_distribution_that_messages_say_to_install() -> None:
-    for kind in kinds.KINDS:
+    for kind in registries.KINDS:
         registry = getattr(quark, kind.plural)()
         others = {"quark-devkit", "quark-tiny-model"} if kind.plural == "commands" else set()
         assert {registry.source(name).distribution for name in registry.names()} == {kind.distribution, *others}

@@ -14,6 +14,8 @@ import pytest
 
 from .on_another_system import whole
 
+pytestmark = pytest.mark.thorough
+
 KIT = Path(__file__).parents[1] / "kit" / "other_system"
 
 

@@ -20,6 +20,8 @@ from quark_tiny_model import tiny_model_dir
 
 from .program import run
 
+pytestmark = pytest.mark.thorough
+
 MARK = "alice-on-host7"
 """A folder above everything that a run reads and writes."""
 ROUTES: dict[str, tuple[object, ...]] = {

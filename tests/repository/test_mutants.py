@@ -14,6 +14,8 @@ import pytest
 from tools.mutants import covering_tests, drawn, forks
 from tools.mutants.operators import Mutation, mutations_of
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = "def double(x):\n    return 2 * x\n"
 

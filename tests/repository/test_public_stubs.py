@@ -13,6 +13,8 @@ import pytest
 from quark_amd.finder import public_names
 from tools.public_stubs import ROOT, SHARED, main, out_of_date, references, stubs
 
+pytestmark = pytest.mark.thorough
+
 DOCUMENTED = """
 from __future__ import annotations
 

@@ -21,6 +21,8 @@ from packaging.requirements import Requirement
 
 from tools.neighbours import CPU_TORCH
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).resolve().parents[2]
 DISTRIBUTIONS = [
     "core",

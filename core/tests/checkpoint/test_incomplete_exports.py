@@ -13,7 +13,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from quark.checkpoint import export_safetensors, import_model_from_safetensors
-from quark.checkpoint.shard_writer import Part
+from quark.checkpoint.model_tensors import Part
 from quark.errors import PluginError
 from quark.models.hf.loading import load_model
 from quark.plugins import Source, exporters

@@ -21,6 +21,8 @@ from quark_devkit.catalogue import checks_of
 from .distribution_mutants import LISTENER, above, installed
 from .mutant import DISTRIBUTION, subject_among
 
+pytestmark = pytest.mark.thorough
+
 CHECKS = checks_of("distribution")
 by_check = pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
 CONFIG = "quark_schemes.schemes:int4_wo_64"

@@ -16,6 +16,8 @@ from amd_quark_scripts import profiler as module
 from amd_quark_scripts.installed_packages import is_transformers_version_higher_or_equal, is_transformers_version_lower
 from amd_quark_scripts.profiler import CheckpointMetric, GlobalProfiler, MetricContext, ProfileStep, SummaryMetric, profile_scope
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(autouse=True)
 def _a_new_profiler(monkeypatch: pytest.MonkeyPatch) -> None:

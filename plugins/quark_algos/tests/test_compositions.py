@@ -30,6 +30,8 @@ from quark_algos.rotation.config import RotationConfig
 
 from .runs import off_grid, same
 
+pytestmark = pytest.mark.thorough
+
 SCHEMES = [n for n in quark.schemes().names() if quark.schemes().load_config(n)().weight is not None]
 SOME = ["int4_wo_32", "int8", "fp8", "mxfp4", "nvfp4", "mx6"]
 LISTS = [("rotation", "smoothquant", "gptq"), ("rotation", "awq", "qronos"), ("rotation", "gptq"), ("awq", "gptq")]

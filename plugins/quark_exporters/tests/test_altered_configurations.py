@@ -34,6 +34,8 @@ from quark.runs.from_disk import opened_checkpoint
 from quark.torch import LLMTemplate
 from quark_workbench.evaluate.quantized_checkpoint import QuantizedCheckpoint
 
+pytestmark = pytest.mark.thorough
+
 IDS = torch.arange(3, 20)[None]
 SIZES: dict[str, Any] = {"vocab_size": 32, "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 1}
 HEADS: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": False}

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from tests.kit.other_cpu.computed_by_torch import TERMS
 
+pytestmark = pytest.mark.thorough
+
 HERE = Path(__file__).parent
 Computed = dict[str, Tensor]
 

@@ -21,6 +21,8 @@ from quark.models.layers import QuantizerModule
 from quark.torch import ModelQuantizer
 from quark_exporters.onnx_layout.export import export_onnx
 
+pytestmark = pytest.mark.thorough
+
 IN, OUT = 256, 24
 
 
