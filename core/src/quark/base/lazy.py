@@ -44,19 +44,36 @@ class LazyRef:
         return self.target.partition(":")[2]
 
     def load(self) -> Any:
-        """Import the module and return the object.
+        """Import the module, as `imported` does, and return the object.
 
         Raises:
             ImportError: The module cannot be imported.
             AttributeError: The module has no such attribute.
         """
-        target: Any = importlib.import_module(self.module)
+        target: Any = imported(self.module)
         for part in self.attribute.split("."):
             target = getattr(target, part)
         return target
 
     def __str__(self) -> str:
         return self.target
+
+
+def imported(module: str) -> ModuleType:
+    """Import a module as a fresh process does, whatever state of torch its caller has set.
+
+    A plugin's module may first be needed while transformers builds a model on the meta device in bfloat16:
+    tensors that the module makes would be such tensors, for the rest of the process.
+
+    Raises:
+        ImportError: The module cannot be imported.
+    """
+    if module in sys.modules or "torch" not in sys.modules:
+        return importlib.import_module(module)
+    from quark.base.torch_state import plain_torch_state
+
+    with plain_torch_state():
+        return importlib.import_module(module)
 
 
 @attrs.frozen(eq=False)

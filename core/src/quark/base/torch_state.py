@@ -1,4 +1,4 @@
-"""The state of torch that a run brings along, whatever its caller has set: `own_torch_state`, `building`."""
+"""The state of torch that a run and an import bring along, whatever their caller has set."""
 
 from __future__ import annotations
 
@@ -36,6 +36,13 @@ def own_torch_state(*, takes_turns: bool = True) -> Iterator[None]:
                 stack.enter_context(torch.autocast(device_type, enabled=False))
         if torch.get_default_device().type != "cpu":  # a device mode costs time at every call of torch
             stack.enter_context(torch.device("cpu"))
+        yield
+
+
+@contextmanager
+def plain_torch_state() -> Iterator[None]:
+    """Let the body make tensors as a fresh process does: as in `own_torch_state`, with gradients."""
+    with own_torch_state(takes_turns=False), torch.enable_grad():
         yield
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pluggy
 
+from quark.base.lazy import imported
 from quark.base.log import get_logger
 from quark.base.names import closest
 from quark.errors import PluginError
@@ -25,10 +26,18 @@ from quark.plugins.registries import KINDS
 from quark.plugins.registry import Kind, Registered
 
 if TYPE_CHECKING:
+    from importlib_metadata import EntryPoint
+
     from quark.plugins.events import Event
 
 Listener = Callable[["Event"], object]
 """A function of one event; its result is ignored."""
+
+
+def _load(entry_point: EntryPoint) -> Any:
+    """Return what an entry point names, imported as in a fresh process."""
+    imported(entry_point.module)
+    return entry_point.load()
 
 
 class Listeners:
@@ -189,7 +198,7 @@ class Collection:
                 source = candidate.source
                 for requirement, state in candidate.unmet:
                     self._fail(source, "require", f"it requires {requirement}, and {state}")
-                plugin = self._attempt(source, "import", f"importing '{source.module}' raised", candidate.entry_point.load)
+                plugin = self._attempt(source, "import", f"importing '{source.module}' raised", partial(_load, candidate.entry_point))
                 if plugin is not _NOTHING:
                     self.add_plugin(plugin, source)
 
