@@ -9,7 +9,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from quark.algorithms import Hessian, RoundToNearest
 from quark.checkpoint import CheckpointContent, Exporter, ExportOptions
 from quark.checkpoint.export import export_with
-from quark.checkpoint.model_tensors import Part
 from quark.checkpoint.shard_writer import ShardWriter
 from quark.config.model import QConfig
 from quark.errors import CalibrationError, CheckpointError, ConfigError, NonFiniteError, OutputError, UnsupportedError
@@ -311,12 +310,12 @@ def test_what_stays_float_outside_the_blocks_is_written_first_and_once(head: boo
     written: list[list[str]] = []
 
     class Recorded(ShardWriter):
-        def write(self, part: Part, **options: Any) -> None:
-            written.append(list(part.meta))
-            super().write(part, **options)
+        def write(self, part: Mapping[str, Tensor]) -> None:
+            written.append(list(part))
+            super().write(part)
 
-        def write_beside(self, part: Part) -> None:
-            written.append(list(part.meta))
+        def write_beside(self, part: Mapping[str, Tensor]) -> None:
+            written.append(list(part))
             super().write_beside(part)
 
     monkeypatch.setattr("quark.checkpoint.checkpoint_exporter.ShardWriter", Recorded)
