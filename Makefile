@@ -13,7 +13,7 @@ WORKERS ?= auto
 DOCUMENTS = tests/repository/test_doctests.py tests/repository/test_layout.py tests/repository/test_docs.py tests/repository/test_docs_generated.py \
 	tests/repository/test_docs_site.py tests/integration/test_readme.py tests/integration/test_distribution_readmes.py \
 	examples/acme_quant/tests/test_readme.py plugins/quark_algos/tests/test_readme.py plugins/quark_templates/tests/test_readme.py
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(if $(ALL),--all) $(if $(OTHER_CPU),--other-cpu) $(if $(SYSTEM),--system $(SYSTEM))
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(if $(OTHER_CPU),--other-cpu) $(if $(SYSTEM),--system $(SYSTEM))
 # The part of the suite that compares what products and sums lead to, in a minute: golden files, bytes of runs, an accelerator beside the CPU.
 NUMERIC = tests/kit/other_cpu tests/test_golden_layers.py tests/test_golden_values.py tests/test_same_bytes.py tests/test_on_an_accelerator.py \
 	core/tests/algorithms core/tests/models/layers plugins/quark_exporters/tests/test_golden_export.py \
@@ -39,10 +39,10 @@ demo: install  ## quantize, export, reload and compare the tiny model
 	$(BIN)/quark demo
 
 test: install  ## the test suite, offline, in some minutes (ALL=1: every combination; WORKERS=: processes; PYTEST_ARGS=: such as paths; OTHER_CPU=1: sums in another order; SYSTEM=windows, macos: as there, simulated)
-	$(PYTEST) $(PYTEST_ARGS)
+	$(PYTEST) $(if $(ALL),,--few) $(PYTEST_ARGS)
 
 quick: lint types  ## style, types, and the tests that are nearest to what changed since main (SINCE=: another commit)
-	tests=$$($(BIN)/python -m tools.changed_tests --since $(or $(SINCE),main)); test -z "$$tests" || $(PYTEST) $$tests $(PYTEST_ARGS)
+	tests=$$($(BIN)/python -m tools.changed_tests --since $(or $(SINCE),main)); test -z "$$tests" || $(PYTEST) --few $$tests $(PYTEST_ARGS)
 
 numeric: install  ## the numerical part of the suite with sums in another order, as another CPU computes them
 	$(PYTEST) --other-cpu $(NUMERIC) $(PYTEST_ARGS)
@@ -126,7 +126,7 @@ lowest newest:  ## the test suite with the lowest allowed versions of all depend
 	$(VENV)-$@/bin/python -m pip install --quiet --upgrade pip
 	$(VENV)-$@/bin/python -m pip install --quiet $(TEST_CONSTRAINTS) -r requirements-dev.txt
 	$(VENV)-$@/bin/python -m pip install --quiet $(TEST_CONSTRAINTS) $(PACKAGES:%=-e %)
-	OMP_NUM_THREADS=1 $(VENV)-$@/bin/python -m pytest -n $(WORKERS) --all $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(VENV)-$@/bin/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 
 bench: install  ## benchmarks: ratios to a floor measured in the same run, added to the page of the documentation (BENCH_ARGS=: such as --model DIR)
 	$(BIN)/python -m benchmarks --results docs/data/benchmarks.json $(BENCH_ARGS)

@@ -46,11 +46,11 @@ OTHER_SYSTEM = OTHER_CPU.with_name("other_system")
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
-    """Add ``--all``, and ``--other-cpu`` and ``--system``, which change what this process and those it starts see.
+    """Add ``--few``, and ``--other-cpu`` and ``--system``, which change what this process and those it starts see.
 
     With ``--other-cpu``, torch computes products, factorizations and sums in another order.
     """
-    parser.addoption("--all", action="store_true", help="run every combination of parameters, and what is marked thorough")
+    parser.addoption("--few", action="store_true", help="leave out what is marked thorough, and most combinations of parameters")
     parser.addoption("--other-cpu", action="store_true", help="sum in another order, as the libraries of another CPU do")
     parser.addoption("--system", choices=["windows", "macos"], help="refuse what this system does not offer (tests/kit/other_system)")
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -122,20 +122,19 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 MOST_VALUES = 8
-"""Of a parameter with more values, a test has so many without ``--all``."""
+"""Of a parameter with more values, a test has so many with ``--few``."""
 MOST_SUBJECTS = 4
-"""Of more records of a kind, a conformance check is run for so many without ``--all``."""
+"""Of more records of a kind, a conformance check is run for so many with ``--few``."""
 
 
 @pytest.hookimpl(trylast=True)  # after those that -m and -k leave out
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without ``--all``, deselect what takes long, and most combinations of parameters.
+    """With ``--few``, deselect what takes long, and most combinations of parameters.
 
     Tests that are marked thorough take long, and so do conformance checks that make whole runs.
-    `tests.kit.covering` chooses the combinations that stay. A test whose parameters are named on the command
-    line is run.
+    `tests.kit.covering` chooses the combinations that stay.
     """
-    if config.getoption("--all") or any("[" in argument for argument in config.args):
+    if not config.getoption("--few"):
         return
     from tests.kit.covering import covering
 

@@ -1,4 +1,4 @@
-"""The default suite has a few combinations of each test's parameters; ``--all`` has every one."""
+"""`make test` has a few combinations of each test's parameters; `make test ALL=1` has every one."""
 
 from __future__ import annotations
 
