@@ -21,8 +21,8 @@ NUMERIC = tests/kit/other_cpu tests/test_golden_layers.py tests/test_golden_valu
 
 .PHONY: help install demo test quick numeric coverage docs slow mutants lint types imports check fuzz wheels tasks kernels lowest newest matrix bench bars accelerator neighbours clients browser clean
 
-help:  ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  \1\t/' | expand -t 14
+help:  ## list the targets that are used most (ALL=1: all of them)
+	@grep -E '^[a-z ]+:.*#[$(if $(ALL),#>,#)] ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+)( [a-z]+)?:[^#]*#[#>] /  \1\2\t/' | expand -t 18
 
 install: $(STAMP)  ## create .venv with the pinned torch and all distributions, editable
 
@@ -44,17 +44,17 @@ test: install  ## the test suite, offline, in some minutes (ALL=1: every combina
 quick: lint types  ## style, types, and the tests that are nearest to what changed since main (SINCE=: another commit)
 	tests=$$($(BIN)/python -m tools.changed_tests --since $(or $(SINCE),main)); test -z "$$tests" || $(PYTEST) --few $$tests $(PYTEST_ARGS)
 
-numeric: install  ## the numerical part of the suite with sums in another order, as another CPU computes them
+numeric: install  #> the numerical part of the suite with sums in another order, as another CPU computes them
 	$(PYTEST) --other-cpu $(NUMERIC) $(PYTEST_ARGS)
 
-coverage: install  ## lines of the core that its tests and the integration tests run: coverage.xml, and an error below the floor
+coverage: install  #> lines of the core that its tests and the integration tests run: coverage.xml, and an error below the floor
 	$(PYTEST) core/tests workbench/tests tests/integration --cov --cov-report=term:skip-covered --cov-report=xml $(PYTEST_ARGS)
 
 docs: install  ## the site of docs/ in site/, warnings are errors; tests of its pages, of docstrings, READMEs and CONTRIBUTING.md
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	$(PYTEST) $(DOCUMENTS) -m "documents or not slow" $(PYTEST_ARGS)
 
-slow: install  ## the tests that take minutes: every algorithm and every family with every scheme
+slow: install  #> the tests that take minutes: every algorithm and every family with every scheme
 	$(PYTEST) -m slow --timeout 3600 $(PYTEST_ARGS)
 
 # A run of the drawn changes takes about an hour of one core; which tests run which line is measured first, and kept in .mutants/.
@@ -64,19 +64,19 @@ mutants: install  ## break the code on purpose; tests have to notice each listed
 	$(if $(DRAWN),,OMP_NUM_THREADS=1 $(BIN)/python -m tools.mutants $(NAMES))
 	$(if $(NAMES),,OMP_NUM_THREADS=1 $(BIN)/python -m tools.mutants.drawn --count $(COUNT) --seed $(SEED) --packages $(DRAWN))
 
-fuzz: install  ## damage checkpoints in 500 ways, run every route on each, and count how the runs end (FUZZ_ARGS=: other cases)
+fuzz: install  #> damage checkpoints in 500 ways, run every route on each, and count how the runs end (FUZZ_ARGS=: other cases)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.fuzz $(FUZZ_ARGS)
 
 lint: install  ## ruff: style and errors; warnings on spelling and long sentences
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	-$(BIN)/codespell README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md docs core/src workbench/src devkit/src plugins
-	-$(BIN)/python -m tools.docs.prose
+	-$(BIN)/python -m tools.docs.prose README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md $$(find docs -name '*.md')
 
-types: install  ## mypy, strict on core
+types: install  #> mypy, strict on core
 	$(BIN)/mypy
 
-imports: install  ## import-linter: imports go down, plugins never meet
+imports: install  #> import-linter: imports go down, plugins never meet
 	$(BIN)/lint-imports
 
 # The tests run those of examples/acme_quant, the conformance suite among them.
@@ -91,7 +91,7 @@ wheels: install  ## build all wheels into dist/, and run the demo in a fresh env
 	$(VENV)-wheels/bin/python -m pip install --quiet -c constraints.txt --find-links dist 'quark-core[demo]' quark-devkit quark-vllm
 	cd dist && QUARK_STRICT_PLUGINS=1 ../$(VENV)-wheels/bin/quark demo
 
-tasks:  ## the tests that need the extras: tasks of lm-evaluation-harness, Parquet files, data sets of the Hub (offline)
+tasks:  #> the tests that need the extras: tasks of lm-evaluation-harness, Parquet files, data sets of the Hub (offline)
 	$(PYTHON) -m venv $(VENV)-tasks
 	$(VENV)-tasks/bin/python -m pip install --quiet -r requirements-dev.txt
 	$(VENV)-tasks/bin/python -m pip install --quiet $(PACKAGES:%=-e %) datasets pyarrow lm-eval
@@ -102,7 +102,7 @@ TRITON ?= "triton>=3.4"
 KERNELS_PYTHON = $(if $(HERE),$(PYTHON),$(VENV)-kernels/bin/python)
 # Where there is a GPU, kernels are compiled, and measured beside a copy; else Triton's interpreter runs them on the CPU.
 KERNELS = core/tests/numbers/kernels plugins/quark_schemes/tests/kernels plugins/quark_algos/tests/gptq/test_column_kernel.py tests/integration/test_compiled_kernels.py tests/test_costs.py::test_runs_by_kernels_cost_what_was_recorded
-kernels:  ## the Triton kernels beside torch's operations, bit for bit, and compiled for GPUs; with a GPU, their bandwidth (HERE=1: with the torch and Triton of PYTHON)
+kernels:  #> the Triton kernels beside torch's operations, bit for bit, and compiled for GPUs; with a GPU, their bandwidth (HERE=1: with the torch and Triton of PYTHON)
 ifdef HERE
 	$(PYTHON) -m pip install --quiet --no-deps --no-build-isolation $(PACKAGES:%=-e %)
 else
@@ -115,47 +115,47 @@ endif
 	$(KERNELS_PYTHON) -m benchmarks --only kernels
 
 # Cells are in tools/matrix/cells.py. CELLS=: some of them, by name or by a version, such as CELLS=3.13.
-matrix: install  ## tests beside other versions of Python, torch and transformers, in an environment each; the table of the documentation
+matrix: install  #> tests beside other versions of Python, torch and transformers, in an environment each; the table of the documentation
 	$(BIN)/python -m tools.matrix $(MATRIX_ARGS) $(CELLS)
 
 # The ends of the ranges in the pyproject.toml files, each in an environment of its own.
 lowest: TEST_CONSTRAINTS := -c constraints-lowest.txt
 newest: TEST_CONSTRAINTS := --upgrade
-lowest newest:  ## the test suite with the lowest allowed versions of all dependencies; with the newest ones
+lowest newest:  #> the test suite with the lowest allowed versions of all dependencies; with the newest ones
 	$(PYTHON) -m venv $(VENV)-$@
 	$(VENV)-$@/bin/python -m pip install --quiet --upgrade pip
 	$(VENV)-$@/bin/python -m pip install --quiet $(TEST_CONSTRAINTS) -r requirements-dev.txt
 	$(VENV)-$@/bin/python -m pip install --quiet $(TEST_CONSTRAINTS) $(PACKAGES:%=-e %)
 	OMP_NUM_THREADS=1 $(VENV)-$@/bin/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 
-bench: install  ## benchmarks: ratios to a floor measured in the same run, added to the page of the documentation (BENCH_ARGS=: such as --model DIR)
+bench: install  #> benchmarks: ratios to a floor measured in the same run, added to the page of the documentation (BENCH_ARGS=: such as --model DIR)
 	$(BIN)/python -m benchmarks --results docs/data/benchmarks.json $(BENCH_ARGS)
 
-bars: install  ## from disk to disk: memory by layers, throughput beside a copy, an 8B model under 4 GiB (21 GB of disk, minutes)
+bars: install  #> from disk to disk: memory by layers, throughput beside a copy, an 8B model under 4 GiB (21 GB of disk, minutes)
 	$(BIN)/python -m benchmarks.disk_to_disk layers
 	$(BIN)/python -m benchmarks.disk_to_disk copy
 	$(BIN)/python -m benchmarks.disk_to_disk large
 
-accelerator: $(if $(HERE),,install)  ## a random Llama-3-8B quantized on a GPU, from disk, by seconds and memory (18 GB of disk; ACCELERATOR_ARGS=: such as --device cpu --shape tiny; HERE=1: with the torch of PYTHON)
+accelerator: $(if $(HERE),,install)  #> a random Llama-3-8B quantized on a GPU, from disk, by seconds and memory (18 GB of disk; ACCELERATOR_ARGS=: such as --device cpu --shape tiny; HERE=1: with the torch of PYTHON)
 	$(if $(HERE),$(PYTHON),$(BIN)/python) -m benchmarks.accelerator $(ACCELERATOR_ARGS)
 
 # TORCH_INDEX= has torch for machines without a GPU; empty, torch and torchvision come from pip's own indexes.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
-neighbours: wheels  ## install the wheels beside vLLM, llm-compressor and SGLang, each in a fresh environment, and use both there (NAMES=: some of them; 16 GB of disk for all)
+neighbours: wheels  #> install the wheels beside vLLM, llm-compressor and SGLang, each in a fresh environment, and use both there (NAMES=: some of them; 16 GB of disk for all)
 	$(BIN)/python -m tools.neighbours $(NAMES) --torch-index "$(TORCH_INDEX)" --folder $(VENV)-neighbours --results docs/data/neighbours.json
 
 # Each client has an environment of its own; that of vLLM is the one that `make neighbours` has made. Its tests need lm-eval there.
 VLLM_PYTHON ?= $(abspath $(wildcard $(VENV)-neighbours/vllm/bin/python))
-clients: install  ## load exports in transformers, onnxruntime, vLLM, llama.cpp, AMD Quark; what they compute is added to the page of the documentation (VLLM_PYTHON=, LLAMA_PYTHON=, AMDQ_PYTHON=, ORT_PYTHON=)
+clients: install  #> load exports in transformers, onnxruntime, vLLM, llama.cpp, AMD Quark; what they compute is added to the page of the documentation (VLLM_PYTHON=, LLAMA_PYTHON=, AMDQ_PYTHON=, ORT_PYTHON=)
 	$(if $(and $(VLLM_PYTHON),$(filter file,$(origin VLLM_PYTHON))),$(VLLM_PYTHON) -m pip install --quiet "lm-eval[api]")
 	VLLM_PYTHON=$(VLLM_PYTHON) CLIENTS_RESULTS=docs/data/clients.json $(BIN)/python -m pytest -m clients tests/clients $(PYTEST_ARGS)
 
 # playwright drives the browser of the system: apt-get install chromium. axe-core comes from npm, and is left out where that is not there.
-browser: install  ## open the page of a report in headless Chromium (CHROMIUM=: its program)
+browser: install  #> open the page of a report in headless Chromium (CHROMIUM=: its program)
 	$(PYTHON) -m venv $(VENV)-browser
 	$(VENV)-browser/bin/python -m pip install --quiet playwright
 	-cd $(VENV)-browser && npm pack --silent axe-core && tar xzf axe-core-*.tgz package/axe.min.js
 	QUARK_BROWSER_PYTHON=$(VENV)-browser/bin/python AXE=$$(ls $(VENV)-browser/package/axe.min.js 2>/dev/null) $(BIN)/python -m pytest -m browser tests/browser $(PYTEST_ARGS)
 
-clean:  ## remove everything that make made
+clean:  #> remove everything that make made
 	rm -rf .venv .venv-* dist site demo-out .mutants .coverage coverage.xml
