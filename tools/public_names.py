@@ -5,9 +5,9 @@
 
 A module that defines nothing and re-exports nothing needs none. Names are those of functions, classes and
 constants at the top of a module, and explicit re-exports, ``from a import b as b``. Run ``ruff check --fix``
-and ``ruff format`` afterwards: they sort and wrap. `WITHOUT_PUBLIC_NAMES` are left alone: the catalogue finds
-checks by their type, records name architectures, and of these folders of the core `quark.plugins` alone is
-public; all of them may change.
+and ``ruff format`` afterwards: they sort and wrap. Of the core, the modules that have a page of the API are
+public, and no others. `WITHOUT_PUBLIC_NAMES` are left alone: the catalogue finds checks by their type, and
+records name architectures.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from tools.docs.api import PUBLIC
+
 ROOT = Path(__file__).resolve().parents[1]
 WITHOUT_PUBLIC_NAMES = (
-    "core/src/quark/base",
-    "core/src/quark/plugins",
     "devkit/src/quark_devkit/checks",
     "plugins/quark_templates/src/quark_templates",
 )
@@ -29,10 +29,17 @@ WITHOUT_PUBLIC_NAMES = (
 
 def modules(root: Path = ROOT) -> list[Path]:
     """All modules of the distributions, but private ones and `WITHOUT_PUBLIC_NAMES`."""
-    folders = [root / "core", *sorted(root.glob("plugins/*")), root / "tiny_model", root / "devkit", *sorted(root.glob("examples/*"))]
-    paths = [path for folder in folders for path in sorted((folder / "src").rglob("*.py"))]
+    folders = [*sorted(root.glob("plugins/*")), root / "tiny_model", root / "devkit", *sorted(root.glob("examples/*"))]
+    paths = [*public_modules_of_core(root), *(path for folder in folders for path in sorted((folder / "src").rglob("*.py")))]
     public = [path for path in paths if not path.stem.startswith("_") or path.stem == "__init__"]
     return [path for path in public if not any(path.is_relative_to(root / folder) for folder in WITHOUT_PUBLIC_NAMES)]
+
+
+def public_modules_of_core(root: Path = ROOT) -> list[Path]:
+    """The modules of core that have a page of the API."""
+    places = [root / "core/src" / name.replace(".", "/") for name in PUBLIC if name.partition(".")[0] == "quark"]
+    files = [place / "__init__.py" if place.is_dir() else place.with_suffix(".py") for place in places]
+    return [path for path in files if path.exists()]
 
 
 def public_names(tree: ast.Module) -> list[str]:

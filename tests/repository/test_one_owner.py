@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from quark.calibration.transform_validation import BlockSource
 from quark.runs.sink import BlockSink
-from quark.runs.source import BlockSource
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "core" / "src" / "quark"

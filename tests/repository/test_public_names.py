@@ -60,3 +60,18 @@ def test_a_module_without_all_or_with_a_name_too_many_is_reported(
 
 def test_every_public_module_says_what_is_public(tool: ModuleType) -> None:
     assert {str(path.relative_to(ROOT)): lines for path in tool.modules() if (lines := tool.defects(path))} == {}
+
+
+LISTING = {
+    "core/src/quark/__init__.py": "the package itself",
+    "core/src/quark/plugins/core_plugin.py": "pluggy registers the module",
+    "core/src/quark/plugins/registries.py": "quark.plugins has all of its names",
+}
+
+
+def test_no_other_module_of_core_lists_its_names(tool: ModuleType) -> None:
+    """What is imported from it inside core says as much."""
+    public = set(tool.public_modules_of_core())
+    others = [path for path in (ROOT / "core/src").rglob("*.py") if path not in public]
+    listing = {path.relative_to(ROOT).as_posix() for path in others if "\n__all__ =" in path.read_text(encoding="utf-8")}
+    assert listing == set(LISTING)

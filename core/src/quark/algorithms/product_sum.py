@@ -15,8 +15,6 @@ from torch import Tensor
 from quark.base.parallel import parallel_map, row_slices
 from quark.base.ranks import Ranks
 
-__all__ = ["HALVES", "ProductSum"]
-
 _STRIP = 128
 """Rows of a Hessian that are summed at a time, from the diagonal on: little more than half the product."""
 _FEW_STRIPS = 4

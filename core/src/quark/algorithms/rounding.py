@@ -17,19 +17,6 @@ from quark.errors import ConfigError
 from quark.models.layers import QuantizedLayer, QuantizerModule
 from quark.numbers import GroupScales, Observer, RoundedGrid, WeightGrid
 
-__all__ = [
-    "HeldOut",
-    "Metrics",
-    "RoundToNearest",
-    "Rounding",
-    "RoundingTask",
-    "S",
-    "StackedWeights",
-    "find_nearest_scales",
-    "float_weight",
-    "weight_quantizer",
-]
-
 S = TypeVar("S", bound=Statistic)
 T = TypeVar("T")
 Metrics = Mapping[str, float | int | str | bool]

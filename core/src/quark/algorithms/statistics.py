@@ -15,8 +15,6 @@ from quark.base.ranks import Ranks
 from quark.base.scalars import divided
 from quark.errors import PluginError
 
-__all__ = ["AbsMax", "AbsMean", "CrossMoment", "Hessian", "Hessian64", "OutputMoment", "Statistic"]
-
 _Arguments = TypeVarTuple("_Arguments")
 _Value = TypeVar("_Value")
 

@@ -16,8 +16,6 @@ from quark.config.architecture import Architecture
 from quark.config.layer import QLayerConfig
 from quark.models.plan.quant_plan import QuantPlan
 
-__all__ = ["BlockContext", "ResolvedSettings", "S", "Transform", "TransformRun", "input_is_transformed"]
-
 S = TypeVar("S", bound=Statistic)
 
 

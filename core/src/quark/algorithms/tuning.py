@@ -18,8 +18,6 @@ from quark.algorithms.rounding import Metrics, StackedWeights
 from quark.algorithms.validation import channel_factors
 from quark.models.layers import QuantizedLayer
 
-__all__ = ["RoundedBlock", "Sample", "Tuning"]
-
 
 @attrs.frozen(eq=False)
 class Sample:

@@ -24,8 +24,6 @@ from torch import Tensor
 
 from quark.base.scalars import numbers
 
-__all__ = ["OutputError", "Validation", "channel_factors", "is_worse", "standard_error", "validated"]
-
 _TINY = torch.finfo(torch.float32).tiny
 _LEAST = 1e-6
 """Energy of a channel that is always 0, in that of the mean one."""

@@ -33,8 +33,6 @@ from quark.models.plan.kv_scales import kv_scale_groups, merge_kv_scales
 from quark.models.plan.mixtures import ExpertNames
 from quark.numbers import Observer, QParams
 
-__all__ = ["INPUT", "OUTPUT", "ActivationScales", "Key", "Observation"]
-
 INPUT, OUTPUT = Slot.input_tensors, Slot.output_tensors
 
 Key = tuple[str, str]

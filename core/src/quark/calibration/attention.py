@@ -12,8 +12,6 @@ from quark.models.layers import QuantizedLayer, QuantizerModule
 from quark.models.layers.attention import CALIBRATION, PROBABILITIES, STATES
 from quark.models.plan.attention import AttentionRow
 
-__all__ = ["Arrived", "Inside", "attention_quantizers", "calibrating", "inside_block", "install"]
-
 Inside = Mapping[str, Mapping[str, QuantizerModule]]
 """Quantizers by full name of their attention module and by attribute (`quark.models.layers.attention`)."""
 

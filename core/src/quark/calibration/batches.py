@@ -15,8 +15,6 @@ from quark.calibration.padding import MASK, main_tensor, without_padding
 from quark.errors import CalibrationError, UnsupportedError
 from quark.models.hf.internals import input_embeddings
 
-__all__ = ["MOST_BATCHES", "Call", "calls", "ids_of", "refuse_text"]
-
 MOST_BATCHES = 16_384
 """The largest number of batches that is read from data without a length."""
 

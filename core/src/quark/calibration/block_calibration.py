@@ -25,8 +25,6 @@ from quark.models.layers import QuantizedLayer
 from quark.models.layers.experts import SeparateExperts
 from quark.models.plan.decoder_blocks import Block
 
-__all__ = ["BlockCalibration", "Layers"]
-
 Layers = Mapping[str, tuple[nn.Module, QuantizedLayer]]
 
 

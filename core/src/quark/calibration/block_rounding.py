@@ -28,8 +28,6 @@ from quark.calibration.pause_points import PausePoint, PooledExperts, pooled_exp
 from quark.calibration.round_to_nearest import round_to_nearest
 from quark.calibration.rounding_validation import round_validated
 
-__all__ = ["BlockRounding"]
-
 
 @attrs.frozen(eq=False)
 class _Pause:

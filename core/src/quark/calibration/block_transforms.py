@@ -26,8 +26,6 @@ from quark.models.plan.decoder_blocks import Block
 from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.quant_plan import has_static_scale
 
-__all__ = ["BlockTransforms"]
-
 COMPARED = 256
 """Held-out tokens that are compared at least, where there are as many: neighbours tell nearly the same."""
 ONE_IN = 4

@@ -24,8 +24,6 @@ from quark.models.layers.quantized_layers import linear_weight
 from quark.models.plan.decoder_blocks import Block
 from quark.numbers import QParams
 
-__all__ = ["BlockTuning"]
-
 
 @attrs.define(eq=False, slots=False)
 class BlockTuning:

@@ -25,8 +25,6 @@ from quark.models.layers.quantized_layers import linear_weight
 from quark.numbers import QParams
 from quark.numbers.on_grid import sample_of_rows
 
-__all__ = ["BINS", "SAMPLE", "WORST", "InputSample", "LayerFigures", "decibels", "histograms", "keep_worst"]
-
 SAMPLE = 1 << 15
 """Elements of a weight that are measured, in evenly spread runs.
 

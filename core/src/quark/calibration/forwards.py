@@ -17,8 +17,6 @@ from torch import nn
 
 from quark.calibration.batches import Call
 
-__all__ = ["Forward", "conducts_forwards", "counting", "current_forward", "is_counted", "replaced_forward", "without_cache"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -24,19 +24,6 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-__all__ = [
-    "FEWEST_SEQUENCES",
-    "FEWEST_TOKENS",
-    "LEAST_SHARE",
-    "MOST_SHARE",
-    "MOST_TOKENS",
-    "ONE_IN",
-    "TOKENS_PER_CHANNEL",
-    "held_out",
-    "held_out_ends",
-    "held_out_tokens",
-]
-
 LEAST_SHARE = 1 / 8
 """Of all tokens, the share that is held out for transforms."""
 MOST_SHARE = 1 / 4

@@ -14,8 +14,6 @@ from quark.base.ranks import ALONE, Ranks
 from quark.calibration.forwards import Forward
 from quark.config.architecture import Architecture
 
-__all__ = ["InputGroups", "common_groups"]
-
 
 @attrs.frozen(eq=False)
 class _Last:

@@ -14,8 +14,6 @@ from quark.calibration.held_out import FEWEST_TOKENS, TOKENS_PER_CHANNEL, held_o
 from quark.calibration.sample_grid import SampleGrid, Sums
 from quark.models.layers import QuantizerModule
 
-__all__ = ["Collector"]
-
 _TOKENS_SHOWN = 128
 """Tokens of the sample for the report: those of the beginning of a text, where activations are largest."""
 

@@ -32,8 +32,6 @@ from quark.calibration.forwards import Forward, current_forward, replaced_forwar
 from quark.calibration.sample_grid import SampleGrid
 from quark.calibration.spilled_inputs import SpilledInputs
 
-__all__ = ["BlockRun", "EndOfBlock", "LockStep", "T"]
-
 T = TypeVar("T")
 
 _ENTRY = "entry"

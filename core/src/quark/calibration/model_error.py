@@ -35,8 +35,6 @@ from quark.models.plan.decoder_blocks import Block
 from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.quant_plan import has_static_scale
 
-__all__ = ["DEPTH_CALLS", "DepthError", "ModelError", "depth_figures"]
-
 ONE_IN = 64
 """One calibration token of this number is compared: two forwards of these cost 3 % of one of all."""
 MOST_TOKENS = 512

@@ -29,8 +29,6 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from quark.errors import CalibrationError
 
-__all__ = ["MASK", "Arguments", "main_tensor", "without_padding"]
-
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 MASK = "attention_mask"

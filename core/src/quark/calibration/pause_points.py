@@ -27,8 +27,6 @@ from quark.calibration.lockstep import BlockRun
 from quark.models.layers import QuantizedLayer
 from quark.models.plan.decoder_blocks import Block
 
-__all__ = ["PausePoint", "PooledExperts", "pooled_experts", "tokens_of"]
-
 
 class PausePoint:
     """Stands in for one layer.

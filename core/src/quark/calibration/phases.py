@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-__all__ = ["PHASES", "PhaseClock"]
-
 PHASES = ("load", "transforms", "forward", "statistics", "solve", "tune", "write", "report")
 """The phases of a block, in the order in which a report shows them; ``report`` is the time that measuring for
 the report takes.

@@ -46,8 +46,6 @@ from quark.numbers.on_grid import grid_error, scales_error
 from quark.plugins.attribution import Origin, attributed
 from quark.plugins.expected import described
 
-__all__ = ["CheckedRounding", "CheckedTuning", "StartedTransform", "checked_metrics", "digests_of", "refuse_strange", "state_of"]
-
 _COLUMNS, _ROWS = 509, 512
 """Words of 8 bytes in a row, a prime number, and rows whose columns are summed: 2 MB, which a cache holds."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_state_dict_hooks", "_load_state_dict_pre_hooks")

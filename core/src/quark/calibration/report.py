@@ -14,8 +14,6 @@ from quark.base.ranks import Ranks
 from quark.calibration.figures import keep_worst
 from quark.calibration.rounding_validation import REASON
 
-__all__ = ["FEW", "HARM", "CalibrationReport"]
-
 FEW = 0.05
 """Share of the mean over all layers of experts below which a layer of an expert has few tokens."""
 

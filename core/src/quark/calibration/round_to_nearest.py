@@ -15,8 +15,6 @@ from quark.config.layer import QLayerConfig
 from quark.models.layers import QuantizedLayer, quantized_class
 from quark.models.plan.plan_row import PlanRow
 
-__all__ = ["as_rounded", "configs_of", "round_to_nearest", "rounding_tasks", "tensor_of"]
-
 
 def rounding_tasks(
     layers: Mapping[str, QuantizedLayer],

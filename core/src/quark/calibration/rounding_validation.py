@@ -21,8 +21,6 @@ from quark.errors import RoundingError
 from quark.numbers import Granularity
 from quark.numbers.on_grid import sample_of_rows
 
-__all__ = ["REASON", "round_validated"]
-
 REASON = "to_nearest_because"
 """The metric of a layer that was rounded to nearest instead: why."""
 

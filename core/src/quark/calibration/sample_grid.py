@@ -20,8 +20,6 @@ from torch import Tensor
 from quark.algorithms import Statistic
 from quark.base.ranks import ALONE, Ranks
 
-__all__ = ["CELLS", "SampleGrid", "Sums"]
-
 CELLS = 64
 """Cells of a grid, a power of two: a deterministic run has samples for so many ranks, and holds up to 7 sums
 of an input at a time.

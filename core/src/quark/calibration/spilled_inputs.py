@@ -23,8 +23,6 @@ from torch.utils._pytree import tree_leaves
 from quark.base.files import release_pages, write_at
 from quark.errors import CalibrationError
 
-__all__ = ["LEAST_SPILLED", "SpilledInputs"]
-
 LEAST_SPILLED = 1 << 16
 """Bytes of the smallest tensor that is worth a file."""
 

@@ -30,8 +30,6 @@ from quark.models.plan.family import text_config
 from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.quant_plan import QuantPlan
 
-__all__ = ["Arguments", "BlockSource", "TransformValidation", "validate_transforms"]
-
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 _NOTHING, _WHOLE = "nothing", "all"

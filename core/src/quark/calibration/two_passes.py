@@ -28,8 +28,6 @@ from quark.calibration.round_to_nearest import round_to_nearest
 from quark.calibration.rounding_validation import round_validated
 from quark.models.layers import QuantizedLayer
 
-__all__ = ["TwoPasses"]
-
 
 @attrs.define(eq=False, slots=False)
 class TwoPasses(BlockCalibration):

@@ -31,8 +31,6 @@ from quark.base.log import get_logger
 from quark.checkpoint.destination import REPLACED, move_into_place, refuse_used_directory
 from quark.errors import OutputError, ResumeError
 
-__all__ = ["JOURNAL", "Leftover", "building", "finished_blocks", "refuse_unfinished_run"]
-
 Leftover = Literal["refuse", "resume", "restart"]
 """What becomes of finished blocks that an earlier run has left behind: an error, the beginning of this run,
 or nothing.

@@ -46,8 +46,6 @@ from quark.models.plan.decoder_blocks import Block, decoder_blocks
 from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.quant_plan import QuantPlan
 
-__all__ = ["CheckpointExporter"]
-
 _WHOLE = Region()
 _MADE_HERE = (
     "They were finite before, so that an algorithm, a scale or the dtype of the model is at fault: choose another dtype (bfloat16), scheme "

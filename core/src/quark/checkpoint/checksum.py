@@ -14,8 +14,6 @@ from torch import Tensor
 from quark.base.files import read_at
 from quark.base.parallel import one_thread
 
-__all__ = ["BLOCK", "ROW", "checksum", "stored_bytes"]
-
 ROW = 4096
 """Bytes whose words are one sum."""
 BLOCK = 512 * ROW

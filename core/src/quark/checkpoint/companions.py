@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from quark.checkpoint.exporter import Tokenizer
 
-__all__ = ["Companions", "companions_of", "copied_companions", "copy_companions", "save_companions"]
-
 _LARGEST, _MOST_BYTES = 100_000_000, 1 << 30
 """Bytes of one file, and of all: the largest vocabularies have a third of the first."""
 _MOST_FILES, _DEEPEST = 1000, 3

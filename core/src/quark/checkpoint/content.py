@@ -18,8 +18,6 @@ from quark.models.layers.layers_from_codes import Packed
 from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.quant_plan import QuantPlan, is_left_alone
 
-__all__ = ["CheckpointContent", "content_of", "is_float", "routers"]
-
 
 @attrs.frozen(eq=False)
 class CheckpointContent:

@@ -22,18 +22,6 @@ from quark.models.hf.tokenizer import TOKENIZER_FILES
 from quark.plugins import exporters
 from quark.plugins.program_records import ExporterRecord
 
-__all__ = [
-    "COMPANIONS",
-    "OF_THE_RUN",
-    "REPLACED",
-    "REPORT_FILES",
-    "RUN_FILE",
-    "move_into_place",
-    "refuse_full_disk",
-    "refuse_used_directory",
-    "writes_checkpoint",
-]
-
 COMPANIONS = (
     *TOKENIZER_FILES,
     "preprocessor_config.json",

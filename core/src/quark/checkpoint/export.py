@@ -28,17 +28,6 @@ from quark.plugins.attribution import attributed, origin
 from quark.plugins.options import Option, called, checked, options_of
 from quark.plugins.run_events import running
 
-__all__ = [
-    "export_options",
-    "export_safetensors",
-    "export_with",
-    "exporter_of",
-    "exporter_options",
-    "exporting",
-    "layouts_that_hold",
-    "refuse_unstorable",
-]
-
 
 def exporter_of(name: str, options: ExportOptions | None = None) -> Exporter:
     """Return the registered exporter of that name, created with its own options.

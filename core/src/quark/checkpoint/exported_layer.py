@@ -21,8 +21,6 @@ from quark.models.plan.kv_scales import kv_scale_groups, merge_kv_scales
 from quark.models.plan.quant_plan import QuantPlan
 from quark.numbers import QParams
 
-__all__ = ["ExportedLayer", "exported_layers"]
-
 
 @attrs.frozen(eq=False)
 class ExportedLayer:

@@ -20,8 +20,6 @@ from quark.checkpoint.content import CheckpointContent
 from quark.config.fields import one_of
 from quark.models.plan.decoder_blocks import Block
 
-__all__ = ["BlockStream", "ExportOptions", "Exporter", "Tokenizer"]
-
 
 class Tokenizer(Protocol):
     """The part of a tokenizer's interface that exporters use."""

@@ -23,8 +23,6 @@ from quark.models.hf.shards import DTYPES, Shard, check_shards
 from quark.models.hf.skeleton import empty_model
 from quark.plugins import exporters
 
-__all__ = ["place_headers", "refuse_misfits", "refuse_misfits_of"]
-
 
 def place_headers(
     model: nn.Module, place_of: Callable[[str, Tensor], str], shards: Iterable[Shard], exclude: Collection[str]

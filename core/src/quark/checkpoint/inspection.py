@@ -32,8 +32,6 @@ from quark.models.plan.quant_plan import QuantPlan
 from quark.plugins import exporters
 from quark.plugins.attribution import attributed, origin
 
-__all__ = ["CheckpointFacts", "Inspection", "Inspector", "RuntimeSupport", "inspect_checkpoint", "refuse_incomplete_export"]
-
 
 @attrs.frozen
 class RuntimeSupport:

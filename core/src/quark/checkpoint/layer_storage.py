@@ -37,8 +37,6 @@ from quark.models.layers.quantized_layers import linear_weight
 from quark.models.plan.quant_plan import QuantPlan
 from quark.numbers import QParams, TensorQuantizer, quantizer_for
 
-__all__ = ["LayerStorage", "StorageReader", "StoredLayer", "by_pattern", "layer_codes", "meta_tensors"]
-
 
 class LayerStorage(Protocol):
     """Names and packs the tensors of a quantized linear layer.

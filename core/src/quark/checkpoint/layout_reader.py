@@ -28,15 +28,6 @@ from quark.plugins import exporters
 from quark.plugins.attribution import attributed, origin
 from quark.plugins.catalog import catalog
 
-__all__ = [
-    "LayoutReader",
-    "ReadsOwnFiles",
-    "StoredConfig",
-    "layout_for",
-    "quantization_block",
-    "reader_of",
-]
-
 
 @attrs.frozen(kw_only=True)
 class StoredConfig:

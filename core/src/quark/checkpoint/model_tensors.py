@@ -36,24 +36,6 @@ from quark.models.plan.kv_scales import merge_kv_scales
 from quark.models.plan.rules import first_match
 from quark.numbers import QParams
 
-__all__ = [
-    "STORED_PROBABILITIES",
-    "Part",
-    "Region",
-    "activation_tensors",
-    "attention_quantizers",
-    "carried_parts",
-    "is_stored",
-    "is_tied_apart",
-    "plain_parts",
-    "probability_parts",
-    "scale_suffixes",
-    "set_attention_scales",
-    "small_joined",
-    "state_parts",
-    "warn_of_left_out",
-]
-
 V = TypeVar("V")
 
 _SMALL = 1 << 24

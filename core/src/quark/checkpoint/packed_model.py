@@ -25,9 +25,6 @@ from quark.models.plan.quant_plan import QuantPlan, plan_rows, refuse_misfits
 from quark.models.plan.rules import layer_config_for
 from quark.numbers import quantizer_for
 
-__all__ = ["PackLayer", "pack_model"]
-
-
 PackLayer = Callable[[nn.Module, QLayerConfig, str], Packed]
 """Returns the module that holds the stored tensors of a layer: of the float layer, its quantization, and its
 full name.

@@ -20,8 +20,6 @@ from quark.errors import CheckpointError, UnknownNameError
 from quark.numbers import canonicalize
 from quark.plugins import Registry, algorithms, formats, observers
 
-__all__ = ["KEY", "provenance", "refuse_unreadable"]
-
 KEY = "plugins"
 """The key of the block in ``quantization_config``."""
 

@@ -32,18 +32,6 @@ from quark.models.plan.quant_plan import QuantPlan
 from quark.plugins.attribution import Origin, attributed, origin
 from quark.plugins.expected import described
 
-__all__ = [
-    "OpenedCheckpoint",
-    "fill_zero_points",
-    "import_model_from_safetensors",
-    "packed_content",
-    "place",
-    "placed_by",
-    "prepared",
-    "read_configuration",
-    "tie",
-]
-
 
 @attributed("reading a checkpoint")
 def import_model_from_safetensors(

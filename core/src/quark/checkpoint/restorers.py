@@ -12,8 +12,6 @@ from quark.config.templates.algorithms import algo_config_from_dict
 from quark.errors import MissingPluginError, UnsupportedError
 from quark.plugins import algorithms
 
-__all__ = ["Restorer", "missing_algorithms", "restorers_of"]
-
 
 class Restorer(Protocol):
     """Restores one algorithm's additions to a model.

@@ -24,8 +24,6 @@ from quark.errors import CheckpointError
 from quark.models.hf.json_files import read_json
 from quark.models.hf.shards import read_header
 
-__all__ = ["FORMAT", "Verification", "begin_run_file", "complete_run_file", "verify"]
-
 FORMAT = 1
 """Version of the file's form."""
 

@@ -11,8 +11,6 @@ from quark.checkpoint.content import CheckpointContent
 from quark.errors import UnsupportedError
 from quark.models.hf.internals import source_of
 
-__all__ = ["SavesQuantized", "set_results"]
-
 _EXPORT = LazyRef("quark.checkpoint.export:export_safetensors")  # which reads what it has written, by what sets results
 _WITHOUT_EFFECT = ("max_shard_size", "save_peft_format", "save_original_format", "token")
 _AS_ALWAYS = ("safe_serialization", "save_compressed")  # the latter is llm-compressor's

@@ -19,8 +19,6 @@ from torch import Tensor
 from quark.errors import UnsupportedError
 from quark.models.hf.shards import DTYPES, INDEX, SINGLE
 
-__all__ = ["Place", "ShardLayout"]
-
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 

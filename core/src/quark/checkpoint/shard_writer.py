@@ -27,8 +27,6 @@ from quark.checkpoint.shard_layout import Place, ShardLayout
 from quark.errors import OutputError
 from quark.models.hf.shards import INDEX
 
-__all__ = ["ShardWriter"]
-
 _LAG = 2
 """How many times `ShardWriter.when_stored` may wait for the disk before the caller does."""
 

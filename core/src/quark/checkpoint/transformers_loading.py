@@ -34,8 +34,6 @@ from quark.models.hf.tied_tensors import aliases, tie_equal
 from quark.models.layers.packed_layers import PackedLayer, PackedScales
 from quark.plugins import exporters
 
-__all__ = ["is_read_here", "load_checkpoint", "map_to_quark", "register_layouts"]
-
 _IMPORTS_QUARK = "quark"
 """The method for which transformers has a quantizer that imports this package."""
 

@@ -9,8 +9,6 @@ from quark.config.enums import QSchemeType, ScaleType
 from quark.config.layer import QLayerConfig, TensorSpec, levels
 from quark.config.tensor import QTensorConfig
 
-__all__ = ["describe_activation", "describe_layer", "describe_spec", "effective_bits", "needs_calibration"]
-
 _SCALE_BITS = {"e8m0": 8, "e4m3": 8, "e5m3": 8, "float32": 32}
 _SCALE_TYPE_BITS = {
     ScaleType.float16: 16,

@@ -13,8 +13,6 @@ import attrs
 from quark.base.files import regular_bytes
 from quark.errors import ConfigError
 
-__all__ = ["T", "checked", "json_of", "one_of", "strings_of", "value_of", "with_dataclass_view"]
-
 T = TypeVar("T")
 
 

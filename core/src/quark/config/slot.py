@@ -5,8 +5,6 @@ from __future__ import annotations
 from enum import StrEnum
 from functools import cached_property
 
-__all__ = ["ACTIVATIONS", "PARAMETERS", "Slot"]
-
 
 class Slot(StrEnum):
     """A tensor of a layer; as a string, its field of `quark.config.layer.QLayerConfig`.

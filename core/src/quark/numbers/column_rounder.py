@@ -16,8 +16,6 @@ from quark.config.tensor import QTensorConfig
 from quark.numbers.kernels import DeviceCode
 from quark.numbers.number_format import NumberFormat
 
-__all__ = ["ColumnRounder", "GroupScales"]
-
 
 @attrs.frozen(eq=False)
 class GroupScales:

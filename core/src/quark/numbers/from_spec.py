@@ -20,8 +20,6 @@ from quark.numbers.two_level import TwoLevelQuantizer
 from quark.plugins import Catalog, documented_object, formats, observers
 from quark.plugins.catalog import catalog
 
-__all__ = ["canonicalize", "format_of", "level_quantizer", "number_format", "observer_class", "packed_dtype", "quantizer_for"]
-
 _EXAMPLE = 32
 """Rows and columns of a matrix that every format can pack."""
 

@@ -19,18 +19,6 @@ from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
 from quark.numbers.kernels import Runs
 
-__all__ = [
-    "Granularity",
-    "PerBlock",
-    "PerChannel",
-    "PerGroup",
-    "PerGroupOfRows",
-    "PerPaddedGroup",
-    "PerTensor",
-    "PerToken",
-    "granularity_of",
-]
-
 
 class Granularity(ABC):
     """Base of all granularities.

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from quark.numbers.kernels.rounding import Finding
     from quark.numbers.single_level import SingleLevelQuantizer
 
-__all__ = ["FusedRounding", "RelativeScales", "device_code", "fused_decoding", "fused_rounding"]
-
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _MOST_RUNS = 1 << 30
 """Runs that kernels count in 32 bits."""

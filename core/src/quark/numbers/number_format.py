@@ -23,8 +23,6 @@ from quark.numbers.kernels import DeviceCode
 if TYPE_CHECKING:
     from quark.numbers.tensor_quantizer import TensorQuantizer
 
-__all__ = ["AS_THEY_ARE", "NumberFormat", "Packing", "QParams", "Spacing"]
-
 
 @attrs.frozen(eq=False)
 class QParams:

@@ -11,8 +11,6 @@ from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
 from quark.numbers.granularity import Granularity
 
-__all__ = ["Observer"]
-
 
 class Observer(ABC):
     """Collects a statistic of one tensor over any number of calls.

@@ -11,19 +11,6 @@ from quark.numbers.granularity import Granularity
 from quark.numbers.number_format import QParams
 from quark.numbers.tensor_quantizer import TensorQuantizer
 
-__all__ = [
-    "LOSSY",
-    "SAMPLE",
-    "codes_error",
-    "grid_error",
-    "off_grid",
-    "qparams_of_rows",
-    "same_bits",
-    "sample_of_rows",
-    "scale_values_error",
-    "scales_error",
-]
-
 
 def sample_of_rows(granularity: Granularity, shape: tuple[int, ...], elements: int) -> slice | None:
     """Return a slice of rows, evenly spread if possible, of about ``elements`` elements.

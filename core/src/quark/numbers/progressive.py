@@ -19,8 +19,6 @@ from quark.numbers.single_level import SingleLevelQuantizer
 from quark.numbers.tensor_quantizer import TensorQuantizer
 from quark.numbers.tiles import cast_finite
 
-__all__ = ["ProgressiveQuantizer"]
-
 
 @attrs.frozen(eq=False)
 class ProgressiveQuantizer(TensorQuantizer):

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from quark.numbers.column_rounder import GroupScales
 from quark.numbers.number_format import QParams
 from quark.numbers.observer import Observer
 from quark.numbers.tensor_quantizer import TensorQuantizer
-from quark.numbers.weight_grid import GroupScales, WeightGrid
-
-__all__ = ["RoundedGrid"]
+from quark.numbers.weight_grid import WeightGrid
 
 _PROBES = 64
 """Values for each power of two that are rounded to find the distances of neighbours: enough for 5 bits of

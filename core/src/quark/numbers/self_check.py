@@ -17,8 +17,6 @@ from quark.plugins import observers
 from quark.plugins.attribution import Origin, attributed, origin
 from quark.plugins.discovery import Source
 
-__all__ = ["refuse_broken"]
-
 _SHAPES = ((16, 64), (16, 128), (64, 64), (128, 128), (16, 256), (256, 256), (16, 1024), (1024, 1024))
 """Shapes of the tensor, smallest first: the first one that the granularity divides is used."""
 _ORDERS = ("reorder", "order")

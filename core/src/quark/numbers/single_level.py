@@ -22,8 +22,6 @@ from quark.numbers.observer import Observer
 from quark.numbers.tensor_quantizer import TensorQuantizer
 from quark.numbers.tiles import CHUNK_ELEMENTS, in_parts, keep_finite_, scratch
 
-__all__ = ["TILE_ELEMENTS", "SingleLevelQuantizer", "Tile"]
-
 TILE_ELEMENTS = 1 << 18
 """Float32 elements of a tile: 1 MiB, about a second-level cache of current processors.
 

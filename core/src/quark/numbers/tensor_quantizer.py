@@ -20,8 +20,6 @@ from quark.numbers.tiles import cast_finite
 if TYPE_CHECKING:
     from quark.numbers.single_level import SingleLevelQuantizer
 
-__all__ = ["TensorQuantizer"]
-
 
 class TensorQuantizer(ABC):
     """Interface of a tensor's quantization, of one level or several, for modules, algorithms, checkpoints.

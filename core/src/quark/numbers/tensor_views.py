@@ -22,8 +22,6 @@ from quark.numbers.tensor_quantizer import TensorQuantizer
 if TYPE_CHECKING:
     from quark.numbers.single_level import SingleLevelQuantizer
 
-__all__ = ["ChannelsLast", "KernelMatrix", "TensorView", "ViewedQuantizer", "output_first_shape", "viewed"]
-
 
 class TensorView(Protocol):
     """An arrangement of the elements of a tensor, and the way back.

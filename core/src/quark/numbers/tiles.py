@@ -21,8 +21,6 @@ from torch import Tensor
 from quark.base.parallel import parallel_map, row_slices
 from quark.numbers.number_format import QParams
 
-__all__ = ["CHUNK_ELEMENTS", "cast_finite", "in_parts", "keep_finite_", "kept_room", "scratch"]
-
 _LOCAL = threading.local()
 _KEPT = 1 << 20
 """Bytes of the largest room that a thread keeps."""

@@ -20,8 +20,6 @@ from quark.numbers.single_level import SingleLevelQuantizer
 from quark.numbers.tensor_quantizer import TensorQuantizer
 from quark.numbers.tiles import in_parts
 
-__all__ = ["OUTER_SCALE_OF_ZEROS", "TwoLevelQuantizer"]
-
 OUTER_SCALE_OF_ZEROS = 2.0**-23
 """Outer scale of a tensor of zeros, whose ideal scale is 0: float32's machine epsilon, which AMD Quark writes
 there.

@@ -22,8 +22,6 @@ from quark.numbers.observer import Observer
 from quark.numbers.tensor_quantizer import TensorQuantizer
 from quark.numbers.tiles import cast_finite
 
-__all__ = ["GroupScales", "WeightGrid"]
-
 _PROBES = 4097
 """Values between the largest and its negative that `WeightGrid.gap` rounds: enough to tell neighbours of
 formats up to 12 bits apart.

@@ -15,8 +15,6 @@ from quark.models.plan.plan_row import PlanRow
 from quark.plugins.run_events import RunEvents
 from quark.runs.sink import BlockResult, BlockSink
 
-__all__ = ["BlockEvents"]
-
 
 @attrs.define(eq=False, slots=False)
 class BlockEvents:

@@ -47,9 +47,6 @@ from quark.runs.started_run import FinishedRun, StartedRun
 if TYPE_CHECKING:
     from transformers.core_model_loading import WeightConverter
 
-__all__ = ["Output", "Report", "opened_checkpoint", "quantize_checkpoint", "streamed"]
-
-
 Report = Callable[[FinishedRun, Path, str, Callable[[], CheckpointSource]], None]
 """Writes files about a run into its complete checkpoint, which may still be renamed.
 

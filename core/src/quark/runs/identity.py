@@ -34,8 +34,6 @@ from quark.plugins.attribution import origin
 if TYPE_CHECKING:
     from transformers.core_model_loading import WeightConverter
 
-__all__ = ["RunIdentity", "differences", "is_finished_run", "listed", "refuse_changed_source", "refuse_different_ranks"]
-
 _NOT_OF_THE_WEIGHTS = ("overwrite", "tokenizer", "own")
 """Export options that change no tensor; an exporter's own are listed apart."""
 

@@ -22,8 +22,6 @@ from quark.checkpoint.atomic_directory import JOURNAL
 from quark.errors import ResumeError
 from quark.runs.identity import RunIdentity
 
-__all__ = ["FORMAT", "FinishedBlock", "Journal"]
-
 FORMAT = 1
 """Version of the journal's form; one of another version is not read."""
 

@@ -16,17 +16,6 @@ from quark.models.plan.decoder_blocks import decoder_blocks, rows_by_block
 from quark.models.plan.family import text_config
 from quark.models.plan.quant_plan import QuantPlan
 
-__all__ = [
-    "LEAST_RETURNED",
-    "SHARE",
-    "FreedMemory",
-    "collecting_later",
-    "free_bytes",
-    "held_bytes",
-    "held_probabilities",
-    "tokens_in",
-]
-
 SHARE = 0.5
 """The default share of the free memory that activations may take."""
 

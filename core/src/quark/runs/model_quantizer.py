@@ -31,8 +31,6 @@ from quark.runs.selected_algorithms import settings_told
 from quark.runs.sink import InPlaceSink
 from quark.runs.source import InMemorySource
 
-__all__ = ["M", "ModelQuantizer", "refuse_no_model", "refuse_unfit", "several_devices"]
-
 M = TypeVar("M", bound=nn.Module)
 
 _NOT_FINITE = (

@@ -38,14 +38,6 @@ from quark.runs.sink import BlockResult, BlockSink
 from quark.runs.source import RunSource
 from quark.runs.started_run import StartedRun
 
-__all__ = [
-    "finish_layers",
-    "pass_finished_block",
-    "quantize_block",
-    "quantize_blocks",
-    "quantized_layers",
-]
-
 
 @attributed("quantizing the model")
 @conducts_forwards

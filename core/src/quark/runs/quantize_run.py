@@ -24,8 +24,6 @@ from quark.runs.sink import BlockSink
 from quark.runs.source import InMemorySource, RunSource
 from quark.runs.started_run import FinishedRun, StartedRun
 
-__all__ = ["finish_run", "quantize_run", "start_run", "start_transforms"]
-
 
 def quantize_run(run: Run, model: nn.Module, sink: BlockSink, source: RunSource | None = None) -> FinishedRun:
     """Quantize ``model``, and return the `FinishedRun`."""

@@ -34,17 +34,6 @@ from quark.runs.memory import SHARE, free_bytes, held_bytes, held_probabilities,
 from quark.runs.selected_algorithms import Algorithms, algorithms_of, own_settings, refuse_excluded_schemes, registered_name
 from quark.runs.source import carried_by
 
-__all__ = [
-    "TWO_PASSES",
-    "Data",
-    "Run",
-    "allowed_activations",
-    "held_by_forwards",
-    "needs_two_passes",
-    "plan_run",
-    "with_algorithm",
-]
-
 Data = Iterable[Any] | Callable[[str], Iterable[Any] | None] | None
 """Calibration data (see `quark.calibration.batches.calls`), or what gives them: it is called with what needs
 them, if anything does.

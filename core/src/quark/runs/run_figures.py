@@ -19,8 +19,6 @@ from quark.models.layers import QuantizedLayer
 from quark.models.plan.decoder_blocks import Block
 from quark.models.plan.plan_row import PlanRow
 
-__all__ = ["OUTSIDE", "RunFigures"]
-
 OUTSIDE = "(outside the blocks)"
 """The name under which a report has the time and the bytes of layers outside all blocks."""
 

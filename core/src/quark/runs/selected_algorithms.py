@@ -24,9 +24,6 @@ from quark.models.plan.quant_plan import QuantPlan
 from quark.plugins import AlgorithmRecord, algorithms, schemes
 from quark.plugins.attribution import attributed, origin
 
-__all__ = ["Algorithms", "algorithms_of", "in_order", "own_settings", "refuse_excluded_schemes", "registered_name", "settings_told"]
-
-
 Kind = tuple[tuple[object, ...], ...]
 
 

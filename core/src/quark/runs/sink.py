@@ -23,18 +23,6 @@ from quark.runs.journal import FinishedBlock, Journal
 from quark.runs.skeleton import quantized_skeleton
 from quark.runs.started_run import StartedRun
 
-__all__ = [
-    "BlockResult",
-    "BlockSink",
-    "CheckpointSink",
-    "IdleSink",
-    "InPlaceSink",
-    "JournaledSink",
-    "ReadingSink",
-    "SharedSink",
-    "opened_stream",
-]
-
 
 @attrs.frozen
 class BlockResult:

@@ -17,8 +17,6 @@ from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.quant_plan import QuantPlan
 from quark.numbers import QParams, TensorQuantizer
 
-__all__ = ["quantized_skeleton"]
-
 
 @torch.no_grad()
 def quantized_skeleton(model: nn.Module, plan: QuantPlan) -> nn.Module:

@@ -30,8 +30,6 @@ from quark.models.plan.mixtures import FusedMixture, fused_mixtures
 from quark.models.plan.quant_plan import QuantPlan
 from quark.runs.memory import free_bytes
 
-__all__ = ["BlockSource", "CheckpointSource", "InMemorySource", "ReadAhead", "RunSource", "carried_by"]
-
 LEAST_ROOM = 4
 """How many times the size of a block has to be free for it to be read ahead: what works on the block before
 needs memory too.

@@ -22,8 +22,6 @@ from quark.runs.run import Run
 from quark.runs.run_figures import RunFigures
 from quark.runs.source import InMemorySource, RunSource
 
-__all__ = ["FinishedRun", "StartedRun"]
-
 
 @attrs.frozen(eq=False)
 class StartedRun:

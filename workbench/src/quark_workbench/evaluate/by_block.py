@@ -20,6 +20,7 @@ from torch import nn
 from quark.calibration.batches import Call
 from quark.calibration.forwards import Forward, conducts_forwards, without_cache
 from quark.calibration.lockstep import LockStep
+from quark.calibration.transform_validation import BlockSource
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.errors import UnsupportedError
@@ -30,7 +31,6 @@ from quark.models.plan.family import architecture_of
 from quark.models.plan.quant_plan import make_plan
 from quark.plugins.run_events import RunEvents, running
 from quark.runs.from_disk import opened_checkpoint
-from quark.runs.source import BlockSource
 from quark_workbench.evaluate import Comparison, Likelihood, Windows
 from quark_workbench.evaluate.comparison import comparison_of
 from quark_workbench.evaluate.logits import NextTokens, evaluating, next_token_logits

@@ -11,13 +11,13 @@ import attrs
 from torch import nn
 
 from quark.calibration.batches import Call
+from quark.calibration.transform_validation import BlockSource
 from quark.config.architecture import Architecture
 from quark.errors import ConfigError
 from quark.models.plan.decoder_blocks import Block, decoder_blocks
 from quark.models.plan.mixtures import ExpertNames
 from quark.models.plan.plan_row import PlanRow
 from quark.plugins.run_events import SILENT, RunEvents
-from quark.runs.source import BlockSource
 from quark_workbench.mixed_precision.candidates import Candidate
 
 __all__ = ["Budget", "Choices", "LayerGroup", "SelectionProblem", "layer_groups"]

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from quark.base.names import folded, without_numbers
 from quark.base.torch_state import own_torch_state
 from quark.calibration.batches import calls
+from quark.calibration.transform_validation import BlockSource
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.config.templates.schemes import scheme_record
@@ -31,7 +32,7 @@ from quark.plugins.attribution import attributed
 from quark.plugins.run_events import running
 from quark.runs.from_disk import opened_checkpoint
 from quark.runs.run import Data
-from quark.runs.source import BlockSource, CheckpointSource, InMemorySource
+from quark.runs.source import CheckpointSource, InMemorySource
 from quark_workbench.mixed_precision.candidates import Candidate, candidates_of
 from quark_workbench.mixed_precision.problem import Budget, SelectionProblem, layer_groups
 from quark_workbench.mixed_precision.selection import SchemeSelector, SelectionResult, checked_selection, selector_of

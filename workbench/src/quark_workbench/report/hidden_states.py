@@ -16,9 +16,9 @@ from quark.calibration.forwards import conducts_forwards, current_forward, witho
 from quark.calibration.lockstep import LockStep
 from quark.calibration.model_error import DEPTH_CALLS, depth_figures
 from quark.calibration.round_to_nearest import tensor_of
+from quark.calibration.transform_validation import BlockSource
 from quark.models.plan.decoder_blocks import Block, decoder_blocks
 from quark.models.plan.family import architecture_of
-from quark.runs.source import BlockSource
 
 __all__ = ["NOT_COMPARABLE", "hidden_errors"]
 

@@ -19,17 +19,6 @@ from quark.errors import ConfigError, UnknownNameError, UnsupportedError
 from quark.plugins import algorithms
 from quark.plugins.options import called, checked, settings_options
 
-__all__ = [
-    "algo_config_from_dict",
-    "by_algorithm",
-    "canonical_algorithm",
-    "derived_config",
-    "legacy_settings",
-    "refusal",
-    "require_processor",
-    "with_options",
-]
-
 _CONFIG_SUFFIX = "_config"
 _LEGACY_KEYS = frozenset({"num_attention_heads", "num_key_value_heads"})
 """Keys of older configuration files, dropped on reading: the model's configuration has them."""

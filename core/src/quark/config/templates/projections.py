@@ -18,8 +18,6 @@ from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.config.tensor import QTensorConfig
 
-__all__ = ["base_for", "covers", "with_quantized_attention", "with_quantized_cache"]
-
 _PROJECTION_TYPE = "Linear"
 
 

@@ -16,15 +16,6 @@ from quark.plugins.expected import described
 from quark.plugins.options import called, checked
 from quark.plugins.records import RunTimeScheme
 
-__all__ = [
-    "RUN_TIME_SUMMARY",
-    "QuantizationScheme",
-    "QuantizationSchemeCollection",
-    "scheme_config",
-    "scheme_part",
-    "scheme_record",
-]
-
 RUN_TIME_SUMMARY = "registered by this program"
 """Summary of a scheme or template that has no plugin."""
 

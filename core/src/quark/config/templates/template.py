@@ -35,8 +35,6 @@ from quark.errors import ConfigError, UnknownNameError, UnsupportedError
 from quark.plugins import TemplateRecord, algorithms, templates
 from quark.plugins.model_records import RunTimeTemplate
 
-__all__ = ["PATTERNS", "LLMTemplate", "template_for"]
-
 _QKV = ("q_proj", "k_proj", "v_proj")
 """Attention projections that share a global scale, where a family does not state them: AMD Quark's group."""
 

@@ -14,8 +14,6 @@ from quark.errors import UnsupportedError
 from quark.models.hf.internals import can_set_attention
 from quark.models.layers.attention import eager_attention, sdpa_attention
 
-__all__ = ["refuse_unswitchable", "switch_attention", "why_unswitchable"]
-
 _EAGER, _SDPA = "quark_eager", "quark_sdpa"
 _WITHOUT = "Leave attention_scheme out, and kv_cache_post_rope or set that to False"
 _BASES = {"eager": "eager", "sdpa": "sdpa", _EAGER: "eager", _SDPA: "sdpa"}

@@ -22,8 +22,6 @@ from quark.base.names import folded
 from quark.errors import CheckpointError, ConfigError
 from quark.models.hf.file_tensors import ReadTensor, TensorFiles
 
-__all__ = ["ConvertedTensors", "find_conversions"]
-
 
 @attrs.frozen(eq=False)
 class Conversion:

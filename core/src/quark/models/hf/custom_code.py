@@ -11,8 +11,6 @@ from typing import Any
 from quark.errors import CheckpointError, UnsupportedError
 from quark.models.hf.json_files import bounded_bytes, read_json
 
-__all__ = ["code_files", "code_of", "refuse_code", "sentence_modules"]
-
 _NAMING = ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 """Files of a checkpoint whose ``auto_map`` names code."""
 _LARGEST = 1 << 24  # bytes: no module that people write has more

@@ -23,8 +23,6 @@ from quark.errors import CheckpointError
 from quark.models.hf.file_tensors import FileTensors, ReadTensor
 from quark.models.layers.coded_layer import CodedLayer
 
-__all__ = ["DequantizedTensors", "Dequantizer", "FloatTensor", "LayerCodes"]
-
 
 def _tuple(values: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(values)

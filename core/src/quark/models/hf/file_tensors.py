@@ -23,8 +23,6 @@ from quark.base.shortages import shortage
 from quark.errors import CheckpointError
 from quark.models.hf.shards import DTYPES, Shard
 
-__all__ = ["FileTensors", "ReadTensor", "TensorFiles"]
-
 ReadTensor = Callable[[str, torch.dtype], Tensor]
 """Reads the tensor of a name. The dtype is that of values that have to be computed; a tensor that is stored
 keeps its own.

@@ -18,8 +18,6 @@ from quark.config.architecture import Architecture
 from quark.models.hf.internals import apply_gate
 from quark.models.layers.experts import ExpertParts
 
-__all__ = ["expert_parts"]
-
 _GATE, _UP, _DOWN, _GATE_UP = "gate_proj", "up_proj", "down_proj", "gate_up_proj"
 
 

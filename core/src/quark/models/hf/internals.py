@@ -17,26 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = [
-    "apply_gate",
-    "before_tying",
-    "can_set_attention",
-    "directory_of",
-    "initialize_what_no_checkpoint_holds",
-    "input_embeddings",
-    "kept_in_float32",
-    "model_classes",
-    "on_missing",
-    "output_embeddings",
-    "reading_files",
-    "renamed_by_loader",
-    "renamed_scales",
-    "set_source",
-    "source_of",
-    "tied_on_loading",
-    "without_initialization",
-]
-
 
 def model_classes(auto: Any, config: Any) -> tuple[type[nn.Module], ...]:
     """Return the model classes that an Auto class has for a config.

@@ -14,18 +14,6 @@ from quark.base.files import leads_out, regular_bytes
 from quark.base.shortages import refuse_failed_import, shortage
 from quark.errors import CheckpointError, ConfigError, PluginError, QuarkError
 
-__all__ = [
-    "LARGEST_FILE",
-    "MOST_VALUES",
-    "bounded_bytes",
-    "config_file",
-    "naming",
-    "read_json",
-    "reading",
-    "refuse_link_out",
-    "refuse_many_values",
-]
-
 LARGEST_FILE = 100_000_000
 """Largest file in bytes: the limit of safetensors for a header. The index of a model of a trillion parameters
 has a tenth of it.

@@ -28,8 +28,6 @@ from quark.models.hf.shards import DTYPES, check_shards, refuse_codes, unchanged
 from quark.models.hf.tied_tensors import other_names
 from quark.models.layers.layers_from_codes import Packed, until_used
 
-__all__ = ["first_dtype", "keeps_codes", "load_model", "running_from_codes", "torch_device", "torch_dtype", "unpack_all", "unpack_model"]
-
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 

@@ -13,18 +13,6 @@ from torch import Tensor, nn
 from quark.base.names import folded
 from quark.errors import CheckpointError
 
-__all__ = [
-    "beside_others",
-    "left_out_by",
-    "misfit",
-    "recomputed_by",
-    "refuse_lost",
-    "refuse_missing",
-    "refuse_unannounced",
-    "without_source",
-]
-
-
 _FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}  # numbers, whichever of them they are; all others are codes
 
 

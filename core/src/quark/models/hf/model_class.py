@@ -19,8 +19,6 @@ from quark.errors import UnsupportedError
 from quark.models.hf.custom_code import refuse_code
 from quark.models.hf.internals import model_classes
 
-__all__ = ["ModelClass", "config_for", "is_of_its_config", "model_class"]
-
 _FIRST = ("CausalLM", "ImageTextToText")
 _FIRST_WITH_ENCODER = ("Seq2SeqLM", "SpeechSeq2Seq", *_FIRST)
 """Ends of names of Auto classes, in the order in which they are asked for a config that names no class.

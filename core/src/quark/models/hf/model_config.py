@@ -19,9 +19,6 @@ from quark.models.hf.model_class import model_class
 from quark.plugins import templates
 from quark.plugins.failures import leave_out
 
-__all__ = ["model_config"]
-
-
 _PACKAGE_OF_ATTENTION = {
     "flash_attention_2": ("flash_attn", "flash-attn"),
     "flash_attention_3": ("flash_attn_interface", "FlashAttention 3"),

@@ -26,8 +26,6 @@ from quark.plugins.attribution import attributed, origin
 from quark.plugins.catalog import catalog
 from quark.plugins.expected import described
 
-__all__ = ["QuantizedModel", "checked_float_tensors", "float_tensors_of", "source_layout", "without_quantization"]
-
 _KEY = "quantization_config"
 _OF_TRANSFORMERS = ("hf_quantizer", "is_quantized", "quantization_method")
 """Attributes of a model that is loaded quantized."""

@@ -19,8 +19,6 @@ from quark.base.shortages import shortage
 from quark.errors import CheckpointError
 from quark.models.hf.json_files import LARGEST_FILE, read_json, refuse_link_out, refuse_many_values
 
-__all__ = ["DTYPES", "INDEX", "SINGLE", "Shard", "check_shards", "read_header", "refuse_codes", "unchanged"]
-
 _NARROW_FLOATS = ("F8", "F6_", "F4")
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"

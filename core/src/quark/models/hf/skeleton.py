@@ -19,8 +19,6 @@ from quark.models.hf.model_class import ModelClass, model_class
 from quark.models.hf.model_config import model_config
 from quark.models.hf.quantized_source import source_layout, without_quantization
 
-__all__ = ["empty_model", "meta_model", "skeleton"]
-
 _NO_MODEL = "no model can be built of its values; correct them, or fetch the file again"
 
 

@@ -27,8 +27,6 @@ from quark.models.hf.missing_tensors import left_out_by, recomputed_by, refuse_l
 from quark.models.hf.shards import Shard, refuse_codes
 from quark.models.layers.coded_layer import CodedLayer
 
-__all__ = ["Recipe", "StoredTensors"]
-
 
 @attrs.frozen(eq=False)
 class Recipe:

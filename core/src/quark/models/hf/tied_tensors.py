@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from quark.models.hf.internals import tied_on_loading
 
-__all__ = ["aliases", "module_at", "other_names", "owners_of", "put_tensor", "tie_equal"]
-
 
 def owners_of(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
     """Return every module and attribute that holds each tensor of a model, by ``id()`` of the tensor."""

@@ -10,8 +10,6 @@ from quark.errors import CheckpointError
 from quark.models.hf.custom_code import refuse_code
 from quark.models.hf.json_files import bounded_bytes, read_json, reading, refuse_link_out
 
-__all__ = ["TOKENIZER_FILES", "load_tokenizer"]
-
 # An id of eight digits in tokenizer.json: the vocabulary is laid out up to the largest, whatever time and
 # memory that takes.
 _FAR_ID = re.compile(rb'":(?<!length":)\s*(\d{8,18})\s*[,}]')

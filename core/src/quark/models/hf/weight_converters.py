@@ -19,8 +19,6 @@ from transformers.core_model_loading import ConversionOps, WeightConverter
 from quark.config.architecture import WeightConversion
 from quark.errors import ConfigError
 
-__all__ = ["Chunk", "SplitFusedExperts", "make_converters"]
-
 
 class Chunk(core_model_loading.Chunk):
     """Split one tensor along an axis into views, one for each target, in order: also of unequal lengths.

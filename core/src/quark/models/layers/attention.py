@@ -16,8 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["BASIS", "CALIBRATION", "KEY", "PROBABILITIES", "QUERY", "STATES", "STORED_STATES", "VALUE", "eager_attention", "sdpa_attention"]
-
 PROBABILITIES = "prob_output_quantizer"
 """Attribute of an attention module that quantizes its probabilities; also the name under which checkpoint
 loaders look for their scales.

@@ -25,18 +25,6 @@ from quark.numbers import QParams, TensorQuantizer, cast_finite, quantizer_for
 from quark.numbers.on_grid import LOSSY, codes_error
 from quark.plugins.attribution import origin
 
-__all__ = [
-    "CodedLayer",
-    "as_parameter",
-    "checked_codes",
-    "packed_meta",
-    "packed_scales",
-    "refuse_bad_scales",
-    "restore",
-    "restored_parameter",
-    "stored_tensors",
-]
-
 
 @attrs.frozen(eq=False)
 class CodedLayer:

@@ -17,16 +17,6 @@ from quark.models.layers.layer_types import LayerShape
 from quark.models.layers.quantized_layers import QuantizedLayer
 from quark.numbers import ChannelsLast, KernelMatrix, TensorQuantizer, quantizer_for, viewed
 
-__all__ = [
-    "QuantConv1d",
-    "QuantConv2d",
-    "QuantConv3d",
-    "QuantConvTranspose1d",
-    "QuantConvTranspose2d",
-    "QuantConvTranspose3d",
-    "QuantizedConvolution",
-]
-
 
 class QuantizedConvolution(QuantizedLayer):
     """Base of quantized convolutions, in core and in plugins.

@@ -18,8 +18,6 @@ from torch import Tensor, nn
 
 from quark.errors import UnsupportedError
 
-__all__ = ["Expert", "ExpertParts", "SeparateExperts", "separated", "showing_all"]
-
 _M = TypeVar("_M", bound=nn.Module)
 
 

@@ -22,18 +22,6 @@ from quark.plugins.registries import LayerTypeRegistry
 if TYPE_CHECKING:
     from quark.models.layers.quantized_layers import QuantizedLayer
 
-__all__ = [
-    "LayerShape",
-    "LayerType",
-    "is_by_name",
-    "is_lookup",
-    "is_transposed",
-    "is_verbatim_linear",
-    "layer_type_of",
-    "layer_type_of_class",
-    "planned_names",
-]
-
 _HARMLESS = {"__init__", "__module__", "__doc__", "__qualname__", "__annotations__", "__firstlineno__", "__static_attributes__"} | {
     "__constants__", "__annotate_func__", "__annotations_cache__", "reset_parameters", "extra_repr", "__repr__"
 }  # fmt: skip

@@ -24,8 +24,6 @@ from quark.models.layers.coded_layer import restored_parameter
 from quark.models.layers.packed_weight import PackedWeight, weight_room
 from quark.models.layers.quantized_layers import QuantizedLayer, copied
 
-__all__ = ["ROOM_ELEMENTS", "Packed", "RunsFromCodes", "UntilUsed", "WeightFromCodes", "runs_from_codes", "until_used"]
-
 ROOM_ELEMENTS = 1 << 21
 """Elements of a weight up to which a linear layer unpacks it whole; a larger one takes its outputs in slices
 of that size, which stay in a third-level cache. On other devices it is eight times that: their caches, and

@@ -27,8 +27,6 @@ from quark.models.layers.quantized_layers import QuantizedLayer, linear_weight, 
 from quark.models.layers.quantizer_module import QuantizerModule
 from quark.numbers import canonicalize, quantizer_for
 
-__all__ = ["PackedLayer", "PackedQuantizer", "PackedScales", "ScalesOf", "without_weights"]
-
 
 class PackedScales(nn.Module):
     """The stored scales of one tensor, under their checkpoint suffixes: ``scale``, ``zero_point``, …

@@ -23,8 +23,6 @@ from quark.models.layers.coded_layer import refuse_bad_scales
 from quark.numbers import QParams, TensorQuantizer
 from quark.numbers.tiles import kept_room
 
-__all__ = ["FormatPacking", "PackedWeight", "RowCuts", "WeightPacking", "row_cuts", "weight_room"]
-
 SLICE_ELEMENTS = 1 << 20
 """Most elements of a weight that one thread of a CPU unpacks at a time. Slices that fit into a second-level
 cache cost more calls than they save.

@@ -16,19 +16,6 @@ from quark.models.layers.layer_types import LayerShape, is_transposed, layer_typ
 from quark.models.layers.quantizer_module import QuantizerModule
 from quark.numbers import TensorQuantizer, quantizer_for
 
-__all__ = [
-    "QuantConv1D",
-    "QuantEmbedding",
-    "QuantEmbeddingBag",
-    "QuantLinear",
-    "QuantizedLayer",
-    "copied",
-    "counts_as",
-    "is_quantized",
-    "linear_weight",
-    "quantized_class",
-]
-
 _M = TypeVar("_M", bound=nn.Module)
 
 

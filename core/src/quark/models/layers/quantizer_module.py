@@ -15,8 +15,6 @@ from quark.errors import CalibrationError, UnsupportedError
 from quark.numbers import QParams, TensorQuantizer, quantizer_for
 from quark.numbers.on_grid import qparams_of_rows
 
-__all__ = ["QuantizerModule", "RoundedParameter"]
-
 _BUFFERS = ("scale", "zero_point", "outer_scale", "codes")
 
 

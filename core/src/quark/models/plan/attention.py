@@ -21,8 +21,6 @@ from quark.models.plan.inferred_architecture import attention_modules, gives_que
 from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.rules import first_match
 
-__all__ = ["AttentionPlanning", "AttentionRow", "attention_rows"]
-
 
 @attrs.frozen
 class AttentionRow:

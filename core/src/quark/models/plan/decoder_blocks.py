@@ -11,8 +11,6 @@ from quark.config.architecture import Architecture
 from quark.errors import ConfigError
 from quark.models.plan.plan_row import PlanRow
 
-__all__ = ["Block", "decoder_blocks", "owners", "rows_by_block"]
-
 
 @attrs.frozen(eq=False)
 class Block:

@@ -13,8 +13,6 @@ from quark.errors import UnknownNameError
 from quark.models.plan.inferred_architecture import fitted, infer_architecture, inferred_lines, one_block
 from quark.plugins import templates
 
-__all__ = ["architecture_of", "model_type_of", "template_of", "text_config", "weight_converters_of"]
-
 
 def model_type_of(model_config: Any) -> str | None:
     """Return ``model_type`` of a transformers config, or its first architecture's name if that is missing.

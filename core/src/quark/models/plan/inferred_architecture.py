@@ -24,18 +24,6 @@ from quark.base.names import folded
 from quark.config.architecture import Architecture
 from quark.models.hf.internals import input_embeddings, output_embeddings
 
-__all__ = [
-    "EXPERTS",
-    "attention_modules",
-    "fitted",
-    "gives_queries_keys_and_values",
-    "infer_architecture",
-    "inferred_lines",
-    "layers_chosen_from",
-    "one_block",
-    "with_inferred_attention",
-]
-
 _FUSED = ("*qkv_proj", "*query_key_value", "*Wqkv")
 _CACHE = (("*k_proj", "*v_proj"), ("*key_proj", "*value_proj"), ("*.key", "*.value"), *((pattern,) for pattern in _FUSED))
 _QUERIES = ("*q_proj", "*query_proj", "*.query", *_FUSED)

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from quark.models.plan.rules import first_match
 
-__all__ = ["kv_scale_groups", "merge_kv_scales"]
-
 
 def kv_scale_groups(names: Iterable[str], patterns: Sequence[str], *, separate: bool = False) -> list[tuple[str, ...]]:
     """Return the layers that feed the KV cache, in groups that share a scale.

@@ -17,8 +17,6 @@ from quark.models.plan.family import architecture_of
 from quark.models.plan.inferred_architecture import EXPERTS
 from quark.models.plan.rules import layer_config_for
 
-__all__ = ["ExpertNames", "FusedMixture", "fused_mixtures", "fused_parameters", "separate_experts"]
-
 
 @attrs.frozen(eq=False)
 class FusedMixture:

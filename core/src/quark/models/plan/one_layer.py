@@ -11,8 +11,6 @@ from torch import nn
 
 from quark.models.layers.quantized_layers import QuantizedLayer, counts_as
 
-__all__ = ["OneLayer", "as_model", "put_back"]
-
 _RESULTS = ("quant_config", "quark_plan", "quark_report", "quark_quantized")
 
 

@@ -11,8 +11,6 @@ from quark.models.layers.layer_types import LayerShape, layer_type_of_class
 from quark.numbers import TensorQuantizer, quantizer_for
 from quark.plugins import layer_types
 
-__all__ = ["PlanRow"]
-
 
 @attrs.frozen
 class PlanRow:

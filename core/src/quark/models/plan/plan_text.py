@@ -10,8 +10,6 @@ from quark.models.layers.attention import KEY, QUERY, VALUE
 from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.quant_plan import QuantPlan
 
-__all__ = ["plan_lines", "warning_lines"]
-
 _STATES = {"queries": QUERY, "keys": KEY, "values": VALUE}
 _MOST_RULES = 16
 

@@ -27,8 +27,6 @@ from quark.numbers import quantizer_for
 from quark.numbers.self_check import refuse_broken
 from quark.plugins import schemes, templates
 
-__all__ = ["CodesOf", "QuantPlan", "has_static_scale", "is_left_alone", "make_plan", "plan_rows", "refuse_misfits", "static_activations"]
-
 
 @attrs.frozen
 class QuantPlan:

@@ -17,8 +17,6 @@ from quark.config.model import QConfig
 from quark.models.layers.layer_types import is_by_name, is_lookup, layer_type_of_class, planned_names
 from quark.models.layers.quantized_layers import counts_as
 
-__all__ = ["Resolution", "Rule", "first_match", "layer_config_for", "resolution", "rules_of"]
-
 
 @attrs.frozen
 class Resolution:

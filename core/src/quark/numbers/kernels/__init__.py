@@ -20,8 +20,6 @@ from packaging.version import Version
 
 from quark.base.log import get_logger
 
-__all__ = ["OLDEST_TRITON", "VARIABLE", "DeviceCode", "DeviceFunction", "Runs", "launching_on", "uses_kernels"]
-
 DeviceFunction = Callable[..., Any]
 """A function under ``triton.jit`` that is called by a kernel."""
 

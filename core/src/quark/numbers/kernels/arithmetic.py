@@ -8,8 +8,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["bits_of", "bounded", "float_of", "round_whole", "with_sign_of"]
-
 
 @triton.jit
 def bits_of(t):

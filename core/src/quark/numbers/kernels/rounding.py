@@ -20,8 +20,6 @@ from torch import Tensor
 from quark.numbers.kernels import DeviceCode, DeviceFunction, Runs, launching_on
 from quark.numbers.kernels.arithmetic import bits_of, bounded, float_of
 
-__all__ = ["LONGEST_RUN", "TILE", "Finding", "launch", "round_runs"]
-
 TILE = 2048
 """Elements of a program: 16 for each thread of four warps, two loads of 16 bytes in 16-bit dtypes."""
 LONGEST_RUN = 1 << 15
