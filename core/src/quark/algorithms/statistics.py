@@ -32,9 +32,9 @@ class Statistic(ABC):
 
     Attributes:
         wants_float: Whether the inputs in the float model are needed too, which doubles the forwards.
-        one_in: Of how many tokens of a call one is enough, evenly spaced; a run leaves the others out.
-        of_outputs: `OutputMoment`, if that will do in place of this statistic where it is smaller: for a
-            layer with an input of its own and fewer outputs than inputs. None if not.
+        one_in: The run passes every n-th token of a call, evenly spaced.
+        of_outputs: `OutputMoment`, a cheaper statistic that the run may collect instead if a layer has an
+            input of its own and fewer outputs than inputs. None if the statistic cannot be replaced.
         tokens: The number of tokens in the sum.
         inputs_last: Whether inputs stay as they are until the next `flush`, so that none has to be copied.
 

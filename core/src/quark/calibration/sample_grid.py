@@ -109,7 +109,7 @@ class Sums:
         Args:
             x, reference: As of `Statistic.update`.
             call: Number of the call.
-            one_in: Of how many tokens of the call ``x`` has one.
+            one_in: ``x`` has every n-th token of the call.
         """
         if self._grid.ranks.is_deterministic and (cell := self._grid.cell(call)) != self._cell:
             self._end_cell(cell)

@@ -171,7 +171,7 @@ def _values_error(quantizer: TensorQuantizer, x: Tensor, activation: bool) -> st
         return f"{error} (values beyond the range must saturate)"
     codes = quantizer.quantize(beyond, qparams)
     if off_grid(values, quantizer.dequantize(codes, qparams)) is not None:
-        return "says by codes something else than by values: decode(encode(t)) differs from t"
+        return "has codes that disagree with its rounded values: decode(encode(t)) differs from round(t)"
     return None if activation else _packing_error(quantizer, codes, qparams)
 
 

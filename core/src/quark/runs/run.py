@@ -35,8 +35,9 @@ from quark.runs.selected_algorithms import Algorithms, algorithms_of, own_settin
 from quark.runs.source import carried_by
 
 Data = Iterable[Any] | Callable[[str], Iterable[Any] | None] | None
-"""Calibration data (see `quark.calibration.batches.calls`), or what gives them: it is called with what needs
-them, if anything does.
+"""Calibration data (see `quark.calibration.batches.calls`), or a function that returns them.
+
+The function is called only if something needs data, with the name of what does.
 """
 
 TWO_PASSES = (
@@ -162,8 +163,8 @@ class Run:
         named = {registered_name(settings): settings for settings in self.plan.config.algo_config or []}
         settings = [parts.get(name, own) for name, own in named.items() if name not in left_out]
         run = plan_run(model, attrs.evolve(self.plan.config, algo_config=settings or None))
-        notes = [*([TWO_PASSES] if self.two_passes else []), *(f"left out, since it would do no good: {name}" for name in left_out)]
-        notes += [f"of {name}, only this is applied, since the rest would do no good: {validations[name].chosen}" for name in parts]
+        notes = [*([TWO_PASSES] if self.two_passes else []), *(f"skipped, no gain on held-out tokens: {name}" for name in left_out)]
+        notes += [f"of {name}, only this is applied (no gain from the rest): {validations[name].chosen}" for name in parts]
         plan = attrs.evolve(run.plan, notes=(*run.plan.notes, *notes))
         return attrs.evolve(run, plan=plan, data=self.data, two_passes=self.two_passes, ranks=self.ranks, events=self.events)
 

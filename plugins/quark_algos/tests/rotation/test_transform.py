@@ -84,7 +84,7 @@ def test_rotation_that_does_harm_is_left_out_with_its_figures(caplog: pytest.Log
     assert found["error_after"] > found["error_before"] + found["standard_error"] > 0
     assert found["held_out"]
     assert not found["applied"]
-    assert "left out, since it would do no good: rotation" in model.quark_plan.notes
+    assert "skipped, no gain on held-out tokens: rotation" in model.quark_plan.notes
     assert not [note for note in model.quark_plan.notes if "transformed by" in note]
 
 

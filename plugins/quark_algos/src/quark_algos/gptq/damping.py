@@ -66,7 +66,7 @@ class Factor:
 def shrunk(h: Tensor, shrinkage: tuple[float, float]) -> Tensor:
     """Return a copy of ``h [K, K]`` without its likely chance part.
 
-    It is of use whatever the number of tokens.
+    It helps at any number of tokens.
 
     Args:
         h: H, symmetric.
