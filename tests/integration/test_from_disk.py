@@ -123,7 +123,7 @@ def test_the_plan_that_is_returned_is_of_what_was_done_and_names_no_algorithm_th
     plan = quantize_checkpoint(tiny_model_dir(), tmp_path / "out", asked, DATA)
     assert asked.algo_config
     assert plan.config.algo_config is None
-    assert [note for note in plan.notes if "left out" in note and "rotation" in note]
+    assert [note for note in plan.notes if "no gain" in note and "rotation" in note]
     assert plan.to_dict() == model.quark_plan.to_dict()
 
 
