@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import setuptools  # noqa: F401  # now: torch.compile imports it, and after other tests its own distutils may not be found
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn

@@ -12,6 +12,7 @@ import tempfile
 import tomllib
 import zipfile
 from functools import cache
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from quark.plugins.discovery import discover
@@ -79,7 +80,7 @@ def _built(subject: Subject) -> Path:
         CheckFailedError: It cannot be built.
     """
     directory = source_directory(subject).resolve()
-    assume(importlib.util.find_spec("pip") is not None, "pip, which builds the wheel, is not installed")
+    assume(_has_pip(), "pip, which builds the wheel, is not installed")
     try:
         system = tomllib.loads((directory / "pyproject.toml").read_text(encoding="utf-8")).get("build-system", {})
     except (OSError, tomllib.TOMLDecodeError) as error:
@@ -137,3 +138,12 @@ def _files(wheel: Path) -> set[str]:
     """Return the files in a wheel, without its metadata."""
     with zipfile.ZipFile(wheel) as archive:
         return {name for name in archive.namelist() if ".dist-info/" not in name}
+
+
+def _has_pip() -> bool:
+    """Return whether pip is installed, without asking all finders for it.
+
+    That of setuptools takes the question for an import: Python's own distutils replaces that of setuptools
+    then, for the rest of the process (before Python 3.12).
+    """
+    return PathFinder.find_spec("pip") is not None
