@@ -80,7 +80,8 @@ def reading_files() -> Iterator[None]:
     """Let ``from_pretrained`` read the files of a checkpoint in the body, where it would map them.
 
     Whoever cuts a mapped file ends the process, and whoever writes to it changes a model that was loaded.
-    Models that other threads load meanwhile are read too.
+    Models that other threads load meanwhile are read too. Enter it inside `building`, which lets in one
+    thread at a time: if two bodies overlapped, the later one would put back the function of the earlier one.
     """
     from transformers import modeling_utils
 
