@@ -37,7 +37,7 @@ from quark.runs.source import carried_by
 Data = Iterable[Any] | Callable[[str], Iterable[Any] | None] | None
 """Calibration data (see `quark.calibration.batches.calls`), or a function that returns them.
 
-The function is called only if something needs data, with the name of what does.
+A run that needs no data does not call the function. Its argument says what needs data, such as ``"gptq"``.
 """
 
 TWO_PASSES = (
