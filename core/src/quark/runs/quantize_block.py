@@ -17,7 +17,6 @@ from quark.calibration.block_calibration import BlockCalibration
 from quark.calibration.block_rounding import BlockRounding
 from quark.calibration.block_transforms import BlockTransforms
 from quark.calibration.block_tuning import BlockTuning
-from quark.calibration.figures import InputSample
 from quark.calibration.forwards import conducts_forwards, counting, without_cache
 from quark.calibration.lockstep import BlockRun, LockStep
 from quark.calibration.model_error import ModelError
@@ -33,6 +32,8 @@ from quark.models.plan.decoder_blocks import Block, decoder_blocks, rows_by_bloc
 from quark.models.plan.family import text_config
 from quark.models.plan.plan_row import PlanRow
 from quark.plugins.attribution import attributed
+from quark.plugins.catalog import catalog
+from quark.plugins.measuring import ForwardsStarted, LayersRounded
 from quark.runs.block_events import BlockEvents
 from quark.runs.sink import BlockResult, BlockSink
 from quark.runs.source import RunSource
@@ -98,8 +99,8 @@ def _forwards(started: StartedRun, blocks: Sequence[Block], scales: ActivationSc
         stack.enter_context(without_cache(model))
         stack.enter_context(showing_all(model, run.plan.config.calibrate_all_experts))
         stack.enter_context(scales.watching(model))
-        if with_float:
-            stack.enter_context(figures.depth.watching(blocks))
+        moment = ForwardsStarted(model=model, blocks=blocks, with_float=with_float, report=started.report, until_end=stack)
+        catalog().measure(moment)
         if run.algorithms.is_sequential and not run.plan.attentions:
             figures.model_error = ModelError.of(model, blocks, run.data, run.plan.quantized)
         stack.enter_context(figures.model_error.watching())
@@ -141,7 +142,7 @@ def quantize_block(started: StartedRun, sink: BlockSink, block: Block, rows: Seq
     layers = quantized_layers(model, rows, started.source)
     attentions = [a for a in plan.attentions if block.owns(a.name)]
     scales = ActivationScales(layers, attentions, plan.config, plan.architecture, run.ranks)
-    rounded, inputs = set[str](), dict[str, InputSample]()
+    rounded, inputs = set[str](), dict[str, Mapping[str, Any]]()
     with counting(model, scales.experts.among(layers) if block_run else ()) as own_tokens, phase("forward"):
         if block_run is not None and run.algorithms.is_sequential:
             calibration = _calibration(started, block, rows, layers, block_run, scales)
@@ -154,7 +155,7 @@ def quantize_block(started: StartedRun, sink: BlockSink, block: Block, rows: Seq
     report.tokens |= {name: sum(count[name] for count in counts) for name in own_tokens}
 
     # Scales of activations, and weights that are rounded to nearest.
-    finish_layers(started, sink, layers, scales, rounded, inputs)
+    finish_layers(started, sink, layers, scales, block, rounded, inputs)
     passes = 0 if block_run is None else 2 if run.two_passes else 1
 
     # The sink takes the block: in place, or packed into a shard, with a journal entry, which has the block's
@@ -301,15 +302,16 @@ def finish_layers(
     sink: BlockSink,
     layers: Mapping[str, QuantizedLayer],
     scales: ActivationScales,
+    block: Block | None = None,
     rounded: Collection[str] = (),
-    inputs: Mapping[str, InputSample] = MappingProxyType({}),
+    inputs: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> None:
     """Set missing scales of activations, and round other weights than ``rounded``, and biases.
 
     The sink gets all layers.
 
-    The layers are measured for the report before the sink gets them; ``inputs`` are samples of the inputs of
-    some.
+    Plugins measure the layers of ``block``, or those outside all blocks, before the sink gets them;
+    ``inputs`` have what plugins keep of the inputs of some.
     """
     with started.figures.clock.phase("solve"):
         scales.finish()
@@ -321,5 +323,7 @@ def finish_layers(
                 values, qparams = layer.bias_quantizer.quantizer.round_to_nearest(layer.bias.data)  # type: ignore[arg-type]
                 layer.bias = nn.Parameter(values, requires_grad=False)
                 layer.bias_quantizer.set_qparams(qparams)
-    started.figures.add_layers(started.model, layers, inputs)
+    with started.figures.clock.phase("report"):
+        name = None if block is None else block.name
+        catalog().measure(LayersRounded(block=name, model=started.model, layers=layers, inputs=inputs, report=started.report))
     sink.accept(layers)

@@ -7,15 +7,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import attrs
-from torch import nn
 
-from quark.calibration.figures import InputSample, LayerFigures
 from quark.calibration.lockstep import BlockRun
-from quark.calibration.model_error import DepthError, ModelError
+from quark.calibration.model_error import ModelError
 from quark.calibration.phases import PhaseClock
 from quark.calibration.plugin_checks import StartedTransform
 from quark.calibration.report import CalibrationReport
-from quark.models.layers import QuantizedLayer
 from quark.models.plan.decoder_blocks import Block
 from quark.models.plan.plan_row import PlanRow
 
@@ -32,7 +29,6 @@ class RunFigures:
         tokens: Of all calibration samples.
         streams: Forwards of each sample.
         clock: The time of the run.
-        depth: The errors of hidden states.
         model_error: The error of the last block's output.
         flops: What the statistics of the current block took at least.
     """
@@ -41,15 +37,8 @@ class RunFigures:
     tokens: int = 0
     streams: int = 1
     clock: PhaseClock = attrs.field(factory=PhaseClock)
-    depth: DepthError = attrs.field(factory=DepthError)
     model_error: ModelError = attrs.field(factory=ModelError)
     flops: int = 0
-
-    def add_layers(self, model: nn.Module, layers: Mapping[str, QuantizedLayer], inputs: Mapping[str, InputSample]) -> None:
-        """Measure layers whose weights are rounded; ``model`` still has the float layers in their places."""
-        with self.clock.phase("report"):
-            figures = LayerFigures(self.report.weights, self.report.histograms)
-            figures.add({name: model.get_submodule(name) for name in layers}, layers, inputs)
 
     @contextmanager
     def compared(
@@ -81,10 +70,8 @@ class RunFigures:
         row: dict[str, Any] = {"bytes": size, "seconds": self.clock.lap()}
         if block is not None and passes:
             row["flops"] = {"forward": passes * self.streams * _products(block, self.tokens, counts), "statistics": self.flops}
-        if block is not None and (hidden := self.depth.of(block.name)):
-            row["hidden"] = hidden
         self.flops = 0
-        self.report.blocks[name] = row
+        self.report.blocks[name] = row | self.report.blocks.get(name, {})
         self.report.seconds = dict(self.clock.seconds)
 
     def of_block(self, block: Block, names: Iterable[str], report: CalibrationReport) -> CalibrationReport:
