@@ -84,7 +84,10 @@ def as_rounded(block: nn.Module, configs: Mapping[str, QLayerConfig], *, compens
             rounding that compensates its errors: it leaves little of them in the directions that inputs have,
             and nothing can compensate those of activations.
     """
-    copies = _rounded(block, configs, compensated)
+    layers = {name: block.get_submodule(name) for name in configs}
+    copies = {name: quantized_class(layer).from_float(layer, configs[name]) for name, layer in layers.items()}
+    to_round = {name: layer for name, layer in copies.items() if not (compensated and configs[name].input_tensors is not None)}
+    round_to_nearest(to_round, ())
     with ExitStack() as stack:
         for name, quantized in copies.items():
             stack.enter_context(replaced_forward(block.get_submodule(name), _forward_through(quantized)))
@@ -94,17 +97,6 @@ def as_rounded(block: nn.Module, configs: Mapping[str, QLayerConfig], *, compens
 def tensor_of(output: Any) -> Tensor:
     """Return the residual stream after a block: its output, or the first element of a tuple."""
     return output if isinstance(output, Tensor) else output[0]
-
-
-def _rounded(block: nn.Module, configs: Mapping[str, QLayerConfig], compensated: bool) -> dict[str, QuantizedLayer]:
-    """Return rounded copies of the layers in ``configs``; see `as_rounded`."""
-    nearest = RoundToNearest()
-    layers = {name: block.get_submodule(name) for name in configs}
-    quantized = {name: quantized_class(layer).from_float(layer, configs[name]) for name, layer in layers.items()}
-    to_round = {name: layer for name, layer in quantized.items() if not (compensated and configs[name].input_tensors is not None)}
-    for task in rounding_tasks(to_round, ()):
-        nearest.round(task)
-    return quantized
 
 
 def _forward_through(quantized: QuantizedLayer) -> Callable[..., Any]:
