@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import attrs
-from torch import nn
 
-from quark.base.log import get_logger
 from quark.base.ranks import ALONE, Ranks
 from quark.base.torch_state import own_torch_state
-from quark.checkpoint.atomic_directory import Leftover, finished_blocks, refuse_unfinished_run
-from quark.checkpoint.content import CheckpointContent
-from quark.checkpoint.destination import refuse_used_directory
-from quark.checkpoint.export import exporter_of, exporting, refuse_unstorable
-from quark.checkpoint.exporter import BlockStream, Exporter, ExportOptions
+from quark.checkpoint.atomic_directory import finished_blocks
+from quark.checkpoint.exporter import BlockStream, ExportOptions
 from quark.checkpoint.inspection import refuse_incomplete_export
 from quark.checkpoint.run_file import complete_run_file
 from quark.config.model import QConfig
-from quark.errors import ConfigError, OutputError, UnsupportedError
 from quark.models.hf.loading import torch_device, torch_dtype
 from quark.models.hf.quantized_source import float_tensors_of
 from quark.models.hf.shards import Shard, check_shards
@@ -32,15 +26,15 @@ from quark.models.plan.decoder_blocks import decoder_blocks
 from quark.models.plan.family import weight_converters_of
 from quark.models.plan.quant_plan import QuantPlan
 from quark.plugins.attribution import attributed, origin
-from quark.plugins.run_events import running
-from quark.runs.identity import RunIdentity, is_finished_run, refuse_changed_source, refuse_different_ranks
+from quark.plugins.run_events import RunEvents, running
+from quark.runs.identity import RunIdentity, refuse_changed_source, refuse_different_ranks
 from quark.runs.journal import Journal
+from quark.runs.output import Output
 from quark.runs.quantize_block import quantize_blocks
 from quark.runs.quantize_run import finish_run, quantize_run, start_run
 from quark.runs.run import Data, Run, plan_run
 from quark.runs.selected_algorithms import settings_told
 from quark.runs.sink import BlockSink, CheckpointSink, IdleSink, InPlaceSink, JournaledSink, ReadingSink, SharedSink, opened_stream
-from quark.runs.skeleton import quantized_skeleton
 from quark.runs.source import CheckpointSource
 from quark.runs.started_run import FinishedRun, StartedRun
 
@@ -123,150 +117,20 @@ def quantize_checkpoint(
         events.phase("plan")
         output = Output.of(Path(out), exporter, options or ExportOptions(), Path(source), resume=resume, restart=restart, ranks=ranks)
         opened = functools.partial(opened_checkpoint, Path(source), device, dtype, weight_converters, trust_remote_code=trust_remote_code)
-        shards, tensors = opened()
-        run = plan_run(tensors.model, config, tensors.codes_of, tensors.carried)
-        output.refuse_to_resume(run)
-        output.refuse_unstorable(tensors.model, run.plan)
-        run = run.with_data(tensors.model, data, tensors.device, ranks, events)
-        tensors.prepare(run.plan)
-        converters = weight_converters_of(tensors.model) if weight_converters is None else weight_converters
-        of_output = exporter, output.options
-        identity = RunIdentity.of(tensors.model, run.plan, shards, run.data, *of_output, converters, tensors.device, ranks.is_deterministic)
-        refuse_different_ranks(ranks, identity, leftover=output.leftover)
-
-        def complete(finished: FinishedRun, directory: Path) -> None:
-            refuse_changed_source(ranks, identity, shards)
-            if not ranks.is_first:
-                return
-            refuse_incomplete_export(exporter, directory, tensors.model)
-            if report is not None:
-                events.phase("report")
-                report(finished, directory, str(tensors.device), lambda: opened()[1])
-            complete_run_file(directory, attrs.asdict(identity))
-
-        with closing(tensors):
-            if output.is_finished(identity):
-                plan = run.plan
-            elif not run.algorithms.works_by_block or not output.writer.streams:
-                plan = _whole(run, tensors, output, complete)
+        planned = CheckpointRun.of(config, data, opened, output, events, weight_converters)
+        with closing(planned.tensors):
+            if output.is_finished(planned.identity):
+                plan = planned.run.plan
+            elif not planned.works_by_block:
+                plan = planned.work_on_whole(report)
             else:
                 with output.opened() as directory:
-                    with streamed(run, tensors, output, directory, identity) as (started, sink):
+                    with planned.streamed(directory) as (started, sink):
                         finished = finish_run(started, sink, quantize_blocks(started, sink))
-                    complete(finished, directory)
+                    planned.complete(finished, directory, report)
                 plan = finished.content.plan
         events.exported(output.path, exporter)
     return plan
-
-
-@attrs.frozen(eq=False)
-class Output:
-    """The output of a run: its directory, exporter and options.
-
-    Attributes:
-        path: The output directory.
-        exporter: Name of the exporter.
-        writer: The exporter.
-        options: Options of the export.
-        leftover: Whether finished blocks of an earlier run are resumed or discarded, or refuse the run.
-        ranks: The processes that write to it. The first makes its directory and gives it its name.
-        source: The float checkpoint, copies of whose files may lie there.
-    """
-
-    path: Path
-    exporter: str
-    writer: Exporter
-    options: ExportOptions
-    leftover: Leftover = "refuse"
-    ranks: Ranks = ALONE
-    source: Path | None = None
-
-    @classmethod
-    def of(
-        cls,
-        path: Path,
-        exporter: str,
-        options: ExportOptions,
-        source: Path | None = None,
-        *,
-        resume: bool = False,
-        restart: bool = False,
-        ranks: Ranks = ALONE,
-    ) -> Self:
-        """Return the output, after checks that a run may write to it.
-
-        Arguments and errors as of `quantize_checkpoint`.
-        """
-        if resume and restart:
-            raise ConfigError("resume goes on from the finished blocks of an earlier run, and restart discards them: set one of the two")
-        leftover: Leftover = "resume" if resume else "restart" if restart else "refuse"
-        if ranks.is_first:  # the locks that are tried would look to the other ranks like those of another run
-            refuse_used_directory(path, exporter, overwrite=options.overwrite, resume=resume, source=source)
-            refuse_unfinished_run(path, leftover)
-        return cls(path, exporter, exporter_of(exporter, options), options, leftover, ranks, source)
-
-    def is_finished(self, identity: RunIdentity) -> bool:
-        """Return whether a run that is to be resumed, the one of that identity, has nothing left to do.
-
-        Raises as `is_finished_run`.
-        """
-        if self.leftover != "resume":
-            return False
-        is_finished = self.ranks.is_first and is_finished_run(self.path, identity, overwrite=self.options.overwrite)
-        if is_finished:
-            get_logger().info(f"'{self.path}' is finished: this very run has written it, and there is nothing left to do.")
-        return self.ranks.broadcast(is_finished)
-
-    def built(self) -> AbstractContextManager[Path]:
-        """Return the context of the directory that the first rank writes to, which becomes the output."""
-        return exporting(self.exporter, self.path, overwrite=self.options.overwrite, leftover=self.leftover, source=self.source)
-
-    @contextmanager
-    def opened(self) -> Iterator[Path]:
-        """Yield the directory to write to, which becomes the output, on every rank."""
-        if not self.ranks.is_first:
-            directory = Path(self.ranks.broadcast(""))
-            if not directory.is_dir():
-                raise OutputError(
-                    f"rank {self.ranks.rank} cannot see '{directory}', in which rank 0 builds the output: all processes need the same "
-                    "file system, under the same path"
-                )
-            yield directory
-            return
-        with self.built() as directory:
-            self.ranks.broadcast(str(directory.absolute()))
-            yield directory
-
-    def refuse_unstorable(self, model: nn.Module, plan: QuantPlan) -> None:
-        """Raise UnsupportedError if the layout cannot hold the model, which is on the meta device."""
-        content = CheckpointContent(model, plan.config, plan)
-        refuse_unstorable(self.exporter, self.writer, content, quantized_skeleton(model, plan), self.options)
-
-    def has_journal(self, run: Run) -> bool:
-        """Return whether a run enters its finished blocks in a journal, from which it can be resumed."""
-        return run.algorithms.works_by_block and self.writer.resumes and not self.is_divided(run)
-
-    def is_divided(self, run: Run) -> bool:
-        """Return whether each block is one rank's.
-
-        That is so where there are several, and no calibration forward has to pass all blocks.
-        """
-        return self.ranks.size > 1 and not run.needs_data
-
-    def is_shared(self, run: Run) -> bool:
-        """Return whether each rank writes its own blocks."""
-        return self.writer.shares and self.is_divided(run)
-
-    def refuse_to_resume(self, run: Run) -> None:
-        """Raise UnsupportedError if a run that keeps no journal is to resume."""
-        if self.leftover != "resume" or self.has_journal(run):
-            return
-        reason = f"the exporter '{self.exporter}' cannot go on with an export of another process (it does not say resumes = True)"
-        if not run.algorithms.works_by_block:
-            reason = "an algorithm of it changes the whole model, so that nothing is written before all of it is quantized"
-        elif self.is_divided(run):
-            reason = f"nothing in it needs calibration data, and {self.ranks.size} processes divide its blocks without a journal of them"
-        raise UnsupportedError(f"this run cannot be resumed: {reason}. Leave out resume=True (--resume); it starts from the beginning")
 
 
 def opened_checkpoint(
@@ -291,90 +155,148 @@ def opened_checkpoint(
     return shards, CheckpointSource(model, StoredTensors(model, shards, source, converters, float_tensors_of(source, shards)), target)
 
 
-@contextmanager
-def streamed(
-    run: Run, tensors: CheckpointSource, output: Output, directory: Path, identity: RunIdentity
-) -> Iterator[tuple[StartedRun, BlockSink]]:
-    """Start a run, or go on with an interrupted one; yield it, and its sink.
+@attrs.frozen(eq=False)
+class CheckpointRun:
+    """A `Run` from a checkpoint to an output, planned and with its data.
 
-    The sink writes each block as soon as it is quantized, and enters it in a journal if the run keeps one.
-
-    Args:
-        run: With its data.
-        tensors: The checkpoint, prepared for the plan of the run.
+    Attributes:
+        run: The run.
+        opened: Opens the checkpoint once more, as `opened_checkpoint`.
+        shards: The files of the checkpoint.
+        tensors: Its tensors, prepared for the plan.
         output: Where to write to.
-        directory: That becomes the output; one with finished blocks is gone on with.
-        identity: Of the run.
+        identity: Everything that the result depends on.
     """
-    journal = Journal.read(directory.parent) if run.ranks.is_first and finished_blocks(directory.parent) else None
-    if journal is not None:
-        journal.refuse_other_run(identity)
-        journal.remove_later_files(directory)
-    two_passes = run.ranks.broadcast(None if journal is None else journal.two_passes)
-    if two_passes is not None:
-        run = run.in_memory_mode(two_passes)
-    started = start_run(run, tensors.model, tensors)
-    with _opened_stream(started, output, directory, is_resumed=two_passes is not None) as stream:
-        if run.ranks.is_first and journal is None and output.has_journal(run):
-            journal = Journal.begin(directory, identity, two_passes=run.two_passes)
-        yield started, _sink(started, output, stream, journal)
 
+    run: Run
+    opened: Callable[[], tuple[Sequence[Shard], CheckpointSource]]
+    shards: Sequence[Shard]
+    tensors: CheckpointSource
+    output: Output
+    identity: RunIdentity
 
-@contextmanager
-def _opened_stream(started: StartedRun, output: Output, directory: Path, *, is_resumed: bool) -> Iterator[BlockStream | None]:
-    """Yield the export on each rank that writes to its files, or reads finished blocks from them."""
-    ranks = started.run.ranks
-    if not ranks.is_first:
-        ranks.barrier()  # the first rank has made the files then
-    if not (ranks.is_first or is_resumed or output.is_shared(started.run)):
-        yield None
-        return
-    with opened_stream(started, output.writer, directory, output.options) as stream:
-        if ranks.is_first:
-            ranks.barrier()
-        yield stream
+    @classmethod
+    def of(
+        cls,
+        config: QConfig,
+        data: Data,
+        opened: Callable[[], tuple[Sequence[Shard], CheckpointSource]],
+        output: Output,
+        events: RunEvents,
+        converters: Sequence[WeightConverter] | None = None,
+    ) -> Self:
+        """Plan a run; nothing is written.
 
+        Arguments and errors as of `quantize_checkpoint`.
+        """
+        ranks, (shards, tensors) = output.ranks, opened()
+        run = plan_run(tensors.model, config, tensors.codes_of, tensors.carried)
+        output.refuse_to_resume(run)
+        output.refuse_unstorable(tensors.model, run.plan)
+        run = run.with_data(tensors.model, data, tensors.device, ranks, events)
+        tensors.prepare(run.plan)
+        converters = weight_converters_of(tensors.model) if converters is None else converters
+        of_output = output.exporter, output.options
+        identity = RunIdentity.of(tensors.model, run.plan, shards, run.data, *of_output, converters, tensors.device, ranks.is_deterministic)
+        refuse_different_ranks(ranks, identity, leftover=output.leftover)
+        return cls(run, opened, shards, tensors, output, identity)
 
-def _sink(started: StartedRun, output: Output, stream: BlockStream | None, journal: Journal | None) -> BlockSink:
-    """Return the sink that a rank hands its blocks to.
+    @property
+    def works_by_block(self) -> bool:
+        """Whether one block after another is read, quantized and written."""
+        return self.run.algorithms.works_by_block and self.output.writer.streams
 
-    In a run with calibration data every rank comes to the same layers, and the first one writes them.
-    Without, each block is one rank's, which reads, rounds and writes it; if the exporter cannot share its
-    files (`quark.checkpoint.Exporter.shares`), all are the first one's.
-    """
-    run, model = started.run, started.model
-    sink: CheckpointSink
-    if stream is not None and output.is_shared(run):
-        sink = SharedSink(started, stream)
-    elif stream is None:
-        return IdleSink(model) if output.is_divided(run) else InPlaceSink(model)
-    elif not run.ranks.is_first:
-        return ReadingSink(model, stream)
-    elif journal is not None:
-        sink = JournaledSink(model, stream, journal, decoder_blocks(model, started.plan.architecture))
-    else:
-        sink = CheckpointSink(model, stream)
-    if run.ranks.is_first:
-        sink.begin()
-    return sink
+    @contextmanager
+    def streamed(self, directory: Path) -> Iterator[tuple[StartedRun, BlockSink]]:
+        """Start the run, or go on with an interrupted one; yield it, and its sink.
 
+        The sink writes each block as soon as it is quantized, and enters it in a journal if the run keeps
+        one.
 
-def _whole(run: Run, tensors: CheckpointSource, output: Output, complete: Callable[[FinishedRun, Path], None]) -> QuantPlan:
-    """Read the whole model, quantize it in memory, then write it; of several ranks, the first does.
+        Args:
+            directory: That becomes the output; one with finished blocks is gone on with.
+        """
+        run = self.run
+        journal = Journal.read(directory.parent) if run.ranks.is_first and finished_blocks(directory.parent) else None
+        if journal is not None:
+            journal.refuse_other_run(self.identity)
+            journal.remove_later_files(directory)
+        two_passes = run.ranks.broadcast(None if journal is None else journal.two_passes)
+        if two_passes is not None:
+            run = run.in_memory_mode(two_passes)
+        started = start_run(run, self.tensors.model, self.tensors)
+        with self._opened_stream(started, directory, is_resumed=two_passes is not None) as stream:
+            if run.ranks.is_first and journal is None and self.output.has_journal(run):
+                journal = Journal.begin(directory, self.identity, two_passes=run.two_passes)
+            yield started, self._sink(started, stream, journal)
 
-    ``complete`` gets the checkpoint before it has its name; the other ranks call it, too.
-    """
-    model = tensors.model
-    run.events.phase("load")
-    tensors.load_all()
-    finished = quantize_run(run, model, InPlaceSink(model))
-    content = finished.content
-    if not run.ranks.is_first:
-        complete(finished, output.path)
+    @contextmanager
+    def _opened_stream(self, started: StartedRun, directory: Path, *, is_resumed: bool) -> Iterator[BlockStream | None]:
+        """Yield the export on each rank that writes to its files, or reads finished blocks from them."""
+        ranks = started.run.ranks
+        if not ranks.is_first:
+            ranks.barrier()  # the first rank has made the files then
+        if not (ranks.is_first or is_resumed or self.output.is_shared(started.run)):
+            yield None
+            return
+        with opened_stream(started, self.output.writer, directory, self.output.options) as stream:
+            if ranks.is_first:
+                ranks.barrier()
+            yield stream
+
+    def _sink(self, started: StartedRun, stream: BlockStream | None, journal: Journal | None) -> BlockSink:
+        """Return the sink that a rank hands its blocks to.
+
+        In a run with calibration data every rank comes to the same layers, and the first one writes them.
+        Without, each block is one rank's, which reads, rounds and writes it; if the exporter cannot share its
+        files (`quark.checkpoint.Exporter.shares`), all are the first one's.
+        """
+        run, model, output = started.run, started.model, self.output
+        sink: CheckpointSink
+        if stream is not None and output.is_shared(run):
+            sink = SharedSink(started, stream)
+        elif stream is None:
+            return IdleSink(model) if output.is_divided(run) else InPlaceSink(model)
+        elif not run.ranks.is_first:
+            return ReadingSink(model, stream)
+        elif journal is not None:
+            sink = JournaledSink(model, stream, journal, decoder_blocks(model, started.plan.architecture))
+        else:
+            sink = CheckpointSink(model, stream)
+        if run.ranks.is_first:
+            sink.begin()
+        return sink
+
+    def work_on_whole(self, report: Report | None) -> QuantPlan:
+        """Read the whole model, quantize it in memory, then write it; of several ranks, the first does.
+
+        Returns the plan of what was done.
+        """
+        run, output, model = self.run, self.output, self.tensors.model
+        run.events.phase("load")
+        self.tensors.load_all()
+        finished = quantize_run(run, model, InPlaceSink(model))
+        content = finished.content
+        if not run.ranks.is_first:
+            self.complete(finished, output.path, report)
+            return content.plan
+        run.events.phase("write")
+        with output.built() as directory:
+            with attributed(f"writing '{output.path}'", origin("exporters", output.exporter)):
+                output.writer.export(content, directory, output.options)
+            self.complete(finished, directory, report)
         return content.plan
-    run.events.phase("write")
-    with output.built() as directory:
-        with attributed(f"writing '{output.path}'", origin("exporters", output.exporter)):
-            output.writer.export(content, directory, output.options)
-        complete(finished, directory)
-    return content.plan
+
+    def complete(self, finished: FinishedRun, directory: Path, report: Report | None) -> None:
+        """Check the written checkpoint, and add the files about the run, before it has its name.
+
+        Every rank calls this; the first one writes.
+        """
+        refuse_changed_source(self.run.ranks, self.identity, self.shards)
+        if not self.run.ranks.is_first:
+            return
+        refuse_incomplete_export(self.output.exporter, directory, self.tensors.model)
+        if report is not None:
+            self.run.events.phase("report")
+            report(finished, directory, str(self.tensors.device), lambda: self.opened()[1])
+        complete_run_file(directory, attrs.asdict(self.identity))
