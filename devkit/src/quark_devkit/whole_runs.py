@@ -29,11 +29,11 @@ from quark.runs.from_disk import CheckpointRun, opened_checkpoint
 from quark.runs.identity import RunIdentity
 from quark.runs.journal import Journal
 from quark.runs.output import Output
-from quark.runs.quantize_block import quantize_blocks
-from quark.runs.quantize_run import finish_run, quantize_run
+from quark.runs.quantize_block import quantize_blocks, quantize_run
 from quark.runs.run import plan_run
 from quark.runs.selected_algorithms import Algorithms
 from quark.runs.sink import BlockResult, InPlaceSink, JournaledSink
+from quark.runs.started_run import finish_run
 from quark_devkit.check import assume, require
 from quark_devkit.fresh_process import in_fresh_process
 from quark_devkit.small_models import BLOCKS, batches, logits, saved, small_model

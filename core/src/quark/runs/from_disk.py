@@ -30,13 +30,12 @@ from quark.plugins.run_events import RunEvents, running
 from quark.runs.identity import RunIdentity, refuse_changed_source, refuse_different_ranks
 from quark.runs.journal import Journal
 from quark.runs.output import Output
-from quark.runs.quantize_block import quantize_blocks
-from quark.runs.quantize_run import finish_run, quantize_run, start_run
+from quark.runs.quantize_block import quantize_blocks, quantize_run
 from quark.runs.run import Data, Run, plan_run
 from quark.runs.selected_algorithms import settings_told
-from quark.runs.sink import BlockSink, CheckpointSink, IdleSink, InPlaceSink, JournaledSink, ReadingSink, SharedSink, opened_stream
+from quark.runs.sink import BlockSink, CheckpointSink, IdleSink, InPlaceSink, JournaledSink, ReadingSink, SharedSink
 from quark.runs.source import CheckpointSource
-from quark.runs.started_run import FinishedRun, StartedRun
+from quark.runs.started_run import FinishedRun, StartedRun, finish_run, start_run
 
 if TYPE_CHECKING:
     from transformers.core_model_loading import WeightConverter
@@ -239,7 +238,7 @@ class CheckpointRun:
         if not (ranks.is_first or is_resumed or self.output.is_shared(started.run)):
             yield None
             return
-        with opened_stream(started, self.output.writer, directory, self.output.options) as stream:
+        with started.stream(self.output.writer, directory, self.output.options) as stream:
             if ranks.is_first:
                 ranks.barrier()
             yield stream
@@ -252,15 +251,16 @@ class CheckpointRun:
         files (`quark.checkpoint.Exporter.shares`), all are the first one's.
         """
         run, model, output = started.run, started.model, self.output
+        blocks = decoder_blocks(model, started.plan.architecture)
         sink: CheckpointSink
         if stream is not None and output.is_shared(run):
-            sink = SharedSink(started, stream)
+            sink = SharedSink(model, stream, run.ranks, blocks)
         elif stream is None:
             return IdleSink(model) if output.is_divided(run) else InPlaceSink(model)
         elif not run.ranks.is_first:
             return ReadingSink(model, stream)
         elif journal is not None:
-            sink = JournaledSink(model, stream, journal, decoder_blocks(model, started.plan.architecture))
+            sink = JournaledSink(model, stream, journal, blocks)
         else:
             sink = CheckpointSink(model, stream)
         if run.ranks.is_first:

@@ -35,9 +35,16 @@ from quark.plugins.attribution import attributed
 from quark.plugins.catalog import catalog
 from quark.plugins.measuring import ForwardsStarted, LayersRounded
 from quark.runs.block_events import BlockEvents
+from quark.runs.run import Run
 from quark.runs.sink import BlockResult, BlockSink
 from quark.runs.source import RunSource
-from quark.runs.started_run import StartedRun
+from quark.runs.started_run import FinishedRun, StartedRun, finish_run, start_run
+
+
+def quantize_run(run: Run, model: nn.Module, sink: BlockSink, source: RunSource | None = None) -> FinishedRun:
+    """Quantize ``model``, and return the `FinishedRun`."""
+    started = start_run(run, model, source)
+    return finish_run(started, sink, quantize_blocks(started, sink))
 
 
 @attributed("quantizing the model")
@@ -47,7 +54,7 @@ def quantize_blocks(started: StartedRun, sink: BlockSink) -> CalibrationReport:
 
     Layers outside the blocks come last, and are rounded to nearest.
 
-    The sink has taken everything when this returns; `quark.runs.quantize_run.finish_run` finishes it.
+    The sink has taken everything when this returns; `quark.runs.started_run.finish_run` finishes it.
 
     Args:
         started: Has the model, which is changed in place by the transforms and the sink, and its weights by
