@@ -134,9 +134,9 @@ class BlockFinished(Event):
         phases: Seconds by phase, as of `PhaseStarted`, as the report of the run has them: since the figures
             of the block before were taken, which is before that is written; of the first block also those of
             the forwards until they reach it.
-        figures: What is known of it: ``bytes`` of its float tensors, ``layers`` that were quantized,
-            ``snr_db``, the median of the signal-to-noise ratios of their weights, and the layer with the
-            lowest, ``worst`` and ``worst_snr_db``.
+        figures: What is known of it: ``bytes`` of its float tensors, ``layers`` that were quantized, and what
+            plugins have measured. quark-workbench gives ``snr_db``, the median of the signal-to-noise ratios
+            of their weights, and the layer with the lowest, ``worst`` and ``worst_snr_db``.
     """
 
     name: ClassVar[str] = "block_finished"

@@ -34,8 +34,8 @@ from quark.models.plan.plan_row import PlanRow
 from quark.plugins.attribution import attributed
 from quark.plugins.catalog import catalog
 from quark.plugins.measuring import ForwardsStarted, LayersRounded
-from quark.runs.block_events import BlockEvents
 from quark.runs.run import Run
+from quark.runs.run_figures import size_of
 from quark.runs.sink import BlockResult, BlockSink
 from quark.runs.source import RunSource
 from quark.runs.started_run import FinishedRun, StartedRun, finish_run, start_run
@@ -76,13 +76,15 @@ def quantize_blocks(started: StartedRun, sink: BlockSink) -> CalibrationReport:
     with ExitStack() as stack:
         has_forwards = bool(run.needs_data) and (scales or None in finished)
         steps = stack.enter_context(_forwards(started, blocks, scales)) if has_forwards else None
-        told = BlockEvents(run.events, started.report, blocks, finished, sink, steps is not None)
-        for i, (block, rows, result) in enumerate(zip(blocks, rows_of, finished, strict=True)):
-            with told.block(i, rows):
+        others = ["done" if has_forwards or sink.wants(block) else "other process" for block in blocks]
+        outcomes = [other if result is None else "resumed" for other, result in zip(others, finished, strict=True)]
+        figures.expect(blocks, outcomes)
+        for i, (block, rows, result, outcome) in enumerate(zip(blocks, rows_of, finished, outcomes, strict=True)):
+            with figures.block(i, block, len(rows), outcome):
                 block_run = None if steps is None else steps.at(i)
                 if result is not None:
                     pass_finished_block(started, sink, block, rows, block_run, result)
-                elif block_run is not None or sink.wants(block):
+                elif outcome == "done":
                     quantize_block(started, sink, block, rows, block_run)
     finish_layers(started, sink, layers, scales)
     with figures.clock.phase("write"):
@@ -134,7 +136,7 @@ def quantize_block(started: StartedRun, sink: BlockSink, block: Block, rows: Seq
     model, plan, phase = started.model, run.plan, figures.clock.phase
     with phase("load"):
         started.source.load(block)
-    size = sum(p.nbytes for p in block.module.parameters())
+    size = size_of(block)
 
     # Transforms, such as equalization and rotation, validated on held-out tokens.
     with figures.compared(block_run, block, rows, started.transforms), phase("transforms"):
@@ -205,7 +207,7 @@ def pass_finished_block(
     run, is_sequential = started.run, started.run.algorithms.is_sequential
     model, plan = started.model, run.plan
     started.source.load(block)
-    size = sum(p.nbytes for p in block.module.parameters())
+    size = size_of(block)
     floats = [f for f in block_run.forwards if f.is_float or not is_sequential]
     has_floats = run.ranks.any(bool(floats))
     again = [t for t in started.transforms if has_floats or not t.needs]

@@ -1,4 +1,4 @@
-"""RunFigures: the time, the bytes and the errors of each block, for the report of a run."""
+"""RunFigures: the time, the bytes and the errors of each block, for the report and listeners of a run."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from quark.calibration.plugin_checks import StartedTransform
 from quark.calibration.report import CalibrationReport
 from quark.models.plan.decoder_blocks import Block
 from quark.models.plan.plan_row import PlanRow
+from quark.plugins.run_events import SILENT, RunEvents
 
 OUTSIDE = "(outside the blocks)"
 """The name under which a report has the time and the bytes of layers outside all blocks."""
@@ -22,10 +23,11 @@ OUTSIDE = "(outside the blocks)"
 
 @attrs.define(eq=False)
 class RunFigures:
-    """Collects the figures of a run, block by block, in its calibration report.
+    """Collects the figures of a run in its report, block by block, and tells listeners of the blocks.
 
     Attributes:
         report: Gets the figures, as JSON values.
+        events: Tells listeners.
         tokens: Of all calibration samples.
         streams: Forwards of each sample.
         clock: The time of the run.
@@ -34,11 +36,34 @@ class RunFigures:
     """
 
     report: CalibrationReport
+    events: RunEvents = SILENT
     tokens: int = 0
     streams: int = 1
     clock: PhaseClock = attrs.field(factory=PhaseClock)
     model_error: ModelError = attrs.field(factory=ModelError)
     flops: int = 0
+
+    def expect(self, blocks: Sequence[Block], outcomes: Sequence[str]) -> None:
+        """Prepare for all blocks; ``outcomes`` are as of `quark.plugins.BlockFinished`."""
+        is_heard = self.events.is_heard
+        self.events.expect([size_of(b) if is_heard and outcome == "done" else 0 for b, outcome in zip(blocks, outcomes, strict=True)])
+
+    @contextmanager
+    def block(self, number: int, block: Block, layers: int, outcome: str) -> Iterator[None]:
+        """Tell that a block is worked on, and, if the body succeeds, that it is finished.
+
+        Args:
+            number: 0 for the first block.
+            block: The block.
+            layers: How many of its layers are quantized.
+            outcome: As of `quark.plugins.BlockFinished`.
+        """
+        name = block.name or "model"
+        self.events.block_started(name, number)
+        yield
+        known = self.report.blocks.get(name, {})
+        figures = {"bytes": known.get("bytes"), "layers": layers, **known.get("weights", {})}
+        self.events.block_finished(outcome, known.get("seconds"), figures)
 
     @contextmanager
     def compared(
@@ -88,6 +113,11 @@ class RunFigures:
         """Count the time of a block that an interrupted run has finished."""
         for row in report.blocks.values():
             self.clock.add(row["seconds"])
+
+
+def size_of(block: Block) -> int:
+    """Return the bytes of the parameters of a block."""
+    return sum(parameter.nbytes for parameter in block.module.parameters())
 
 
 def _products(block: Block, tokens: int, counts: Mapping[str, int]) -> int:

@@ -79,7 +79,8 @@ class StartedRun:
     @figures.default
     def _figures(self) -> RunFigures:
         run = self.run
-        return RunFigures(CalibrationReport(), tokens_in(run.data), run.algorithms.streams, PhaseClock(changed=run.events.phase))
+        clock = PhaseClock(changed=run.events.phase)
+        return RunFigures(CalibrationReport(), run.events, tokens_in(run.data), run.algorithms.streams, clock)
 
     @property
     def plan(self) -> QuantPlan:

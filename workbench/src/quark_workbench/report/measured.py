@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Iterable, Mapping
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from quark.calibration.report import CalibrationReport
@@ -19,10 +22,10 @@ _depth_of: WeakKeyDictionary[CalibrationReport, DepthError] = WeakKeyDictionary(
 
 
 def measure(moment: Moment) -> None:
-    """Add figures to the report of a run: of layers and inputs, as `LayerFigures`; of blocks, ``hidden``.
+    """Add figures to the report of a run: of layers and inputs, as `LayerFigures`, and of blocks.
 
-    ``hidden`` is the error of the hidden states behind the block, as `depth_figures`; a run has it if its
-    calibration has forwards of the float model beside those of the quantized one.
+    A block gets ``weights``, its ratios in short, which listeners hear; and ``hidden``, the error of the
+    hidden states behind it, as `depth_figures`, if calibration has forwards of the float model too.
     """
     if isinstance(moment, ForwardsStarted) and moment.with_float:
         depth = _depth_of[moment.report] = DepthError()
@@ -33,6 +36,17 @@ def measure(moment: Moment) -> None:
         samples = {name: kept[_SAMPLE] for name, kept in moment.inputs.items() if _SAMPLE in kept}
         floats = {name: moment.model.get_submodule(name) for name in moment.layers}
         LayerFigures(moment.report.weights, moment.report.histograms).add(floats, moment.layers, samples)
-        errors = _depth_of.get(moment.report)
-        if errors is not None and moment.block is not None and (hidden := errors.of(moment.block)):
-            moment.report.blocks.setdefault(moment.block or "model", {})["hidden"] = hidden
+        if moment.block is not None:
+            of_block = moment.report.blocks.setdefault(moment.block or "model", {})
+            of_block["weights"] = _in_short(moment.report.weights, moment.layers)
+            if (errors := _depth_of.get(moment.report)) is not None and (hidden := errors.of(moment.block)):
+                of_block["hidden"] = hidden
+
+
+def _in_short(weights: Mapping[str, Mapping[str, Any]], names: Iterable[str]) -> dict[str, Any]:
+    """Return the median ratio of some layers, and the layer with the lowest; empty where none has a ratio."""
+    ratios = {name: ratio for name in names if (ratio := weights.get(name, {}).get("snr_db")) is not None}
+    if not ratios:
+        return {}
+    worst = min(ratios, key=lambda name: ratios[name])
+    return {"snr_db": statistics.median(ratios.values()), "worst": worst, "worst_snr_db": ratios[worst]}
