@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 from quark.calibration.report import CalibrationReport
 from quark.plugins.measuring import ForwardsStarted, InputSeen, LayersRounded, Moment
 from quark_workbench.report.hidden_states import DepthError
-from quark_workbench.report.layer_figures import InputSample, LayerFigures
+from quark_workbench.report.layer_figures import InputSample, LayerFigures, keep_worst
 
 __all__ = ["measure"]
 
@@ -36,6 +36,7 @@ def measure(moment: Moment) -> None:
         samples = {name: kept[_SAMPLE] for name, kept in moment.inputs.items() if _SAMPLE in kept}
         floats = {name: moment.model.get_submodule(name) for name in moment.layers}
         LayerFigures(moment.report.weights, moment.report.histograms).add(floats, moment.layers, samples)
+        keep_worst(moment.report.histograms, moment.report.weights)  # a resumed run brings those of each finished block
         if moment.block is not None:
             of_block = moment.report.blocks.setdefault(moment.block or "model", {})
             of_block["weights"] = _in_short(moment.report.weights, moment.layers)
