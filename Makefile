@@ -57,12 +57,13 @@ docs: install  ## the site of docs/ in site/, warnings are errors; tests of its 
 slow: install  #> the tests that take minutes: every algorithm and every family with every scheme
 	$(PYTEST) -m slow --timeout 3600 $(PYTEST_ARGS)
 
-# A run of the drawn changes takes about an hour of one core; which tests run which line is measured first, and kept in .mutants/.
+# Drawn changes are of operators or of behaviour (KIND=: one of these). Each takes about an hour of one core; which tests run which line is measured first, and kept in .mutants/.
 COUNT ?= 400
+KIND ?= operators behaviours
 SEED ?= 0
-mutants: install  ## break the code on purpose; tests have to notice each listed change (NAMES=: those alone) and 85 % of COUNT=400 drawn ones in every package (SEED=; DRAWN=: from these packages alone)
+mutants: install  ## break the code on purpose; tests have to notice each listed change (NAMES=: those alone) and 85 % of COUNT=400 drawn ones in every package (SEED=; KIND=; DRAWN=: from these packages alone)
 	$(if $(DRAWN),,OMP_NUM_THREADS=1 $(BIN)/python -m tools.mutants $(NAMES))
-	$(if $(NAMES),,OMP_NUM_THREADS=1 $(BIN)/python -m tools.mutants.drawn --count $(COUNT) --seed $(SEED) --packages $(DRAWN))
+	$(if $(NAMES),,set -e; for kind in $(KIND); do OMP_NUM_THREADS=1 $(BIN)/python -m tools.mutants.drawn --kind $$kind --count $(COUNT) --seed $(SEED) --packages $(DRAWN); done)
 
 fuzz: install  #> damage checkpoints in 500 ways, run every route on each, and count how the runs end (FUZZ_ARGS=: other cases)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.fuzz $(FUZZ_ARGS)

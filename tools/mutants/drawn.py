@@ -6,7 +6,8 @@
 
 A package is a folder directly under the sources of the core (its loose modules are one more), or a plugin
 distribution. Each has a share of the changes in proportion to its lines, and no less than a few. The same
-seed draws the same changes, whatever other files become.
+seed draws the same changes, whatever other files become. ``--kind`` chooses changes of single operators or of
+behaviour (`behaviours.py`), whose kinds take turns.
 
 Which tests run a line is measured first, file by file, and kept in `.mutants/` until a test or what it runs
 changes. A change meets the tests of the mirrored file and then others that run its line, the quickest first.
@@ -21,16 +22,14 @@ from __future__ import annotations
 import argparse
 import ast
 import difflib
-import importlib.util
 import json
 import os
 import re
 import shutil
 import sys
 import tempfile
-import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -40,7 +39,9 @@ import pytest
 
 from tools.mutants import forks
 from tools.mutants.__main__ import HERE, ROOT, copy_of_the_tree
+from tools.mutants.behaviours import behaviours_of
 from tools.mutants.covering_tests import FileRecord, measure_all, read_record, record_path
+from tools.mutants.equivalent import changed_lines, equivalent_changes, key, skipped, stale_marks
 from tools.mutants.operators import Mutation, mutations_of, one_of_each_line
 
 CACHE = ROOT / ".mutants"
@@ -63,6 +64,7 @@ PYTEST = (
     "-W",
     "ignore:Module already imported:pytest.PytestAssertRewriteWarning",
 )
+KINDS: dict[str, Callable[[str, str], list[Mutation]]] = {"operators": mutations_of, "behaviours": behaviours_of}
 NOTHING_RAN = {4, 5}  # statuses of pytest: a test has another name now, or there is none
 
 
@@ -92,8 +94,19 @@ def packages_of(tree: Path) -> dict[str, list[str]]:
     return packages
 
 
-def drawn(tree: Path, files: dict[str, list[str]], *, count: int, seed: int, known: set[tuple[str, ...]]) -> dict[str, list[Mutation]]:
-    """Returns the changes of each package: its share of `count`, at least `LEAST`, without `known` ones."""
+def drawn(
+    tree: Path,
+    files: dict[str, list[str]],
+    *,
+    count: int,
+    seed: int,
+    known: set[tuple[str, ...]],
+    changes_of: Callable[[str, str], Sequence[Mutation]] = mutations_of,
+) -> dict[str, list[Mutation]]:
+    """Returns the changes of each package: its share of `count`, at least `LEAST`, without `known` ones.
+
+    Kinds take turns, so that a rare one is drawn as often as a common one while there are any.
+    """
     whole, numbers = skipped(HERE / "equivalent.toml")
     marked = {file for file, *_ in known}
 
@@ -105,45 +118,18 @@ def drawn(tree: Path, files: dict[str, list[str]], *, count: int, seed: int, kno
     pools: dict[str, list[Mutation]] = {}
     for package, paths in files.items():
         sources = {path: (tree / path).read_text(encoding="utf-8") for path in paths if path not in whole}
-        every = (mutation for path, source in sources.items() for mutation in mutations_of(path, source))
-        pools[package] = one_of_each_line(list(filter(is_drawn, every)), seed)
+        every = (mutation for path, source in sources.items() for mutation in changes_of(path, source))
+        pools[package] = in_turn(one_of_each_line(list(filter(is_drawn, every)), seed))
     lines = sum(map(len, pools.values()))
     return {package: pool[: max(LEAST, round(count * len(pool) / lines))] for package, pool in pools.items() if pool}
 
 
-def stale_marks(tree: Path, known: set[tuple[str, ...]]) -> list[str]:
-    """Returns the marks of changes that the code no longer allows, as file and line of code."""
-    files = {file for file, *_ in known if (tree / file).is_file()}
-    there = {key(tree, one) for file in files for one in mutations_of(file, (tree / file).read_text(encoding="utf-8"))}
-    return sorted(f"{file}: {old}" for file, function, old, new in known if (file, function, old, new) not in there)
-
-
-def key(tree: Path, mutation: Mutation) -> tuple[str, ...]:
-    """Returns the key of a change in `equivalent.toml`: file, function, and lines before and after."""
-    before, after = changed_lines(tree, mutation)
-    return mutation.file, mutation.function, before, after
-
-
-def changed_lines(tree: Path, mutation: Mutation) -> tuple[str, str]:
-    """Returns the lines that a change touches, before and after it, in one line of text each."""
-    source = (tree / mutation.file).read_text(encoding="utf-8")
-    begin = source.rfind("\n", 0, mutation.start) + 1
-    end = source.find("\n", mutation.end) if "\n" in source[mutation.end :] else len(source)
-    before, after = source[begin:end], source[begin : mutation.start] + mutation.new + source[mutation.end : end]
-    return " ".join(before.split()), " ".join(after.split())
-
-
-def skipped(table: Path) -> tuple[list[str], list[str]]:
-    """Returns the files that are skipped, and those whose numbers are: pictures, with places on a page."""
-    entries = tomllib.loads(table.read_text(encoding="utf-8")).get("skipped", [])
-    needed = [entry for entry in entries if "needs" in entry and importlib.util.find_spec(entry["needs"]) is None]
-    return [entry["file"] for entry in needed], [entry["file"] for entry in entries if entry.get("numbers")]
-
-
-def equivalent_changes(table: Path) -> dict[tuple[str, ...], str]:
-    """Returns the reason for which a change makes no difference, by its key."""
-    entries = tomllib.loads(table.read_text(encoding="utf-8")).get("equivalent", [])
-    return {(entry["file"], entry["function"], entry["old"], entry["new"]): entry["reason"] for entry in entries}
+def in_turn(mutations: Sequence[Mutation]) -> list[Mutation]:
+    """Returns mutations with their kinds in turn, each kind in the order that it had."""
+    kinds: dict[str, list[Mutation]] = defaultdict(list)
+    for mutation in mutations:
+        kinds[mutation.kind].append(mutation)
+    return [one for some in zip_longest(*(kinds[kind] for kind in sorted(kinds))) for one in some if one is not None]
 
 
 @attrs.frozen
@@ -307,11 +293,10 @@ def diff(tree: Path, mutation: Mutation) -> str:
     return "".join(lines)
 
 
-def scores(results: Sequence[Result]) -> dict[str, tuple[int, int]]:
+def scores(results: Sequence[Result], of: Callable[[Result], str] = lambda result: result.package) -> dict[str, tuple[int, int]]:
     """Returns how many changes of each package were noticed, and how many there were."""
-    tried = Counter(result.package for result in results)
-    noticed = Counter(result.package for result in results if result.noticed)
-    return {package: (noticed[package], tried[package]) for package in sorted(tried)}
+    tried, noticed = Counter(map(of, results)), Counter(of(result) for result in results if result.noticed)
+    return {name: (noticed[name], tried[name]) for name in sorted(tried)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -321,6 +306,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--count", type=int, default=400, help="changes over all packages (400); small packages have a few more")
     parser.add_argument("--seed", type=int, default=0, help="which of all changes are drawn (0)")
+    parser.add_argument("--kind", choices=KINDS, default="operators", help="changes of operators, or of behaviour (operators)")
     parser.add_argument("--packages", nargs="*", default=(), metavar="NAME", help="only these packages, such as core/runs or quark_algos")
     parser.add_argument(
         "--at-once", type=int, default=os.cpu_count(), help="how many changes are tried at the same time (one for each core)"
@@ -342,7 +328,8 @@ def _run(options: argparse.Namespace, pristine: Path) -> int:
     if unknown := set(options.packages) - set(files):
         raise ValueError(f"no package is named {sorted(unknown)[0]!r}; there are: {', '.join(files)}")
     marks = equivalent_changes(HERE / "equivalent.toml")
-    mutations = drawn(pristine, files, count=options.count, seed=options.seed, known=set(marks))
+    changes_of = KINDS[options.kind]
+    mutations = drawn(pristine, files, count=options.count, seed=options.seed, known=set(marks), changes_of=changes_of)
     for stale in stale_marks(pristine, set(marks)):
         print(f"equivalent.toml names a change that there is no more: {stale}")
     if options.packages:
@@ -361,7 +348,8 @@ def _run(options: argparse.Namespace, pristine: Path) -> int:
         before, after = changed_lines(pristine, result.mutation)
         place = f"{result.mutation.file}:{result.mutation.line}"
         verdict, by = ("noticed", result.noticed_by) if result.noticed else ("SURVIVED", f"{result.tests} tests")
-        print(f"{verdict:8} {result.seconds:4.0f} s  {place}  {before}  ->  {after}  [{by}]", flush=True)
+        kind = "" if result.mutation.kind == "operator" else f"{result.mutation.kind}: "
+        print(f"{verdict:8} {result.seconds:4.0f} s  {place}  {kind}{before}  ->  {after}  [{by}]", flush=True)
     return report(pristine, results, options.json)
 
 
@@ -387,6 +375,8 @@ def report(tree: Path, results: Sequence[Result], output: Path | None) -> int:
         print(
             f"{package:22} {noticed:4} of {tried:4} {noticed / tried:6.0%}" + ("" if noticed / tried >= SCORE else f"  below {SCORE:.0%}")
         )
+    for kind, (noticed, tried) in scores(results, lambda result: result.mutation.kind).items():
+        print(f"{kind:42} {noticed:4} of {tried:4} {noticed / tried:6.0%}")
     noticed, tried = (sum(one[place] for one in table.values()) for place in (0, 1))
     print(f"{'all':22} {noticed:4} of {tried:4} {noticed / max(tried, 1):6.0%}; what survived is in {CACHE / 'survivors.diff'}")
     return 0 if all(noticed / tried >= SCORE for noticed, tried in table.values()) else 1

@@ -56,7 +56,7 @@ UNTESTED = {"TYPE_CHECKING", "overload", "jit"}  # conditions and decorators of 
 class Mutation:
     """One change of a file: characters from `start` to `end` become `new`.
 
-    `function` is the dotted name of the innermost definition.
+    `function` is the dotted name of the innermost definition, `kind` what kind of mistake it is.
     """
 
     file: str
@@ -66,6 +66,7 @@ class Mutation:
     end: int
     old: str
     new: str
+    kind: str = "operator"
 
     def rank(self, seed: int) -> str:
         """Returns a text that orders mutations at random, independent of other files and of earlier lines."""
@@ -81,10 +82,10 @@ def mutations_of(file: str, source: str) -> list[Mutation]:
 
     Left out is what only types, messages and log texts are made of.
     """
-    return sorted(set(_Visitor(file, source).visit_body(ast.parse(source))))
+    return sorted(set(Visitor(file, source).visit_body(ast.parse(source))))
 
 
-class _Visitor:
+class Visitor:
     """Goes through the statements of a file, and knows in which function it is."""
 
     def __init__(self, file: str, source: str) -> None:
@@ -101,10 +102,17 @@ class _Visitor:
         """Returns the position in the source of a line and column of the parser."""
         return self.offsets[line - 1] + len(self.lines[line - 1][:column].decode())
 
+    def span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
+        """Returns where a node begins and ends in the source."""
+        return self.offset(node.lineno, node.col_offset), self.offset(node.end_lineno or 0, node.end_col_offset or 0)
+
+    def text(self, node: ast.expr | ast.stmt) -> str:
+        """Returns the source of a node."""
+        return self.source[slice(*self.span(node))]
+
     def change(self, node: ast.expr | ast.stmt, new: str | ast.AST) -> Iterator[Mutation]:
         """Yields the change that puts other code in the place of a node, if it is other code."""
-        start = self.offset(node.lineno, node.col_offset)
-        end = self.offset(node.end_lineno or 0, node.end_col_offset or 0)
+        start, end = self.span(node)
         old = self.source[start:end]
         text = new if isinstance(new, str) else ast.unparse(new)
         if isinstance(node, ast.expr) and isinstance(new, ast.BoolOp | ast.BinOp | ast.Compare | ast.UnaryOp | ast.IfExp | ast.Lambda):
@@ -155,15 +163,26 @@ class _Visitor:
                     yield from self.change(condition, ast.UnaryOp(ast.Not(), condition))
                 yield from self.visit_body(node)
 
-    def function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Mutation]:
-        """Yields the changes of a function: of its defaults and its body."""
+    @staticmethod
+    def is_untested(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+        """Returns whether a function does not run here, or makes nothing but words for people."""
         decorators = {
             name.id if isinstance(name, ast.Name) else name.attr
             for one in node.decorator_list
             for name in ast.walk(one)
             if isinstance(name, ast.Name | ast.Attribute)
         }
-        if decorators & UNTESTED or node.name in TEXT_METHODS:
+        return bool(decorators & UNTESTED) or node.name in TEXT_METHODS
+
+    @staticmethod
+    def says_something(node: ast.Call) -> bool:
+        """Returns whether the arguments of a call are words for people."""
+        name = _name(node.func)
+        return name in SPEAKING or name.endswith(("Error", "Warning"))
+
+    def function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Mutation]:
+        """Yields the changes of a function: of its defaults and its body."""
+        if self.is_untested(node):
             return
         self.names.append(node.name)
         self.arguments.append([argument.arg for argument in node.args.args if argument.arg not in {"self", "cls"}])
@@ -229,10 +248,9 @@ class _Visitor:
 
     def call(self, node: ast.Call) -> Iterator[Mutation]:
         """Yields the changes of a call: arguments exchanged, a keyword dropped, and those of its parts."""
-        name = _name(node.func)
-        if name in SPEAKING or name.endswith(("Error", "Warning")):
+        if self.says_something(node):
             return
-        if name in {"isinstance", "issubclass", "cast", "TypeVar"}:
+        if (name := _name(node.func)) in {"isinstance", "issubclass", "cast", "TypeVar"}:
             yield from self.visit(node.args[0])
             return
         if len(node.args) >= 2 and name not in COMMUTATIVE and not any(isinstance(one, ast.Starred) for one in node.args[:2]):
