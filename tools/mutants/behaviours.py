@@ -77,13 +77,12 @@ class _Behaviours(Visitor):
         yield from self.visit_body(node)
 
     def _swapped(self, body: Sequence[ast.stmt]) -> Iterator[Mutation]:
-        """Yield exchanges of neighbours that share a name, if neither binds a name that the other uses."""
+        """Yield exchanges of neighbours, if one acts on what the other uses and none binds what it needs."""
         for first, second in pairwise(body):
             if not all(isinstance(one, ast.Expr | ast.Assign | ast.AugAssign) for one in (first, second)) or _is_text(first):
                 continue
-            names, bound = [_names(one, ast.Load) for one in (first, second)], [_names(one, ast.Store) for one in (first, second)]
-            acts = any(isinstance(one, ast.Expr) or not _names(one, ast.Store) for one in (first, second))
-            if acts and names[0] & names[1] and not (bound[0] & (names[1] | bound[1]) or bound[1] & names[0]):
+            acted, used, bound = ([of(one) for one in (first, second)] for of in (_acted_on, _used, _bound))
+            if (acted[0] & used[1] or acted[1] & used[0]) and not (bound[0] & (used[1] | bound[1]) or bound[1] & used[0]):
                 start, end = self.span(first)[0], self.span(second)[1]
                 between = self.source[self.span(first)[1] : self.span(second)[0]]
                 if "#" in between or ";" in between:
@@ -141,6 +140,33 @@ def _inside(node: ast.AST) -> Iterator[Any]:
 
 def _names(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
     return {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, context)}
+
+
+def _bound(node: ast.stmt) -> set[str]:
+    return _names(node, ast.Store)
+
+
+def _used(node: ast.stmt) -> set[str]:
+    """Return the names and dotted names in a statement; ``self`` alone only if a method of it is called."""
+    found = {ast.unparse(one) for one in ast.walk(node) if isinstance(one, ast.Name | ast.Attribute)} - {"self"}
+    own = (one for one in ast.walk(node) if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute))
+    return found | {"self" for one in own if ast.unparse(one.func.value) == "self"}
+
+
+def _acted_on(node: ast.stmt) -> set[str]:
+    """Return what a statement may change: the object of its call, or the arguments if it calls a function."""
+    match node:
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name("os" | "shutil" | "torch")) | ast.Name(), args=args)):
+            return {ast.unparse(one) for one in args}
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=value))):
+            return {ast.unparse(value)}
+        case (
+            ast.Assign(targets=[ast.Attribute() | ast.Subscript() as target])
+            | ast.AugAssign(target=ast.Attribute() | ast.Subscript() as target)
+        ):
+            return {ast.unparse(target), ast.unparse(target.value)} - {"self"}
+        case _:
+            return set()
 
 
 def _is_text(node: ast.stmt) -> bool:
