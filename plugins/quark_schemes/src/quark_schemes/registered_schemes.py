@@ -36,6 +36,10 @@ SCHEMES: tuple[SchemeRecord, ...] = (
     _scheme(
         "uint4_wo_per_channel", "Uint4WeightOnlyPerChannelScheme", "asymmetric UINT4 weights, a scale per channel", (*_ANYWHERE, _GGUF)
     ),
+    _scheme("int3_wo_64", "Int3WeightOnlyScheme", "symmetric INT3 weights, groups of 64", _ANYWHERE),
+    _scheme("int3_wo_128", "Int3WeightOnlyScheme", "symmetric INT3 weights, groups of 128", _ANYWHERE),
+    _scheme("int2_wo_32", "Int2WeightOnlyScheme", "symmetric INT2 weights, groups of 32", _ANYWHERE),
+    _scheme("int2_wo_64", "Int2WeightOnlyScheme", "symmetric INT2 weights, groups of 64", _ANYWHERE),
     _scheme(
         "int4_wa_64", "Int4WeightAndActivationScheme", "INT4 weights, dynamic INT4 activations, groups of 64", (*_ANYWHERE, _GGUF_WEIGHTS)
     ),

@@ -16,7 +16,15 @@ from quark.config.layer import QLayerConfig
 from quark.config.templates import QuantizationScheme
 from quark.config.tensor import QTensorConfig
 from quark_schemes.specs.floats import FP8E4M3PerChannelSpec, FP8E4M3PerTensorSpec, FP8E5M3PerTensorSpec
-from quark_schemes.specs.integer import Int4PerChannelSpec, Int4PerGroupSpec, Int8PerTensorSpec, Uint4PerChannelSpec, Uint4PerGroupSpec
+from quark_schemes.specs.integer import (
+    Int2PerGroupSpec,
+    Int3PerGroupSpec,
+    Int4PerChannelSpec,
+    Int4PerGroupSpec,
+    Int8PerTensorSpec,
+    Uint4PerChannelSpec,
+    Uint4PerGroupSpec,
+)
 from quark_schemes.specs.microscaling import (
     AmdFP4Spec,
     BFP16Spec,
@@ -41,6 +49,18 @@ def uint4_weight_only(group_size: int) -> QLayerConfig:
     return QLayerConfig(weight=Uint4PerGroupSpec(ch_axis=-1, group_size=group_size, is_dynamic=False).to_quantization_spec())
 
 
+def int3_weight_only(group_size: int) -> QLayerConfig:
+    """Return a configuration of symmetric INT3 weights in groups along the input."""
+    return QLayerConfig(weight=Int3PerGroupSpec(ch_axis=-1, group_size=group_size, is_dynamic=False).to_quantization_spec())
+
+
+def int2_weight_only(group_size: int) -> QLayerConfig:
+    """Return a configuration of symmetric INT2 weights in groups along the input."""
+    return QLayerConfig(weight=Int2PerGroupSpec(ch_axis=-1, group_size=group_size, is_dynamic=False).to_quantization_spec())
+
+
+int2_wo_32, int2_wo_64 = (partial(int2_weight_only, size) for size in (32, 64))
+int3_wo_64, int3_wo_128 = (partial(int3_weight_only, size) for size in (64, 128))
 int4_wo_32, int4_wo_64, int4_wo_128 = (partial(int4_weight_only, size) for size in (32, 64, 128))
 uint4_wo_32, uint4_wo_64, uint4_wo_128 = (partial(uint4_weight_only, size) for size in (32, 64, 128))
 
@@ -212,6 +232,8 @@ CONFIGURATIONS: Mapping[str, Callable[..., QLayerConfig]] = MappingProxyType(
         "FP4Block16ScaleE4M3Scheme": nvfp4,
         "FP8Scheme": fp8,
         "INT4_FP8Scheme": int4_fp8,
+        "Int2WeightOnlyScheme": int2_weight_only,
+        "Int3WeightOnlyScheme": int3_weight_only,
         "Int4WeightAndActivationScheme": int4_weight_and_activation,
         "Int4WeightOnlyPerChannelScheme": int4_wo_per_channel,
         "Int4WeightOnlyScheme": int4_weight_only,
