@@ -29,7 +29,15 @@ from quark.errors import CheckpointError, ConfigError, UnsupportedError
 from quark.models.hf.missing_tensors import misfit
 from quark.numbers import QParams, canonicalize, cast_finite
 from quark_exporters.linear_layers import LinearExporter, LinearReader, coded_rows, float_names
-from quark_exporters.stored_codes import packed_words, qscheme_of, runs_along_rows, spec_of_layout, unpacked_words, weight_quantizer
+from quark_exporters.stored_codes import (
+    packed_words,
+    positive_scales,
+    qscheme_of,
+    runs_along_rows,
+    spec_of_layout,
+    unpacked_words,
+    weight_quantizer,
+)
 
 __all__ = ["ORDER", "SCALE_TYPES", "AwqDequantizer", "AwqExporter", "AwqReader", "AwqStorage"]
 
@@ -107,8 +115,11 @@ class AwqStorage:
         shift, scale_shape = _SHIFT if dtype is torch.int8 else 0, quantizer.granularity.scale_shape(shape)
         codes = (_unpacked(tensors["qweight"], shape[0]).to(torch.int16) - shift).to(dtype)
         scale = tensors["scales"].t().contiguous().float().reshape(scale_shape)
-        zeros = None if shift else _unpacked(tensors["qzeros"], shape[0]).to(torch.int32).reshape(scale_shape)
-        return CodedLayer(config, codes, QParams(scale, zeros))
+        if shift:
+            return CodedLayer(config, codes, QParams(scale, None))
+        zeros = _unpacked(tensors["qzeros"], shape[0]).to(torch.int32)
+        codes, zeros, scale = positive_scales(codes, zeros, scale.reshape(zeros.shape), 4)
+        return CodedLayer(config, codes, QParams(scale.reshape(scale_shape), zeros.reshape(scale_shape)))
 
 
 def _group_size_of(config: QLayerConfig) -> int | None:

@@ -60,6 +60,12 @@ _LAYOUTS = (
         capabilities={"streaming"},
     ),
     ExporterRecord(
+        name="gptq",
+        summary="integers of 2 to 8 bits of GPTQ, GPTQModel and AutoRound; read as a source",
+        dequantizer="quark_exporters.gptq:GptqDequantizer",
+        quant_methods=("gptq", "auto-round", "intel/auto-round"),
+    ),
+    ExporterRecord(
         name="mxfp4",
         summary="MXFP4 experts, as of gpt-oss; read as a source",
         dequantizer="quark_exporters.mxfp4:Mxfp4Dequantizer",

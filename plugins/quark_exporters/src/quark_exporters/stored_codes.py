@@ -21,11 +21,13 @@ __all__ = [
     "ScaleBlocks",
     "e2m1_values",
     "packed_words",
+    "positive_scales",
     "qscheme_of",
     "runs_along_rows",
     "short_block",
     "short_block_of",
     "spec_of_layout",
+    "streamed_codes",
     "unpacked_words",
     "weight_quantizer",
 ]
@@ -177,6 +179,53 @@ def unpacked_words(words: Tensor, bits: int, columns: int) -> Tensor:
     if bits < 8:
         data = torch.stack([(data >> shift) & (2**bits - 1) for shift in range(0, 8, bits)], dim=-1).flatten(1)
     return data[:, :columns]
+
+
+def positive_scales(codes: Tensor, zero_points: Tensor, scales: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return codes, zero points and scales of the same values, with no scale below zero.
+
+    AutoRound writes negative scales. ``(code − zero) · scale`` is ``(top − code − (top − zero)) · −scale``, if
+    ``top`` is the largest code.
+
+    Args:
+        codes: uint8 ``[O, I]``.
+        zero_points: int32 ``[O, groups]``, of equally many neighbouring columns each.
+        scales: Float, likewise.
+        bits: Of a code.
+    """
+    mirrored = scales < 0
+    if not bool(mirrored.any()):
+        return codes, zero_points, scales
+    top = 2**bits - 1
+    of_columns = mirrored.repeat_interleave(-(-codes.shape[1] // scales.shape[1]), 1)[:, : codes.shape[1]]
+    return torch.where(of_columns, top - codes, codes), torch.where(mirrored, top - zero_points, zero_points), scales.abs()
+
+
+def streamed_codes(words: Tensor, bits: int) -> Tensor:
+    """Return the codes of rows of words whose bits are one stream, from the lowest on.
+
+    32 codes take ``bits`` words.
+
+    >>> streamed_codes(torch.tensor([[0b10_001_000, 0, 0]], dtype=torch.int32), 3)[0, :4].tolist()
+    [0, 1, 2, 0]
+
+    Args:
+        words: int32 ``[rows, n · bits]``.
+        bits: 1 to 8.
+
+    Returns:
+        uint8 ``[rows, n · 32]``.
+    """
+    blocks = words.unflatten(-1, (-1, bits))
+    codes = torch.empty(*blocks.shape[:-1], _WORD, dtype=torch.uint8, device=words.device)
+    for place in range(_WORD):
+        word, shift = divmod(place * bits, _WORD)
+        here = min(bits, _WORD - shift)  # a shift of int32 fills up with its sign, so that each part is masked
+        code = (blocks[..., word] >> shift) & (2**here - 1)
+        if here < bits:
+            code = code | ((blocks[..., word + 1] & (2 ** (bits - here) - 1)) << here)
+        codes[..., place] = code
+    return codes.flatten(-2)
 
 
 def qscheme_of(spec: QTensorConfig) -> str | None:
