@@ -66,6 +66,18 @@ _LAYOUTS = (
         quant_methods=("gptq", "auto-round", "intel/auto-round"),
     ),
     ExporterRecord(
+        name="modelopt",
+        summary="FP8 and NVFP4 of NVIDIA ModelOpt; read as a source",
+        dequantizer="quark_exporters.modelopt:ModelOptDequantizer",
+        quant_methods=("modelopt", "modelopt_fp4"),
+    ),
+    ExporterRecord(
+        name="bitsandbytes",
+        summary="INT8 of bitsandbytes; read as a source",
+        dequantizer="quark_exporters.bitsandbytes:BitsAndBytesDequantizer",
+        quant_methods=("bitsandbytes",),
+    ),
+    ExporterRecord(
         name="mxfp4",
         summary="MXFP4 experts, as of gpt-oss; read as a source",
         dequantizer="quark_exporters.mxfp4:Mxfp4Dequantizer",

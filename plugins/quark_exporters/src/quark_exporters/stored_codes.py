@@ -184,8 +184,8 @@ def unpacked_words(words: Tensor, bits: int, columns: int) -> Tensor:
 def positive_scales(codes: Tensor, zero_points: Tensor, scales: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return codes, zero points and scales of the same values, with no scale below zero.
 
-    AutoRound writes negative scales. ``(code − zero) · scale`` is ``(top − code − (top − zero)) · −scale``, if
-    ``top`` is the largest code.
+    AutoRound writes negative scales. ``(code − zero) · scale`` is ``(top − code − (top − zero)) · −scale``,
+    where ``top`` is the largest code.
 
     Args:
         codes: uint8 ``[O, I]``.
