@@ -103,7 +103,7 @@ def test_the_memory_mode_is_that_of_the_interrupted_run_whatever_is_free_now(
     left_behind(source, tmp_path / "out", "gptq")
     monkeypatch.setattr("quark.runs.run.free_bytes", lambda _: 2**40)
     plan = quantize_checkpoint(source, tmp_path / "out", config("gptq"), DATA, resume=True)
-    assert any("passed twice" in note for note in plan.notes)
+    assert any("runs twice" in note for note in plan.notes)
     assert files(tmp_path / "out") == files(tmp_path / "once")
 
 
@@ -129,8 +129,8 @@ def test_blocks_from_the_first_damaged_one_on_are_quantized_again_and_it_is_name
         assert len(quantized) == 1
         return
     assert quantized == ["model.layers.1", "model.layers.2"]
-    assert "has written of 'model.layers.1' is damaged" in caplog.text
-    assert "this block and the 0 finished block(s) behind it are quantized again" in caplog.text
+    assert "The files of 'model.layers.1' from the interrupted run are damaged" in caplog.text
+    assert "This block and the 0 finished block(s) after it are quantized again" in caplog.text
     assert what == "end" or f"(1 of {sum('layers.1.' in n for n in header)} tensors: {name})" in caplog.text
 
 

@@ -101,7 +101,7 @@ def test_a_group_size_that_a_scheme_does_not_have_is_refused(scheme: str, size: 
         (["--file2file_quantization", "--model_export", "gguf"], ConfigError, "--file2file_quantization writes a checkpoint"),
         (["--quant_flow", "file2file", "--model_export", "gguf"], ConfigError, "writes a checkpoint"),
         (["--quant_flow", "per_block", "--file2file_quantization"], ConfigError, "contradict each other"),
-        (["--quant_algo", "awq,smoothquant"], ConfigError, "'awq' and 'smoothquant' .* do the same thing by different rules"),
+        (["--quant_algo", "awq,smoothquant"], ConfigError, "'awq' and 'smoothquant' .* have the same role"),
         (["--quant_algo_config_file", "awq", "/nowhere.json"], ConfigError, "there is no file '/nowhere.json'"),
     ],
 )

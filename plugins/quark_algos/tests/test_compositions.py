@@ -139,7 +139,7 @@ ROUNDINGS, SCALINGS = ("gptq", "gptaq", "qronos"), ("awq", "smoothquant", "autos
     ("names", "words"),
     [
         *((pair, "both choose the codes of weights") for pair in itertools.combinations(ROUNDINGS, 2)),
-        *((pair, "do the same thing by different rules") for pair in itertools.combinations(SCALINGS, 2)),
+        *((pair, "have the same role") for pair in itertools.combinations(SCALINGS, 2)),
         (("rotation", "gptq", "awq", "qronos"), "'gptq' and 'qronos' both choose the codes"),
         *(((name, name), "is named twice") for name in (*ROUNDINGS, *SCALINGS, "rotation")),
         (("awq", "gptq", "awq"), "'awq' is named twice"),
