@@ -77,8 +77,7 @@ class RankError(QuarkError):
 
 
 class MissingPluginError(QuarkError, ImportError):
-    """A module or a name belongs to a distribution that is not active; the message gives the reason and the
-    fix."""
+    """A module or a name belongs to a distribution that is not active; the message has reason and fix."""
 
 
 class CheckpointError(QuarkError):

@@ -18,7 +18,7 @@ from quark.base.ranks import Ranks
 _STRIP = 128
 """Rows of a Hessian that are summed at a time, from the diagonal on: little more than half the product."""
 _FEW_STRIPS = 4
-"""Number of strips on devices that process one strip at a time: 5/8 of the full product."""
+"""Number of strips on devices that process one strip at a time; they compute 5/8 of the full product."""
 _WAITING = 2048
 """Tokens that are collected on CPUs before their products are added together."""
 _CONVERTED = 512
@@ -136,8 +136,8 @@ def _mirror_upper_(h: Tensor) -> None:
 def _multiplied_as_bfloat16() -> Iterator[None]:
     """Let CPUs multiply float32 matrices with bfloat16 values as bfloat16 while the body runs.
 
-    oneDNN does so with AMX, or else with all of AVX-512, which MKL uses only on Intel's processors. One
-    thread at a time changes this setting of the process. Sums stay float32.
+    oneDNN uses AMX, or else AVX-512; MKL uses AVX-512 only on Intel's processors. One thread at a time
+    changes this setting of the process. Sums stay float32.
     """
     matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # set when torch replaces the module
     with _PRECISION:

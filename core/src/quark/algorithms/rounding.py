@@ -20,7 +20,7 @@ from quark.numbers import GroupScales, Observer, RoundedGrid, WeightGrid
 S = TypeVar("S", bound=Statistic)
 T = TypeVar("T")
 Metrics = Mapping[str, float | int | str | bool]
-"""A rounding's report on one layer, by name: JSON values."""
+"""Metrics of a rounding for one layer, by name; JSON values."""
 
 
 _ROWS = 256
@@ -247,7 +247,7 @@ class RoundToNearest(Rounding):
 
     Args:
         defers: Whether weights stay float if they give the same codes as rounded values would
-            (`quark.models.layers.QuantizerModule.is_deferred`); for layers that are stored and run no more.
+            (`quark.models.layers.QuantizerModule.is_deferred`); for layers that are only stored.
     """
 
     _defers = False  # for subclasses with their own constructor

@@ -112,7 +112,9 @@ class Statistic(ABC):
 
     @property
     def flops(self) -> int:
-        """Least floating-point operations of the updates so far; 0 if moving the data takes longer."""
+        """Lower bound of the floating-point operations of the updates so far; 0 if moving the data takes
+        longer.
+        """
         return 0
 
     def flush(self) -> None:

@@ -106,12 +106,11 @@ class TransformRun:
         """
 
     def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
-        """Change the values of one block's parameters, and return metrics by full name of a layer or of the
-        block.
+        """Change the values of one block's parameters, and return metrics by full name of a layer or block.
 
-        ``applied: False`` in the metrics of the block means that the block is unchanged. A transform that
-        says so for every block, and has changed nothing outside them, is removed from the plan and from the
-        settings in the checkpoint, with a warning.
+        ``applied: False`` in the metrics of the block means that the block is unchanged. If all blocks are
+        unchanged, and everything outside them, the transform is removed from the plan and from the settings
+        in the checkpoint, with a warning.
 
         The pipeline checks that such a block is indeed unchanged, and that all parameters are finite and keep
         their shapes and dtypes. Modules and hooks stay the same, unless the settings say `runs_with_model`.
@@ -121,8 +120,8 @@ class TransformRun:
     def finish(self, block: BlockContext) -> Mapping[str, Metrics]:
         """Change one block once more after every transform has been applied to it.
 
-        A rotation that runs with the model is such a part: its change of a layer's input is not yet there
-        when other transforms move scale into that layer. If several transforms finish, they do so in reverse
+        For example, a rotation that runs with the model changes a layer's input only here, after other
+        transforms have moved scale into that layer. If several transforms finish, they do so in reverse
         order. There are no statistics, because those collected belong to the block before its transforms.
         """
         return {}
@@ -171,9 +170,7 @@ class Transform(TransformRun):
     settings: AlgoConfig
 
     def resolve_for_model(self, model: nn.Module, plan: QuantPlan) -> ResolvedSettings | None:
-        """Return the settings for this model, such as names of layers; None if they are the same for all
-        models.
-
+        """Return the settings for this model, such as names of layers; None if they fit all models.
         This changes nothing of the model, whose tensors may be meta tensors. The run uses a transform with
         the returned settings, which resolve to themselves.
 

@@ -98,8 +98,8 @@ class Tuning(ABC):
 
         Return metrics, by name of a layer or ``""``.
 
-        Nothing else of the block may change. The pipeline compares the error of the block's output on
-        held-out tokens (`OutputError`, with the factors ``block.channels``) before and after, and undoes the
-        change if the error did not fall. The result must not depend on any state of the program, such as
-        unseeded random numbers.
+        Nothing else of the block may change. The pipeline computes the error of the block's output on
+        held-out tokens before and after (`OutputError`, with the factors ``block.channels``). If the error
+        has not decreased, the pipeline undoes the change. The result must not depend on any state of the
+        program, such as unseeded random numbers.
         """

@@ -26,7 +26,7 @@ from quark.base.scalars import numbers
 
 _TINY = torch.finfo(torch.float32).tiny
 _LEAST = 1e-6
-"""Smallest energy of a channel, relative to the mean energy; for channels that are always 0."""
+"""Minimum energy of a channel, relative to the mean energy; for channels that are always 0."""
 
 
 @attrs.frozen(eq=False)
@@ -79,10 +79,10 @@ class OutputError:
 def channel_factors(references: Iterable[Tensor]) -> Tensor:
     """Return the factors ``[channels]``, float32, for comparing channels of outputs: 1 ÷ √RMS.
 
-    RMS is the root mean square of a channel in ``references [tokens, channels]``. In many models a few
-    channels of the residual stream have most of its energy (four have up to 97 % in Gemma 3 270M), and
-    weights of the norms that read the stream undo that. Without factors, an error would measure only these
-    channels; with 1 ÷ RMS, channels with little content would count as much.
+    RMS is the root mean square of a channel in ``references [tokens, channels]``. In many models, a few
+    channels of the residual stream have most of its energy: in Gemma 3 270M, four have up to 97 %. The
+    weights of norms scale these channels down. Without factors, an error would measure only these channels;
+    with 1 ÷ RMS, channels with little content would count as much.
     """
     energy = torch.stack([reference.float().square().sum(0) for reference in references]).sum(0)
     return torch.maximum(energy, energy.mean() * _LEAST).clamp(min=_TINY).pow(-0.25)

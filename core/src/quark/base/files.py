@@ -23,8 +23,8 @@ else:
 _CHUNK = 1 << 24
 """Bytes that are written at once."""
 _LOCKED_BYTE = 1 << 30
-"""Position of the byte that is locked on Windows. A locked byte cannot be read, so it is after the end of the
-file.
+"""Position of the byte that is locked on Windows: after the end of the file, since locked bytes cannot be
+read.
 """
 
 

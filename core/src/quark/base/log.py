@@ -40,7 +40,7 @@ def _to_stderr(line: str) -> None:
 _HANDLER = _StderrUnlessConfigured()
 _LEVEL = "QUARK_LOG_LEVEL"
 _LEVELS = {name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error", "critical")}
-"""Levels of the environment variable, as AMD Quark has them."""
+"""Values of the environment variable for the level, as in AMD Quark."""
 
 
 def get_logger(name: str = "quark") -> logging.Logger:

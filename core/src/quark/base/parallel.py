@@ -23,8 +23,8 @@ Result = TypeVar("Result")
 
 CPU = torch.device("cpu")
 SMALL = 1 << 22
-"""Elements of the largest matrix (16 MiB in float32) on which one thread does an operation in a few
-milliseconds.
+"""Number of elements of the largest matrix that one thread processes in a few milliseconds: 16 MiB in
+float32.
 """
 
 _LOCAL = threading.local()
@@ -38,7 +38,6 @@ def parallel_map(work: Callable[[Item], Result], items: Sequence[Item], device: 
 
     The calling thread is one of them.
 
-    Results do not depend on the number of threads: every item is computed by one torch thread. There should
     Results do not depend on the number of threads: every item is computed by one torch thread. Give more
     items than threads, and let each do few operations on many numbers, because two threads never run Python
     at once. A nested call runs in the thread that makes it. On devices other than the CPU, the calling thread

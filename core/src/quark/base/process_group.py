@@ -24,12 +24,14 @@ from quark.base.ranks import Ranks
 from quark.errors import ConfigError, RankError, UnsupportedError
 
 TIMEOUT = timedelta(minutes=30)
-"""Time that a rank waits for the others in an exchange: longer than any work that one rank does alone."""
+"""Maximum time that a rank waits for the others in an exchange: longer than any work that one rank does
+alone.
+"""
 _ERROR = "error"
 _PATIENCE = 2.0
-"""Seconds that a rank whose connection has broken waits for the others to say why."""
+"""Seconds that a rank whose connection has broken waits for the other ranks' error messages."""
 _SILENCE = 10.0
-"""Seconds that a rank waits for the others to start before it says so."""
+"""Seconds that a rank waits for the others to start before it logs that it waits."""
 
 
 def is_one_of_many() -> bool:

@@ -36,7 +36,7 @@ _OF_MESSAGE = {
     ): _MEMORY,
     re.compile(r"too many open files", re.IGNORECASE): _FILES,
 }
-"""Advice by message: such errors of torch, Python and other libraries have no type of their own."""
+"""Advice by message. Such errors of torch, Python and other libraries have no special type."""
 
 
 def shortage(error: BaseException) -> str | None:

@@ -193,7 +193,8 @@ class ModelInputs:
         names: Names of the positional arguments, in order; empty if they are not known.
         has_decoder: Whether it is an encoder-decoder model that creates its decoder's input from ``labels``.
         positions: The length of the longest sequence, for a model with a table of positions; otherwise None.
-        takes: For a model that token ids alone do not run: the name of its input and of its class.
+        takes: Name of the main input and of the class, if the model needs more than token ids; otherwise
+            empty.
         shifted: Creates the decoder's token ids from the encoder's; None for a model without an encoder.
     """
 

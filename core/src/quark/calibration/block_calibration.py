@@ -46,11 +46,11 @@ class BlockCalibration(ABC):
 
     Attributes:
         rounded: Full names of the layers whose weight is rounded.
-        metrics: For each layer that the rounding has rounded: metrics of the rounding and its validation, and
+        metrics: Metrics of the rounding and its validation for each layer that the rounding has rounded, with
             the number of tokens that reached the layer.
         inputs: Samples of the inputs of these layers, for the report.
-        flops: Least floating-point operations of the statistics: one multiplication and one addition for each
-            entry of each second moment and each token.
+        flops: Lower bound of the floating-point operations of the statistics: one multiplication and one
+            addition for each entry of each second moment and each token.
     """
 
     _block_run: BlockRun

@@ -161,7 +161,7 @@ class BlockRounding(BlockCalibration):
             return self._places.setdefault(waiting.name, _Pause(waiting.number, waiting.name, self._scales))
         place = self._places[waiting.name]
         if isinstance(place, PausePoint) and place.is_done:
-            place.reopen()  # as other ranks have done, because their forwards brought an unexpected input
+            place.reopen()  # as other ranks have done, because their forwards had an unexpected input
         return place
 
     def _attention(self, name: str, tensors: Mapping[str, Tensor]) -> bool:

@@ -27,9 +27,10 @@ from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.quant_plan import has_static_scale
 
 COMPARED = 256
-"""Least number of held-out tokens to compare, if there are as many: neighbours give nearly the same error."""
+"""Minimum number of held-out tokens to compare, if there are enough: neighbours have nearly the same error.
+"""
 ONE_IN = 4
-"""At least one of this number of held-out tokens is compared: attention computes all of them anyway."""
+"""At least one in this many held-out tokens is compared, since attention computes all of them anyway."""
 
 
 @attrs.define(eq=False, slots=False)

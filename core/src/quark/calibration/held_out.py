@@ -26,21 +26,17 @@ from torch import Tensor
 LEAST_SHARE = 1 / 8
 """Share of all tokens that is held out for transforms."""
 MOST_SHARE = 1 / 4
-"""Share that is never exceeded, because held-out tokens are lost to the statistics."""
+"""Maximum share of held-out tokens, which are lost to the statistics."""
 FEWEST_SEQUENCES = 2
-"""Least number of held-out sequences, if whole sequences are held out: a single one says little about the
-others.
+"""Minimum number of held-out sequences, if whole sequences are held out: one sequence is not representative.
 """
 
 ONE_IN = 16
-"""One token in this number is held out for roundings: this takes less from the statistics than their noise.
-"""
+"""One in this many tokens is held out for roundings. The loss is smaller than the noise of the statistics."""
 MOST_TOKENS = 128
-"""Most tokens that are held out for a rounding: a comparison of two roundings on the same tokens needs no
-more.
-"""
+"""Maximum number of tokens held out for a rounding: enough to compare two roundings on the same tokens."""
 FEWEST_TOKENS = 4
-"""Fewest tokens that are held out: fewer would show nothing."""
+"""Minimum number of held-out tokens; with fewer, the comparison would be noise."""
 TOKENS_PER_CHANNEL = 2
 """With this many tokens for each input channel, held-out tokens are in the statistics too.
 
@@ -122,9 +118,9 @@ def _end_of_each(batch: Tensor) -> Tensor:
 def held_out_tokens(tokens: int) -> int:
     """Return how many of ``tokens`` tokens of a layer's input are held out for a rounding: the first ones.
 
-    They are the beginning of a sequence, because many models have a token with massive activations there, to
-    which all others attend. Tokens from the middle of sequences show nothing of it, but it dominates the
-    statistics, and so the rounding. Neighbours, which are similar to a held-out token, are held out with it.
+    They are the beginning of a sequence. In many models, a token there has massive activations, and all
+    others attend to it. This token dominates the statistics, and so the rounding, but tokens from the middle
+    of sequences do not show its error. Neighbours of a held-out token are similar, so they are held out too.
     Experts get tokens without sequences; these are held out in the same way.
     """
     count = min(MOST_TOKENS, tokens // ONE_IN)
@@ -134,8 +130,8 @@ def held_out_tokens(tokens: int) -> int:
 def held_out_ends(rows: Tensor) -> Tensor:
     """Return which tokens of a call are held out for a tuning, bool, ``[tokens]``.
 
-    These are the last sixteenth of each sequence, or none. Whole sequences are not held out: losing a quarter
-    of the data costs a tuning more than their independence is worth.
+    These are the last sixteenth of each sequence, or none. Whole sequences are not held out: a tuning
+    loses more from a quarter less data than it gains from independent tokens.
 
     Args:
         rows: Number of the sequence of each token, ``[tokens]``, in ascending order.

@@ -128,7 +128,7 @@ class InputGroups:
 
 
 def _are_same(one: Mapping[Forward, Tensor], other: Mapping[Forward, Tensor]) -> bool:
-    """Return whether the same forwards bring the same tensor objects."""
+    """Return whether the same forwards have the same tensor objects."""
     return one.keys() == other.keys() and all(one[forward] is x for forward, x in other.items())
 
 
@@ -138,7 +138,8 @@ def common_groups(leader_of: Mapping[str, str], names: Sequence[str], ranks: Ran
     The leader is None if this rank knows none.
 
     Args:
-        leader_of: For each layer that a token of this rank has reached, the layer whose statistics it shares.
+        leader_of: The layer whose statistics a layer shares, for each layer that a token of this rank
+            reached.
         names: All layers, in the same order on all ranks. Layers that no token of any rank has reached are in
             no group.
         ranks: The ranks.

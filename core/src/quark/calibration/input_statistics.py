@@ -28,7 +28,7 @@ class Collector:
         columns: K, the number of input channels.
         device: Device of the inputs.
         tokens: Expected number of tokens on all ranks, at least roughly.
-        grid: The calls that bring them.
+        grid: The calls of the run.
         outputs: N, if references are the output of one layer in the float model, without bias, instead of its
             input; None if they are inputs.
         inputs_last: Whether all inputs stay unchanged until `flush`.
@@ -66,7 +66,7 @@ class Collector:
 
     @property
     def flops(self) -> int:
-        """Least floating-point operations of the statistics, on all ranks together; 0 before `complete`."""
+        """Lower bound of the statistics' floating-point operations on all ranks; 0 before `complete`."""
         return sum(statistic.flops for statistic in self.statistics.values())
 
     def flush(self) -> None:
@@ -82,7 +82,7 @@ class Collector:
             quantizer: Quantizer of the input; None if statistics use the float input.
             reference: The input in the float model, or the output; None if unknown. A reference of another
                 shape is ignored.
-            forward: The forward that brings the input.
+            forward: The forward that has the input.
             position: As in `update`.
         """
         x = x.detach()  # a parameter, if a model projects its table of positions

@@ -1,4 +1,4 @@
-"""ModelError: the error of the last block's output, as the run rounds and with all layers rounded to nearest.
+"""ModelError: the error of the last block's output, with the rounding of the run and with round-to-nearest.
 
 Layers are validated one by one, but their errors add up: codes that are better in every layer can be worse in
 the model. The first tokens of the first calibration sample show whether they are. Two short forwards, beside
@@ -36,11 +36,13 @@ from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.quant_plan import has_static_scale
 
 ONE_IN = 64
-"""One calibration token of this number is compared: two forwards of these cost 3 % of one forward of all."""
+"""One in this many calibration tokens is compared: two forwards of these cost 3 % of one forward of all
+tokens.
+"""
 MOST_TOKENS = 512
-"""Most tokens that are compared: more would show little more."""
+"""Maximum number of compared tokens; more would hardly reduce the noise."""
 FEWEST_TOKENS = 8
-"""Fewest tokens that are compared: fewer would show nothing."""
+"""Minimum number of compared tokens; with fewer, the comparison would be noise."""
 
 
 @attrs.define(eq=False, slots=False)

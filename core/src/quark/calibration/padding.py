@@ -11,8 +11,8 @@ The rules:
   tensors called ``decoder_…``, and so on. So in a cross-attention, the decoder's tokens count for queries,
   and the encoder's for keys and values.
 - In an encoder-decoder model that creates its decoder's input from ``labels``, the label -100 is padding.
-- In a mask ``[batch, heads, queries, keys]``, a position counts if it attends to itself, unless it attends to
-  no other position and none attends to it.
+- In a mask ``[batch, heads, queries, keys]``, a position counts if it attends to itself. But a position that
+  attends only to itself, and to which no other attends, does not count.
 - A sequence that is all padding gives no call.
 """
 
@@ -35,21 +35,21 @@ MASK = "attention_mask"
 _DECODER = "decoder_"
 _LABELS, _NO_LABEL = "labels", -100
 _POSITIONS = "position_ids"
-"""Its last two axes are batch and tokens; a first axis may hold the axes of an image."""
+"""Name of the position ids. Their last two axes are batch and tokens; a first axis may hold the axes of an
+image.
+"""
 _BY_TOKEN = ("inputs_embeds", "hidden_states")
 """Suffixes of float tensors that have a vector for each token. Images, such as pixel values, may have the
 same sizes as a batch of tokens by chance.
 """
 _MASKED = -9_000.0
-"""Largest value by which a float mask of four axes masks a logit: -10,000 and less are in use. Distance
-biases (ALiBi) are larger.
+"""Largest value of a float mask of four axes that masks a logit. Models use -10,000 and less; distance biases
+(ALiBi) are larger.
 """
 
 
 def main_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """Return the tensor whose first axis is the batch: the token ids, or else the first tensor that is not a
-    mask.
-    """
+    """Return the tensor whose first axis is the batch: token ids, or else the first that is not a mask."""
     named = [kwargs[name] for name in ("input_ids", "inputs_embeds") if name in kwargs]
     others = (value for name, value in kwargs.items() if not name.endswith("mask"))
     return next((v for v in (*args, *named, *others) if isinstance(v, Tensor) and v.ndim > 0), None)

@@ -91,7 +91,7 @@ class PausePoint:
     def done(self, expected: Mapping[Forward, Tensor] | None = None) -> None:
         """Mark the layer as finished.
 
-        ``expected`` are the inputs that it was rounded for, if forwards have not brought them here yet.
+        ``expected`` are the inputs that it was rounded for, if forwards have not reached the layer yet.
         """
         self.is_done = True
         self.arrived = {}
@@ -114,8 +114,8 @@ def tokens_of(x: Tensor, call: Call, *, held_out: bool | None = None) -> Tensor:
     The input is ``x [batch, tokens, K]`` or ``[batch · tokens, K]``.
 
     Args:
-        x: Input in a forward of that call. If its tokens have another arrangement, such as tokens routed to
-            an expert, all of them count as held out if the whole call is, and none otherwise.
+        x: Input in a forward of that call. If its tokens have another order, such as tokens routed to an
+            expert, all of them are held out if the whole call is held out; otherwise none.
         call: Says which tokens are held out.
         held_out: True for only the held-out tokens, False for the others, None for both.
     """

@@ -47,7 +47,8 @@ from quark.plugins.attribution import Origin, attributed
 from quark.plugins.expected import described
 
 _COLUMNS, _ROWS = 509, 512
-"""Words of 8 bytes in a row, a prime number, and rows whose columns are summed: 2 MB, which a cache holds."""
+"""Words of 8 bytes in a row (a prime number), and number of rows in a block: 2 MB, which fits into a cache.
+"""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_state_dict_hooks", "_load_state_dict_pre_hooks")
 _BASES = {"rounding": Rounding, "transform": Transform, "block_tuning": Tuning}
 
@@ -159,7 +160,7 @@ def _checked_layers(layers: Mapping[str, QuantizedLayer], does: str, whose: Orig
 
 
 def _grid_error(module: QuantizerModule, weight: Tensor, *, whole: bool) -> str | None:
-    """Return why a weight is not on the grid of its quantizer, as a predicate, or None.
+    """Return why a weight is not on the grid of its quantizer, as a verb phrase, or None.
 
     Codes that the weight no longer has are dropped. A weight that is checked whole gets its codes.
     """
@@ -186,7 +187,7 @@ class StartedTransform:
         run: Changes the blocks.
         needs: Statistics of layers' inputs.
         whose: The plugin that it comes from; None if it is not checked.
-        works_by_block: Whether it must add no tensors to a block, because files are laid out before.
+        works_by_block: Whether the run has one block in memory at a time, so that it must not add tensors.
         has_changed_outside: Whether it has changed tensors outside the decoder blocks.
     """
 

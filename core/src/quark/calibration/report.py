@@ -15,10 +15,10 @@ from quark.calibration.figures import keep_worst
 from quark.calibration.rounding_validation import REASON
 
 FEW = 0.05
-"""Share of the mean over all experts' layers below which an expert's layer has few tokens."""
+"""An expert's layer has few tokens if it has less than this share of the mean over all experts' layers."""
 
 HARM = 2.0
-"""Number of standard errors above which a model counts as worse than rounded to nearest."""
+"""Number of standard errors by which a model must be worse than round-to-nearest to count as worse."""
 
 
 @attrs.define(eq=False)
@@ -43,9 +43,9 @@ class CalibrationReport:
         weights: Metrics of each layer with a rounded weight, and of its input
             (`quark.calibration.figures.LayerFigures`).
         histograms: Histograms of the worst layers, from the same place.
-        blocks: For each block: ``seconds`` by phase (`quark.calibration.phases.PHASES`), ``bytes`` of its
-            tensors, ``flops`` of forwards and statistics, and ``hidden``, the error of its hidden states if
-            two streams ran (`quark.calibration.model_error.depth_figures`).
+        blocks: Metrics of each block: ``seconds`` by phase (`quark.calibration.phases.PHASES`), ``bytes`` of
+            its tensors, ``flops`` of forwards and statistics, and ``hidden``, the error of its hidden states
+            if two streams ran (`quark.calibration.model_error.depth_figures`).
         seconds: Seconds of the whole run by phase.
     """
 

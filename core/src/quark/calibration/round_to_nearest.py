@@ -1,4 +1,4 @@
-"""Round-to-nearest of layers, and of copies that replace them; the division of layers into rounding tasks."""
+"""Round layers, or copies of them, to nearest; and divide layers into rounding tasks."""
 
 from __future__ import annotations
 

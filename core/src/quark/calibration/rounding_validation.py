@@ -22,7 +22,7 @@ from quark.numbers import Granularity
 from quark.numbers.on_grid import sample_of_rows
 
 REASON = "to_nearest_because"
-"""Metric of a layer that was rounded to nearest instead: the reason."""
+"""Name of the metric with the reason why a layer was rounded to nearest."""
 
 
 @torch.no_grad()

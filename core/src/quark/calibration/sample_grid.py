@@ -22,8 +22,8 @@ from quark.algorithms import Statistic
 from quark.base.ranks import ALONE, Ranks
 
 CELLS = 64
-"""Cells of a grid, a power of two: the most ranks that get samples in a deterministic run, which holds up to
-7 sums of an input at a time.
+"""Number of cells of a grid, a power of two. In a deterministic run, at most this many ranks get samples, and
+up to 7 sums of an input are in memory at a time.
 """
 
 

@@ -22,7 +22,7 @@ from quark.base.files import release_pages, write_at
 from quark.errors import CalibrationError
 
 LEAST_SPILLED = 1 << 16
-"""Bytes of the smallest tensor that is worth a file."""
+"""Minimum size in bytes of a tensor that is written to a file."""
 
 
 class SpilledInputs:

@@ -33,7 +33,7 @@ from quark.models.plan.quant_plan import QuantPlan
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 _NOTHING, _WHOLE = "nothing", "all"
-"""Names of the candidates that always exist: without the transform, and all of it."""
+"""Names of the candidates that always exist: without the transform, and the whole transform."""
 
 
 class BlockSource(Protocol):
@@ -89,9 +89,9 @@ def validate_transforms(
     The model is not changed. Later transforms that are not validated themselves also change the copies of the
     blocks, with and without the validated one, using statistics of the same tokens.
 
-    The cost is one float forward of the calls with held-out tokens. For each block and candidate, add the
-    cost of these transforms, and the forwards of a rounded copy of the block, unless a transform has measured
-    its error. If no token is held out, all calls are used.
+    The cost is one float forward of the calls with held-out tokens. In addition, each candidate transforms
+    each block, and a rounded copy of the block runs, unless the transform has measured its own error. If no
+    token is held out, all calls are used.
 
     Args:
         model: The float model, with the tensors outside its blocks in memory.
@@ -140,7 +140,7 @@ class _Candidate:
 
 
 def _candidates(name: str, transform: Transform, behind: Sequence[Transform], model: nn.Module, plan: QuantPlan) -> Iterator[_Candidate]:
-    """Yield the candidates of a transform: without it first, all of it last."""
+    """Yield the candidates of a transform: first no transform, then its parts, last the whole transform."""
     followers = [t for t in behind if not t.is_validated]
     options: dict[str, Transform | None] = {_NOTHING: None, **transform.alternatives(), _WHOLE: transform}
     for option, one in options.items():

@@ -103,7 +103,7 @@ class TwoPasses(BlockCalibration):
     def _collect(self, name: str, quantized: QuantizedLayer, x: Tensor, forward: Forward) -> None:
         """Update the statistics of the layer's input group.
 
-        Nothing is done if another layer of the group has already brought this tensor.
+        Nothing is done if another layer of the group has already had this input.
         """
         inside, spec = name.removeprefix(self._block.prefix), quantized.layer_config.input_tensors
         leader, is_new = self._input_groups.observe({forward: x}, inside, spec=spec)

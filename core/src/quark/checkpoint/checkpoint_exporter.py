@@ -249,7 +249,7 @@ class _Stream(BlockStream):
             self._writer.write(self._made(part))
 
     def _parts(self, block: Block | None, without: Iterable[str] = ()) -> list[Part]:
-        """Return the parts of a block, or with None those outside all blocks, without parts written early.
+        """Return the parts of a block, or of everything outside all blocks, without parts written early.
 
         Args:
             block: The block.

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from quark.checkpoint.exporter import Tokenizer
 
 _LARGEST, _MOST_BYTES = 100_000_000, 1 << 30
-"""Most bytes of one file, and of all: the largest vocabularies have a third of the first."""
+"""Maximum bytes of one file, and of all files. The largest vocabularies have a third of the first."""
 _MOST_FILES, _DEEPEST = 1000, 3
-"""Most files, and most nested folders."""
+"""Maximum number of files, and of nested folders."""
 _OF_THE_RESULT = re.compile(r"config\.json|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json")
 """Files of the checkpoint that the result replaces by its own."""
 _OTHER_FORM, _PROGRAM = "weights in another form", "a program or archive that no config names as code of the model"
@@ -37,7 +37,7 @@ _LINK, _UNREADABLE = "a link out of the checkpoint", "cannot be read"
 _LARGE, _MANY, _DEEP = "too large", "too many files", "in too many folders"
 _RUNS_CODE = "weights of a part of the model in a form that may run code: convert them to safetensors"
 _LOST = {_LINK, _LARGE, _MANY, _DEEP, _UNREADABLE, _RUNS_CODE}
-"""Reasons for which the result may lack something."""
+"""Reasons why the result may lack files."""
 _QUANTIZED, _OF_A_RUN = "says how the source is quantized", "about the run or training that made the source"
 _WRONG = {
     "*.index.json": _OTHER_FORM,
@@ -52,7 +52,8 @@ _WRONG = {
     "wandb/": _OF_A_RUN,
     "logs/": _OF_A_RUN,
 }
-"""Files and folders that are wrong beside a quantized model, with the reason; all others are copied."""
+"""Patterns of files and folders that are wrong beside a quantized model, with reasons. All others are copied.
+"""
 _WEIGHTS = {
     *(".bin", ".pt", ".pth", ".ckpt", ".pkl", ".joblib", ".npy", ".npz"),
     *(".h5", ".msgpack", ".ot", ".onnx", ".onnx_data", ".gguf", ".ggml", ".tflite", ".pb", ".engine", ".nemo"),
@@ -158,8 +159,7 @@ class Companions:
 
 
 def companions_of(source: Path) -> Companions:
-    """Return the small files of a checkpoint that are not weights, except those that are wrong for its
-    result.
+    """Return the small files of a checkpoint, except weights and files that do not fit its result.
 
     This includes folders. A folder in sentence-transformers' ``modules.json`` is a part of the model, and its
     safetensors files belong to the model. Python files belong to it if a config names them

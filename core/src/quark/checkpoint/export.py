@@ -128,7 +128,7 @@ def _holds(name: str, content: CheckpointContent, skeleton: nn.Module) -> bool:
 def exporting(
     name: str, out: Path, *, overwrite: bool = False, leftover: Leftover = "refuse", source: Path | None = None
 ) -> Iterator[Path]:
-    """Yield a directory for the exporter of that name, empty or a leftover.
+    """Yield the directory for an export: an empty one, or one with finished blocks of an earlier run.
 
     It is renamed to ``out`` if the body succeeds. If the body raises, it is removed, unless it has finished
     blocks: see `quark.checkpoint.atomic_directory.building`.

@@ -85,14 +85,14 @@ class BlockStream(ABC):
 
     @abstractmethod
     def write(self, block: Block | None) -> None:
-        """Write the tensors of a finished block, or with None those outside all blocks.
+        """Write the tensors of a finished block; None writes the tensors outside all blocks.
 
         The caller may release them afterwards.
         """
 
     @abstractmethod
     def finish(self, content: CheckpointContent) -> None:
-        """Write the remaining files, after every block and None have been written.
+        """Write the remaining files, after all blocks and the tensors outside them have been written.
 
         Args:
             content: The final content of the run: plan and configuration no longer name algorithms that

@@ -173,9 +173,9 @@ def refuse_incomplete_export(exporter: str, directory: Path, model: nn.Module) -
     """Check, from headers, that the files of an export have all tensors that its layout's reader needs.
 
     The check is skipped for this project's own exporters
-    (`quark.plugins.attribution.Origin.is_checked_whole`), and if the layout has no reader, or one that reads
-    its own files or does not read this export. It is also skipped for models that transformers would not
-    build from the export's config.json.
+    (`quark.plugins.attribution.Origin.is_checked_whole`). It is skipped if the layout has no reader, or if
+    its reader reads its own files or does not read this export. It is also skipped for models that
+    transformers would not build from the export's config.json.
 
     Args:
         exporter: Name of the exporter.
@@ -211,9 +211,7 @@ def refuse_incomplete_export(exporter: str, directory: Path, model: nn.Module) -
 def _placed(
     model: nn.Module, place_of: Callable[[str, Tensor], str], shards: Iterable[Shard], exclude: Collection[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the stored tensors that have no place in the prepared model or another shape there, and the
-    missing tensors.
-    """
+    """Return the stored tensors that do not fit the prepared model, and the tensors that are missing."""
     found, misfits = place_headers(model, place_of, shards, exclude)
     found |= fill_zero_points(model, found)
     tie(model, found)

@@ -1,9 +1,9 @@
 """LayerStorage: how a layout names and packs the tensors of a quantized linear layer, and back.
 
-Writing and reading share one. A layout that packs codes differently from their number formats (``qweight``,
-``weight_packed``, …) implements `LayerStorage`; `quark.checkpoint.CheckpointExporter` and `StorageReader` do
-the rest, for whole models. While a checkpoint is loaded, a `StoredLayer` holds the tensors of each layer, and
-becomes the quantized layer.
+Writing and reading use the same object. A layout that packs codes differently from their number formats
+(``qweight``, ``weight_packed``, …) implements `LayerStorage`; `quark.checkpoint.CheckpointExporter` and
+`StorageReader` do the rest, for whole models. While a checkpoint is loaded, a `StoredLayer` holds the tensors
+of each layer, and becomes the quantized layer.
 """
 
 from __future__ import annotations
@@ -161,9 +161,9 @@ class StorageReader(LayoutReader):
 
 
 class StoredLayer(Packed):
-    """A linear layer with the tensors of a `LayerStorage`, by their own names.
+    """A linear layer with the tensors of a `LayerStorage`, under their stored names.
 
-    A layer whose weight is float keeps it.
+    If the weight is not quantized, the layer has the float weight.
 
     Args:
         layer: The float layer; its tensors may be on any device and are not used.

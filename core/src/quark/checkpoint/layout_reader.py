@@ -95,8 +95,7 @@ class LayoutReader(ABC):
         return name
 
     def layer_config(self, block: Mapping[str, Any]) -> QLayerConfig | None:
-        """Return the quantization of layers, if the ``quantization_config`` alone says that all are alike; or
-        None.
+        """Return the common quantization of all layers, if the ``quantization_config`` states it; or None.
 
         Raises:
             ConfigError, UnsupportedError: The block cannot be used.
@@ -152,7 +151,7 @@ def layout_for(block: Mapping[str, Any], path: Path) -> str:
         raise CheckpointError(f"'{path}' has the layout '{names[0]}' of {source}, which {can} cannot read it")
     raise CheckpointError(
         f"'{path}' has a quantization_config of quant_method {block.get('quant_method')!r}, which no installed layout reads. Installed "
-        f"ones read {exporters().methods_with('reader')}: install the distribution that brings it, or load it with transformers. "
+        f"ones read {exporters().methods_with('reader')}: install the distribution that provides it, or load it with transformers. "
         f"{catalog().missing((exporters().kind.distribution,))}".rstrip()
     )
 

@@ -39,7 +39,7 @@ from quark.numbers import QParams
 V = TypeVar("V")
 
 _SMALL = 1 << 24
-"""Parts that end in the same block of this many bytes are computed and written as one."""
+"""Bytes of a block of the file. Parts that end in the same block are computed and written together."""
 STORED_PROBABILITIES = "prob_output"
 """Prefix of the names of the tensors of attention probabilities: ``prob_output_scale``. Source: checkpoints
 of AMD Quark 0.13.
@@ -72,7 +72,7 @@ class Part:
 
 
 def small_joined(parts: Sequence[Part]) -> Iterator[Part]:
-    """Yield parts, joining those that end in the same `_SMALL` bytes, so that nothing waits between them."""
+    """Yield parts; parts that end in the same block of `_SMALL` bytes are joined, to be written at once."""
     ends = accumulate(sum(tensor.nbytes for tensor in part.meta.values()) for part in parts)
     for _, group in groupby(zip(parts, ends, strict=True), lambda pair: pair[1] // _SMALL):
         yield Part.joined([part for part, _ in group])
@@ -204,10 +204,9 @@ def is_stored(suffix: str, module: QuantizerModule, options: ExportOptions) -> b
 
 
 def scale_suffixes(module: QuantizerModule | None, options: ExportOptions, shape: tuple[int, ...] = (1,)) -> list[str]:
-    """Return the suffixes that `activation_tensors` may return for an activation of that shape, a batch of
-    one.
+    """Return the suffixes that `activation_tensors` may return for an activation of that shape.
 
-    Empty if it is not static.
+    The shape has a batch of one. Empty if the activation is not static.
     """
     return [] if module is None else list(packed_scales(module.quantizer, shape, options.pack_method))
 

@@ -107,11 +107,10 @@ class ShardWriter:
             self._written_to.add(place.file)
 
     def when_stored(self, then: Callable[[Mapping[str, str]], None]) -> None:
-        """Call ``then``, in the background, with the checksums of all written tensors when they are on the
-        disk.
+        """Call ``then`` with the checksums of the written tensors when these are on the disk.
 
-        Checksums of earlier calls are left out. An error of ``then`` is raised by the next method that is
-        called.
+        The call is in the background. Checksums of earlier calls are left out. The next method that is called
+        raises an error of ``then``.
         """
         while len(self._storing) >= _LAG:
             self._storing.popleft().result()
@@ -215,7 +214,7 @@ class ShardWriter:
 
 
 def _begin(file: int, header: bytes, size: int) -> None:
-    """Write the header of an open file of that final size, unless it is there."""
+    """Write the header of an open file, unless it has been written; ``size`` is the file's final size."""
     if pread(file, len(header), 0) == header:
         return
     write_at(file, memoryview(header), 0)

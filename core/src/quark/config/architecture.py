@@ -81,7 +81,6 @@ class Architecture:
             projection.
         attention_value_rows: Rows of ``attention_value`` that are values, such as ``"last"`` in a fused QKV
             matrix.
-            matrix.
         attention_output_norm: In a block: the norm on the output of ``attention_output``, before the residual
             addition, such as ``"post_attention_layernorm"`` in Gemma 2.
         mixer: In blocks without attention: projections of the mixer that replaces it, such as
@@ -148,8 +147,8 @@ class Architecture:
             Quark's template has converters or the layout is not `FUSED_EXPERTS`.
         algorithm_defaults: Settings by algorithm name that replace the algorithm's defaults, as in AMD
             Quark's templates, such as ``{"smoothquant": {"alpha": 0.8}}``.
-        unsupported: By name of an algorithm, or of a part of one after a dot, why it cannot be applied to
-            this family, if no other fact says so, such as
+        unsupported: Reasons why algorithms cannot be applied to this family, if no other fact shows it. Keys
+            are names of algorithms, with a part of the algorithm after a dot:
             ``{"rotation.r1": "its residual stream is several streams"}``.
     """
 

@@ -110,7 +110,7 @@ class Dtype(_OpenVocabulary):
         """
         name = str(torch_dtype).removeprefix("torch.").replace("float8_", "fp8_").removesuffix("fn")
         if name not in cls.__members__:
-            raise ValueError(f"{torch_dtype} is not a number format of Dtype; it has {', '.join(cls.__members__)}")
+            raise ValueError(f"{torch_dtype} is not a number format of Dtype, which has {', '.join(cls.__members__)}")
         return cls[name]
 
     def to_bitwidth(self) -> int:

@@ -1,6 +1,6 @@
 """QLayerConfig: which tensors of a layer are quantized, and how.
 
-AMD Quark has two names for it; this is the only definition here.
+AMD Quark has two names for this class.
 """
 
 from __future__ import annotations

@@ -21,7 +21,9 @@ __all__ = ["QConfig"]
 
 _RUN = "run_time_algorithms"
 _MOST_PATTERNS = 10_000
-"""Limit for a configuration that is read: exports have full names, and templates a few dozen patterns."""
+"""Maximum number of patterns in a configuration from a file. Exports list full names; templates have a few
+dozen patterns.
+"""
 
 
 def _algorithms(value: Any) -> list[AlgoConfig] | None:

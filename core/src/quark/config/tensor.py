@@ -1,6 +1,6 @@
 """QTensorConfig: how one tensor is quantized.
 
-AMD Quark has had three names for it; this is the only definition here.
+AMD Quark has had three names for this class.
 """
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ class PerGroup(Granularity):
 
 
 _FILLED_UP = 1024
-"""Largest group to which a shorter row is padded, because padding takes memory."""
+"""Maximum size of a group to which a shorter row is padded, because padding takes memory."""
 
 
 @attrs.frozen
@@ -363,6 +363,6 @@ def granularity_of(spec: QTensorConfig, *, activation: bool) -> Granularity:
     wanted = ", ".join(QSchemeType.__members__)
     if spec.qscheme is not None and spec.qscheme.name not in QSchemeType.__members__:
         raise ConfigError(
-            f"the number format {spec.dtype.name} has no qscheme '{spec.qscheme.name}': use {wanted}, or a format whose plugin brings it"
+            f"the number format {spec.dtype.name} has no qscheme '{spec.qscheme.name}': use {wanted}, or a format that has it"
         )
     raise ConfigError(f"{spec.dtype.name} needs a qscheme: {wanted}")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _MOST_RUNS = 1 << 30
-"""Most runs: kernels count them in 32 bits."""
+"""Maximum number of runs: kernels count them in 32 bits."""
 
 
 @attrs.frozen(eq=False)

@@ -91,11 +91,11 @@ class Packing:
 
 
 AS_THEY_ARE = Packing()
-"""The packing of formats that name none."""
+"""The packing of formats that define none."""
 
 
 _SMALLEST_NORMAL = float(torch.finfo(torch.float32).tiny)
-"""Smallest scale that `NumberFormat.qparams` returns, float32's smallest normal number: the scale of a group
+"""Minimum scale that `NumberFormat.qparams` returns, float32's smallest normal number: the scale of a group
 of zeros must not be 0.
 """
 

@@ -42,7 +42,9 @@ def qparams_of_rows(granularity: Granularity, shape: tuple[int, ...], qparams: Q
 
 
 SAMPLE = 1 << 13
-"""Size of a sample, in elements, if a check of the whole tensor would take too long: whole rows, spread."""
+"""Number of elements that are checked if a check of the whole tensor would take too long. They are whole
+rows, evenly spread.
+"""
 
 
 @torch.no_grad()
@@ -61,7 +63,7 @@ def grid_error(
         sampled: Whether to check only a `SAMPLE` of the elements, apart from NaN and Inf.
 
     Returns:
-        A predicate, such as ``"holds NaN or Inf"``.
+        A verb phrase, such as ``"holds NaN or Inf"``.
     """
     if (wrong := scales_error(quantizer, qparams, tuple(values.shape))) is not None:
         return wrong
@@ -111,11 +113,11 @@ def codes_error(
 
 
 LOSSY = "has codes that do not survive packing: unpack(pack(codes)) differs from them"
-"""The error of a `quark.numbers.Packing` that loses codes."""
+"""The error message about a `quark.numbers.Packing` that loses codes."""
 
 
 def scales_error(quantizer: TensorQuantizer, qparams: QParams | None, shape: tuple[int, ...]) -> str | None:
-    """Return why the scales of a tensor of that shape are unusable, as a predicate, or None."""
+    """Return why the scales of a tensor of that shape are unusable, as a verb phrase, or None."""
     if quantizer.is_float:
         return None
     if qparams is None:
@@ -136,7 +138,7 @@ def scale_values_error(qparams: QParams) -> str | None:
 
 
 def off_grid(values: Tensor, decoded: Tensor) -> str | None:
-    """Return how values differ from dequantized codes, as a predicate, or None.
+    """Return how values differ from dequantized codes, as a verb phrase, or None.
 
     Args:
         values: Values in the model's dtype.

@@ -104,7 +104,7 @@ def _check_observer(level: SingleLevelQuantizer, x: Tensor) -> None:
 
 
 def _rounding_error(level: SingleLevelQuantizer, x: Tensor) -> str | None:
-    """Return why the rounding of a format is wrong, as a predicate, or None."""
+    """Return why the rounding of a format is wrong, as a verb phrase, or None."""
     if level.is_float:
         return None
     t = level.granularity.rows(x.clone()).contiguous()
@@ -118,7 +118,7 @@ def _rounding_error(level: SingleLevelQuantizer, x: Tensor) -> str | None:
 
 
 def _values_of_format_error(level: SingleLevelQuantizer) -> str | None:
-    """Return the error in the values of a format, as a predicate, or None."""
+    """Return the error in the values of a format, as a verb phrase, or None."""
     if level.is_float or level.spec.is_scale_quant:
         return None
     bits, top = level.format.bits, float(level.format.max_magnitude(level.spec))
@@ -150,7 +150,7 @@ def _values_of_format_error(level: SingleLevelQuantizer) -> str | None:
 
 
 def _values_error(quantizer: TensorQuantizer, x: Tensor, activation: bool) -> str | None:
-    """Return why scales, values, codes or packing are wrong, as a predicate, or None."""
+    """Return why scales, values, codes or packing are wrong, as a verb phrase, or None."""
     shape = tuple(x.shape)
     qparams: Any = quantizer.find_qparams(x) if not quantizer.is_float else QParams(torch.ones((), dtype=torch.float32))
     if not isinstance(qparams, QParams):

@@ -29,7 +29,7 @@ Smaller tiles fit better, but cost more operations, which weighs more.
 """
 
 MOST_STEPS = 256
-"""Largest number of steps from 0 to a value at which float32 arithmetic is exact enough for
+"""Maximum number of steps from 0 to a value at which float32 arithmetic is exact enough for
 `SingleLevelQuantizer.recovers_codes`.
 """
 

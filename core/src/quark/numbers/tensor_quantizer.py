@@ -32,7 +32,7 @@ class TensorQuantizer(ABC):
     @property
     @abstractmethod
     def levels(self) -> tuple[SingleLevelQuantizer, ...]:
-        """One level for each scale structure on top of another, in the order of the spec."""
+        """The levels, in the order of the spec; each has its own scales."""
 
     @property
     @abstractmethod
@@ -112,8 +112,7 @@ class TensorQuantizer(ABC):
 
         Args:
             x: The tensor.
-            shared: An `observer` of all tensors that share their scale over the whole tensor, including
-                ``x``.
+            shared: An `observer` of several tensors, including ``x``, that share the scale of a whole tensor.
         """
 
     def fake_quantize(self, x: Tensor, qparams: QParams | None = None, *, out: Tensor | None = None) -> Tensor:

@@ -23,7 +23,7 @@ from quark.numbers.number_format import QParams
 
 _LOCAL = threading.local()
 _KEPT = 1 << 20
-"""Largest scratch memory that a thread keeps, in bytes."""
+"""Maximum scratch memory that a thread keeps, in bytes."""
 
 
 def scratch(shape: Sequence[int], dtype: torch.dtype, device: torch.device, use: str) -> Tensor:
@@ -53,7 +53,7 @@ def kept_room(shape: Sequence[int], dtype: torch.dtype, device: torch.device, us
 
 
 CHUNK_ELEMENTS = 1 << 19
-"""Elements of a part on CPUs, 2 MiB in float32: one thread's work at a time. Other devices take a whole
+"""Elements that one thread processes at a time on CPUs: 2 MiB in float32. Other devices process a whole
 tensor.
 """
 

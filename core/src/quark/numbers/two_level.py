@@ -1,7 +1,7 @@
 """TwoLevelQuantizer: the second level quantizes the scales of the first. NVFP4 and its relatives.
 
-``value = code · block scale · outer scale``. Block scales have a small format, relative to one outer scale
-over the whole tensor, which maps the largest of them to the largest value of that format. Source: NVIDIA's
+``value = code · block scale · outer scale``. Block scales have a narrow format. The outer scale over the
+whole tensor maps the largest block scale to the largest value of that format. Source: NVIDIA's
 NVFP4; AMD Quark 0.13's ``ScaleQuantSpec``.
 """
 

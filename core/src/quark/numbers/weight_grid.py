@@ -23,11 +23,11 @@ from quark.numbers.tensor_quantizer import TensorQuantizer
 from quark.numbers.tiles import cast_finite
 
 _PROBES = 4097
-"""Number of values between the largest and its negative that `WeightGrid.gap` rounds: enough to distinguish
-neighbours in formats up to 12 bits.
+"""Number of values between the largest and its negative that `WeightGrid.gap` rounds: enough for formats up
+to 12 bits.
 """
 _RANGES = (1.0, 1.3, 1.7, 3.1, 23.0)
-"""Ends of ranges that give scales of different mantissas, unless scales are powers of two."""
+"""Largest values that give scales of different mantissas, unless scales are powers of two."""
 
 
 class WeightGrid:
@@ -45,8 +45,8 @@ class WeightGrid:
             tensor or block of rows.
         fixed: The scales of round-to-nearest, if scales span rows or groups and so cannot be found group by
             group; else None.
-        spans: If scales span rows or groups, the number of the scale, from 0 on, of each group of each row,
-            ``[groups, N]``; else None.
+        spans: Index of the scale of each group of each row, ``[groups, N]``, if scales span rows or groups;
+            else None.
         number_of_spans: Number of these scales; 0 if none span rows or groups.
     """
 
@@ -129,7 +129,7 @@ class WeightGrid:
         Args:
             scales: Scales of all groups, or of all channels (`with_subscales`).
             order: A permutation of the channels ``[K]``: number k then means channel ``order[k]``.
-            first: If ``scales`` has one row for each of some channels, the number of the first channel.
+            first: Index of the first channel, if ``scales`` has one row for each of several channels.
             order_on_host: ``order`` as a list, if you have it; otherwise it is read from its device.
         """
         size = self.columns // scales.scale.shape[0] if first is None else 1

@@ -34,7 +34,7 @@ def as_api_range(value: object) -> ApiRange | None:
 
 
 def refusal(api: ApiRange | None) -> tuple[str, str] | None:
-    """Return why this core refuses a plugin for that range, as a predicate, and the fix; or None."""
+    """Return why this core refuses a plugin for that range, as a verb phrase, and the fix; or None."""
     if api is None or api[0] <= API_VERSION <= api[1]:
         return None
     versions = " to ".join(map(str, dict.fromkeys(api)))

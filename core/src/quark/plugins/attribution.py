@@ -50,7 +50,7 @@ class Origin:
         """Return a `PluginError` about this thing.
 
         Args:
-            complaint: The predicate, such as ``"leaves NaN in the weight of 'lm_head'"``.
+            complaint: A verb phrase, such as ``"leaves NaN in the weight of 'lm_head'"``.
         """
         return PluginError(f"{self} {complaint}. It is broken: {leave_out(self.source)}")
 

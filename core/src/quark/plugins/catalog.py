@@ -44,11 +44,11 @@ class Exports:
         if not claims:
             known = sorted({key for entry in self._entries() for key in entry.record.exports})
             missing = filter(None, [self.catalog.missing()])
-            message = not_there(f"no installed plugin brings '{name}'.", name, known, [*missing], self.catalog.failures())
+            message = not_there(f"no installed plugin provides '{name}'.", name, known, [*missing], self.catalog.failures())
             raise UnknownNameError(message, kind="public name", name=name, known=known)
         if len({c.record.exports[name] for c in claims}) > 1:
             raise AmbiguousNameError(
-                f"'{name}' is brought by {' and by '.join(dict.fromkeys(str(c.source) for c in claims))}, each with its own object. "
+                f"'{name}' is provided by {' and by '.join(dict.fromkeys(str(c.source) for c in claims))}, each with its own object. "
                 f'Leave one out with QUARK_DISABLED_PLUGINS, or let one record say replaces="{claims[0].source.distribution}"'
             )
         return load_for(claims[0].record.exports[name], f"the public name '{name}'", claims[0].source)

@@ -76,7 +76,7 @@ class Listeners:
 
 EVENT_HOOK = "quark_on_event"
 API_ATTRIBUTE = "QUARK_API"
-"""Attribute of a plugin that states for which versions of the plugin API it was written."""
+"""Attribute with which a plugin states the versions of the plugin API that it was written for."""
 _ARGUMENTS: dict[str, tuple[str, ...]] = {
     name: tuple(inspect.signature(spec).parameters)[1:]
     for name, spec in inspect.getmembers(QuarkHooks, inspect.isfunction)
@@ -84,9 +84,11 @@ _ARGUMENTS: dict[str, tuple[str, ...]] = {
 }
 _THE_HOOKS = f"the hooks are {', '.join(_ARGUMENTS)}, each marked with @hookimpl from quark.plugins"
 MOST_RECORDS = 10_000
-"""Most records that one hook of one plugin may yield: an endless generator must not block the program."""
+"""Maximum number of records that one hook of one plugin may yield. An endless generator must not block the
+program.
+"""
 MOST_FAILURES = 20
-"""Number of invalid records of one hook after which the rest is left out."""
+"""Maximum number of invalid records of one hook; further records are left out."""
 
 _NOTHING: Any = object()
 """Stands for the result of plugin code that has raised, or of an iterator at its end."""
@@ -287,7 +289,7 @@ class Collection:
 
 
 def _not_records(results: object, implementations: Sequence[pluggy.HookImpl]) -> str | None:
-    """Return what a hook returned if some function of it returned no iterable of records, or None.
+    """Describe the result of a hook that is not an iterable of records; None if there is no such result.
 
     Wrappers may join the results of functions, but must not drop all of them.
     """

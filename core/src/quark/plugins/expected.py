@@ -41,7 +41,7 @@ class Expected:
     options: Callable[[Any], tuple[Option, ...]] | None = None
 
     def complaint(self, record: Record, target: object) -> str | None:
-        """Return why the object of a reference of ``record`` is wrong, as a predicate, or None."""
+        """Return why the object of a reference of ``record`` is wrong, as a verb phrase, or None."""
         complaint = self._wrong_form(target) or lacking(target, self.members) or self._disagreement(record, target)
         if complaint is None and self.options is not None and record.options is not None:
             return disagreement(record.options, self.options(target))
@@ -69,7 +69,7 @@ class Expected:
 
 
 def lacking(target: object, members: tuple[str, ...]) -> str | None:
-    """Return, as a predicate, which members an object lacks, or None. Functions are not checked."""
+    """Return, as a verb phrase, which members an object lacks, or None. Functions are not checked."""
     if not isinstance(target, type) and hasattr(target, "__code__"):
         return None
     absent = [name for name in members if not hasattr(target, name)]

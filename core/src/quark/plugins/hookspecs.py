@@ -127,10 +127,10 @@ class QuarkHooks(ModelHooks):
     def quark_register_algorithms(self) -> Iterable[AlgorithmRecord]:  # type: ignore[empty-body]
         """Return the algorithms of a plugin: transforms, roundings and block tunings.
 
-        Each record points at the class of its settings, a `quark.config.algorithm.AlgoConfig`, whose fields
-        are the algorithm's options (``--algorithm-option acme_weighted.ratios=...``), and at the class that
-        does the work with these settings. A transform says what it does (``role=``) and where it goes among
-        the other transforms of a run (``before=``, ``after=``).
+        Each record points at two classes. The class of the settings is a `quark.config.algorithm.AlgoConfig`,
+        whose fields are the algorithm's options (``--algorithm-option acme_weighted.ratios=...``). The other
+        class implements the algorithm. The record of a transform also states its role (``role=``) and its
+        place among the other transforms of a run (``before=``, ``after=``).
 
         Example::
 

@@ -170,7 +170,7 @@ class GraphOpRecord(Record):
         if (self.weight is None) != (self.layer_type is None) or (self.bias is not None and self.weight is None):
             raise ValueError(f"the operator '{self.name}' needs both or none of weight and layer_type, and a bias only beside a weight")
         if self.weight is not None and self.moves_values:
-            raise ValueError(f"the operator '{self.name}' has a weight, so it does not only move values: leave one of the two out")
+            raise ValueError(f"the operator '{self.name}' has a weight, so it does not only move values: leave weight or moves_values out")
 
     @property
     def type_names(self) -> tuple[str, ...]:

@@ -134,7 +134,7 @@ def dataset_options(samples: Callable[..., Any]) -> tuple[Option, ...]:
 
 
 def disagreement(declared: Sequence[Option], actual: Sequence[Option]) -> str | None:
-    """Return how declared options differ from the options of the code, as a predicate, or None.
+    """Return how declared options differ from the options of the code, as a verb phrase, or None.
 
     This compares names, types and defaults.
     """

@@ -251,4 +251,4 @@ KINDS = (
     Kind("command", "commands", CommandRecord, CommandRegistry, "quark-workbench"),
 )
 BUILT_IN = tuple(dict.fromkeys(kind.distribution for kind in KINDS if kind.distribution != CORE))
-"""Distributions that a complete installation has besides the core."""
+"""Distributions of a complete installation, besides the core."""

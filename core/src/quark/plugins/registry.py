@@ -288,7 +288,7 @@ class Registry(Generic[R]):
             )
         names, kind = self.names(), self.kind
         aliases = [alias for entry in self._entries for alias in entry.record.aliases]
-        missing = self._missing((kind.distribution,)) or "If another distribution brings it, install that one."
+        missing = self._missing((kind.distribution,)) or "If another distribution provides it, install that one."
         reasons = [f"Installed {kind.plural}: {', '.join(names) or 'none'}.", missing]
         message = not_there(f"there is no {kind.name} '{name}'.", str(name), [*names, *aliases], reasons, self._failures())
         raise UnknownNameError(message, kind=kind.name, name=str(name), known=names)

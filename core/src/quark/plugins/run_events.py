@@ -60,7 +60,7 @@ class TimeLeft:
 
     @property
     def seconds(self) -> float | None:
-        """Time for the other pieces; None before the first piece with work is done."""
+        """Estimated time for the remaining pieces; None until a piece with work is done."""
         return self._took * max(self._left, 0.0) / self._done if self._done else None
 
 
@@ -171,7 +171,7 @@ class RunEvents:
 
 
 SILENT = RunEvents("", speaks=False)
-"""Events of work inside another run, or of none: nothing is sent."""
+"""Events that are not sent, for work inside another run or outside of runs."""
 _current = threading.local()
 
 

@@ -200,7 +200,7 @@ class Output:
         Arguments and errors are those of `quantize_checkpoint`.
         """
         if resume and restart:
-            raise ConfigError("resume keeps the finished blocks of an earlier run, and restart discards them: set only one of the two")
+            raise ConfigError("resume keeps the finished blocks of an earlier run, and restart discards them: set one of the two")
         leftover: Leftover = "resume" if resume else "restart" if restart else "refuse"
         if ranks.is_first:  # other ranks would take the locks of this check for another run's
             refuse_used_directory(path, exporter, overwrite=options.overwrite, resume=resume, source=source)

@@ -56,7 +56,7 @@ class RunIdentity:
         versions: Versions of torch, transformers and the distributions whose formats, observers, algorithms
             and exporter the run uses.
         source: The size of each file of the checkpoint, with digests of its header and of a sample of its
-            bytes, which differs if a model has been trained further; a digest of its config.json.
+            bytes; and a digest of config.json. The sample differs if a model has been trained further.
         data: A digest of the calibration data.
     """
 

@@ -20,7 +20,7 @@ SHARE = 0.5
 """The default share of the free memory that activations may take."""
 
 LEAST_RETURNED = 64 << 20
-"""Freed bytes at which memory is returned to the system."""
+"""Number of freed bytes after which memory is returned to the system."""
 
 
 def tokens_in(calls: Iterable[Call]) -> int:

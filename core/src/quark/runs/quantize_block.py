@@ -164,7 +164,7 @@ def quantize_block(started: StartedRun, sink: BlockSink, block: Block, rows: Seq
         sink.end_block(block, BlockResult(figures.of_block(block, layers, report).to_dict(), started.learned()))
     for row in rows:
         if not row.is_kept and (quantizer := layers[row.name].weight_quantizer) is not None:
-            quantizer.codes = None  # the sink has them, and a model in memory is not to hold its weights twice
+            quantizer.codes = None  # the sink has them; a model in memory should not hold its weights twice
     started.source.release(block)
     started.freed.add(size)
 
@@ -289,8 +289,8 @@ def _refuse_other_values(name: str, values: Tensor, expected: Tensor) -> None:
     if not torch.allclose(values, expected, rtol=2 * limits.eps, atol=limits.tiny):
         raise CheckpointError(
             f"the codes of '{name}' decode to other values than its dequantized weight, by up to "
-            f"{float((values - expected).abs().max())}: the dequantizer of its layout reads them from another "
-            "layer. Set keep_prequantized_layers=False (--no-keep-prequantized)"
+            f"{float((values - expected).abs().max())}: the dequantizer of its layout assigns them to the "
+            "wrong layer. Set keep_prequantized_layers=False (--no-keep-prequantized)"
         )
 
 

@@ -34,7 +34,7 @@ class RunFigures:
         clock: The time of the run.
         depth: The errors of hidden states.
         model_error: The error of the last block's output.
-        flops: The least number of operations for the statistics of the current block.
+        flops: Lower bound of the floating-point operations of the current block's statistics.
     """
 
     report: CalibrationReport

@@ -88,7 +88,7 @@ def test_a_stored_tensor_without_a_place_in_the_model_is_carried_over_and_warned
 
 def test_a_stored_tensor_whose_place_another_has_taken_is_refused(tmp_path: Path) -> None:
     source = changed(tmp_path / "changed", lambda t: t.update({"norm.weight": torch.zeros(256)}))
-    with pytest.raises(CheckpointError, match=r"a LlamaForCausalLM has no room for 1 tensor\(s\).*: norm\.weight"):
+    with pytest.raises(CheckpointError, match=r"a LlamaForCausalLM has no place for 1 tensor\(s\).*: norm\.weight"):
         opened(source)
 
 

@@ -21,7 +21,7 @@ from quark.plugins.options import called, checked, settings_options
 
 _CONFIG_SUFFIX = "_config"
 _LEGACY_KEYS = frozenset({"num_attention_heads", "num_key_value_heads"})
-"""Keys of older configuration files that are dropped: the model's configuration has them."""
+"""Keys of older configuration files that are ignored: the model's configuration has these facts."""
 
 
 def canonical_algorithm(name: str) -> str:
@@ -51,7 +51,7 @@ def require_processor(name: str, named_in: str = "`algorithm`") -> None:
         source = algorithms().source(name)
         raise UnsupportedError(
             f"the algorithm '{name}' cannot run: {source.distribution} {source.version} registers its configuration only. "
-            f"Leave {named_in} out, or install a distribution that brings its processor"
+            f"Leave {named_in} out, or install a distribution that provides its processor"
         )
 
 

@@ -1,9 +1,9 @@
 """Quantized KV cache and attention, as outputs of projections; decided on patterns, without a model.
 
-A template knows patterns, not layers. The entries that it adds for caches and attention stand for whole
-patterns, while a user's own patterns may cover all, some or none of the layers of such a pattern. Layers that
-a user's earlier pattern matches keep it (first match), and the added entry is for the rest. So the base of
-that entry may come from a user's pattern only if it covers *every* layer of the projection.
+A template knows patterns, not layers. It adds an entry for a whole pattern. A user's own pattern may cover
+all, some or none of the layers of that pattern. The first match counts: layers that the user's pattern covers
+keep the user's entry, and the added entry is for the others. So the added entry may be based on the user's
+entry only if the user's pattern covers *every* layer of the projection.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ _QKV = ("q_proj", "k_proj", "v_proj")
 PATTERNS = ("kv_layers_name", "q_layer_name", "gate_up_layers_name", "exclude_layers_name")
 """Patterns of layers that are both arguments of a template and facts of an `Architecture`."""
 _MAKE_CONVERTERS = LazyRef("quark.models.hf.weight_converters:make_converters")
-"""This imports torch, which templates need only if a family has converters."""
+"""Lazy, because it imports torch, which templates need only if a family has converters."""
 
 
 def _list(value: str | Sequence[str] | None) -> list[str]:

@@ -32,10 +32,10 @@ def code_files(file: Path) -> list[str]:
 
 
 def code_of(directory: Path) -> list[str]:
-    """Return the names of the files of a checkpoint's code: the files in ``auto_map`` and modules.json and
-    their imports.
+    """Return the names of the files of a checkpoint's code.
 
-    Other Python files in the directory do not belong to the checkpoint. No code runs.
+    These are the files that ``auto_map`` and modules.json name, and their imports. Other Python files in the
+    directory do not belong to the checkpoint. No code runs.
     """
     found: set[str] = set()
     waiting = [name for file in _NAMING for name in code_files(directory / file)]

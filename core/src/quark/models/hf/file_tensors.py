@@ -114,7 +114,7 @@ class FileTensors:
 
 
 _MOST_FREE = 1 << 28
-"""Most bytes that are kept for later tensors."""
+"""Maximum number of bytes that are kept for later tensors."""
 
 
 class _ReusedMemory:
@@ -133,7 +133,7 @@ class _ReusedMemory:
         """Return ``size`` bytes, uint8, which become free again when no tensor uses them."""
         try:
             memory = self._free[size].pop()
-        except (KeyError, IndexError):  # another thread may take the last
+        except (KeyError, IndexError):  # another thread may take the last one
             memory = np.empty(size, dtype=np.uint8)
         lent = memory[:]  # lives as long as the tensor's storage
         weakref.finalize(lent, self._give_back, memory).atexit = False

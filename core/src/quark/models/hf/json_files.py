@@ -15,12 +15,12 @@ from quark.base.shortages import refuse_failed_import, shortage
 from quark.errors import CheckpointError, ConfigError, PluginError, QuarkError
 
 LARGEST_FILE = 100_000_000
-"""Largest file in bytes: safetensors' limit for a header. The index of a model of a trillion parameters has a
-tenth of it.
+"""Maximum size of a file in bytes: safetensors' limit for a header. The index of a model of a trillion
+parameters has a tenth of this size.
 """
 MOST_VALUES = 4_000_000
-"""Largest number of values, which determines the cost of parsing. The tokenizers with the most merges have
-half of it.
+"""Maximum number of values, which determines the cost of parsing. The tokenizers with the most merges have
+half as many.
 """
 
 

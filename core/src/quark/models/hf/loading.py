@@ -47,7 +47,7 @@ def torch_device(name: str) -> torch.device:
 
 
 def first_dtype(path: Path) -> torch.dtype:
-    """Return the dtype of the first tensor of a checkpoint that is not codes; float32 if there is none."""
+    """Return the dtype of a checkpoint's first tensor that does not hold codes; float32 if there is none."""
     stored = (DTYPES.get(name, torch.uint8) for shard in check_shards(path) for name, _ in shard.tensors.values())
     return next((dtype for dtype in stored if dtype.is_floating_point and dtype.itemsize > 1), torch.float32)
 
@@ -59,8 +59,8 @@ _KEEPS_CODES = ContextVar("keeps_codes", default=False)
 def running_from_codes(wanted: bool = True) -> Iterator[None]:
     """Let models that transformers' ``from_pretrained`` loads in the body keep their weights as stored.
 
-    transformers has no option for this, so it holds for the body, if ``wanted``. Such models run from codes,
-    as after ``import_model_from_safetensors(…, packed=True)``.
+    transformers has no option for this, so a context variable is set to ``wanted``. Such models run from
+    codes, as after ``import_model_from_safetensors(…, packed=True)``.
     """
     token = _KEEPS_CODES.set(wanted)
     try:
@@ -130,7 +130,7 @@ def _refuse_unknown_method(block: Any, path: Path) -> None:
     if getattr(method, "value", method) not in AUTO_QUANTIZER_MAPPING:
         raise CheckpointError(
             f"'{path}' is quantized by the quant_method {method!r}, which neither transformers nor an installed layout reads: correct its "
-            "config.json, or install the distribution that brings it"
+            "config.json, or install the distribution that provides it"
         )
 
 

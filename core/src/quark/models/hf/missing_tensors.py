@@ -62,7 +62,7 @@ def refuse_lost(names: Sequence[str], model: nn.Module, directory: Path) -> None
     is_left_out = left_out_by(model)
     if lost := [name for name in names if not is_left_out(name)]:
         raise CheckpointError(
-            f"a {type(model).__name__} has no room for {len(lost)} tensor(s) of '{directory}', because others take their places: "
+            f"a {type(model).__name__} has no place for {len(lost)} tensor(s) of '{directory}', because others replace them: "
             f"{folded(lost)}. Its config.json may be of another model: correct it, or remove these tensors from the files"
         )
 

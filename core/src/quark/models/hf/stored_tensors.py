@@ -33,8 +33,8 @@ class Recipe:
     """Tensors of a model that come from the same stored tensors.
 
     Attributes:
-        sources: For each stored tensor, the pattern of transformers' conversion and the full name, in the
-            order of joining.
+        sources: The pattern of transformers' conversion and the full name of each stored tensor, in the order
+            of joining.
         targets: Full names of the resulting tensors in the model.
         conversion: transformers' ``WeightConverter`` from sources to targets; None if the only source is the
             target.
@@ -69,8 +69,7 @@ class StoredTensors:
         directory: The checkpoint's directory, for messages.
         converters: transformers' ``WeightConverter``, from the user or the model's template, applied before
             transformers' own (`quark.models.hf.converted_tensors`).
-        float_tensors: For a quantized checkpoint, the tensors to compute from its codes; None for a float
-            checkpoint.
+        float_tensors: The tensors to compute from the codes of a quantized checkpoint; None for a float one.
 
     Attributes:
         recipes: One for each tensor of the model, or for several tensors that are made together; tied tensors

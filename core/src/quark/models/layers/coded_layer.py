@@ -59,7 +59,6 @@ class CodedLayer:
                 device.
             name: Its full name, for messages.
             keeps_codes: Whether the layer keeps these codes for storage; if not, they follow from its values.
-                values.
 
         Raises:
             CheckpointError: A scale is not valid.

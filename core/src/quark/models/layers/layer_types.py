@@ -142,8 +142,8 @@ _TOLERANCE = 1e-12
 def is_verbatim_linear(layer: nn.Module) -> bool:
     """Return whether a layer is an ``nn.Linear``, or a subclass that computes the same.
 
-    It can then be quantized as one. The layer must have a weight and a bias and nothing else, and the forward
-    of a copy with small random float64 tensors must give the result of ``nn.Linear``. This excludes routers
+    Such a layer is quantized like an ``nn.Linear``. It must have a weight and a bias and nothing else. A copy
+    with small random float64 tensors must give the result of ``nn.Linear``. This excludes routers
     that select experts, low-rank adapters, weights stored as codes, and grouped matrices.
     """
     if not isinstance(layer, nn.Linear) or layer._modules or layer._buffers:

@@ -25,13 +25,13 @@ from quark.models.layers.packed_weight import PackedWeight, weight_room
 from quark.models.layers.quantized_layers import QuantizedLayer, copied
 
 ROOM_ELEMENTS = 1 << 21
-"""Elements of the largest weight that a linear layer unpacks whole. A larger weight gives its outputs in
-slices of that size, which stay in a third-level cache. Other devices use eight times as much: their caches,
-and the cost of an operation, are larger.
+"""Maximum number of elements of a weight that a linear layer unpacks whole. For a larger weight, the outputs
+are computed in slices of this size, which stay in a third-level cache. Other devices use eight times as much:
+their caches, and the cost of an operation, are larger.
 """
 _ROWS = 64
-"""Divisor of the rows of a slice. Products compute a last incomplete vector of rows in another order, so with
-this divisor a slice equals the rows of the whole product to the bit.
+"""The number of rows of a slice is a multiple of this. Products compute a last incomplete vector of rows in
+another order, so with this multiple a slice equals the rows of the whole product to the bit.
 """
 
 _LOCAL = threading.local()

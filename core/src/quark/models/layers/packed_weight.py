@@ -24,7 +24,7 @@ from quark.numbers import QParams, TensorQuantizer
 from quark.numbers.tiles import kept_room
 
 SLICE_ELEMENTS = 1 << 20
-"""Most elements of a weight that one CPU thread unpacks at a time. Slices that fit into a second-level cache
+"""Maximum number of elements that one CPU thread unpacks at a time. Slices that fit into a second-level cache
 cost more calls than they save.
 """
 
@@ -52,8 +52,8 @@ class WeightPacking(Protocol):
 
 
 _CHECKED = 1 << 20
-"""Elements of a weight whose scales are checked at a time. They are few, because memory that is freed between
-the objects of two layers is not reused for larger tensors.
+"""Number of elements of a weight whose scales are checked at a time. The number is small, because memory that
+is freed between the objects of two layers is not reused for larger tensors.
 """
 
 
@@ -89,7 +89,7 @@ class RowCuts:
 
     Attributes:
         multiple: The weight can be cut before each row whose number is a multiple of this.
-        axes: For each stored tensor that has rows, by name: their axis, and its number of elements per row.
+        axes: The axis of the rows in each stored tensor that has rows, by name, and its elements per row.
     """
 
     multiple: int
@@ -249,7 +249,7 @@ class PackedWeight:
 
     @torch.no_grad()
     def looked_up(self, indices: Tensor) -> Tensor:
-        """Return some rows, ``[*indices.shape, in]``: each is unpacked once, and nothing else is."""
+        """Return the rows at ``indices``, ``[*indices.shape, in]``. Each is unpacked once, and no others."""
         cuts = self.cuts
         if cuts is None:
             return self.values()[indices]

@@ -175,7 +175,7 @@ def _exported(x: Tensor, quantizer: TensorQuantizer, qparams: QParams | None) ->
     activation = next((a for a in (True, False) if _quantizer_of(spec, a).granularity == quantizer.granularity), None)
     if activation is None or type(_quantizer_of(spec, activation)) is not type(quantizer):
         raise UnsupportedError(
-            f"torch.export cannot take a quantizer with scales of {quantizer.granularity} in a view of the tensor: use one scale"
+            f"torch.export does not support scales of {quantizer.granularity} in a view of the tensor: use one scale for each tensor"
         )
     scales = (None, None, None) if qparams is None else (qparams.scale, qparams.zero_point, qparams.outer_scale)
     return _operator(x, *scales, spec, activation)

@@ -28,7 +28,7 @@ _FUSED = ("*qkv_proj", "*query_key_value", "*Wqkv")
 _CACHE = (("*k_proj", "*v_proj"), ("*key_proj", "*value_proj"), ("*.key", "*.value"), *((pattern,) for pattern in _FUSED))
 _QUERIES = ("*q_proj", "*query_proj", "*.query", *_FUSED)
 _GATES = ("*router*", "*.gate")
-"""Common name patterns of projections; the first pattern or group that matches is used."""
+"""Common name patterns of projections. The first pattern or group that matches is used."""
 _ATTENTION_MODULES = ("*attn", "*attention")
 _QUERY_WORDS, _KEY_WORDS, _VALUE_WORDS = frozenset({"q", "query"}), frozenset({"k", "key"}), frozenset({"v", "value"})
 _NORMED_WORDS = frozenset({"k", "key", "qk"})
@@ -44,8 +44,7 @@ def infer_architecture(model: nn.Module, model_type: str) -> Architecture | None
     has another length than in the config, a block may run several times.
 
     Linear layers outside the blocks stay float, and so do routers. A layer is a router by its name, if it is
-    as wide as there are experts beside it, or if a top-k chooses from its outputs. beside them, and those
-    from whose outputs a top-k chooses.
+    as wide as there are experts beside it, or if a top-k chooses from its outputs.
 
     Args:
         model: A transformers model, on any device, including the meta device.

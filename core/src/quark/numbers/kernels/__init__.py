@@ -129,5 +129,5 @@ class Runs:
 
     @property
     def have_own_scales(self) -> bool:
-        """Whether run r has scale number r."""
+        """Whether each run has its own scale, in the order of runs."""
         return self.period == self.span

@@ -1,4 +1,4 @@
-"""One kernel that, in one pass, rounds a tensor with given or found scales, or decodes codes.
+"""One kernel that, in one pass, finds scales if needed and rounds a tensor, or decodes codes.
 
 Elements that share a scale form runs (`quark.numbers.kernels.Runs`). A program processes a tile of several
 short runs, or a part of a long run: loads and stores have consecutive addresses, and a scale is loaded once
@@ -20,9 +20,10 @@ from quark.numbers.kernels import DeviceCode, DeviceFunction, Runs, launching_on
 from quark.numbers.kernels.arithmetic import bits_of, bounded, float_of
 
 TILE = 2048
-"""Elements of a program: 16 for each thread of four warps, two loads of 16 bytes in 16-bit dtypes."""
+"""Elements of a program: 16 for each thread of four warps. In 16-bit dtypes, these are two loads of 16 bytes.
+"""
 LONGEST_RUN = 1 << 15
-"""Elements of the longest run whose scale the kernel finds: 64 registers of each thread of 16 warps."""
+"""Maximum length of a run whose scale the kernel finds: 64 registers of each thread of 16 warps."""
 MOST_WARPS = 16
 _LARGEST_OF_NARROW = 2.0**120
 
