@@ -67,7 +67,7 @@ def settings_of(subject: Subject, *, is_fused: bool = False) -> AlgoConfig:
     settings = derived_config(subject.lookup_name, architecture)
     if settings is not None:
         return settings
-    with complaining("has no settings without arguments, and derives none from a family's facts", TypeError):
+    with complaining("cannot build settings without arguments or from a family's facts", TypeError):
         return kind()
 
 
@@ -77,7 +77,7 @@ def processor_of(subject: Subject, settings: AlgoConfig | None = None) -> Any:
     Raises:
         NotApplicableError: The record brings a configuration only.
     """
-    assume(subject.record.processor is not None, "the record brings a configuration only, and no processor")
+    assume(subject.record.processor is not None, "the record has a configuration but no processor")
     return subject.load("processor")(settings_of(subject) if settings is None else settings)
 
 

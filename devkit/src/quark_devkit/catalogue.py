@@ -53,7 +53,7 @@ def can_be_checked(kind: str, checks: Sequence[Check]) -> Check:
                 return
             return
         if elsewhere := next((reason for reason in reasons if isinstance(reason, NotHereError)), None):
-            raise NotApplicableError(f"nothing of it can be looked at on this machine: {elsewhere}")
+            raise NotApplicableError(f"none of its records can be checked on this machine: {elsewhere}")
         raise CheckFailedError(f"meets none of the {len(required)} required checks, since none is applicable: {reasons[0]}")
 
     return can_be_checked
@@ -66,7 +66,7 @@ def subjects_of(catalog: Catalog, distribution: str, kinds: Sequence[str], pypro
         catalog: The plugins.
         distribution: Name of the distribution.
         kinds: Kinds of subjects; empty for all.
-        pyproject: Its ``pyproject.toml``; None where it is not known.
+        pyproject: Its ``pyproject.toml``; None if it is not known.
 
     Raises:
         ConfigError, UnknownNameError: As `quark_devkit.subject.subjects`; or an expected failure names no

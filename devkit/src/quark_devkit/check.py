@@ -48,10 +48,10 @@ class Check:
     """One requirement.
 
     Attributes:
-        kind: Of the subjects that it is for: ``"format"``, ``"rounding"``, ``"distribution"`` …
+        kind: Kind of the subjects that it is for: ``"format"``, ``"rounding"``, ``"distribution"`` …
         name: Unique within its kind; the name of its function.
         sentence: What is required, in one sentence: the first of the function's docstring.
-        run: Raises `CheckFailedError` where a subject does not meet the requirement, and `NotApplicableError`
+        run: Raises `CheckFailedError` if a subject does not meet the requirement, and `NotApplicableError`
             where it cannot be asked. Any other exception of it is a failure too.
         level: One of `LEVELS`.
         needs: Capability of the record that the check is about, for optional checks; None for the others.
@@ -68,7 +68,7 @@ class Check:
 
     def __attrs_post_init__(self) -> None:
         if (self.level == "optional") != (self.needs is not None):
-            raise ValueError(f"{self.id}: an optional check names the capability that it needs, and only an optional one does")
+            raise ValueError(f"{self.id}: an optional check must name the capability that it needs, and other checks must not")
 
     @property
     def id(self) -> str:
@@ -84,7 +84,7 @@ def check(
     Args:
         kind: As `Check.kind`.
         each: Gives the cases of a subject, such as a spec of each granularity. The function then gets each
-            case in place of the subject, and a failure names the case.
+            case instead of the subject, and a failure names the case.
         level: As `Check.level`.
         needs: As `Check.needs`.
         since: As `Check.since`.
@@ -102,7 +102,7 @@ def check(
         paragraph = (function.__doc__ or "").strip().partition("\n\n")[0]
         sentence = " ".join(paragraph.split())
         if not sentence.endswith("."):
-            raise ValueError(f"the docstring of the check '{function.__name__}' begins with the requirement, as one sentence")
+            raise ValueError(f"the docstring of the check '{function.__name__}' must begin with the requirement, as one sentence")
 
         def run_each(subject: Subject) -> None:
             assert each is not None

@@ -60,11 +60,11 @@ class Conformance:
         ]
         if changed:
             raise TypeError(
-                f"{cls.__name__} changes '{changed[0]}' of the conformance suite: declare an expected failure, with the reason, under "
-                "[tool.quark.conformance.expected-failures] of pyproject.toml instead"
+                f"{cls.__name__} changes '{changed[0]}' of the conformance suite: declare an expected failure under "
+                f"[tool.quark.conformance.expected-failures] of pyproject.toml instead"
             )
         if not cls.subject:
-            raise TypeError(f"{cls.__name__} names no subject: write subject = 'the registered name'")
+            raise TypeError(f"{cls.__name__} has no subject: write subject = 'the registered name'")
 
     def run_one(self, check: Check) -> Result:
         """Run one check on the subject among the plugins of this process."""

@@ -66,7 +66,7 @@ def refuse_mixed(func: Any, name: str, tensors: Sequence[Tensor], args: Any, kwa
 
 
 def wait_of(func: Any, name: str, args: Any, kwargs: Mapping[str, Any]) -> Wait | None:
-    """Return how the host waits for an operator; None where it does not."""
+    """Return how the host waits for an operator; None if it does not."""
     kind: WaitKind | None = None
     if name == "copy_":
         kind = _copied(args[0], args[1], kwargs.get("non_blocking", args[2] if len(args) > 2 else False))
@@ -93,7 +93,7 @@ def _indexed(args: Any, *, is_written: bool) -> WaitKind | None:
     """Return how indexing waits: for the elements of a mask, or for indices from the host."""
     indices = [x for x in args[1] if isinstance(x, Tensor)]
     if any(x.dtype in (torch.bool, torch.uint8) for x in indices):
-        is_filled = is_written and len(indices) == 1 and args[2].numel() == 1  # then torch fills in place of indexing
+        is_filled = is_written and len(indices) == 1 and args[2].numel() == 1  # then torch fills instead of indexing
         return None if is_filled else "shape"
     return "from host" if any(x.device.type == "cpu" for x in indices) else None
 

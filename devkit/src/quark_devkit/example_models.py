@@ -167,8 +167,8 @@ def _built(record: TemplateRecord) -> Any:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     except Exception as error:
         raise NotApplicableError(
-            f"no tiny model of '{record.name}' can be built: its record names no example, and of a small configuration transformers makes "
-            f"none ({type(error).__name__}): write a function that returns one, and TemplateRecord(example='package.module:function')"
+            f"transformers cannot build a tiny model of '{record.name}' ({type(error).__name__}), and its record has no example: write a "
+            f"function that returns a model, and set TemplateRecord(example='package.module:function')"
         ) from None
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

@@ -38,7 +38,7 @@ class Example:
 
     Attributes:
         spec: As written.
-        quantizer: Of a weight with that spec.
+        quantizer: Quantizer of a weight with that spec.
     """
 
     spec: QTensorConfig

@@ -49,7 +49,7 @@ def in_fresh_process(work: Callable[..., T], *arguments: Any) -> T:
     try:
         added = ForkingPickler.dumps(_added(catalog()))
     except Exception as error:  # a plugin's objects are anybody's
-        raise NotApplicableError(f"a plugin of the running program cannot be taken to another process ({error})") from None
+        raise NotApplicableError(f"a plugin of the running program cannot be sent to another process ({error})") from None
     context = _context()
     with ProcessPoolExecutor(1, mp_context=context, initializer=_look_in, initargs=(_places(),)) as process:
         with _without_main():

@@ -56,12 +56,12 @@ def require_effects(
                 accepted.append(other)
         else:
             ignored += [f"'{option.name}' ({', '.join(map(repr, accepted))}: as {value!r})"] if accepted else []
-    fix = "name a value that does by OptionNote(examples=…) in its annotation, or say is_cost_only=True there, or take it out"
-    require(not ignored, f"accepts these options, and values of them change nothing: {', '.join(ignored)}; {fix}")
+    fix = "name a value with an effect in OptionNote(examples=…) of its annotation, set is_cost_only=True there, or remove the option"
+    require(not ignored, f"accepts options whose values change nothing: {', '.join(ignored)}; {fix}")
 
 
 def _changes(results: Callable[[], Iterable[Any]], usual: Iterable[Any]) -> bool | None:
-    """Return whether a result is another than usual; None where one is refused."""
+    """Return whether a result is another than usual; None if one is refused."""
     try:
         ours = iter(results())
     except REFUSALS:

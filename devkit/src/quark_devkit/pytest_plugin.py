@@ -37,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="DISTRIBUTION",
-        help="run every conformance check of this installed distribution; without paths, nothing else is run",
+        help="run every conformance check of this installed distribution, and nothing else unless paths are given",
     )
     group.addoption(
         "--quark-conformance-kind",

@@ -23,7 +23,7 @@ def random_states_kept() -> Iterator[None]:
         yield
         changed = [name for name, state in _states().items() if state != before.get(name, state)]
     random.setstate(python)
-    require(not changed, f"changes the random state of {' and '.join(changed)}, which others draw from: use a generator of its own")
+    require(not changed, f"changes the random state of {' and '.join(changed)}, which other code uses: use a separate generator")
 
 
 def _states() -> dict[str, object]:

@@ -24,10 +24,10 @@ __all__ = ["OUTCOMES", "Result", "is_conformant", "quietly", "run_check", "run_c
 OUTCOMES = {
     "passed": "the requirement is met",
     "failed": "it is not",
-    "advised": "it is not, and the check is advisory",
-    "expected": "it is not, as the author's pyproject.toml says, with the reason",
-    "unexpected": "it is met, though the author's pyproject.toml says that it is not",
-    "not applicable": "it cannot be asked of this subject",
+    "advised": "it is not met, and the check is advisory",
+    "expected": "it is not met, as the author's pyproject.toml declares with a reason",
+    "unexpected": "it is met, but the author's pyproject.toml declares a failure",
+    "not applicable": "it does not apply to this subject",
 }
 """What a check can end in, and what that means."""
 _FAILURES = {"failed", "unexpected"}
@@ -41,8 +41,8 @@ class Result:
         subject: The subject.
         check: The check.
         outcome: One of `OUTCOMES`.
-        message: What was seen and what is wanted; the reason where it was expected, or is not applicable;
-            empty where it passed.
+        message: What was seen and what is wanted; the reason if it was expected, or is not applicable;
+            empty if it passed.
         seconds: How long it took.
         details: Traceback of an exception that is not a `quark.errors.QuarkError`; empty for the others.
     """
@@ -83,7 +83,7 @@ def run_check(subject: Subject, check: Check, reason: str | None = None) -> Resu
     Args:
         subject: The subject.
         check: The check, of the same kind.
-        reason: Why it is expected to fail; None where it is not.
+        reason: Why it is expected to fail; None if it is not.
     """
     begin = time.perf_counter()
     outcome, message, details = _outcome(subject, check)
@@ -92,7 +92,7 @@ def run_check(subject: Subject, check: Check, reason: str | None = None) -> Resu
             outcome, message, details = "expected", reason, message
         elif outcome == "passed":
             outcome = "unexpected"
-            message = f"passes, though it is declared as an expected failure ({reason}): take that out of pyproject.toml"
+            message = f"passes, but is declared as an expected failure ({reason}): remove that from pyproject.toml"
     return Result(subject, check, outcome, message, time.perf_counter() - begin, details)
 
 

@@ -56,7 +56,7 @@ class SimulatedDevice:
     Attributes:
         name: For ``tensor.to`` and ``device=``.
         waits: In the order in which they happened.
-        bytes: Of the tensors that are alive, also of those that were there before.
+        bytes: Bytes of the tensors that are alive, also of those that were there before.
         peak: The most that `bytes` has been.
     """
 
@@ -74,7 +74,7 @@ class SimulatedDevice:
         """Return how often each place has waited, most often first.
 
         Args:
-            kinds: Those that count; all where none is given.
+            kinds: Those that count; all if none is given.
             within: Part of the places that count.
         """
         counts = Counter(wait.place for wait in self.waits if (not kinds or wait.kind in kinds) and within in wait.place)
@@ -174,7 +174,7 @@ class SimulatedTensor(Tensor):
     @data.setter
     def data(self, new: Tensor) -> None:
         if not isinstance(new, SimulatedTensor):
-            raise TypeError("a tensor of the simulated device cannot get the data of a tensor of another one")
+            raise TypeError("a tensor of the simulated device cannot take the data of another device's tensor")
         Tensor.data.__set__(self, new)  # type: ignore[attr-defined]
         self.inside = new.inside
 
@@ -251,7 +251,9 @@ def _register() -> tuple[torch.library.Library, ...]:
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
     if (taken := torch._C._get_privateuse1_backend_name()) != "privateuseone":
-        raise UnsupportedError(f"there is no room for a simulated device in this process: torch has one place, and '{taken}' has it")
+        raise UnsupportedError(
+            f"this process cannot have a simulated device, since '{taken}' uses torch's only place: start another process"
+        )
     _setup_privateuseone_for_python_backend(NAME, _Backend())
     made = torch.library.Library("aten", "IMPL")
     made.impl("empty.memory_format", _empty, "PrivateUse1")
@@ -296,7 +298,7 @@ def _in_lower_precision(operator: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _dispatched(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Return an operator's result, computed on the CPU; refuse it where no GPU has it, and count waits."""
+    """Return an operator's result, computed on the CPU; refuse it if no GPU has it, and count waits."""
     tensors: list[Tensor] = []
     _map(tensors.append, (args, tuple(kwargs.values())))
     own = [x for x in tensors if isinstance(x, SimulatedTensor)]

@@ -56,7 +56,7 @@ def small_model(dtype: torch.dtype = torch.float32, *, is_fused: bool = False) -
     projections without biases, and a head of its own.
 
     Args:
-        dtype: Of its parameters.
+        dtype: Dtype of its parameters.
         is_fused: Whether to return the one with fused projections.
 
     Raises:

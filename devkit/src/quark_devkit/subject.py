@@ -48,14 +48,14 @@ class Subject:
 
     Attributes:
         kind: One of `KINDS`.
-        name: Of the record; of a distribution its own.
+        name: Name of the record; of a distribution its own.
         distribution: The distribution that brings it.
-        version: Of that distribution.
+        version: Version of that distribution.
         record: The record; None for a distribution.
         catalog: The plugins among which it is checked, which are the plugins of the process while a check
             runs: for a record those of its distribution, of what this one requires, and the built-in ones;
             for a distribution, whose names others may claim, all.
-        source_directory: The directory of the distribution's ``pyproject.toml``; None where it is not known.
+        source_directory: The directory of the distribution's ``pyproject.toml``; None if it is not known.
     """
 
     kind: str = attrs.field(validator=attrs.validators.in_(KINDS))
@@ -73,7 +73,7 @@ class Subject:
 
     @property
     def lookup_name(self) -> str:
-        """The name by which its registry gives this record alone: full where several claim it."""
+        """The name by which its registry gives this record alone: full if several claim it."""
         full = f"{self.distribution}:{self.name}"
         return full if self.name in self.registry.conflicts() or self.registry.get(self.name) is not self.record else self.name
 
@@ -125,7 +125,7 @@ def subjects(catalog: Catalog, distribution: str, kinds: Sequence[str] = KINDS, 
             known=sorted(versions),
         )
     if unknown := [kind for kind in kinds if kind not in KINDS]:
-        raise ConfigError(f"{unknown[0]!r} is no kind of subject: there are {', '.join(KINDS)}")
+        raise ConfigError(f"{unknown[0]!r} is not a kind of subject: use one of {', '.join(KINDS)}")
     own = _among_its_own(catalog, wanted)
     for kind in (kind for kind in KINDS if kind in kinds):
         if kind == "distribution":
@@ -154,8 +154,12 @@ def find_subject(catalog: Catalog, kind: str, name: str) -> Subject:
     registry = catalog.registries[_REGISTRIES[kind]]
     record, source = registry.get(name), registry.source(name)
     if not _is_of(kind, record):
-        why = "nothing here writes that layout" if isinstance(record, ExporterRecord) else "it is registered as another kind of algorithm"
-        raise ConfigError(f"'{record.name}' is no {kind} to check: {why}")
+        why = (
+            "no installed plugin writes that layout"
+            if isinstance(record, ExporterRecord)
+            else "it is registered as another kind of algorithm"
+        )
+        raise ConfigError(f"'{record.name}' cannot be checked as {kind}: {why}")
     return Subject(kind, record.name, source.distribution, source.version, record, _among_its_own(catalog, source.distribution))
 
 

@@ -28,7 +28,7 @@ def in_threads(work: Callable[[Ranks], T], size: int, *, is_deterministic: bool 
     Args:
         work: What each rank does.
         size: How many ranks there are.
-        is_deterministic: As of `quark.base.ranks.Ranks`.
+        is_deterministic: As in `quark.base.ranks.Ranks`.
 
     Raises:
         BaseException: What ``work`` has raised on the first rank that has failed.

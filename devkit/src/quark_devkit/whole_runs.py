@@ -86,9 +86,9 @@ def require_same_from_disk(config: QConfig, layout: str | None = None, options: 
     """Require that a checkpoint quantized block by block has the bytes of one quantized in memory.
 
     Args:
-        config: Of the run.
+        config: Config of the run.
         layout: Name of an exporter; None for `readable_layout`.
-        options: Of the export.
+        options: Options of the export.
     """
     layout = readable_layout() if layout is None else layout
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
@@ -98,7 +98,7 @@ def require_same_from_disk(config: QConfig, layout: str | None = None, options: 
         model = ModelQuantizer(config).quantize_model(load_model(source), batches())
         export_with(layout, model, memory, options)
         different = first_difference(contents(disk), contents(memory))
-        require(different is None, f"gives another {different} when it is run from disk than in memory")
+        require(different is None, f"gives a different {different} from disk than in memory")
 
 
 def require_same_after_resume(config: QConfig) -> None:
@@ -108,7 +108,7 @@ def require_same_after_resume(config: QConfig) -> None:
     stops.
 
     Args:
-        config: Of the run.
+        config: Config of the run.
 
     Raises:
         NotApplicableError: No registered layout that is read back can be resumed.
@@ -121,7 +121,7 @@ def require_same_after_resume(config: QConfig) -> None:
         for out, part in ((whole, "whole"), (resumed, "first"), (resumed, "rest")):
             in_fresh_process(_run_part, source, out, config, layout, part)
         different = first_difference(contents(whole), contents(resumed))
-        require(different is None, f"gives another {different} when its run is resumed behind the first block")
+        require(different is None, f"gives a different {different} if its run is resumed after the first block")
 
 
 def _run_part(source: Path, out: Path, config: QConfig, layout: str, part: str) -> None:
@@ -134,7 +134,7 @@ def require_same_by_two_ranks(config: QConfig) -> None:
     """Require that two ranks, each with half of the data, give the tensors and the report of one, to the bit.
 
     Args:
-        config: Of the run, which is deterministic.
+        config: Config of the run, which is deterministic.
     """
 
     models = [small_model() for _ in range(3)]  # made here: what makes one is not for several threads
@@ -148,7 +148,7 @@ def require_same_by_two_ranks(config: QConfig) -> None:
     (alone,) = in_threads(quantized_by, 1, is_deterministic=True)
     for rank, other in enumerate(in_threads(quantized_by, 2, is_deterministic=True)):
         different = sorted(name for name in {*alone, *other} if not is_same(alone.get(name), other.get(name)))
-        require(not different, f"gives another {different[0] if different else ''} on rank {rank} of two than on one")
+        require(not different, f"gives a different {different[0] if different else ''} on rank {rank} of two than in one process")
 
 
 def shared_report(report: CalibrationReport) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def require_reload(
         model: The quantized model.
         layout: Name of an exporter.
         read: Reads the checkpoint; None for quark's own reader.
-        options: Of the export.
+        options: Options of the export.
     """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
         out = Path(temporary) / "out"
@@ -186,7 +186,7 @@ def require_same_logits(model: nn.Module, directory: Path, read: Callable[[Path]
 
     Args:
         model: The quantized model.
-        directory: Of its export.
+        directory: Directory of its export.
         read: Reads the checkpoint; None for quark's own reader.
         how: It was exported, for the message.
     """
@@ -223,7 +223,7 @@ def interrupted_behind(blocks: int) -> Iterator[None]:
         return
     finally:
         JournaledSink.end_block = end_block  # type: ignore[method-assign]
-    raise AssertionError(f"the run has ended before it had finished {blocks} blocks, or it keeps no journal")
+    raise AssertionError(f"the run ended before it finished {blocks} blocks, or it keeps no journal")
 
 
 class _Recording(RoundToNearest):
@@ -249,9 +249,9 @@ def require_same_when_resumed(config: QConfig, layout: str, options: ExportOptio
     A finished block whose bytes are damaged is noticed and quantized again.
 
     Args:
-        config: Of the run.
+        config: Config of the run.
         layout: Name of an exporter.
-        options: Of the export.
+        options: Options of the export.
 
     Raises:
         NotApplicableError: The exporter cannot resume.
@@ -266,24 +266,24 @@ def require_same_when_resumed(config: QConfig, layout: str, options: ExportOptio
                 _recorded(source, out, config, layout, options)
             partial_output = next(out.parent.glob(f".{out.name}.*"), out)
             is_begun = finished_blocks(partial_output)
-            require(is_begun, "has no finished blocks after a failure in the last one: 'when_stored' has to call its argument")
+            require(is_begun, "has no finished blocks after a failure in the last block: 'when_stored' must call its argument")
             if damaged:
                 _spoil(partial_output)
             resumed = _recorded(source, out, config, layout, options, resume=True)
             different = first_difference(contents(once), contents(out))
             how = "a damaged block" if damaged else "its finished blocks"
-            require(different is None, f"gives another {different} when a run is resumed from {how}")
+            require(different is None, f"gives a different {different} when a run is resumed from {how}")
             is_again = len(resumed.inputs) == len(whole.inputs)
             require(is_again == damaged, "takes a damaged block for a finished one" if damaged else "forgets the finished blocks")
             same = all(torch.equal(a, b) for a, b in zip(reversed(resumed.inputs), reversed(whole.inputs), strict=False))
-            fix = "'read' has to give what was written"
-            require(same, f"gives layers of the last block other inputs when a run is resumed from {how}: {fix}")
+            fix = "'read' must return the data that was written"
+            require(same, f"gives layers of the last block different inputs if a run is resumed from {how}: {fix}")
 
 
 def _recorded(source: Path, out: Path, config: QConfig, layout: str, options: ExportOptions, *, resume: bool = False) -> _Recording:
     """Quantize a checkpoint as `quark.runs.quantize_checkpoint` does, to nearest; return the rounding."""
     output = Output.of(out, layout, options, resume=resume)
-    assume(output.writer.resumes, "it does not resume: its runs start from the beginning")
+    assume(output.writer.resumes, "it does not resume, so its runs start from the beginning")
     rounding = _Recording()
     shards, tensors = opened_checkpoint(source)
     run = attrs.evolve(plan_run(tensors.model, config), algorithms=Algorithms(rounding=rounding))

@@ -31,7 +31,7 @@ def test_names_follow_from_the_name_of_the_distribution(name: str, package: str,
 
 @pytest.mark.parametrize("name", ["", "-acme", "acme-", "acme quant", "acme/quant", "../acme", "acmé", "acme\n", "acme;rm", "a$b"])
 def test_what_is_no_name_of_a_distribution_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="is no name of a distribution"):
+    with pytest.raises(ConfigError, match="is not a distribution name"):
         Naming.of(name)
 
 

@@ -23,7 +23,7 @@ UNKNOWN = "a_setting_that_no_algorithm_has"
 def calibration_is_declared(subject: Subject) -> None:
     """Raise where a processor needs statistics and the record does not say ``calibration``."""
     declares = subject.declares("calibration")
-    require(declares or not processor_of(subject).needs, "needs statistics, and its record does not declare the capability 'calibration'")
+    require(declares or not processor_of(subject).needs, "needs statistics, but its record does not declare the capability 'calibration'")
 
 
 def default_settings_are_valid(subject: Subject) -> None:
@@ -31,21 +31,21 @@ def default_settings_are_valid(subject: Subject) -> None:
     default."""
     settings = settings_of(subject)
     names = (subject.record.name, *subject.record.aliases)
-    require(settings.name in names, f"has settings of the name '{settings.name}', and its record the name '{subject.name}'")
+    require(settings.name in names, f"has settings named '{settings.name}', but its record is named '{subject.name}'")
     for option in _options(subject):
         value = getattr(settings, option.name)
-        with complaining(f"refuses the value that its option '{option.name}' has by default", QuarkError):
+        with complaining(f"refuses the default of its option '{option.name}'", QuarkError):
             with_options(subject.name, settings, {option.name: value})
 
 
 def settings_survive_json(subject: Subject) -> None:
     """Settings, also changed ones, are read back from their JSON form as they were."""
     for settings in (settings_of(subject), *_changed(subject)):
-        with complaining("has settings that are no JSON values", TypeError, ValueError):
+        with complaining("has settings that JSON cannot store", TypeError, ValueError):
             text = json.dumps(settings.to_dict())
         again = algo_config_from_dict({**json.loads(text), "name": subject.lookup_name})
         again.name = settings.name
-        require(again == settings, f"reads settings back from JSON as {again}, which were {settings}")
+        require(again == settings, f"reads settings back from JSON as {again}, not {settings}")
 
 
 def refuses_unknown_settings(subject: Subject) -> None:
@@ -53,7 +53,7 @@ def refuses_unknown_settings(subject: Subject) -> None:
     kind = subject.load("config")
     data = {**settings_of(subject).to_dict(), UNKNOWN: 1}
     for what, is_refused in (("from_dict", raises(REFUSALS, kind.from_dict, data)), ("its class", raises(REFUSALS, kind, **data))):
-        require(is_refused, f"takes settings with the key '{UNKNOWN}' by {what}: keys that it does not have are to be refused")
+        require(is_refused, f"takes settings with the key '{UNKNOWN}' by {what}: refuse unknown keys")
 
 
 def describes_its_settings(subject: Subject) -> None:

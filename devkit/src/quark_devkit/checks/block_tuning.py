@@ -47,7 +47,7 @@ def has_a_place_among_the_others(subject: Subject) -> None:
     for other in algorithms():
         if other.kind != "block_tuning" or other.name == record.name or (record.role is not None and other.role == record.role):
             continue
-        with complaining(f"has no place in a run with '{other.name}'", ConfigError):
+        with complaining(f"cannot be ordered in a run with '{other.name}'", ConfigError):
             in_order({record.name: record, other.name: other})
 
 
@@ -57,7 +57,7 @@ def changes_something(subject: Subject) -> None:
     held-out tokens."""
     schemes, settings = schemes_for(subject), valid_settings(subject)
     changed = any(different_parameters(quantized(run_config(scheme, settings)), quantized(run_config(scheme))) for scheme in schemes)
-    require(changed, f"leaves {' and '.join(schemes)} as they are, or its changes are taken back: other checks show little of it")
+    require(changed, f"changes nothing in {' and '.join(schemes)}, or its changes are undone, so other checks show little")
 
 
 @check("block_tuning")
@@ -77,7 +77,7 @@ def changes_values_alone(subject: Subject) -> None:
     before, after = (named_parts(quantized(run_config(scheme, *settings))) for settings in ((), (valid_settings(subject),)))
     for kind, names in after.items():
         strange = [name for name in {*names, *before[kind]} if names.count(name) != before[kind].count(name)]
-        require(not strange, f"leaves another {kind} {strange[0] if strange else ''} than round-to-nearest does")
+        require(not strange, f"leaves a different {kind} {strange[0] if strange else ''} from round-to-nearest")
 
 
 @check("block_tuning")

@@ -43,7 +43,7 @@ def _files(subject: Subject) -> Iterator[tuple[Path, ...]]:
         yield ()
         return
     if record.example is None:
-        raise CheckFailedError("reads files, and its record has no example: give a function that writes a small file to a path")
+        raise CheckFailedError("reads files, but its record has no example: give a function that writes a small file to a path")
     with TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         file = Path(directory, f"example{record.suffixes[0]}")
         try:
@@ -71,7 +71,7 @@ def yields_the_same_again(subject: Subject) -> None:
     """Read twice, it yields the same samples in the same order, so that a run can be repeated."""
     with _files(subject) as files:
         first, again = _read(subject, *files), _read(subject, *files)
-    require(first == again, f"yields other samples the second time: {str(first)[:60]} and {str(again)[:60]}")
+    require(first == again, f"yields different samples the second time: {str(first)[:60]} and {str(again)[:60]}")
 
 
 @check("dataset")
@@ -91,6 +91,6 @@ def refuses_damaged_files(subject: Subject) -> None:
         try:
             _read(subject, file)
         except QuarkError as error:
-            require(str(file) in str(error), f"refuses a damaged file without its name: {error}")
+            require(str(file) in str(error), f"refuses a damaged file without naming it: {error}")
         except Exception as error:
             raise CheckFailedError(f"raises {type(error).__name__} for a damaged file: raise quark.errors.CalibrationError") from None

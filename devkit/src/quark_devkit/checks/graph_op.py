@@ -52,7 +52,7 @@ def _captured(subject: Subject) -> tuple[fx.GraphModule, Operator, tuple[Any, ..
 
     graph = normal_form(capture(module, args)).model
     operators = [operator for operator in operators_in(graph.graph) if operator.record.name == subject.record.name]
-    require(operators, f"is not in the graph of its example, which has {', '.join(str(n.target) for n in graph.graph.nodes)}")
+    require(operators, f"is not in the graph of its example. The graph has {', '.join(str(n.target) for n in graph.graph.nodes)}")
     return graph, operators[0], args
 
 
@@ -72,7 +72,7 @@ class _Recording(fx.Interpreter):
 def names_operators_of_torch(subject: Subject) -> None:
     """Every operator of the record exists, written as torch's schemas write it, and gives a new tensor."""
     missing = [name for name, schemas in _schemas(subject).items() if not schemas]
-    require(not missing, f"names {', '.join(missing)}, which torch does not have, or which only writes to its arguments")
+    require(not missing, f"names {', '.join(missing)}, which torch does not have, or which only write to their arguments")
 
 
 @check("graph_op")
@@ -83,7 +83,7 @@ def names_arguments_of_its_operators(subject: Subject) -> None:
     for operator, schemas in _schemas(subject).items():
         of_operator = {argument.name for schema in schemas for argument in schema.arguments}
         wrong = [name for name in names if name not in of_operator]
-        require(not wrong, f"names {', '.join(wrong)}, which {operator} does not have: it has {', '.join(sorted(of_operator))}")
+        require(not wrong, f"names {', '.join(wrong)}, but the arguments of {operator} are {', '.join(sorted(of_operator))}")
 
 
 @check("graph_op")
@@ -92,7 +92,7 @@ def names_a_layer_type(subject: Subject) -> None:
     name = subject.record.layer_type
     assume(name is not None, "it has no weight")
     known = subject.catalog.layer_types
-    require(name in known and known.get(name).quantized is not None, f"names the layer type '{name}', which is none that is quantized")
+    require(name in known and known.get(name).quantized is not None, f"names the layer type '{name}', which is never quantized")
 
 
 @check("graph_op")
@@ -100,7 +100,7 @@ def is_in_its_example(subject: Subject) -> None:
     """The graph of the example has the operator, on floating-point tensors, or on indices."""
     _, operator, _ = _captured(subject)
     require(operator.inputs or operator.is_lookup, "reads no floating-point tensor in its example")
-    require(operator.outputs, "gives no floating-point tensor in its example")
+    require(operator.outputs, "returns no floating-point tensor in its example")
 
 
 @check("graph_op")
@@ -113,7 +113,7 @@ def moves_values_if_it_says_so(subject: Subject) -> None:
         run.run(*args)
     inputs = torch.cat([run.values[node].flatten() for node in operator.inputs] + [torch.zeros(1)])
     outputs: Tensor = torch.cat([run.values[node].flatten() for node in operator.outputs])
-    require(bool(torch.isin(outputs, inputs).all()), "gives values that its inputs have not: leave moves_values out")
+    require(bool(torch.isin(outputs, inputs).all()), "returns values that its inputs do not have: leave moves_values out")
 
 
 @check("graph_op")
@@ -133,4 +133,4 @@ def is_quantized(subject: Subject) -> None:
     quantizers = [module for module in graph.modules() if isinstance(module, QuantizerModule)]
     require(quantizers and all(quantizer.scale is not None for quantizer in quantizers), "gets no quantizer, or one without a scale")
     error = ((graph(*args) - before).norm() / before.norm().clamp(min=1e-6)).item()
-    require(error < _QUANTIZED, f"computes something else with 8 bits: the relative error is {error:.2g}")
+    require(error < _QUANTIZED, f"computes a wrong result with 8 bits: the relative error is {error:.2g}")

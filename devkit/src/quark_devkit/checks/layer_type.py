@@ -74,7 +74,7 @@ def _made(layer_class: type[nn.Module], groups: int = 1) -> nn.Module:
             return layer_class(*_SIZES[:count], **named)
         except Exception as error:  # of any kind, since any class may be registered
             reason = f"{type(error).__name__}: {error}"
-    raise NotApplicableError(f"no layer can be made by {layer_class.__name__}{_SIZES[:needed]}: {reason}")
+    raise NotApplicableError(f"{layer_class.__name__}{_SIZES[:needed]} cannot be created: {reason}")
 
 
 def _quantized(subject: Subject, config: QLayerConfig, layer: nn.Module) -> QuantizedLayer:
@@ -99,7 +99,7 @@ def _input(layer: nn.Module, dtype: torch.dtype = torch.float32) -> Tensor:
         with suppress(Exception), torch.no_grad():  # of any kind: an input of the wrong shape makes layers raise anything
             if isinstance(layer(x), Tensor):
                 return x
-    raise NotApplicableError("the float layer takes none of the inputs that were tried: values or indices of the usual shapes")
+    raise NotApplicableError("the float layer accepts none of the tried inputs, values or indices of the usual shapes")
 
 
 def _grouped_layers(subject: Subject) -> Iterator[nn.Module]:
@@ -130,7 +130,7 @@ def is_found_by_its_class(subject: Subject) -> None:
     """A layer of exactly the float class has this layer type, and no other claims the class."""
     layer_class = subject.load("layer")
     found = layer_type_of_class(layer_class)
-    require(found is not None and found.record is subject.record, f"is not what a {layer_class.__name__} is found to be")
+    require(found is not None and found.record is subject.record, f"is not the layer type of a {layer_class.__name__}")
 
 
 @check("layer_type")
@@ -140,10 +140,10 @@ def is_planned_as_a_known_type(subject: Subject) -> None:
     record = subject.record
     assume(record.planned_as is not None, "it is planned as itself")
     names = subject.catalog.layer_types.names()
-    require(record.planned_as in names, f"is planned as '{record.planned_as}', which is no layer type: there are {', '.join(names)}")
+    require(record.planned_as in names, f"is planned as '{record.planned_as}', which is not a layer type: the types are {', '.join(names)}")
     other = subject.catalog.layer_types.get(record.planned_as)
-    require(other.planned_as is None and other.quantized is not None, f"is planned as '{other.name}', which is not planned as itself")
-    require(other.lookup is record.lookup, f"says lookup={record.lookup}, and is planned as '{other.name}', which says otherwise")
+    require(other.planned_as is None and other.quantized is not None, f"is planned as '{other.name}', which is planned as yet another type")
+    require(other.lookup is record.lookup, f"says lookup={record.lookup}, but is planned as '{other.name}', which says otherwise")
 
 
 @check("layer_type")
@@ -151,7 +151,7 @@ def says_whether_it_takes_indices(subject: Subject) -> None:
     """``lookup`` is true of layers whose input is indices, and of no others."""
     layer, lookup = _float_layer(subject), subject.record.lookup
     takes_indices = not _input(layer).is_floating_point()
-    require(lookup is takes_indices, f"says lookup={lookup}, and the layer takes {'indices' if takes_indices else 'values'}")
+    require(lookup is takes_indices, f"says lookup={lookup}, but the layer takes {'indices' if takes_indices else 'values'}")
 
 
 @check("layer_type")
@@ -160,7 +160,7 @@ def computes_what_the_layer_computes(subject: Subject) -> None:
     layer = _float_layer(subject).double()
     x = _input(layer, torch.float64)
     expected = _output(layer, x)
-    require(_close(_output(_quantized(subject, QLayerConfig(), layer), x), expected), "computes something else without any quantizer")
+    require(_close(_output(_quantized(subject, QLayerConfig(), layer), x), expected), "computes a different output without any quantizer")
 
 
 @check("layer_type")
@@ -175,11 +175,11 @@ def keeps_what_the_layer_has(subject: Subject) -> None:
     own = dict(quantized.named_parameters()) | dict(quantized.named_buffers())
     for name, tensor in (*layer.named_parameters(), *layer.named_buffers()):
         require(name in own, f"loses the tensor '{name}' of the float layer")
-        require(name == "weight" or own[name] is tensor, f"has a copy of the tensor '{name}', so that it is no longer tied to others")
+        require(name == "weight" or own[name] is tensor, f"copies the tensor '{name}', so it is no longer tied")
     weights: list[Any] = [quantized.weight, layer.weight]
-    require(weights[0].data_ptr() == weights[1].data_ptr(), "has a copy of the weight before anything is rounded")
+    require(weights[0].data_ptr() == weights[1].data_ptr(), "copies the weight before anything is rounded")
     require(getattr(quantized, "an_attribute_of_somebody", None) == "kept", "loses attributes of the float layer")
-    require(quantized.training is layer.training, "is in another mode (training or evaluation) than the float layer")
+    require(quantized.training is layer.training, "is in a different mode (training or evaluation) from the float layer")
     _output(quantized, _input(_float_layer(subject)))
     require(calls, "loses the hooks of the float layer")
 
@@ -201,7 +201,7 @@ def has_the_layout_it_says(subject: Subject) -> None:
     says where those differ."""
     layer = _float_layer(subject).double()
     quantized: Any = _quantized(subject, QLayerConfig(), layer)
-    require(quantized.weight.shape == linear_weight(layer).shape, "has a weight of another shape than `transposed` makes of the float one")
+    require(quantized.weight.shape == linear_weight(layer).shape, "has a weight whose shape differs from `transposed` of the float weight")
     if counts_as(layer) is not nn.Linear:
         return
     x = _input(layer, torch.float64)
@@ -211,7 +211,7 @@ def has_the_layout_it_says(subject: Subject) -> None:
     quantized.weight = nn.Parameter(torch.cat([quantized.weight[:1] + 1, quantized.weight[1:]]), requires_grad=False)
     changed = _differ(_output(quantized, x), before).flatten(0, -2).any(0)
     is_of_one_output = bool(changed[0]) and not bool(changed[1:].any())
-    require(is_of_one_output, "has a weight of which a row is not that of one output: rounding takes it for one")
+    require(is_of_one_output, "has a weight whose rows are not outputs, as rounding assumes")
 
 
 @check("layer_type")
@@ -226,9 +226,9 @@ def has_a_scale_for_each_output(subject: Subject) -> None:
         if not subject.record.lookup:
             before, after = (_outputs(quantized, values, x) for values in (before, after))
         count, scales = before.shape[0], quantized.weight_quantizer.scale.numel()
-        require(scales == count, f"has {scales} scales where {count} are wanted")
+        require(scales == count, f"has {scales} scales, not {count}")
         changed = _differ(before, after).any(1)
-        require(bool(changed[1]) and int(changed.sum()) == 1, "has scales of channels of its weight that are not those of its outputs")
+        require(bool(changed[1]) and int(changed.sum()) == 1, "has weight scales per channel that do not belong to its outputs")
 
 
 def _with_one_scale_doubled(quantized: Any) -> tuple[Tensor, Tensor]:
@@ -257,12 +257,12 @@ def saves_what_the_float_layer_loads(subject: Subject) -> None:
     layer = _float_layer(subject)
     quantized = _quantized(subject, QLayerConfig(), layer)
     expected, state = layer.state_dict(), quantized.state_dict()
-    require(state.keys() == expected.keys(), f"saves {', '.join(state)} where the float layer saves {', '.join(expected)}")
+    require(state.keys() == expected.keys(), f"saves {', '.join(state)}, but the float layer saves {', '.join(expected)}")
     differ = [name for name in expected if not torch.equal(state[name], expected[name])]
-    require(not differ, f"saves other values than the float layer in {', '.join(differ)}")
+    require(not differ, f"saves values that differ from the float layer's in {', '.join(differ)}")
     quantized.load_state_dict(expected)
     x = _input(layer)
-    require(torch.allclose(_output(quantized, x), _output(layer, x), rtol=1e-5, atol=1e-6), "computes something else once it has loaded")
+    require(torch.allclose(_output(quantized, x), _output(layer, x), rtol=1e-5, atol=1e-6), "computes a different output after loading")
 
 
 @check("layer_type")
@@ -274,7 +274,7 @@ def applies_its_quantizers(subject: Subject) -> None:
     quantized = _quantized(subject, QLayerConfig(input_tensors=spec), layer)
     assert quantized.input_quantizer is not None
     rounded = quantized.input_quantizer(x)
-    require(_close(_output(quantized, x), _output(layer, rounded)), "does not round its input, or changes it otherwise")
+    require(_close(_output(quantized, x), _output(layer, rounded)), "does not round its input, or changes it in another way")
     quantized = _quantized(subject, QLayerConfig(output_tensors=spec), layer)
     assert quantized.output_quantizer is not None
     require(_close(_output(quantized, x), quantized.output_quantizer(_output(layer, x))), "does not round its output")
@@ -291,11 +291,11 @@ def is_quantized_exported_and_loaded(subject: Subject) -> None:
     with TemporaryDirectory(prefix="quark-conformance-", ignore_cleanup_errors=True) as directory:
         quantized: Any = ModelQuantizer(config).quantize_model(model)
         after = _output(quantized, x)
-        require(isinstance(quantized.layer, QuantizedLayer), "is not quantized where a pattern names it")
-        require(not torch.equal(quantized.layer.weight, weight), "keeps its float weight where a weight quantizer is asked for")
+        require(isinstance(quantized.layer, QuantizedLayer), "is not quantized although a pattern names it")
+        require(not torch.equal(quantized.layer.weight, weight), "keeps its float weight although it has a weight quantizer")
         error = float((after - before).norm() / before.norm())
         require(error < _QUANTIZED, f"changes its output by {error:.0%} with an 8-bit weight")
         export_safetensors(quantized, Path(directory) / "out")
         loaded = import_model_from_safetensors(_Small(_float_layer(subject)), Path(directory) / "out", device="cpu")
         again = float((_output(loaded, x) - after).norm() / after.norm())
-        require(again <= _SINGLE, "gives another output once it is exported and loaded")
+        require(again <= _SINGLE, "returns a different output after export and loading")

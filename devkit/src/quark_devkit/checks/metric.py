@@ -33,8 +33,10 @@ def _metric(subject: Subject) -> Callable[[Tensor, Tensor, Tensor], Any]:
 
 def _require_numbers(values: Any, tokens: int) -> None:
     shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-    require(isinstance(values, Tensor) and shape == (tokens,), f"gives {shape} for {tokens} tokens: give a tensor with a number for each")
-    require(bool(values.isfinite().all()), "gives NaN or Inf")
+    require(
+        isinstance(values, Tensor) and shape == (tokens,), f"returns {shape} for {tokens} tokens: return a tensor with one number for each"
+    )
+    require(bool(values.isfinite().all()), "returns NaN or Inf")
 
 
 @check("metric")
@@ -64,7 +66,7 @@ def looks_at_each_token_alone(subject: Subject) -> None:
     together = metric(log_q, targets, log_p)
     apart = torch.cat([metric(log_q[i : i + 5], targets[i : i + 5], log_p[i : i + 5]) for i in range(0, _TOKENS, 5)])
     is_close = together.shape == apart.shape and torch.allclose(together.double(), apart.double(), rtol=_TOLERANCE, atol=_TOLERANCE)
-    require(is_close, "gives other numbers where the same tokens come in other batches")
+    require(is_close, "returns different numbers if the same tokens come in different batches")
 
 
 @check("metric")
@@ -81,4 +83,4 @@ def changes_no_argument(subject: Subject) -> None:
 def gives_the_same_again(subject: Subject) -> None:
     """Measured twice, it gives the same numbers."""
     metric = _metric(subject)
-    require(torch.equal(metric(*_example()), metric(*_example())), "gives other numbers the second time")
+    require(torch.equal(metric(*_example()), metric(*_example())), "returns different numbers the second time")

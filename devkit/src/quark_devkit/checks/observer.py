@@ -48,7 +48,7 @@ def examples_of(subject: Subject) -> list[Example]:
             level = example.quantizer.stored_level
             by_shape.setdefault((type(level.granularity), level.spec.symmetric is False), example)
     if not by_shape:
-        casts = "only formats that cast accept this observer, and those have no ranges"
+        casts = "only formats that cast accept this observer, and they have no ranges"
         raise NotApplicableError(casts if accepted else "no registered number format has a spec that accepts this observer")
     return list(by_shape.values())
 
@@ -81,7 +81,7 @@ def _observes_once(example: Example) -> bool:
 
 
 def _empty(example: Example) -> Tensor | None:
-    """Return a tensor without rows; None where it has no scales either."""
+    """Return a tensor without rows; None if it has no scales either."""
     granularity, shape = example.quantizer.granularity, (0, SHAPE[1])
     return torch.zeros(shape) if granularity.scale_shape(shape) == granularity.scale_shape(SHAPE) else None
 
@@ -89,7 +89,7 @@ def _empty(example: Example) -> Tensor | None:
 @check("observer")
 def serves_a_spec(subject: Subject) -> None:
     """At least one spec of a registered number format accepts the observer."""
-    require(accepted_examples(subject), "is accepted by no spec of a registered number format")
+    require(accepted_examples(subject), "fits no spec of a registered number format")
 
 
 @check("observer", each=examples_of)
@@ -99,11 +99,11 @@ def gives_float32_ranges_of_the_shape_of_the_scales(example: Example) -> None:
     low, high = range_of(example, data_of())
     wanted = example.quantizer.granularity.scale_shape(SHAPE)
     for end in (low, high):
-        require(isinstance(end, Tensor), f"gives {end!r} as an end of a range")
-        require(tuple(end.shape) == wanted, f"gives a range of shape {list(end.shape)}, {list(wanted)} is wanted")
-        require(end.dtype is torch.float32, f"gives a range in {end.dtype}")
-        require(bool(end.isfinite().all()), "gives a range that is not finite")
-    require(bool((low <= high).all()), "gives a low end above the high one")
+        require(isinstance(end, Tensor), f"returns {end!r} as an end of a range")
+        require(tuple(end.shape) == wanted, f"returns a range of shape {list(end.shape)}, not {list(wanted)}")
+        require(end.dtype is torch.float32, f"returns a range in {end.dtype}")
+        require(bool(end.isfinite().all()), "returns a range that is not finite")
+    require(bool((low <= high).all()), "returns a low end above the high one")
 
 
 @check("observer", each=examples_of)
@@ -121,7 +121,7 @@ def keeps_no_reference_to_the_tensor(example: Example) -> None:
     observer = observed(example, x)
     x.fill_(1e6)
     is_same = same_range(observer.range(), range_of(example, data_of()))
-    require(is_same, "gives another range once the observed tensor is overwritten: it keeps a reference to it")
+    require(is_same, "returns a different range after the observed tensor is overwritten: it keeps a reference")
 
 
 @check("observer", each=examples_of)
@@ -129,7 +129,7 @@ def does_not_change_by_being_asked(example: Example) -> None:
     """Asking for the range twice gives the same range, and does not disturb later observations."""
     observer = observed(example, data_of())
     low, high = (end.clone() for end in observer.range())
-    require(same_range((low, high), observer.range()), "gives another range the second time it is asked")
+    require(same_range((low, high), observer.range()), "returns a different range the second time")
 
 
 @check("observer", each=examples_of)
@@ -138,7 +138,7 @@ def starts_afresh(example: Example) -> None:
     before = range_of(example, data_of(1))
     range_of(example, 50 * data_of(2))
     is_same = same_range(before, range_of(example, data_of(1)))
-    require(is_same, "gives another range after another observer was used: they share state")
+    require(is_same, "returns a different range after another observer was used: they share state")
 
 
 @check("observer", since=2, each=examples_of)
@@ -149,7 +149,7 @@ def gives_the_same_each_time(example: Example) -> None:
     with random_states_kept():
         first = range_of(example, x)
         for _ in range(_CALLS):
-            require(same_range(range_of(example, x), first), "gives another range for the same tensor the next time")
+            require(same_range(range_of(example, x), first), "returns a different range for the same tensor the next time")
 
 
 @check("observer", each=examples_of)
@@ -159,11 +159,11 @@ def merges_to_what_one_observer_sees(example: Example) -> None:
     merged, other = observed(example, data_of(1)), observed(example, 3 * data_of(2))
     if _observes_once(example):
         is_refused = raises(CalibrationError, merged.merge, other)
-        require(is_refused, "refuses a second tensor, and merges with an observer that has seen another one")
+        require(is_refused, "refuses a second tensor, but merges with an observer that has seen another tensor")
         return
     merged.merge(other)
     both = range_of(example, data_of(1), 3 * data_of(2))
-    require(_close(merged.range(), both), "merged, gives another range than one observer of all data")
+    require(_close(merged.range(), both), "returns a different range after a merge than one observer of all data")
 
 
 @check("observer", each=examples_of)
@@ -173,7 +173,7 @@ def does_not_depend_on_the_order_of_data(example: Example) -> None:
         return
     parts = [data_of(1), 3 * data_of(2), 0.1 * data_of(3)]
     is_close = _close(range_of(example, *parts), range_of(example, *reversed(parts)))
-    require(is_close, "gives another range for the same tensors in another order")
+    require(is_close, "returns a different range for the same tensors in another order")
 
 
 class _Unrelated(Observer):
@@ -201,7 +201,7 @@ def merging_with_an_empty_one_changes_nothing(example: Example) -> None:
     for first, second in (((data_of(),), ()), ((), (data_of(),))):
         merged = observed(example, *first)
         merged.merge(observed(example, *second))
-        require(same_range(merged.range(), wanted), "gives another range when an observer without data is merged")
+        require(same_range(merged.range(), wanted), "returns a different range when an observer without data is merged")
 
 
 @check("observer", each=examples_of)
@@ -209,7 +209,7 @@ def has_no_range_without_data(example: Example) -> None:
     """Asked for a range before it has seen a value, it raises CalibrationError."""
     empty = _empty(example)
     for tensors in ((), () if empty is None else (empty,)):
-        require(raises(CalibrationError, range_of, example, *tensors), "gives a range without data")
+        require(raises(CalibrationError, range_of, example, *tensors), "returns a range without data")
 
 
 @check("observer", each=examples_of)
@@ -217,11 +217,11 @@ def empty_tensors_do_not_count(example: Example) -> None:
     """Observing a tensor without elements changes nothing."""
     if (empty := _empty(example)) is not None:
         is_same = same_range(range_of(example, data_of(), empty), range_of(example, data_of()))
-        require(is_same, "gives another range after an empty tensor")
+        require(is_same, "returns a different range after an empty tensor")
 
 
 def _extreme_examples(subject: Subject) -> list[Example]:
-    assume(subject.load("observer").is_extremes, "it does not say is_extremes")
+    assume(subject.load("observer").is_extremes, "it does not set is_extremes")
     return examples_of(subject)
 
 
@@ -239,7 +239,7 @@ def extremes_are_extremes(example: Example) -> None:
     seen, magnitude = range_of(example, *parts), rows.abs().amax(1).view(shape)
     is_magnitude = example.quantizer.stored_level.spec.symmetric is not False and same_range(seen, (-magnitude, magnitude))
     is_extreme = same_range(seen, (rows.amin(1).view(shape), rows.amax(1).view(shape)))
-    require(is_extreme or is_magnitude, "says is_extremes and gives other ends than the smallest and the largest value")
+    require(is_extreme or is_magnitude, "sets is_extremes but does not return the smallest and the largest value")
 
 
 @check("observer", each=examples_of)
@@ -256,8 +256,8 @@ def serves_hard_tensors(example: Example) -> None:
     }
     for name, x in hard.items():
         low, high = range_of(example, x)
-        require(bool(low.isfinite().all() and high.isfinite().all()), f"gives a range that is not finite for {name}")
-        require(bool((low <= high).all()), f"gives a low end above the high one for {name}")
+        require(bool(low.isfinite().all() and high.isfinite().all()), f"returns a range that is not finite for {name}")
+        require(bool((low <= high).all()), f"returns a low end above the high one for {name}")
 
 
 @check("observer", each=examples_of)
@@ -266,7 +266,7 @@ def does_not_depend_on_the_memory_layout(example: Example) -> None:
     wide = torch.zeros(SHAPE[0], 2 * SHAPE[1])
     wide[:, ::2] = data_of()
     is_same = same_range(range_of(example, wide[:, ::2]), range_of(example, data_of()))
-    require(is_same, "gives another range for a tensor that is not contiguous than for a copy that is")
+    require(is_same, "returns a different range for a non-contiguous tensor than for its contiguous copy")
 
 
 @check("observer", level="advisory", each=examples_of)
@@ -275,9 +275,9 @@ def works_on_an_accelerator(example: Example) -> None:
     gives it there."""
     with accelerator() as device:
         low, high = range_of(example, data_of().to(device.name))
-        require(low.device.type == high.device.type == device.name, "gives a range on another device than the tensor's")
+        require(low.device.type == high.device.type == device.name, "returns a range on another device than the tensor's")
         is_close = _close((low.cpu(), high.cpu()), range_of(example, data_of()))
-        require(is_close, "gives another range on an accelerator")
+        require(is_close, "returns a different range on an accelerator")
 
 
 @check("observer", each=examples_of)
@@ -285,7 +285,7 @@ def keeps_no_graph(example: Example) -> None:
     """Observing a tensor that requires gradients gives a range that does not: it would keep the graph of a
     whole forward alive."""
     low, high = range_of(example, data_of().requires_grad_())
-    require(not (low.requires_grad or high.requires_grad), "gives a range that requires gradients for a tensor that does")
+    require(not (low.requires_grad or high.requires_grad), "returns a range that requires gradients")
 
 
 def _reach(example: Example) -> Tensor:
@@ -301,14 +301,14 @@ def reaches_not_far_beyond_the_data(example: Example) -> None:
     """The range reaches at most eight times as far from zero as the data do: a search may prefer wide ranges,
     and no more."""
     worst = float(_reach(example).max())
-    require(worst <= _WIDEST, f"gives a range {worst:.3g} times as far from zero as the data")
+    require(worst <= _WIDEST, f"returns a range {worst:.3g} times as far from zero as the data")
 
 
 @check("observer", each=examples_of)
 def reaches_some_of_the_data(example: Example) -> None:
     """The range is nowhere empty, and reaches at least a hundredth as far from zero as the data do."""
     least = float(_reach(example).min())
-    require(least >= _NARROWEST, f"gives a range {least:.3g} times as far from zero as the data")
+    require(least >= _NARROWEST, f"returns a range {least:.3g} times as far from zero as the data")
 
 
 @check("observer", each=examples_of)
@@ -317,7 +317,7 @@ def serves_16_bit_tensors(example: Example) -> None:
     for dtype in (torch.bfloat16, torch.float16):
         x = data_of().to(dtype)
         is_same = same_range(range_of(example, x), range_of(example, x.float()))
-        require(is_same, "gives another range for a 16-bit tensor than for the same values in float32")
+        require(is_same, "returns a different range for a 16-bit tensor than for the same values in float32")
 
 
 @check("observer", each=examples_of)
@@ -331,7 +331,7 @@ def does_not_hide_nan_or_inf(example: Example) -> None:
             ends = range_of(example, x)
         except QuarkError:
             continue
-        require(not all(bool(end.isfinite().all()) for end in ends), f"gives a finite range for data with {bad}")
+        require(not all(bool(end.isfinite().all()) for end in ends), f"returns a finite range for data with {bad}")
 
 
 def _range_with(observer: Any, example: Example, options: Mapping[str, Any]) -> Range:
@@ -373,7 +373,7 @@ def accepts_the_defaults_of_its_options(subject: Subject) -> None:
             except ConfigError as error:
                 require(False, f"refuses its own default of the option '{option.name}': {error} ({example})")
             is_same = same_range(chosen, range_of(example, data_of()))
-            require(is_same, f"gives another range with the option '{option.name}' at its default than without it ({example})")
+            require(is_same, f"returns a different range with the option '{option.name}' at its default than without it ({example})")
 
 
 @check("observer", since=2)
@@ -395,4 +395,4 @@ def answers_odd_specs(subject: Subject) -> None:
     observer = subject.load("observer")
     for spec in odd_specs(registered_formats()):
         answer = observer.spec_error(spec)
-        require(answer is None or (isinstance(answer, str) and answer), f"answers {answer!r} where None or a reason is wanted ({spec})")
+        require(answer is None or (isinstance(answer, str) and answer), f"answers {answer!r}, not None or a reason ({spec})")

@@ -67,7 +67,7 @@ def gives_a_quantized_model(subject: Subject) -> None:
     require(isinstance(quantized, nn.Module), f"returns a {type(quantized).__name__}: return the quantized module")
     missing = [name for name in ("quant_config", "quark_plan", "quark_quantized") if not hasattr(quantized, name)]
     require(not missing, f"returns a model without {', '.join(missing)}")
-    require(not torch.equal(_outputs(quantized), _outputs(_model())), "returns a model that computes what the float model does")
+    require(not torch.equal(_outputs(quantized), _outputs(_model())), "returns a model whose output equals the float model's")
 
 
 @check("quant_mode")
@@ -75,10 +75,10 @@ def is_near_the_float_model(subject: Subject) -> None:
     """With 8 bits for weights and inputs, the output is finite and near that of the float model."""
     before, after = _outputs(_model()), _outputs(_quantized(subject))
     error = ((after - before).norm() / before.norm()).item()
-    require(error < _QUANTIZED, f"computes something else with 8 bits: the relative error is {error:.2g}")
+    require(error < _QUANTIZED, f"computes a wrong output with 8 bits: the relative error is {error:.2g}")
 
 
 @check("quant_mode")
 def repeats_itself(subject: Subject) -> None:
     """Two runs on the same model and data give the same outputs, bit for bit."""
-    require(torch.equal(_outputs(_quantized(subject)), _outputs(_quantized(subject))), "gives another model the second time")
+    require(torch.equal(_outputs(_quantized(subject)), _outputs(_quantized(subject))), "returns a different model the second time")

@@ -64,7 +64,7 @@ def chooses_for_every_group(subject: Subject) -> None:
     require(isinstance(selection, Selection), f"returns a {type(selection).__name__}: return a quark_workbench.mixed_precision.Selection")
     for name, sizes in problem.sizes.items():
         chosen = selection.choices.get(name)
-        require(chosen in sizes, f"chooses {chosen!r} for '{name}', for which there are {', '.join(sizes)}")
+        require(chosen in sizes, f"chooses {chosen!r} for '{name}', whose candidates are {', '.join(sizes)}")
 
 
 @check("selector")
@@ -74,7 +74,7 @@ def keeps_the_budget(subject: Subject) -> None:
     for share in SHARES:
         problem, selection = _asked(subject, share)
         most, taken = problem.most_bytes or 0, problem.bytes_of(selection.choices)
-        require(taken <= most, f"chooses {taken:,} bytes where {most:,} are allowed")
+        require(taken <= most, f"chooses {taken:,} bytes, but {most:,} are allowed")
 
 
 @check("selector")
@@ -82,7 +82,7 @@ def chooses_the_same_again(subject: Subject) -> None:
     """Asked the same twice, it answers the same."""
     first, second = (_asked(subject)[1].choices for _ in range(2))
     different = [name for name in first if first[name] != second.get(name)]
-    require(not different, f"chooses another candidate for '{different[0] if different else ''}' the second time")
+    require(not different, f"chooses a different candidate for '{different[0] if different else ''}' the second time")
 
 
 @check("selector")
@@ -92,7 +92,7 @@ def leaves_the_model_as_it_was(subject: Subject) -> None:
     before = _state(model)
     _asked(subject, model=model)
     after = _state(model)
-    require(before.keys() == after.keys(), "adds something to the model, or takes something away")
+    require(before.keys() == after.keys(), "adds modules or tensors to the model, or removes some")
     changed = [name for name, value in before.items() if not is_same(value, after[name])]
     require(not changed, f"leaves '{changed[0] if changed else ''}' changed")
 
@@ -106,7 +106,7 @@ def chooses_the_same_from_disk(subject: Subject) -> None:
         from_disk = _asked(subject, model=path)[1].choices
     in_memory = _asked(subject)[1].choices
     different = [name for name, chosen in in_memory.items() if from_disk.get(name) != chosen]
-    require(not different, f"chooses another candidate for '{different[0] if different else ''}' from disk than in memory")
+    require(not different, f"chooses a different candidate for '{different[0] if different else ''}' from disk than in memory")
 
 
 @check("selector")
@@ -114,13 +114,13 @@ def gives_an_ordered_curve(subject: Subject) -> None:
     """Points of its curve, where it gives one, have rising sizes, falling losses, and the bytes that their
     choices take."""
     problem, selection = _asked(subject)
-    assume(selection.curve, "it gives no curve")
+    assume(selection.curve, "it returns no curve")
     for point in selection.curve:
         taken = problem.bytes_of(point.choices)
-        require(taken == point.group_bytes, f"has a point of {point.group_bytes:,} bytes whose choices take {taken:,}")
+        require(taken == point.group_bytes, f"has a point of {point.group_bytes:,} bytes, but its choices take {taken:,}")
     for smaller, larger in pairwise(selection.curve):
-        require(smaller.group_bytes < larger.group_bytes, "has points that are not in the order of their sizes")
-        require(smaller.loss >= larger.loss, f"has a point of {larger.group_bytes:,} bytes with a larger loss than one of fewer bytes")
+        require(smaller.group_bytes < larger.group_bytes, "has points that are not sorted by size")
+        require(smaller.loss >= larger.loss, f"has a point of {larger.group_bytes:,} bytes with a larger loss than a smaller point")
 
 
 def _state(model: nn.Module) -> dict[str, Any]:

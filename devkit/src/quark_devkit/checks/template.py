@@ -98,15 +98,15 @@ def names_the_decoder_blocks(subject: Subject) -> None:
     own = [block for name, block in model.named_modules() if name.rpartition(".")[0] == facts.decoder_blocks]
     wanted = getattr(text_config(model), "num_hidden_layers", len(own))
     named = f"names {len(own)} modules in '{facts.decoder_blocks}' as decoder blocks"
-    require(len(own) == wanted, f"{named}, of a model that has {wanted}")
+    require(len(own) == wanted, f"{named}, but the model has {wanted}")
     entered: list[nn.Module] = []
     for block in blocks:
         block.register_forward_pre_hook(lambda module, *_: entered.append(module))
     logits_of(model)
-    require(entered, f"names modules in '{facts.decoder_blocks}' as decoder blocks, none of which the model calls")
+    require(entered, f"names modules in '{facts.decoder_blocks}' as decoder blocks, but the model calls none of them")
     if facts.encoder_blocks:
         lists = ", ".join(map(repr, facts.block_lists))
-        require(entered == blocks, f"names {lists} as lists of blocks, which a forward does not pass once, in this order")
+        require(entered == blocks, f"names {lists} as lists of blocks, but a forward does not call each once, in this order")
 
 
 @check("template")
@@ -117,7 +117,7 @@ def names_embeddings_and_head(subject: Subject) -> None:
         for name in filter(None, names):
             module = dict(model.named_modules()).get(name)
             require(module is not None, f"names the module '{name}', which its model does not have")
-            require(wanted is None or module is wanted, f"names '{name}' where the model has another module for that")
+            require(wanted is None or module is wanted, f"names '{name}', but the model has another module for that role")
 
 
 @check("template")
@@ -147,7 +147,7 @@ def names_every_projection(subject: Subject) -> None:
         for name in _linears(block):
             full = f"{prefix}.{name}" if prefix else name
             known = any(fnmatchcase(name, pattern) for pattern in patterns) or any(fnmatchcase(full, pattern) for pattern in excluded)
-            require(known, f"says nothing of the layer '{name}' of its blocks: algorithms would pass it over")
+            require(known, f"does not mention the layer '{name}' of its blocks, so algorithms would skip it")
 
 
 @check("template")
@@ -171,14 +171,14 @@ def caches_no_queries(subject: Subject) -> None:
     facts, model = facts_of(subject), separated(subject)
     both = [facts.with_modules(patterns) for patterns in (facts.kv_layers_name or (), _query_patterns(facts))]
     if not facts.attention_output or not all(both):
-        raise NotApplicableError("it does not state the patterns of the cache and of queries, or no output projection of attention")
+        raise NotApplicableError("it does not state the patterns of the KV cache and of queries, or the output projection of attention")
     for block in blocks_of(model, facts):
         outputs = [block.get_submodule(name) for name in named_by(block, facts.attention_output)]
         read = min((linear_weight(layer).shape[1] for layer in outputs), default=0)
         for name in _linears(block):
             if outputs and all(any(fnmatchcase(f".{name}", pattern) for pattern in patterns) for patterns in both):
                 rows = linear_weight(block.get_submodule(name)).shape[0]
-                require(rows > read, f"takes '{name}' for keys and values, whose {rows} outputs are those of queries alone")
+                require(rows > read, f"takes '{name}' for keys and values, but its {rows} outputs are queries")
 
 
 @check("template")
@@ -190,7 +190,7 @@ def excludes_head_and_routers(subject: Subject) -> None:
     own = {facts.head, *(f"{facts.decoder_blocks}.*.{name}" for name in (facts.router, facts.shared_expert_gate) if name)}
     for name in _linears(model):
         if any(each and fnmatchcase(name, each) for each in own):
-            require(any(fnmatchcase(name, each) for each in patterns), f"excludes {', '.join(patterns)}, and not '{name}'")
+            require(any(fnmatchcase(name, each) for each in patterns), f"excludes {', '.join(patterns)}, but not '{name}'")
 
 
 @check("template")
@@ -212,7 +212,7 @@ def input_groups_read_one_tensor(subject: Subject) -> None:
     names_of = {module: name for name, module in model.named_modules()}
     for group in groups:
         same = all(received.get(module) is received.get(group[0]) for module in group)
-        require(same, f"puts '{names_of[group[0]]}' into one input group with layers that receive another tensor")
+        require(same, f"puts '{names_of[group[0]]}' into one input group with layers that read a different tensor")
 
 
 @check("template")
@@ -233,13 +233,13 @@ def norms_feed_what_is_said(subject: Subject) -> None:
         ]
         places = [(module, readers) for module, readers in places if getattr(module, "weight", None) is not None]
         if not facts.norm_has_weight:
-            require(not places, f"says that norms have no weight, and '{norm}' has one")
+            require(not places, f"says that norms have no weight, but '{norm}' has one")
             continue
-        require(places, f"says that '{norm}' feeds {', '.join(patterns)}, which no block has, or the norm has no weight")
+        require(places, f"says that '{norm}' feeds {', '.join(patterns)}, but no block has these layers, or the norm has no weight")
         factors = [_powers(len(module.weight), i) for i, (module, _) in enumerate(places)]  # type: ignore[arg-type]
         for (module, _), factor in zip(places, factors, strict=True):
             _scale_rows(module, torch.arange(len(factor)), 1 / factor, float(facts.norm_has_unit_offset))
-        require(distance(float_logits(model), expected) > EFFECT, f"says that '{norm}' feeds layers, and nothing reads it")
+        require(distance(float_logits(model), expected) > EFFECT, f"says that '{norm}' feeds layers, but no layer reads it")
         for (_, readers), factor in zip(places, factors, strict=True):
             for reader in readers:
                 with torch.no_grad():
@@ -264,7 +264,7 @@ def values_pass_linearly(subject: Subject) -> None:
     if facts.expert_value:
         pairs += [(of, to, "all") for of in of_experts(facts, facts.expert_value) for to in of_experts(facts, facts.expert_output)]
     pairs = [pair for pair in pairs if pair[0] and pair[1]]
-    assume(pairs, "it states no projection whose output reaches another one linearly")
+    assume(pairs, "it states no projection whose output reaches another projection linearly")
     for value, output, rows in pairs:
         for block in blocks_of(model, facts):
             for source, target in zip(named_by(block, str(value)), named_by(block, str(output)), strict=False):
@@ -335,10 +335,10 @@ def _fitting(facts: Architecture) -> Iterator[tuple[str, AlgoConfig]]:
 def _planned(subject: Subject, name: str, settings: AlgoConfig) -> None:
     model, config = example_of(subject), coarse_config(subject)
     config.algo_config = [settings]
-    with complaining(f"cannot be planned with the algorithm '{name}', for which it states no reason in unsupported", QuarkError):
+    with complaining(f"cannot be planned with the algorithm '{name}', but unsupported states no reason", QuarkError):
         run = plan_run(model, config)
     told = [line for line in run.plan.warnings if f"'{name}' names layers" in line]
-    require(not told, f"leads to settings that name layers which there are not: {told[0] if told else ''}")
+    require(not told, f"leads to settings that name missing layers: {told[0] if told else ''}")
 
 
 @check("template")
@@ -362,13 +362,13 @@ def quantizes_and_reloads(subject: Subject) -> None:
     config.algo_config = next(iter(_runs_of_all(subject)), None)
     model = ModelQuantizer(config).quantize_model(model, batches_of(model))
     expected = logits_of(model)
-    require(bool(expected.isfinite().all()), "gives logits that are not finite once it is quantized")
+    require(bool(expected.isfinite().all()), "gives logits that are not finite after quantization")
     require(not torch.equal(expected, before), f"excludes every layer: {', '.join(facts.exclude_layers_name)}")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         export_with(layout, model, Path(directory) / "out")
         again: Any = import_model_from_safetensors(None, Path(directory) / "out", device="cpu")
         again.example_inputs = inputs_of(model)
-        require(torch.equal(logits_of(again), expected), "gives other logits after its export is read back")
+        require(torch.equal(logits_of(again), expected), "gives different logits after its export is read back")
 
 
 def _runs_of_all(subject: Subject) -> list[list[AlgoConfig]]:

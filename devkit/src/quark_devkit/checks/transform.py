@@ -79,7 +79,7 @@ def has_a_place_among_the_others(subject: Subject) -> None:
     record: AlgorithmRecord = subject.record
     together = {record.name: record}
     for other, _ in others(subject, "transform"):
-        with complaining(f"has no place in a run with '{other.name}'", ConfigError):
+        with complaining(f"cannot be ordered in a run with '{other.name}'", ConfigError):
             in_order({record.name: record, other.name: other})
         together.setdefault(other.role or other.name, other)
     in_order({each.name: each for each in together.values()})
@@ -91,7 +91,7 @@ def changes_something(subject: Subject) -> None:
     least one scheme."""
     schemes = schemes_for(subject)
     changed = any(transformed(scheme, valid_settings(subject)).changed for scheme in schemes)
-    require(changed, f"leaves every parameter as it is on the way to {' and to '.join(schemes)}: other checks show little of it")
+    require(changed, f"changes no parameter for {' and '.join(schemes)}, so other checks show little")
 
 
 @check("transform")
@@ -123,12 +123,12 @@ def leaves_nothing_behind(subject: Subject) -> None:
         runs = any(one.name == settings_of(subject).name and one.runs_with_model() for one in result.settings)
         if runs:
             has_restorer = subject.record.restorer is not None
-            require(has_restorer, "has settings that say runs_with_model(), and its record has no restorer that puts back what runs")
+            require(has_restorer, "has settings with runs_with_model(), but its record has no restorer")
             continue
         before, after = named_parts(result.before), named_parts(result.model)
         for kind, names in after.items():
             strange = [name for name in {*names, *before[kind]} if names.count(name) != before[kind].count(name)]
-            require(not strange, f"leaves another {kind} {strange[0] if strange else ''}, and its settings do not say runs_with_model()")
+            require(not strange, f"leaves a new {kind} {strange[0] if strange else ''}, but its settings do not set runs_with_model()")
 
 
 @check("transform")
@@ -151,9 +151,9 @@ def composes_with_other_transforms(subject: Subject) -> None:
         _keeps_function(scheme, valid_settings(subject), other)
         own = valid_settings(subject)
         one, reverse = (transformed(scheme, *pair).model for pair in ((own, other), (other, own)))
-        order = "its record says with before= or after= which goes first"
+        order = "its record sets the order with before= or after="
         is_same = not different_parameters(one, reverse)
-        require(is_same, f"gives another model when a configuration names it after '{other.name}' instead of before it: {order}")
+        require(is_same, f"gives a different model when a configuration names it after '{other.name}' instead of before it: {order}")
 
 
 @check("transform")
@@ -202,7 +202,9 @@ def resumes_to_the_same_bytes(subject: Subject) -> None:
     What a transform at work keeps from one block to the next is what its `learned()` gives and its `recall()`
     takes; the blocks that are finished do not pass it again.
     """
-    assume(processor_of(subject).works_by_block, "it changes the whole model before a block is written: its runs start from the beginning")
+    assume(
+        processor_of(subject).works_by_block, "it changes the whole model before a block is written, so its runs start from the beginning"
+    )
     require_same_after_resume(run_with(subject))
 
 
@@ -218,5 +220,5 @@ def its_rounding_is_one(subject: Subject) -> None:
     """``rounding()`` gives None, or a `quark.algorithms.Rounding`, which goes with it where a run
     names none."""
     rounding = processor_of(subject).rounding()
-    assume(not (rounding is None or isinstance(rounding, RoundToNearest)), "it goes with round-to-nearest")
+    assume(not (rounding is None or isinstance(rounding, RoundToNearest)), "it works with round-to-nearest")
     refuse_strange(rounding, "rounding", origin("algorithms", subject.lookup_name))

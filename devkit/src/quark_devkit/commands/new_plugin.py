@@ -22,13 +22,11 @@ def new_plugin(
     for CI."""
     out = new_distribution(name, [kind for kind, is_chosen in kinds.items() if is_chosen], directory)
     steps = [f"cd {out}", "pip install -e '.[test]'", "pytest"]
-    typer.echo(
-        "\n".join([f"Wrote {out}. Next:", "", *(f"  {step}" for step in steps), "", "The license is yours to choose: see README.md."])
-    )
+    typer.echo("\n".join([f"Wrote {out}. Next:", "", *(f"  {step}" for step in steps), "", "Choose a license: see README.md."]))
 
 
 def _with_an_option_for_each_kind() -> None:
-    """Give the command an option for each kind, in place of its keyword arguments, for typer to read."""
+    """Give the command an option for each kind, instead of its keyword arguments, for typer to read."""
     own = signature(new_plugin, eval_str=True)
     options = []
     for kind in PLUGIN_KINDS:

@@ -76,16 +76,16 @@ class PluginKind:
 
 
 PLUGIN_KINDS = (
-    PluginKind("scheme", "schemes", "w4a8", "INT4 weights in groups, INT8 inputs by token, from existing formats", ("quark-schemes",)),
-    PluginKind("format", "formats", "int3", "a number format: whole numbers in three bits, and their packing", ("torch",)),
-    PluginKind("observer", "observers", "quantile", "an observer: the range is a quantile of the magnitudes", ("torch",)),
-    PluginKind("rounding", "algorithms", "clipped", "a rounding: it narrows ranges where the outputs get better", ("attrs", "torch")),
-    PluginKind("transform", "algorithms", "balanced", "a transform: scale moved inside MLPs, the function kept", ("attrs", "torch")),
-    PluginKind("block_tuning", "algorithms", "nudged", "a tuning: norms resized where a rounded block gains by it", ("attrs", "torch")),
+    PluginKind("scheme", "schemes", "w4a8", "INT4 weights in groups, INT8 inputs per token, from existing formats", ("quark-schemes",)),
+    PluginKind("format", "formats", "int3", "a number format: 3-bit integers and their packing", ("torch",)),
+    PluginKind("observer", "observers", "quantile", "an observer: a range from a quantile of the magnitudes", ("torch",)),
+    PluginKind("rounding", "algorithms", "clipped", "a rounding: narrower ranges if they reduce the output error", ("attrs", "torch")),
+    PluginKind("transform", "algorithms", "balanced", "a transform: moves scale inside MLPs and keeps the function", ("attrs", "torch")),
+    PluginKind("block_tuning", "algorithms", "nudged", "a tuning: rescales norms if that improves a rounded block", ("attrs", "torch")),
     PluginKind("template", "templates", "lm", "a model family: its class, and the facts about its structure", ("torch", "transformers")),
     PluginKind("layout", "exporters", "box", "a checkpoint layout: its exporter and its reader", ("safetensors", "torch")),
     PluginKind(
-        "selector", "selectors", "ends", "a selector of schemes: larger ones for the first and the last layers", ("quark-workbench",)
+        "selector", "selectors", "ends", "a selector of schemes: larger schemes for the first and last layers", ("quark-workbench",)
     ),
     PluginKind("layer_type", "layer_types", "gated", "a linear layer with a gain for each output", ("torch",)),
     PluginKind("dataset", "datasets", "dialogs", "a source of calibration text: files of dialogs, each a chat"),
@@ -100,7 +100,7 @@ def new_distribution(name: str, kinds: Iterable[str], directory: Path | None = N
     """Write a distribution with a plugin of each kind, and return its directory.
 
     Args:
-        name: Of the distribution, such as ``"acme-quant"``.
+        name: Name of the distribution, such as ``"acme-quant"``.
         kinds: Names of `PLUGIN_KINDS`, at least one.
         directory: Where to write; None for a directory of the distribution's name in the working directory.
 
@@ -113,7 +113,7 @@ def new_distribution(name: str, kinds: Iterable[str], directory: Path | None = N
     if out.exists() and not out.is_dir():
         raise OutputError(f"'{out}' is a file: choose a directory that does not exist yet")
     if out.is_dir() and any(out.iterdir()):
-        raise OutputError(f"the directory '{out}' is not empty: choose another; nothing is ever overwritten")
+        raise OutputError(f"the directory '{out}' is not empty: choose another, since nothing is overwritten")
     texts = rendered(naming, chosen)
     try:
         for path, text in texts.items():
@@ -140,7 +140,7 @@ def _chosen(kinds: Iterable[str]) -> list[PluginKind]:
     names = set(kinds)
     known = [kind.name for kind in PLUGIN_KINDS]
     if unknown := sorted(names - set(known)):
-        raise ConfigError(f"there is no kind of plugin '{unknown[0]}': there are {', '.join(known)}")
+        raise ConfigError(f"there is no kind of plugin '{unknown[0]}': use one of {', '.join(known)}")
     if not names:
         raise ConfigError(f"nothing to write: choose at least one of {', '.join(kind.option for kind in PLUGIN_KINDS)}")
     return [kind for kind in PLUGIN_KINDS if kind.name in names]
@@ -262,12 +262,12 @@ class Naming:
         """
         if not _DISTRIBUTION.fullmatch(name):
             raise ConfigError(
-                f"{name!r} is no name of a distribution: write ASCII letters and digits with '-', '_' or '.' between, such as acme-quant"
+                f"{name!r} is not a distribution name: write ASCII letters and digits with '-', '_' or '.' between them, such as acme-quant"
             )
         distribution = normalized(name)
         package = distribution.replace("-", "_")
         if not package.isidentifier() or keyword.iskeyword(package):
-            raise ConfigError(f"'{distribution}' would be imported as '{package}', which is no name in Python: choose another")
+            raise ConfigError(f"'{distribution}' would be imported as '{package}', which is not a valid name in Python: choose another")
         if package in _TAKEN:
             raise ConfigError(f"'{distribution}' would be imported as '{package}', which is another package: choose another")
         own = "_".join(word for word in package.split("_") if word not in _SUBJECT_WORDS)

@@ -19,12 +19,12 @@ def refuse_left_out(subject: Subject) -> None:
     """Raise NotApplicableError where the distribution is denied: nothing of it may run."""
     denied = [variable for source, variable in subject.catalog.left_out.items() if source.distribution == subject.distribution]
     if denied and not sources_of(subject):
-        raise NotApplicableError(f"{denied[0]} leaves it out, and nothing of it is run")
+        raise NotApplicableError(f"{denied[0]} leaves it out, so none of its code runs")
 
 
 def refuse_core(subject: Subject) -> None:
     """Raise NotApplicableError for the core itself, which registers its own without an entry point."""
-    assume(subject.distribution != CORE, "it is the core itself, which other distributions require and register with")
+    assume(subject.distribution != CORE, "it is the core itself, which other distributions require")
 
 
 def sources_of(subject: Subject) -> list[Source]:

@@ -47,7 +47,7 @@ class Listing:
     """The observations of one listing.
 
     Attributes:
-        error: Why there is nothing to see, as a predicate; empty where the process ended well.
+        error: Why there is nothing to see, as a predicate; empty if the process ended well.
         printed: What it wrote to stdout.
         heavy: Packages of `HEAVY` that it imported.
         seconds: Wall-clock time of importing the plugins and listing what they register.
@@ -55,7 +55,7 @@ class Listing:
         effects: What else that did (`side_effects`), each as a predicate.
         records: What was registered, each as ``"schemes:acme_int3"``.
         unloadable: Modules that records point at and that cannot be imported, each with the error; empty
-            where none was asked for.
+            if none was asked for.
     """
 
     error: str = ""

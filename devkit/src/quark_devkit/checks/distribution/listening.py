@@ -51,7 +51,7 @@ def hears_every_event(subject: Subject) -> None:
             listener(event)
         except (Exception, SystemExit) as error:
             problem = f"{type(error).__name__}: {error}".rstrip(": ")
-            raise CheckFailedError(f"raises {problem} for '{event.name}': a listener ignores what it does not need") from error
+            raise CheckFailedError(f"raises {problem} for '{event.name}': a listener must ignore events that it does not need") from error
 
 
 @check("distribution")
@@ -61,7 +61,7 @@ def prints_nothing_when_it_hears(subject: Subject) -> None:
     with contextlib.redirect_stdout(printed):
         for listener, event in product(_listeners(subject), _examples()):
             listener(event)
-    require(not printed.getvalue(), f"writes {printed.getvalue()[:80]!r} to stdout when it hears of a run: use logging, or stderr")
+    require(not printed.getvalue(), f"writes {printed.getvalue()[:80]!r} to stdout when it receives an event: use logging or stderr")
 
 
 @check("distribution")
@@ -73,4 +73,4 @@ def hears_quickly(subject: Subject) -> None:
         listener(event)
     took = (time.process_time() - begin) / len(calls)
     fix = "hand the work to a thread, or do it at the end of the run"
-    require(took <= MOST_CPU_SECONDS, f"takes {took:.3f} s of processor time for an event, where {MOST_CPU_SECONDS} s is the most: {fix}")
+    require(took <= MOST_CPU_SECONDS, f"takes {took:.3f} s of CPU time for an event, but at most {MOST_CPU_SECONDS} s is allowed: {fix}")

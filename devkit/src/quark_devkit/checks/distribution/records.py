@@ -31,7 +31,7 @@ def points_at_what_there_is(subject: Subject) -> None:
     complaints = [complaint for registry, claim in claims_of(subject) for complaint in _bad_references(registry, claim)]
     if complaints:
         more = f" (and {len(complaints) - 1} more)" if len(complaints) > 1 else ""
-        raise CheckFailedError(f"has a record that leads nowhere: {complaints[0]}{more}")
+        raise CheckFailedError(f"has a record whose target does not exist: {complaints[0]}{more}")
 
 
 def _bad_references(registry: Registry[Any], claim: Registered) -> Iterator[str]:
@@ -81,9 +81,9 @@ def _refuse_contested(subject: Subject, counts: Callable[[str], bool]) -> None:
             if owner in (subject.distribution, RUN_TIME) or not counts(owner) or _replaces(claim, other) or _replaces(other, claim):
                 continue
             if common := sorted(_identities(claim.record) & _identities(other.record)):
-                fix = f"choose another, or say replaces='{owner}'" if other.record.name == claim.record.name else "choose another"
+                fix = f"choose another, or set replaces='{owner}'" if other.record.name == claim.record.name else "choose another"
                 whose = f"its {registry.kind.name} '{claim.record.name}'"
-                raise CheckFailedError(f"claims {common[0]} for {whose}, as {owner} does for '{other.record.name}': {fix}")
+                raise CheckFailedError(f"claims {common[0]} for {whose}, but {owner} claims it for '{other.record.name}': {fix}")
 
 
 def _replaces(claim: Registered, other: Registered) -> bool:

@@ -52,7 +52,7 @@ def is_found_by_an_entry_point(subject: Subject) -> None:
     refuse_core(subject)
     denied = [variable for source, variable in subject.catalog.left_out.items() if source.distribution == subject.distribution]
     if denied:
-        raise CheckFailedError(f"is left out by {denied[0]}: nothing of it is run, and so nothing of it is checked")
+        raise CheckFailedError(f"is left out by {denied[0]}, so nothing is checked: change that variable")
     refuse_failures(subject, "import")
     points = [point for point in metadata_of(subject).entry_points if point.group == GROUP]
     require(points, f"has no entry point of the group {GROUP}: add [project.entry-points.{GROUP}] to pyproject.toml")
@@ -75,11 +75,11 @@ def requires_the_core_within_bounds(subject: Subject) -> None:
     try:
         own = [requirement for requirement in map(Requirement, texts) if not _is_extra(requirement)]
     except InvalidRequirement as error:
-        raise CheckFailedError(f"requires '{texts[0]}', which is no requirement ({error})") from None
+        raise CheckFailedError(f"requires '{texts[0]}', which is not a valid requirement ({error})") from None
     require(own, f"does not require {CORE}: add '{CORE}>=…,<…' to its dependencies")
     operators = {specifier.operator for requirement in own for specifier in requirement.specifier}
     fixed = bool(operators & {"==", "===", "~="})
-    require(fixed or operators & {">=", ">"}, f"requires '{own[0]}' without a lowest version: write >= and the one it is tested with")
+    require(fixed or operators & {">=", ">"}, f"requires '{own[0]}' without a lower bound: write >= and the oldest version that you test")
     require(fixed or operators & {"<", "<="}, f"requires '{own[0]}' without an upper bound: write < and the next major version")
 
 
@@ -120,7 +120,7 @@ def registers_a_bounded_number_of_records(subject: Subject) -> None:
     record with options."""
     counts = Counter(registry.kind.hook for registry, _ in claims_of(subject))
     for hook, count in counts.items():
-        require(count < MOST_RECORDS, f"yields {count} records from '{hook}', and no more than {MOST_RECORDS} are taken")
+        require(count < MOST_RECORDS, f"yields {count} records from '{hook}', but at most {MOST_RECORDS} are allowed")
 
 
 @check("distribution")
@@ -137,9 +137,12 @@ def registers_quickly(subject: Subject) -> None:
     """Importing and listing it takes next to no time, since every listing and every completion of a command
     line waits for it."""
     listing = _listing(subject)
-    took = f"takes {listing.cpu_seconds:.1f} s of processor time, {listing.seconds:.1f} s in all, to be listed"
+    took = f"takes {listing.cpu_seconds:.1f} s of CPU time and {listing.seconds:.1f} s in all to be listed"
     quick = listing.cpu_seconds <= MOST_CPU_SECONDS and listing.seconds <= MOST_SECONDS
-    require(quick, f"{took}, where {MOST_CPU_SECONDS} s and {MOST_SECONDS} s are the most: move the work to what records point at")
+    require(
+        quick,
+        f"{took}, but at most {MOST_CPU_SECONDS} s and {MOST_SECONDS} s are allowed: move the work to the modules that records point at",
+    )
 
 
 @check("distribution")
@@ -154,4 +157,4 @@ def does_nothing_else_when_it_is_listed(subject: Subject) -> None:
     """Importing and listing it opens no connection, starts no program or thread, writes no file, and leaves
     the process as it is."""
     effects = _listing(subject).effects
-    require(not effects, f"{' and '.join(effects[:3])} when it is listed: do that where it is used")
+    require(not effects, f"{' and '.join(effects[:3])} when it is listed: do that when the plugin is used")

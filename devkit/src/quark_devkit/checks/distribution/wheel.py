@@ -41,8 +41,8 @@ def has_a_wheel_with_all_that_records_point_at(subject: Subject) -> None:
     for module in sorted(plugins | pointed_at):
         path = module.replace(".", "/")
         held = f"{path}/__init__.py" in files or any(name.startswith(f"{path}.") for name in files)  # .py, or compiled
-        fix = "correct which packages are found"
-        require(held, f"builds a wheel without the module '{module}', which a record or an entry point names: {fix}")
+        fix = "correct the package discovery in pyproject.toml"
+        require(held, f"builds a wheel without the module '{module}', which a record or entry point names: {fix}")
 
 
 @check("distribution")

@@ -76,7 +76,7 @@ def serves_columns(case: Case) -> None:
     for k in range(grid.columns):
         round_column(by_column[k], k)
     same = torch.allclose(by_column.t(), case.quantizer.fake_quantize(weight), rtol=1e-6, atol=0)
-    require(same, "is rounded column by column to other values than as a whole")
+    require(same, "rounds column by column to different values than as a whole")
 
 
 @check("format")
@@ -93,9 +93,9 @@ def is_rounded_by_every_algorithm(subject: Subject) -> None:
             layer: Any = ModelQuantizer(config).quantize_model(model, data).get_submodule("model.layers.0.mlp.down_proj")
             quantizer, qparams, rounded = case.quantizer, layer.weight_quantizer.qparams, layer.weight.detach()
             exported = quantizer.dequantize(quantizer.codes_of(rounded, qparams), qparams)
-            require(torch.equal(exported, rounded), f"has values without codes once {name} has rounded them ({case})")
+            require(torch.equal(exported, rounded), f"has values without codes after {name} ({case})")
             error = float((rounded - weight).norm())
             nearest = float((quantizer.fake_quantize(weight) - weight).norm())
             least = _FLOAT32_ERROR * float(weight.norm())
-            wrong = f"is rounded by {name} with an error of {error:.3g}, that of the nearest values being {nearest:.3g} ({case})"
+            wrong = f"has, after {name}, an error of {error:.3g}; round-to-nearest has {nearest:.3g} ({case})"
             require(error <= 3 * nearest + least, wrong)

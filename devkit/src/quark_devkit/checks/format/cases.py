@@ -77,7 +77,7 @@ def cases(subject: Subject) -> list[Case]:
 
 
 def one_case(subject: Subject) -> list[Case]:
-    """Return the first case alone: one without zero points, where there is one."""
+    """Return the first case alone: one without zero points, if there is one."""
     return [min(cases(subject), key=lambda case: case.spec.symmetric is False)]
 
 
@@ -118,7 +118,7 @@ def shares_bits(number_format: NumberFormat) -> bool:
 
 
 def all_codes(number_format: NumberFormat) -> Tensor | None:
-    """Return every code, in the storage dtype; None where neighbours share bits, or above 2^16 codes."""
+    """Return every code, in the storage dtype; None if neighbours share bits, or above 2^16 codes."""
     dtype, count = number_format.storage_dtype, int(2**number_format.bits + 1e-6)
     if shares_bits(number_format) or number_format.bits > _MOST_BITS:
         return None
@@ -130,7 +130,7 @@ def all_codes(number_format: NumberFormat) -> Tensor | None:
 
 
 def all_values(number_format: NumberFormat) -> Tensor | None:
-    """Every finite value, ascending, float32; None where `all_codes` gives none."""
+    """Every finite value, ascending, float32; None if `all_codes` gives none."""
     codes = all_codes(number_format)
     if codes is None:
         return None

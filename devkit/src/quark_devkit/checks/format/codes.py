@@ -20,7 +20,7 @@ def _values(case: Case, beyond: float = 2.0) -> Tensor:
 
 
 def _codes(case: Case) -> Tensor:
-    """Codes, each one of the format among them where they can be listed, ``[rows, COLUMNS]``."""
+    """Codes, each one of the format among them if they can be listed, ``[rows, COLUMNS]``."""
     codes, listed = case.format.encode(_values(case)), all_codes(case.format)
     if listed is None:
         return codes
@@ -34,10 +34,10 @@ def encodes_in_the_storage_dtype(case: Case) -> None:
     """Codes have the shape of the values and the dtype ``storage_dtype``; decoded they are float32."""
     values = _values(case)
     codes = case.format.encode(values.clone())
-    require(codes.dtype is case.format.storage_dtype, f"encodes to {codes.dtype}, and says storage_dtype={case.format.storage_dtype}")
+    require(codes.dtype is case.format.storage_dtype, f"encodes to {codes.dtype}, but declares storage_dtype={case.format.storage_dtype}")
     require(codes.shape == values.shape, f"encodes values of shape {list(values.shape)} to codes of shape {list(codes.shape)}")
     decoded = case.format.decode(codes)
-    require(decoded.dtype is torch.float32, f"decodes to {decoded.dtype}, where float32 is wanted")
+    require(decoded.dtype is torch.float32, f"decodes to {decoded.dtype}, not float32")
     require(decoded.shape == values.shape, f"decodes codes of shape {list(values.shape)} to values of shape {list(decoded.shape)}")
 
 
@@ -56,10 +56,10 @@ def gives_the_codes_of_rounded_values(case: Case) -> None:
     """``codes(t)`` gives, and ``write_codes`` writes, the codes that ``encode(round_(t))`` gives."""
     t = numbers(case, beyond=4)
     one, other = case.format.codes(t.clone()), case.format.encode(case.format.round_(t.clone()))
-    require(same_bits(one, other), "gives other codes in one step than by rounding first")
+    require(same_bits(one, other), "returns different codes when it encodes in one step instead of after rounding")
     written = torch.empty_like(other)
     case.format.write_codes(t.clone(), None, written)
-    require(same_bits(written, other), "writes other codes in one step than by rounding first")
+    require(same_bits(written, other), "writes different codes in one step than after rounding")
 
 
 @check("format", each=one_case)
@@ -121,7 +121,7 @@ def packs_meta_tensors(case: Case) -> None:
             data = case.quantizer.pack(codes, qparams, order=order)
             meta = case.quantizer.pack(codes.to("meta"), qparams.map(lambda x: x.to("meta")), order=order)
             known, wanted = _described(meta), _described(data)
-            require(known == wanted, f"packs meta tensors of shape {list(shape)} to {known}, and data to {wanted}")
+            require(known == wanted, f"packs meta tensors of shape {list(shape)} to {known}, but data to {wanted}")
 
 
 def _described(tensors: dict[str, Tensor]) -> dict[str, tuple[list[int], str]]:
@@ -134,7 +134,7 @@ def stores_as_many_bits_as_it_says(case: Case) -> None:
     shape = (64, 64)
     packed = case.format.packing.pack(_taken(_codes(case), shape), case.quantizer.granularity, "reorder")
     stored, said = packed.numel() * packed.element_size() * 8, case.format.bits * 64 * 64
-    require(said <= stored <= said + 64 * 64, f"stores {stored / 4096:.4g} bits for an element, and says bits={case.format.bits}")
+    require(said <= stored <= said + 64 * 64, f"stores {stored / 4096:.4g} bits for an element, but declares bits={case.format.bits}")
 
 
 @check("format", each=cases)

@@ -37,9 +37,9 @@ def rounds_in_place(case: Case) -> None:
     """``round_`` returns the very tensor that it was given, float32 and of the same shape."""
     t = numbers(case)
     shape, rounded = t.shape, case.format.round_(t)
-    require(isinstance(rounded, Tensor), f"returns {rounded!r} from round_, where the tensor that it was given is wanted")
+    require(isinstance(rounded, Tensor), f"returns {rounded!r} from round_, not its argument")
     require(rounded.shape == shape and rounded.dtype is torch.float32, f"rounds to {rounded.dtype} of shape {list(rounded.shape)}")
-    require(rounded.data_ptr() == t.data_ptr(), "returns another tensor from round_ than it was given")
+    require(rounded.data_ptr() == t.data_ptr(), "returns a different tensor from round_ than its argument")
 
 
 @check("format", each=one_case)
@@ -60,7 +60,7 @@ def keeps_rounded_values(case: Case) -> None:
     """Rounding is idempotent: a value that was rounded stays what it is."""
     once = _rounded(case, numbers(case))
     twice = _rounded(case, once)
-    require(torch.equal(once, twice), f"rounds {_worst(once, (twice - once).abs())}, which it has rounded to, to another value")
+    require(torch.equal(once, twice), f"rounds its own value {_worst(once, (twice - once).abs())} to a different value")
 
 
 @check("format", each=one_case)
@@ -71,7 +71,7 @@ def rounds_to_the_nearest_value(case: Case) -> None:
     error = (_rounded(case, t).double() - t.double()).abs()
     if bound is not None:
         worst = float(error.max())
-        require(worst <= bound * (1 + _SLACK), f"rounds {_worst(t, error)} to a value {worst:.6g} away, and declares error_bound={bound}")
+        require(worst <= bound * (1 + _SLACK), f"rounds {_worst(t, error)} to a value {worst:.6g} away, but declares error_bound={bound}")
         return
     values = all_values(case.format)
     if values is None:
@@ -79,7 +79,7 @@ def rounds_to_the_nearest_value(case: Case) -> None:
         raise CheckFailedError(f"has values that share bits, or more than 2^16: {wanted}")
     too_far = error - _distance(t, values)
     worst, allowed = float(too_far.max()), float(t.abs().max()) * 1e-12
-    require(worst <= allowed, f"rounds {_worst(t, too_far)} to a value {worst:.3g} further away than the nearest one of all codes")
+    require(worst <= allowed, f"rounds {_worst(t, too_far)} to a value {worst:.3g} further away than the nearest code")
 
 
 def _distance(t: Tensor, values: Tensor) -> Tensor:
@@ -92,24 +92,24 @@ def _distance(t: Tensor, values: Tensor) -> Tensor:
 @check("format", each=one_case)
 def rounds_in_order(case: Case) -> None:
     """Rounding is monotonic: a larger number is not rounded to a smaller value."""
-    assume(not shares_bits(case.format), "neighbours share bits, so that a value depends on its neighbours")
+    assume(not shares_bits(case.format), "neighbours share bits, so a value depends on its neighbours")
     t = numbers(case, beyond=4).view(-1)
     falls = -_rounded(case, t).diff()
-    require(float(falls.max()) <= 0, f"rounds a number above {_worst(t, falls)} to a smaller value than that")
+    require(float(falls.max()) <= 0, f"rounds a number above {_worst(t, falls)} to a smaller value")
 
 
 @check("format", each=cases)
 def saturates(case: Case) -> None:
     """Numbers beyond the largest value, infinite ones too, are rounded to the largest value; likewise below
     the smallest."""
-    assume(not case.quantizer.is_float, "the format casts, and a cast makes infinity of what is too large")
+    assume(not case.quantizer.is_float, "the format casts, and a cast turns too large values into infinity")
     listed = all_values(case.format) if case.is_scale else None
     values = _rounded(case, numbers(case, beyond=8)) if listed is None else listed
     for sign in (1,) if case.is_scale else (1, -1):
         end = float(values.max() if sign > 0 else values.min())
         beyond = [sign * x for x in (8 * case.max_magnitude, 1e30, 3.4e38, float("inf")) if x > sign * end]
         rounded = _rounded(case, torch.tensor(beyond).repeat_interleave(64).view(-1, 64))
-        require(bool((rounded == end).all()), f"rounds {beyond} to {rounded.unique().tolist()}, where {end} is wanted")
+        require(bool((rounded == end).all()), f"rounds {beyond} to {rounded.unique().tolist()}, not {end}")
 
 
 @check("format", each=one_case)
@@ -117,7 +117,7 @@ def reaches_max_magnitude(case: Case) -> None:
     """Rounding moves ``max_magnitude`` by at most half the step between the two largest values of the
     format."""
     top = case.max_magnitude
-    require(0 < top < float("inf"), f"says max_magnitude={top}, where a positive number is wanted")
+    require(0 < top < float("inf"), f"says max_magnitude={top}, not a positive number")
     magnitudes = _rounded(case, numbers(case, beyond=4)).abs().unique()
     largest = float(magnitudes[-1])
     near = abs(float(_rounded(case, torch.full((1, 64), top))[0, 0]) - top)
@@ -135,7 +135,7 @@ def keeps_nan(case: Case) -> None:
         t[0, 5] = torch.nan
         rounded = number_format.round_(t)
         require(bool(rounded[0, 5].isnan()), f"rounds NaN to {float(rounded[0, 5])}")
-        require(not bool(rounded[1].isnan().any()), "makes NaN of numbers because another number is NaN")
+        require(not bool(rounded[1].isnan().any()), "turns numbers into NaN because another number is NaN")
 
 
 @check("format", each=cases)
@@ -152,7 +152,7 @@ def makes_no_nan(case: Case) -> None:
 @check("format", each=cases)
 def rounds_zero_to_zero(case: Case) -> None:
     """0 is rounded to 0."""
-    assume(not case.is_scale, "the format holds scales only, of which none is 0")
+    assume(not case.is_scale, "the format holds only scales, which are never 0")
     rounded = _rounded(case, torch.zeros(1, 64))
     require(not bool(rounded.any()), f"rounds 0 to {float(rounded.abs().max())}")
 
@@ -166,7 +166,7 @@ def rounds_parts_in_threads(case: Case) -> None:
     whole, by_part = _rounded(case, t), t.clone()
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(case.format.round_, by_part.split(32)))
-    require(torch.equal(by_part, whole), "rounds parts of a tensor in several threads to other values than the whole: it keeps state")
+    require(torch.equal(by_part, whole), "rounds parts of a tensor in several threads differently from the whole: it keeps state")
 
 
 @check("format", each=one_case)
@@ -175,7 +175,7 @@ def rounds_by_the_method_of_the_spec(case: Case) -> None:
     codes are found again from values."""
     values = all_values(case.format)
     if values is None or case.quantizer.is_float or case.error_bound is not None:
-        raise NotApplicableError("the format casts, or is no list of values to the nearest of which numbers are rounded")
+        raise NotApplicableError("the format casts, or does not round to the nearest of a list of values")
     t = numbers(case).clamp(float(values[0]), float(values[-1]))
     above = values[torch.searchsorted(values, t).clamp(max=len(values) - 1)]
     below = values[(torch.searchsorted(values, t, right=True) - 1).clamp(min=0)]
@@ -183,7 +183,9 @@ def rounds_by_the_method_of_the_spec(case: Case) -> None:
         rounded = number_format.round_(t.clone())
         farther = (rounded - t).abs() > torch.minimum((above - t).abs(), (t - below).abs())
         require(not bool(farther.any()), f"rounds {_worst(t, farther.int())} by {method.name} to a value that is not the nearest")
-        require(torch.equal(number_format.round_(rounded.clone()), rounded), f"rounds twice by {method.name} to another value than once")
+        require(
+            torch.equal(number_format.round_(rounded.clone()), rounded), f"rounds twice by {method.name} to a different value than once"
+        )
 
 
 def _by_method(case: Case, *methods: Any) -> Iterator[tuple[Any, NumberFormat]]:
@@ -204,7 +206,7 @@ def splits_into_subscales_and_elements(case: Case) -> None:
     t = numbers(case)[torch.randperm(len(numbers(case)))].t().contiguous().view(-1, 64)
     subscales = case.format.subscales(t.clone())
     if subscales is None:
-        raise CheckFailedError("has an element_format and gives no subscales")
-    require(subscales.shape == t.shape, f"gives subscales of shape {list(subscales.shape)} for numbers of shape {list(t.shape)}")
+        raise CheckFailedError("has an element_format but returns no subscales")
+    require(subscales.shape == t.shape, f"returns subscales of shape {list(subscales.shape)} for numbers of shape {list(t.shape)}")
     apart = case.format.element_format().round_(t / subscales) * subscales
-    require(torch.equal(apart, _rounded(case, t)), "rounds elements under their subscales to other values than whole groups")
+    require(torch.equal(apart, _rounded(case, t)), "rounds elements under their subscales differently from whole groups")

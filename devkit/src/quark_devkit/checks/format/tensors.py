@@ -47,13 +47,13 @@ def gives_usable_scales(case: Case) -> None:
         low, high = (torch.full((3, 5), end) for end in ends)
         held = low.clone(), high.clone()
         qparams = case.format.qparams(low, high, case.spec)
-        require(torch.equal(low, held[0]) and torch.equal(high, held[1]), "changes the ranges that it makes scales of")
-        require(isinstance(qparams, QParams), f"gives {qparams!r} where QParams are wanted")
+        require(torch.equal(low, held[0]) and torch.equal(high, held[1]), "changes the ranges that it gets")
+        require(isinstance(qparams, QParams), f"returns {qparams!r}, not QParams")
         scale = qparams.scale
-        require(tuple(scale.shape) == (3, 5), f"gives scales of shape {list(scale.shape)} for ranges of shape [3, 5]")
-        require(scale.dtype in (torch.float32, torch.float16, torch.bfloat16), f"gives scales in {scale.dtype}")
+        require(tuple(scale.shape) == (3, 5), f"returns scales of shape {list(scale.shape)} for ranges of shape [3, 5]")
+        require(scale.dtype in (torch.float32, torch.float16, torch.bfloat16), f"returns scales in {scale.dtype}")
         is_usable = bool(scale.float().isfinite().all()) and bool((scale > 0).all())
-        require(is_usable, f"gives the scale {float(scale[0, 0])} for {name}")
+        require(is_usable, f"returns the scale {float(scale[0, 0])} for {name}")
 
 
 @check("format", each=scaled_cases)
@@ -79,10 +79,10 @@ def simulates_what_it_exports(case: Case) -> None:
         require(is_like_x, f"rounds {dtype} to {values.dtype} of shape {list(values.shape)}")
         codes = case.quantizer.codes_of(values, qparams)
         exported = case.quantizer.dequantize(codes, qparams).to(dtype)
-        require(torch.equal(exported, values), f"has other values in a {dtype} model than its codes stand for")
+        require(torch.equal(exported, values), f"has values in a {dtype} model that differ from decode(codes)")
         read, scales = case.quantizer.unpack(case.quantizer.pack(codes, qparams), SHAPE)
         loaded = case.quantizer.dequantize(read, scales).to(dtype)
-        require(torch.equal(loaded, values), f"has other values after export and loading than before, in {dtype}")
+        require(torch.equal(loaded, values), f"has different values after export and loading, in {dtype}")
 
 
 @check("format", since=2, each=weight_cases)
@@ -97,7 +97,7 @@ def unpacks_by_parts(case: Case) -> None:
         parts = torch.cat([weight.part(part).values() for part in weight.row_slices(SHAPE[1])])
         for how, found in {"by slices": parts, "whole": weight.values(), "row by row": weight.looked_up(rows)}.items():
             same = torch.equal(found, values[rows] if how == "row by row" else values)
-            require(same, f"has other values than were packed, unpacked {how}, for the {time} time")
+            require(same, f"has different values after packing, unpacked {how}, for the {time} time")
 
 
 @check("format")
@@ -113,7 +113,7 @@ def knows_which_codes_survive(subject: Subject) -> None:
                     continue
                 found += 1
                 same = same_bits(case.quantizer.quantize(x, qparams), case.quantizer.codes_of(values, qparams))
-                require(same, f"has a spacing by which codes survive a cast to {dtype}, and they do not ({case})")
+                require(same, f"declares a spacing that says codes survive a cast to {dtype}, but they do not ({case})")
     assume(found, "the format has no spacing")
 
 
@@ -127,7 +127,9 @@ def works_on_an_accelerator(case: Case) -> None:
         elsewhere = [name for name, x in found.items() if x.device.type != device.name]
         require(not elsewhere, f"leaves {' and '.join(elsewhere)} on another device than the tensor")
         different = [name for name, x in found.items() if not same_bits(x.cpu(), expected[name])]
-    require(not different, f"gives other {' and '.join(different)} on an accelerator (divide by numbers with quark.base.scalars.divided)")
+    require(
+        not different, f"returns different {' and '.join(different)} on an accelerator (divide by numbers with quark.base.scalars.divided)"
+    )
 
 
 def _all_of(case: Case, x: Tensor) -> dict[str, Tensor | None]:
@@ -151,7 +153,7 @@ def serves_a_vector(case: Case) -> None:
     values, qparams = case.quantizer.round_to_nearest(x)
     codes = case.quantizer.codes_of(values, qparams)
     read, scales = case.quantizer.unpack(case.quantizer.pack(codes, qparams), (64,))
-    require(torch.equal(case.quantizer.dequantize(read, scales), values), "reads a vector back with other values")
+    require(torch.equal(case.quantizer.dequantize(read, scales), values), "reads a vector back with different values")
 
 
 @check("format", each=weight_cases)
@@ -164,7 +166,7 @@ def does_not_change_the_tensor(case: Case) -> None:
     require(torch.equal(x, _data()), "changes the tensor that it quantizes")
     strided = torch.zeros(SHAPE[0], 2 * SHAPE[1])
     strided[:, ::2] = x
-    require(torch.equal(case.quantizer.fake_quantize(strided[:, ::2]), values), "rounds a strided tensor to other values")
+    require(torch.equal(case.quantizer.fake_quantize(strided[:, ::2]), values), "rounds a strided tensor to different values")
 
 
 @check("format")
@@ -206,7 +208,7 @@ def keeps_broken_values_visible(case: Case) -> None:
             continue
         require(not bool(values.isfinite().all()), f"rounds a tensor with {bad} to finite values")
         if case.quantizer.granularity.is_local:
-            require(torch.equal(values[:40], clean[:40]), f"rounds other rows to other values because one holds {bad}")
+            require(torch.equal(values[:40], clean[:40]), f"rounds rows differently because another row holds {bad}")
 
 
 @check("format", each=weight_cases)
@@ -222,15 +224,15 @@ def has_zero_points(subject: Subject) -> None:
     """Asymmetric specs have zero points, whole ones in int32, with which one-sided data have a smaller error
     than without."""
     asymmetric = [case for case in weight_cases(subject) if case.spec.symmetric is False]
-    require(asymmetric, "declares the capability zero_point, and accepts no asymmetric spec")
+    require(asymmetric, "declares the capability zero_point, but accepts no asymmetric spec")
     symmetric = {case.quantizer.granularity: case for case in weight_cases(subject) if case.spec.symmetric is not False}
     x = torch.rand(SHAPE, generator=torch.Generator().manual_seed(0)) + 0.05
     for case in asymmetric:
         values, qparams = case.quantizer.round_to_nearest(x)
         if (zero := qparams.zero_point) is None:
-            raise CheckFailedError(f"gives no zero point for an asymmetric spec ({case})")
-        require(zero.shape == qparams.scale.shape, f"gives zero points of another shape than the scales ({case})")
-        require(zero.dtype in (torch.int32, torch.float32), f"gives zero points in {zero.dtype} ({case})")
+            raise CheckFailedError(f"returns no zero point for an asymmetric spec ({case})")
+        require(zero.shape == qparams.scale.shape, f"returns zero points whose shape differs from the scales' ({case})")
+        require(zero.dtype in (torch.int32, torch.float32), f"returns zero points in {zero.dtype} ({case})")
         other = symmetric.get(case.quantizer.granularity)
         if other is not None:
             errors = [float((y - x).norm()) for y in (values, other.quantizer.fake_quantize(x))]
@@ -244,4 +246,4 @@ def has_no_undeclared_zero_points(subject: Subject) -> None:
     for case in scaled_cases(subject):
         low, high = torch.full((4,), 0.3), torch.full((4,), 2.0)
         has_zero = case.format.qparams(low, high, case.spec).zero_point is not None
-        require(not has_zero, f"gives a zero point, and its record does not declare the capability zero_point ({case})")
+        require(not has_zero, f"returns a zero point, but its record does not declare the capability zero_point ({case})")

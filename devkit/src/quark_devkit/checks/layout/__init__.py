@@ -52,7 +52,7 @@ def exported(subject: Subject, model: Any = None, options: ExportOptions | None 
     Args:
         subject: The layout.
         model: A quantized model; None for `stored_model`.
-        options: Of the export.
+        options: Options of the export.
     """
     with temporary() as parent:
         export_with(subject.lookup_name, stored_model(subject) if model is None else model, parent / "out", options)
@@ -113,17 +113,17 @@ def stores_or_refuses_every_scheme(subject: Subject) -> None:
             try:
                 exporter_of(subject.lookup_name).export(content_of(model), out, ExportOptions())
             except REFUSALS as error:
-                require(str(error).strip(), f"refuses the scheme '{scheme}' without a word")
+                require(str(error).strip(), f"refuses the scheme '{scheme}' without a reason")
                 files = sorted(contents(out))
-                require(not files, f"has written '{files[0] if files else ''}' before it refuses the scheme '{scheme}'")
+                require(not files, f"writes '{files[0] if files else ''}' before it refuses the scheme '{scheme}'")
                 refuses_early = raises(REFUSALS, exporter_of(subject.lookup_name).check, content_of(model), model, ExportOptions())
-                require(refuses_early, f"refuses the scheme '{scheme}' when it writes, and not in its method check")
+                require(refuses_early, f"refuses the scheme '{scheme}' when it writes, not in its method check")
                 continue
             except QuarkError:
                 raise
             except Exception as error:
                 kind = type(error).__name__
-                require(False, f"raises {kind} for the scheme '{scheme}' ({error}): UnsupportedError with a reason is wanted")
+                require(False, f"raises {kind} for the scheme '{scheme}' ({error}): raise UnsupportedError with a reason")
             stored += 1
     require(stored, f"stores none of the schemes {', '.join(fitting_schemes())}")
 
@@ -147,7 +147,7 @@ def writes_the_same_twice(subject: Subject) -> None:
     model = stored_model(subject)
     with exported(subject, model) as one, exported(subject, model) as two:
         different = first_difference(contents(one), contents(two))
-        require(different is None, f"writes another '{different}' the second time")
+        require(different is None, f"writes a different '{different}' the second time")
 
 
 @check("layout")
@@ -172,7 +172,7 @@ def leaves_nothing_after_a_failure(subject: Subject) -> None:
 
 
 def _nothing_left(parent: Path, raised: bool, when: str) -> None:
-    require(raised, f"says nothing when {when}: what it leaves is no checkpoint")
+    require(raised, f"raises no error when {when}, but leaves no complete checkpoint")
     left = sorted(path.name for path in parent.iterdir())
     require(not left, f"leaves '{left[0] if left else ''}' behind when {when}")
 
@@ -187,7 +187,7 @@ def writes_in_its_directory_alone(subject: Subject) -> None:
             exporter_of(subject.lookup_name).export(content_of(model), parent / "out", ExportOptions())
         outside = [path for path in seen if not path.resolve().is_relative_to((parent / "out").resolve())]
         outside += [path for path in parent.iterdir() if path.name != "out"]
-        require(not outside, f"writes '{outside[0].name if outside else ''}' outside the directory that it is given")
+        require(not outside, f"writes '{outside[0].name if outside else ''}' outside its directory")
 
 
 @check("layout")
@@ -224,8 +224,8 @@ def declares_streaming(subject: Subject) -> None:
     exporter = exporter_of(subject.lookup_name)
     for capability, attribute in (("streaming", "streams"), ("resumable", "resumes")):
         does, declares = bool(getattr(exporter, attribute)), subject.declares(capability)
-        require(not declares or does, f"declares the capability '{capability}', and its class does not say {attribute} = True")
-        require(declares or not does, f"says {attribute} = True, and does not declare the capability '{capability}'")
+        require(not declares or does, f"declares the capability '{capability}', but its class does not set {attribute} = True")
+        require(declares or not does, f"sets {attribute} = True, but does not declare the capability '{capability}'")
 
 
 @check("layout")
@@ -249,16 +249,16 @@ def announces_what_it_writes(subject: Subject) -> None:
     for options in (ExportOptions(), ExportOptions(max_shard_bytes=SHARD)):
         parts = exporter.announced(content, quantized_skeleton(floats, run.plan), options)
         if parts is None:
-            raise NotApplicableError("it does not announce its tensors: a plan does not tell the size of its files")
+            raise NotApplicableError("it does not list its tensors in advance, so a plan has no file sizes")
         announced = {name: tuple(tensor.shape) for part in parts for name, tensor in part.items()}
         with exported(subject, model, options) as out:
             written = {name: tensor.shape for name, tensor in stored_tensors(out).items()}
             sizes = {path.name: path.stat().st_size for path in out.iterdir()}
         other = first_difference(announced, written)
-        require(other is None, f"does not write '{other}' as it announces it")
+        require(other is None, f"does not write '{other}' as announced")
         laid_out = ShardLayout.of(parts, options.max_shard_bytes).file_sizes()
         wrong = sorted(file for file, size in laid_out.items() if sizes.get(file) != size)
-        require(not wrong, f"announces tensors that make '{wrong[0] if wrong else ''}' another size than it has")
+        require(not wrong, f"announces tensors from which '{wrong[0] if wrong else ''}' would have another size")
 
 
 @check("layout", since=2)
@@ -266,7 +266,7 @@ def is_written_by_two_processes(subject: Subject) -> None:
     """Where its class says that several processes can write to one export, that has the bytes of an export by
     one."""
     exporter = exporter_of(subject.lookup_name)
-    assume(exporter.shares, "it does not say shares = True: one process writes all blocks")
+    assume(exporter.shares, "it does not set shares = True: one process writes all blocks")
     model, options = stored_model(subject), ExportOptions()
     content = content_of(model)
     with temporary() as parent:
@@ -281,7 +281,7 @@ def is_written_by_two_processes(subject: Subject) -> None:
             first.count_as_written(second.written())
             first.finish(content)
         different = first_difference(contents(parent / "one"), contents(out))
-        require(different is None, f"writes another '{different}' where two processes write the blocks")
+        require(different is None, f"writes a different '{different}' if two processes write the blocks")
 
 
 @check("layout", needs="resumable", level="optional")
@@ -300,6 +300,6 @@ def refuses_unknown_options(subject: Subject) -> None:
     name, unknown = subject.lookup_name, "an_option_that_no_exporter_has"
     require(raises(ConfigError, export_options, name, {unknown: 1}), f"takes the option '{unknown}'")
     is_refused = raises((TypeError, ValueError, QuarkError), subject.load("exporter"), **{unknown: 1})
-    require(is_refused, f"has a class that takes the keyword argument '{unknown}': options that it does not have are to be refused")
+    require(is_refused, f"has a class that takes the keyword argument '{unknown}': refuse unknown options")
     for option in exporters().options(name):
         exporter_of(name, ExportOptions(own={option.name: option.default}))

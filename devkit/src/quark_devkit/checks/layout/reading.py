@@ -53,8 +53,8 @@ def is_recognized(subject: Subject) -> None:
         block = quantization_block(out)
         names = exporters().fitting(block)
         method = block.get("quant_method")
-        require(subject.name in names, f"writes checkpoints of the quant_method {method!r}, by which its record does not recognize them")
-        require(len(names) == 1, f"writes checkpoints that are also taken for the layout '{[n for n in names if n != subject.name][:1]}'")
+        require(subject.name in names, f"writes checkpoints with quant_method {method!r}, which its record does not recognize")
+        require(len(names) == 1, f"writes checkpoints that also match the layout '{[n for n in names if n != subject.name][:1]}'")
 
 
 @check("layout")
@@ -89,7 +89,7 @@ def runs_from_codes(subject: Subject) -> None:
     for scheme, _, out in stored_exports(subject):
         packed, unpacked = (import_model_from_safetensors(None, out, device="cpu", packed=is_packed) for is_packed in (True, False))
         same = torch.equal(logits(packed), logits(unpacked))
-        require(same, f"gives other logits from the codes of a checkpoint in '{scheme}' than unpacked")
+        require(same, f"returns different logits from the codes of a checkpoint in '{scheme}' than unpacked")
 
 
 @check("layout", needs="rounds_scales", level="optional")
@@ -101,7 +101,7 @@ def keeps_codes_and_rounds_scales(subject: Subject) -> None:
         one, other = model.state_dict(), import_model_from_safetensors(None, out, device="cpu").state_dict()
         for name in (name for name in one if name.endswith(".weight") and name in other):
             near = torch.allclose(one[name], other[name], rtol=2.0**-8, atol=0)
-            require(near, f"reads '{name}' of a checkpoint in '{scheme}' as a weight of other codes than were written")
+            require(near, f"reads '{name}' of a checkpoint in '{scheme}' with different codes than it wrote")
 
 
 def _rounds_scales(subject: Subject) -> bool:
@@ -130,9 +130,9 @@ def dequantizes_what_it_wrote(subject: Subject) -> None:
             for name in tensors.meta:
                 weight = loaded.get(name)
                 same = weight is None or torch.equal(read(name, weight.dtype).to(weight.dtype), weight)
-                require(same, f"makes '{name}' of a checkpoint in '{scheme}' that is not the weight of the model that is read")
+                require(same, f"dequantizes '{name}' of a checkpoint in '{scheme}' to values that differ from the loaded model's weight")
         missing = [name for name, _ in model.named_parameters() if name.endswith(".weight") and name not in tensors.meta]
-        require(not missing, f"does not make '{missing[0] if missing else ''}' of a checkpoint in '{scheme}'")
+        require(not missing, f"does not dequantize '{missing[0] if missing else ''}' of a checkpoint in '{scheme}'")
 
 
 @check("layout")
@@ -142,11 +142,11 @@ def is_inspected(subject: Subject) -> None:
     assume(subject.record.inspector is not None, "its record names no inspector")
     for scheme, _, out in stored_exports(subject):
         inspection = inspect_checkpoint(out)
-        require(not inspection.damage, f"takes its own checkpoint in '{scheme}' for damaged: {inspection.damage[:1]}")
-        require(inspection.runtimes, f"says of no runtime what it makes of a checkpoint in '{scheme}'")
+        require(not inspection.damage, f"reports its own checkpoint in '{scheme}' as damaged: {inspection.damage[:1]}")
+        require(inspection.runtimes, f"names no runtime for a checkpoint in '{scheme}'")
         for support in inspection.runtimes:
             said = support.methods or support.refusals
-            require(said, f"says neither what computes a checkpoint in '{scheme}' in {support.runtime} nor why nothing does")
+            require(said, f"says of a checkpoint in '{scheme}' neither how {support.runtime} computes it nor why it does not")
 
 
 @check("layout")
@@ -155,7 +155,7 @@ def transformers_reads_it(subject: Subject) -> None:
     or methods of its own."""
     _with_reader(subject)
     reads_own_files = isinstance(reader_of(subject.lookup_name), ReadsOwnFiles)
-    assume(not reads_own_files, "its reader reads files of its own, which transformers cannot")
+    assume(not reads_own_files, "its reader reads its own files, which transformers cannot")
     register_layouts()
     is_called = any(map(is_read_here, subject.record.quant_methods))
     assume(is_called, "transformers has a reader of its own for this quant_method, and does not call this one")
@@ -174,7 +174,7 @@ def honours_or_refuses_common_options(subject: Subject) -> None:
         try:
             require_reload(model, subject.lookup_name, options=options)
         except REFUSALS as error:
-            require(str(error).strip(), f"refuses {fields} without a word")
+            require(str(error).strip(), f"refuses {fields} without a reason")
 
 
 @check("layout")
@@ -191,7 +191,7 @@ def keeps_the_configuration(subject: Subject) -> None:
         after: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         different = sorted(key for key in before if key not in WRITTEN and after.get(key) != before[key])
         key = different[0] if different else ""
-        require(not different, f"writes {key}={after.get(key)!r} to config.json, which was {before.get(key)!r} in the float checkpoint")
+        require(not different, f"writes {key}={after.get(key)!r} to config.json, but the float checkpoint has {before.get(key)!r}")
 
 
 @check("layout", level="advisory")
@@ -206,9 +206,9 @@ def brings_the_tokenizer(subject: Subject) -> None:
         export_with(subject.lookup_name, model, parent / "out")
         copied = parent / "out" / "tokenizer.json"
         same = copied.is_file() and copied.read_bytes() == (source / "tokenizer.json").read_bytes()
-        require(same, "does not copy tokenizer.json, which lies beside the float checkpoint")
+        require(same, "does not copy tokenizer.json from the float checkpoint")
         export_with(subject.lookup_name, model, parent / "with", ExportOptions(tokenizer=_Tokenizer()))
-        require((parent / "with" / _Tokenizer.file).is_file(), "does not save the tokenizer that it is given")
+        require((parent / "with" / _Tokenizer.file).is_file(), "does not save the given tokenizer")
 
 
 class _Tokenizer:

@@ -68,7 +68,7 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
             begin, end = entry["data_offsets"]
             require(entry["dtype"] in BITS, f"writes '{name}' in the dtype {entry['dtype']}, which safetensors does not have")
             right = begin == position and (end - begin) * 8 == math.prod(entry["shape"]) * BITS[entry["dtype"]]
-            require(right, f"writes '{path.name}' in which the bytes of '{name}' are {begin} to {end}: shape {entry['shape']}")
+            require(right, f"writes '{path.name}' with '{name}' at the bytes {begin} to {end}, which do not fit its shape {entry['shape']}")
             if name in found:
                 raise CheckFailedError(f"writes the tensor '{name}' twice, in '{path.name}' and in '{found[name].file}'")
             found[name] = StoredTensor(path.name, entry["dtype"], tuple(entry["shape"]), begin, end)
@@ -78,21 +78,21 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
 
 
 def wrong_index(directory: Path, tensors: dict[str, StoredTensor]) -> str | None:
-    """Return an error in the index of the shards in a directory, as a predicate; None where it is right."""
+    """Return an error in the index of the shards in a directory, as a predicate; None if it is right."""
     files = {tensor.file for tensor in tensors.values()}
     path = directory / "model.safetensors.index.json"
     if not path.is_file():
-        return f"writes {len(files)} files of tensors and no index" if len(files) > 1 else None
+        return f"writes {len(files)} files of tensors but no index" if len(files) > 1 else None
     index = json.loads(path.read_text(encoding="utf-8"))
     places: dict[str, str] = index["weight_map"]
     for name, file in places.items():
         if name not in tensors or tensors[name].file != file:
-            return f"writes an index in which '{name}' lies in '{file}', where it does not"
+            return f"writes an index that puts '{name}' into the wrong file '{file}'"
     if unlisted := sorted(tensors.keys() - places.keys()):
         return f"writes the tensor '{unlisted[0]}', which is not in the index"
     size = sum(tensor.end - tensor.begin for tensor in tensors.values())
     total = index.get("metadata", {}).get("total_size")
-    return None if total == size else f"writes an index that says total_size {total} for {size} bytes"
+    return None if total == size else f"writes an index with total_size {total}, but the tensors have {size} bytes"
 
 
 @contextmanager

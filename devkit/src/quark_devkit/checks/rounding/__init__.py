@@ -95,8 +95,8 @@ def says_to_which_layers_it_applies(subject: Subject) -> None:
     rounding = processor_of(subject)
     for name in ("self_attn.q_proj", "mlp.experts.3.down_proj", "0", "a-name.of.no.layer"):
         answers = [rounding.applies_to(name) for _ in range(2)]
-        require(all(isinstance(answer, bool) for answer in answers), f"answers {answers[0]!r} where True or False is wanted")
-        require(answers[0] == answers[1], f"applies to '{name}' when it is asked first and not the second time, or the other way round")
+        require(all(isinstance(answer, bool) for answer in answers), f"answers {answers[0]!r}, not True or False")
+        require(answers[0] == answers[1], f"gives two different answers from applies_to('{name}')")
 
 
 @check("rounding")
@@ -109,7 +109,7 @@ def rounds_every_scheme(subject: Subject) -> None:
         try:
             rounded(rounding, layers)
         except Exception as error:
-            excluding = "a scheme that it cannot round belongs into excluded_schemes of its record, with the reason"
+            excluding = "list schemes that it cannot round in excluded_schemes of its record, with the reason"
             require(False, f"raises {type(error).__name__} for the scheme '{name}': {error}; {excluding}")
         require_on_grid(layers.values(), f" ({name})")
 
@@ -136,7 +136,7 @@ def keeps_shapes_and_dtypes(case: Case) -> None:
         for layer, before in case.rounded(count=1, dtype=dtype):
             seen = (type(layer.weight), tuple(layer.weight.shape), layer.weight.dtype, layer.weight.device)
             wanted = (torch.nn.Parameter, tuple(before.weight.shape), dtype, before.weight.device)
-            require(seen == wanted, f"leaves a weight {seen} where {wanted} is wanted")
+            require(seen == wanted, f"leaves a weight {seen}, not {wanted}")
 
 
 @check("rounding", each=cases)
@@ -147,7 +147,7 @@ def leaves_the_float_parameter_alone(case: Case) -> None:
     shared = {name: (layer.weight, layer.weight.detach().clone()) for name, layer in layers.items()}
     rounded(case.rounding(), layers)
     for name, (weight, before) in shared.items():
-        require(layers[name].weight is not weight, "leaves the layer its old parameter")
+        require(layers[name].weight is not weight, "leaves the old parameter in the layer")
         require(torch.equal(weight, before), "writes to the float parameter, which another module may share")
 
 
@@ -158,7 +158,7 @@ def changes_nothing_but_weights(case: Case) -> None:
         require(torch.equal(layer.bias, before.bias), "changes a bias")
         for members in ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"):
             seen, wanted = list(getattr(layer, members)), list(getattr(before, members))
-            require(seen == wanted, f"leaves {members.strip('_')} {seen} where {wanted} were")
+            require(seen == wanted, f"leaves {members.strip('_')} {seen}, not {wanted}")
 
 
 @check("rounding", each=one_case)
@@ -167,7 +167,7 @@ def reports_json_values(case: Case) -> None:
     layers = layers_of(case.config)
     report = checked_metrics(rounded(case.rounding(), layers), origin("algorithms", case.subject.lookup_name))
     unknown = [name for name in report if name not in layers]
-    require(not unknown, f"reports metrics of '{unknown[0] if unknown else ''}', which it was not given")
+    require(not unknown, f"reports metrics of '{unknown[0] if unknown else ''}', which is not among its layers")
 
 
 @check("rounding", each=one_case)
@@ -197,7 +197,7 @@ def is_deterministic(subject: Subject) -> None:
             rounded(rounding, layers, held_out=inputs(1, 32), given=given)
         weights: list[Any] = [layer.weight for layer in layers.values()]
         same = all(torch.equal(a, b) for a, b in zip(weights, results.setdefault(case.name, weights), strict=True))
-        require(same, f"gives other weights when it rounds the same layers again ({case})")
+        require(same, f"returns different weights when it rounds the same layers again ({case})")
 
 
 @check("rounding", each=one_case)
@@ -216,7 +216,7 @@ def merged_statistics_give_the_same(case: Case) -> None:
         results.append(torch.cat([float_weight(layer).detach() for layer in layers.values()]))
     for other in results[1:]:
         share = float((other != results[0]).float().mean())
-        require(share < 0.005, f"rounds {share:.1%} of the weights differently when statistics are merged of two halves of the data")
+        require(share < 0.005, f"rounds {share:.1%} of the weights differently when statistics of two halves of the data are merged")
 
 
 @check("rounding", each=one_case)
@@ -234,7 +234,7 @@ def statistics_leave_inputs_alone(case: Case) -> None:
         rounded(rounding, layers, given={**statistics(rounding, [data]), kind: seen})
         rounded(rounding, wanted)
         same = all(torch.equal(float_weight(layer), float_weight(wanted[name])) for name, layer in layers.items())
-        require(same, f"has a statistic {kind.__name__} that depends on inputs which are overwritten afterwards: it keeps a reference")
+        require(same, f"has a statistic {kind.__name__} that depends on inputs after they are overwritten: it keeps a reference")
 
 
 @check("rounding", each=cases)
@@ -250,7 +250,7 @@ def is_no_worse_than_round_to_nearest(case: Case) -> None:
     ratio = float(errors.sum() / bound.sum())
     difference = errors.double() - allowed * bound.double()
     tolerable = float(difference.mean()) <= MARGIN * standard_error(difference)
-    require(tolerable, f"makes {ratio:.3g} times the output error of round-to-nearest, {allowed:.3g} times is allowed")
+    require(tolerable, f"makes the output error {ratio:.3g} times as large as round-to-nearest; {allowed:.3g} times is allowed")
 
 
 @check("rounding")
@@ -284,7 +284,7 @@ def survives_odd_layers(subject: Subject) -> None:
             layer.weight = torch.nn.Parameter(torch.zeros_like(layer.weight), requires_grad=False)
         if _survives(case, "zeros", layers):
             seen = max(float(layer.weight.abs().max()) for layer in layers.values())
-            require(seen < 1e-6, f"makes values of {seen:.3g} of a weight of zeros ({case})")
+            require(seen < 1e-6, f"rounds a weight of zeros to {seen:.3g} ({case})")
     of_one_channel = fitting([(32, 1)])
     for case in (case for case in cases(subject) if case.name in of_one_channel):
         _survives(case, "one input channel", layers_of(case.config, columns=1))
@@ -310,7 +310,7 @@ def leaves_other_layers_to_round_to_nearest(subject: Subject) -> None:
     for row in model.quark_plan.quantized:
         inside = ".".join(row.name.split(".")[3:])
         applies = rounding.applies_to(inside)
-        require((row.algorithm is not None) == applies, f"applies to '{row.name}': {applies}, and the plan says {row.algorithm}")
+        require((row.algorithm is not None) == applies, f"applies to '{row.name}': {applies}, but the plan says {row.algorithm}")
         if not applies:
             same = torch.equal(model.get_submodule(row.name).weight, nearest.get_submodule(row.name).weight)
             require(same, f"changes '{row.name}', to which it does not apply")

@@ -91,7 +91,7 @@ def rounded(
         layers: Changed.
         data: Their inputs; None for `inputs`.
         held_out: Tokens to validate on; None for none.
-        given: Statistics in place of those of ``data``.
+        given: Statistics instead of those of ``data``.
     """
     columns = int(float_weight(next(iter(layers.values()))).shape[1])
     made = statistics(rounding, [inputs(0, columns=columns) if data is None else data], columns) if given is None else given
@@ -121,7 +121,7 @@ def schemes_to_round(subject: Subject) -> dict[str, QLayerConfig]:
         NotApplicableError: There is none.
     """
     found = {name: config for name, config in fitting([(ROWS, COLUMNS)]).items() if name not in subject.record.excluded_schemes}
-    assume(found, "there is no scheme to round by it")
+    assume(found, "it fits no scheme")
     return found
 
 
@@ -131,7 +131,7 @@ class Case:
 
     Attributes:
         subject: The rounding.
-        name: Of the scheme.
+        name: Name of the scheme.
         config: The scheme.
     """
 
@@ -148,7 +148,7 @@ class Case:
         return rounding
 
     def rounded(self, **sizes: Any) -> list[tuple[Any, Any]]:
-        """Return layers that it has rounded, each with the same layer as it was; sizes as of `layers_of`."""
+        """Return layers that it has rounded, each with the same layer as it was; sizes as in `layers_of`."""
         layers = layers_of(self.config, **sizes)
         rounded(self.rounding(), layers, held_out=inputs(1, 32))
         return list(zip(layers.values(), layers_of(self.config, **sizes).values(), strict=True))

@@ -111,8 +111,8 @@ def quantizes_a_model(subject: Subject) -> None:
     plan: Any = finished.model.quark_plan
     require(plan.quantized, "quantizes no layer of the tiny model")
     other = [row.name for row in plan.quantized if row.config != config_of(subject)]
-    require(not other, f"gives {len(other)} layers another configuration than its own, the first is '{''.join(other[:1])}'")
-    require(not torch.equal(finished.logits, _logits(tiny_model(torch.bfloat16))), "leaves the logits of the model as they were")
+    require(not other, f"gives {len(other)} layers a configuration other than its own, such as '{''.join(other[:1])}'")
+    require(not torch.equal(finished.logits, _logits(tiny_model(torch.bfloat16))), "does not change the logits of the model")
 
 
 @check("scheme")
@@ -120,7 +120,7 @@ def loads_to_the_same_logits(subject: Subject) -> None:
     """An exported model, loaded again, gives the same logits to the bit."""
     finished = _finished(subject)
     difference = float((_logits(_loaded(finished.path)) - finished.logits).abs().max())
-    require(difference == 0, f"gives logits that differ by {difference:.3g} once the export is loaded")
+    require(difference == 0, f"gives logits that differ by {difference:.3g} after export and loading")
 
 
 @check("scheme", since=2)
@@ -144,9 +144,9 @@ def streams_to_the_same_bytes(subject: Subject) -> None:
     shutil.rmtree(out, ignore_errors=True)
     quantize_checkpoint(tiny_model_dir(), out, _model_config(subject), _tokens())
     one, other = contents(finished.path), contents(out)
-    require(one.keys() == other.keys(), "writes other files from disk than from memory")
+    require(one.keys() == other.keys(), "writes different files from disk than from memory")
     differ = [name for name in one if one[name] != other[name]]
-    require(not differ, f"writes other bytes from disk than from memory in {', '.join(differ)}")
+    require(not differ, f"writes different bytes from disk than from memory in {', '.join(differ)}")
 
 
 @check("scheme")
@@ -165,7 +165,7 @@ def stores_its_effective_bits(subject: Subject) -> None:
             if name.startswith(f"{row.name}.weight"):
                 stored += math.prod(shape) * DTYPES[dtype].itemsize * 8
     bits = stored / math.prod(row.shape)
-    require(said <= bits * 1.001 and bits <= said + _SHARED_BITS, f"stores {bits:.4g} bits for an element, and listings say {said:.4g}")
+    require(said <= bits * 1.001 and bits <= said + _SHARED_BITS, f"stores {bits:.4g} bits for an element, but listings say {said:.4g}")
 
 
 @check("scheme")
@@ -174,7 +174,7 @@ def calibrates_static_activations(subject: Subject) -> None:
     layer = config_of(subject)
     assume(list(static_activations(layer)) and layer.input_tensors is not None, "it has no static input scales")
     is_refused = raises(CalibrationError, ModelQuantizer(_model_config(subject)).quantize_model, tiny_model(torch.bfloat16))
-    require(is_refused, "has static input scales, and runs without calibration data")
+    require(is_refused, "has static input scales, but runs without calibration data")
     finished = _finished(subject)
     name = _first_row(finished).name
     module: Any = finished.model.get_submodule(name).input_quantizer
@@ -185,7 +185,7 @@ def calibrates_static_activations(subject: Subject) -> None:
     hook.remove()
     wanted, seen = module.quantizer.qparams_from(observer).scale.float(), module.qparams.scale.float()
     is_close = torch.allclose(seen, wanted, rtol=1e-6)
-    require(is_close, f"has the input scale {seen.flatten()[:1].tolist()}, data give {wanted.flatten()[:1].tolist()}")
+    require(is_close, f"has the input scale {seen.flatten()[:1].tolist()}, but the data give {wanted.flatten()[:1].tolist()}")
 
 
 @check("scheme")
@@ -205,4 +205,4 @@ def serves_parts_of_attention(subject: Subject) -> None:
             require(bool(logits.isfinite().all()), f"gives logits that are NaN or infinite as {part}")
             require(not torch.equal(logits, _finished(subject).logits), f"changes nothing as {part}")
             same = torch.equal(_logits(_loaded(Path(directory) / "out")), logits)
-            require(same, f"gives other logits as {part} once the export is loaded")
+            require(same, f"gives different logits as {part} after export and loading")

@@ -62,11 +62,11 @@ def says_the_same_in_values_codes_and_bytes(subject: Subject) -> None:
         values, qparams = quantizer.round_to_nearest(_data(*shape).to(dtype))
         codes = quantizer.codes_of(values, qparams)
         same = torch.equal(quantizer.dequantize(codes, qparams).to(dtype), values)
-        require(same, f"has other values in {dtype} than its codes stand for")
+        require(same, f"has values in {dtype} that differ from decode(codes)")
         for order in ("order", "reorder"):
             read, scales = quantizer.unpack(quantizer.pack(codes, qparams, order=order), shape, order=order)
             same = torch.equal(quantizer.dequantize(read, scales).to(dtype), values)
-            require(same, f"reads other values back from bytes in the order '{order}' than it wrote")
+            require(same, f"reads back different values than it wrote, in the order '{order}'")
 
 
 @check("scheme")
@@ -97,7 +97,7 @@ def rounds_weights(subject: Subject) -> None:
     not nothing."""
     error = _error_of_weights(_weight_quantizer(subject))
     require(error > 1e-6, "does not round at all")  # what a division and a product leave in float32
-    require(error < 1, f"rounds a normal weight with a relative error of {error:.3g}: zeros are as near")
+    require(error < 1, f"rounds a normal weight with a relative error of {error:.3g}: zeros would be as good")
 
 
 @check("scheme", level="advisory")
@@ -106,7 +106,7 @@ def errs_as_its_bits_allow(subject: Subject) -> None:
     bits."""
     quantizer = _weight_quantizer(subject)
     error, most = _error_of_weights(quantizer), _most_error(quantizer)
-    require(error <= most, f"rounds a normal weight with a relative error of {error:.3g}; for its bits at most {most:.3g} is wanted")
+    require(error <= most, f"rounds a normal weight with a relative error of {error:.3g}; for its bits at most {most:.3g} is allowed")
 
 
 def _error_of_weights(quantizer: TensorQuantizer) -> float:
@@ -125,15 +125,17 @@ def serves_activations(subject: Subject) -> None:
         x = _data(2, 3, 4, width).to(dtype)
         module = _input_module(spec, x)
         whole = module(x)
-        require(whole.shape == x.shape and whole.dtype is dtype, f"makes {whole.dtype} of shape {list(whole.shape)} of an input in {dtype}")
-        require(bool(whole.isfinite().all()), f"makes NaN or infinity of an input in {dtype}")
+        require(
+            whole.shape == x.shape and whole.dtype is dtype, f"returns {whole.dtype} of shape {list(whole.shape)} for an input in {dtype}"
+        )
+        require(bool(whole.isfinite().all()), f"turns an input in {dtype} into NaN or infinity")
         error = float((whole - x).float().norm() / x.float().norm())
         most = _most_error(module.quantizer)
-        require(error <= most, f"changes a normal input by {error:.3g}; for its bits at most {most:.3g} is wanted")
+        require(error <= most, f"changes a normal input by {error:.3g}; for its bits at most {most:.3g} is allowed")
         for part in (x[0], x[0, 0], x[:, :, 0], x[:0]):
             require(module(part).shape == part.shape, f"does not keep the shape {list(part.shape)} of an input")
         same = torch.equal(module(x.transpose(0, 1)), whole.transpose(0, 1))
-        require(same, "quantizes a transposed input to other values than the input")
+        require(same, "quantizes a transposed input differently from the input")
 
 
 def _input_module(spec: object, x: Tensor) -> QuantizerModule:
@@ -170,13 +172,13 @@ def refuses_or_serves_ragged_groups(subject: Subject) -> None:
     codes = quantizer.codes_of(values, qparams)
     read, scales = quantizer.unpack(quantizer.pack(codes, qparams, order="order"), (width, width), order="order")
     same = torch.equal(quantizer.dequantize(codes, qparams), values) and torch.equal(quantizer.dequantize(read, scales), values)
-    require(same, f"{planned}, and its codes or bytes stand for other values than the rounded ones")
+    require(same, f"{planned}, but its codes or bytes decode to different values")
     worst, most = float(((values - x).norm(dim=0) / x.norm(dim=0)).max()), _most_error(quantizer)
-    require(worst <= most, f"{planned}, and changes a column by {worst:.3g}; for its bits at most {most:.3g} is wanted")
+    require(worst <= most, f"{planned}, but changes a column by {worst:.3g}; for its bits at most {most:.3g} is allowed")
 
 
 @check("scheme")
 def shares_global_scales_that_are_there(subject: Subject) -> None:
     """A record that says ``shares_global_scale`` has weights with one scale over the whole tensor."""
-    assume(subject.record.shares_global_scale, "its record does not say shares_global_scale")
-    require(_weight_quantizer(subject).has_tensor_scale, "says shares_global_scale, and its weights have no scale over the whole tensor")
+    assume(subject.record.shares_global_scale, "its record does not set shares_global_scale")
+    require(_weight_quantizer(subject).has_tensor_scale, "sets shares_global_scale, but its weights have no scale over the whole tensor")
