@@ -178,7 +178,7 @@ def test_rotations_of_a_user_stream_are_run_and_reloaded(tmp_path: Path) -> None
 
 
 def test_user_streams_that_leave_a_layer_out_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"leave out model\.layers\.1\.self_attn\.[kv]_proj"):
+    with pytest.raises(ConfigError, match=r"lack model\.layers\.1\.self_attn\.[kv]_proj"):
         run([user_stream_settings(next_modules=["model.layers.layer_id.self_attn.q_proj"])], "int4_wo_32")
 
 

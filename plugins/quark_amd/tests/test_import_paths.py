@@ -1,4 +1,4 @@
-"""AMD Quark's import paths: their objects, names of plugins, and errors where one is missing."""
+"""AMD Quark's import paths: their objects, names of plugins, and errors if one is missing."""
 
 from __future__ import annotations
 

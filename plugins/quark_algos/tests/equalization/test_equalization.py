@@ -109,7 +109,7 @@ def test_the_reference_preset_keeps_what_does_harm_and_says_how_much(caplog: pyt
     worse = [n for n, f in validated(model).items() if f["error_after"] >= f["error_before"] - f["standard_error"]]
     assert worse
     assert all(applied(model).values())
-    assert sum("times as large on 48 held-out tokens" in r.message for r in caplog.records) == len(worse)
+    assert sum("on 48 held-out tokens" in r.message for r in caplog.records) == len(worse)
 
 
 def test_what_is_taken_back_leaves_no_trace() -> None:
@@ -143,7 +143,7 @@ def test_a_mapping_that_a_variant_of_the_family_breaks_is_left_out_in_every_bloc
         layer.mlp.down_proj.register_forward_pre_hook(lambda module, arguments: (torch.tanh(arguments[0]),))
     with caplog.at_level(logging.WARNING):
         model = ModelQuantizer(config("smoothquant", preset="reference")).quantize_model(model, DATA)
-    refused = [r.getMessage() for r in caplog.records if "a variant that differs from its template" in r.getMessage()]
+    refused = [r.getMessage() for r in caplog.records if "differs from its template" in r.getMessage()]
     assert len(refused) == 1
     assert "up_proj" in refused[0]
     kept = scales(model)
@@ -387,5 +387,5 @@ def test_a_condition_that_is_no_comparison_of_shapes_is_refused(text: str) -> No
 def test_an_entry_without_layers_is_refused() -> None:
     made = config(None)
     made.algo_config = [AWQConfig(scaling_layers=[{"prev_op": "mlp.up_proj"}])]
-    with pytest.raises(ConfigError, match="names its 'prev_op' and its 'layers'"):
+    with pytest.raises(ConfigError, match="needs 'prev_op' and 'layers'"):
         ModelQuantizer(made).quantize_model(float_model(), DATA)

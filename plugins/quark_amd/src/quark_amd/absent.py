@@ -21,14 +21,14 @@ class NotOfferedError(QuarkError, ImportError):
 
 PAGE = "docs/how-to/from-amd-quark.md"
 
-_PRUNING = "pruning is not offered: prune the model with another library, and quantize the result"
-_QAT = "quantization-aware training is not offered: --algorithm tuning tunes codes and scales on calibration data"
-_DIFFUSERS = "SVDQuant and diffusion pipelines are not offered: quantize the network of a pipeline as any torch module"
-_TRAINED = "learned rotations are not offered: RotationConfig with random_r1 and preset='best' needs no training"
-_OWN = "algorithms are added by a plugin (docs/plugins/rounding.md, docs/plugins/transform.md), and not in this registry"
-_TWO_BIT = "TwoBitScalar is not offered: layers with Dtype.int2 and the algorithm tuning have two bits too"
-_MIXED = "this API is not offered: quark quantize --mixed chooses schemes layer by layer"
-_VLLM = "vLLM's worker and online quantization are not offered: export the model, and serve that"
+_PRUNING = "pruning is not supported: prune the model with another library, then quantize the result"
+_QAT = "quantization-aware training is not supported: use --algorithm tuning, which tunes codes and scales on calibration data"
+_DIFFUSERS = "SVDQuant and diffusion pipelines are not supported: quantize a pipeline's network like any torch module"
+_TRAINED = "learned rotations are not supported: use RotationConfig with random_r1 and preset='best', which needs no training"
+_OWN = "this registry does not exist: add algorithms with a plugin (docs/plugins/rounding.md, docs/plugins/transform.md)"
+_TWO_BIT = "TwoBitScalar is not supported: use Dtype.int2 with the algorithm tuning"
+_MIXED = "this API is not supported: use quark quantize --mixed, which chooses schemes layer by layer"
+_VLLM = "vLLM's worker and online quantization are not supported: export the model and serve the export"
 _INTERNAL = "it is internal to AMD Quark"
 
 _MODULES: Mapping[str, str] = MappingProxyType(
@@ -44,19 +44,19 @@ _MODULES: Mapping[str, str] = MappingProxyType(
         "quark.torch.utils.diffusers": _DIFFUSERS,
         "quark.torch.utils.accelerate_helper": _INTERNAL,
         "quark.torch.utils.module_replacement": _INTERNAL,
-        "quark.torch.extensions": "the Brevitas extension is not offered: use Brevitas itself",
+        "quark.torch.extensions": "the Brevitas extension is not supported: use Brevitas itself",
         "quark.torch.integrations": _DIFFUSERS,
         "quark.integrations": _DIFFUSERS,
         "quark.online_quantization": _VLLM,
-        "quark.contrib.mince": "the choice of calibration sets is not offered: give the data that you chose as --calib",
-        "quark.experimental.cli": "its commands are those of quark: quark quantize --template-file takes a template from a JSON file",
+        "quark.contrib.mince": "the choice of calibration sets is not supported: give your own data with --calib",
+        "quark.experimental.cli": "its commands are part of quark: use quark quantize --template-file with a JSON file",
         "quark.experimental.torch.mix_precision": _MIXED,
         "quark.experimental.torch.mixed_precision_planner": _MIXED,
         "quark.experimental.torch.twobitscalar": _TWO_BIT,
         "quark.experimental.torch.plugin": _VLLM,
-        "quark.experimental": "its experimental parts are not offered but for AutoRound",
+        "quark.experimental": "its experimental parts are not supported, except AutoRound",
         "quark.onnx": "ONNX models are not quantized here: quantize the torch model, and use export_onnx",
-        "quark.shapeshifter": "it is not offered",
+        "quark.shapeshifter": "it is not supported",
     }
 )
 """By module; for all below it too."""

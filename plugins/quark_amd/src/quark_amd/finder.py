@@ -125,13 +125,13 @@ def _modules_of_plugins() -> Mapping[str, Mapping[str, Reference]]:
 def _example(module: str) -> ModuleType:
     """Return the module of the examples behind a public one.
 
-    Raises MissingPluginError where they are not installed.
+    Raises MissingPluginError if they are not installed.
     """
     target = IN_EXAMPLES[module]
     if importlib.util.find_spec(target.partition(".")[0]) is None:
         raise MissingPluginError(
-            f"{module} is for AMD Quark's example scripts and does not come with quark-amd: pip install examples/from_amd_quark, "
-            "of this project's repository",
+            f"{module} is part of AMD Quark's example scripts, not of quark-amd: pip install examples/from_amd_quark from this project's "
+            f"repository",
             name=module,
         )
     return import_module(target)

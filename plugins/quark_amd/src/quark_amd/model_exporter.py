@@ -43,7 +43,7 @@ class ModelExporter:
         overwrite: bool = False,
         **kwargs: Any,
     ) -> None:
-        """Write a checkpoint in Hugging Face form, with its tokenizer where one is given.
+        """Write a checkpoint in Hugging Face form, with its tokenizer if one is given.
 
         Args:
             model: A quantized model.
@@ -57,9 +57,8 @@ class ModelExporter:
         json_config = self.config.json_export_config
         if json_config.weight_merge_groups:
             get_logger(__name__).warning(
-                "weight_merge_groups is without effect: to give one scale to weights that are quantized already, an export would have to "
-                "round them again. Set shared_scale_groups in the QConfig (--share-fused-scales), so that they are rounded to one from "
-                "the start."
+                "weight_merge_groups has no effect, since an export does not round weights again. Set shared_scale_groups in the QConfig "
+                "(--share-fused-scales) before you quantize."
             )
         options = ExportOptions(
             weight_format=json_config.weight_format,
@@ -134,7 +133,7 @@ class ModelExporter:
         """
         config: Any = getattr(model, "config", None)
         if model_type and model_type != getattr(config, "model_type", model_type):
-            raise ConfigError(f"model_type='{model_type}', and this model's config says '{config.model_type}': give that, or ''")
+            raise ConfigError(f"model_type='{model_type}', but this model's config says '{config.model_type}': give that, or ''")
         tokenizer = None
         if tokenizer_path is not None:
             path = Path(tokenizer_path)
@@ -162,8 +161,8 @@ def export_onnx(
 
     Args:
         model: A quantized model.
-        output_dir: As of `quark.checkpoint.export_safetensors`; a checkpoint that lies there stays.
-        input_args: As of `ModelExporter.export_onnx_model`, like all others but the last.
+        output_dir: As in `quark.checkpoint.export_safetensors`; a checkpoint that lies there stays.
+        input_args: As in `ModelExporter.export_onnx_model`, like all others but the last.
         opset_version: Likewise.
         input_names: Likewise.
         output_names: Likewise.
@@ -185,8 +184,8 @@ def export_gguf(model: nn.Module, output_dir: str | Path, model_type: str = "", 
 
     Args:
         model: A quantized model.
-        output_dir: As of `quark.checkpoint.export_safetensors`; a checkpoint that lies there stays.
-        model_type: As of `ModelExporter.export_gguf_model`.
+        output_dir: As in `quark.checkpoint.export_safetensors`; a checkpoint that lies there stays.
+        model_type: As in `ModelExporter.export_gguf_model`.
         tokenizer_path: Likewise; None takes the tokenizer beside the float checkpoint.
 
     Raises:

@@ -24,7 +24,7 @@ def not_offered(name: str, instead: str) -> Callable[..., Any]:
     """
 
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
-        raise UnsupportedError(f"{name} is not offered: {instead}")
+        raise UnsupportedError(f"{name} is not supported: {instead}")
 
     refuse.__name__ = refuse.__qualname__ = name
     refuse.__doc__ = f"Refuse the call with an UnsupportedError: {instead}."

@@ -20,7 +20,7 @@ from quark.models.hf.json_files import links_followed
 
 __all__ = ["load_params", "save_params"]
 
-_GRAPHS = "a model that was quantized in FX graph mode is saved and loaded by torch.export.save and torch.export.load, or by export_onnx"
+_GRAPHS = "a model quantized in FX graph mode cannot be saved this way: use torch.export.save and torch.export.load, or export_onnx"
 _NAMES = {".json": "config.json", ".safetensors": "model.safetensors"}
 """The name of each file in a checkpoint of the Quark layout, by its ending."""
 
@@ -102,11 +102,11 @@ def load_params(
     if quant_mode is not QuantizationMode.eager_mode or pth_path:
         raise UnsupportedError(_GRAPHS)
     if model is None:
-        raise ConfigError("load_params fills a model: give the float model of the same structure")
+        raise ConfigError("load_params needs a model to fill: give the float model of the same structure")
     with tempfile.TemporaryDirectory(prefix="quark-load-params-") as temporary:
         for (suffix, name), path in zip(_NAMES.items(), (json_path, safetensors_path), strict=True):
             if not Path(path).is_file():
-                raise CheckpointError(f"there is no file '{path}': give the two paths of save_params, of which this one ends in {suffix}")
+                raise CheckpointError(f"there is no file '{path}': give the two paths that save_params wrote; this one ends in {suffix}")
             represent(Path(path), Path(temporary) / name)
         device = next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
         with links_followed():

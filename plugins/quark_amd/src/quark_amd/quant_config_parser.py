@@ -25,7 +25,7 @@ _CACHE = QTensorConfig(dtype="fp8_e4m3", qscheme="per_tensor", observer_cls="Per
 
 
 def get_layer_quant_config(quant_config: QConfig, layer_type: type[nn.Module], layer_name: str) -> QLayerConfig | None:
-    """Return the configuration of the layer ``layer_name``, None where it stays float.
+    """Return the configuration of the layer ``layer_name``, None if it stays float.
 
     `quark.models.plan.rules.layer_config_for` decides it.
     """
@@ -89,8 +89,8 @@ class QuantConfigParser:
         layer = reader.layer_config(quant_config)
         if layer is None:
             raise UnsupportedError(
-                f"a quantization_config with quant_method '{method}' does not say alone how each layer is quantized: load the checkpoint, "
-                "with import_model_from_safetensors"
+                f"a quantization_config with quant_method '{method}' does not say how each layer is quantized: load the whole checkpoint "
+                f"with import_model_from_safetensors"
             )
         if is_kv_cache and not kv_layers_name:
             raise ConfigError("is_kv_cache=True needs kv_layers_name: patterns such as ['*k_proj', '*v_proj']")

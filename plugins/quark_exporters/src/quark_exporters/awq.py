@@ -52,7 +52,7 @@ _SHIFT = 8
 
 def _scale_type(_: object, attribute: object, value: str) -> None:
     if value not in SCALE_TYPES:
-        raise ConfigError(f"scale_type is {value!r}, which is none of: {', '.join(SCALE_TYPES)}")
+        raise ConfigError(f"scale_type is {value!r}: use one of {', '.join(SCALE_TYPES)}")
 
 
 @attrs.frozen
@@ -68,21 +68,21 @@ class AwqStorage:
     def why_not(self, config: QLayerConfig, shape: tuple[int, ...]) -> str | None:
         """As `quark.checkpoint.LayerStorage.why_not`."""
         if config.input_tensors is not None:
-            return "AWQ quantizes weights alone, and its input is quantized"
+            return "its input is quantized, but AWQ quantizes only weights"
         if config.weight is None:
             return "its weight is float"
         specs = canonicalize(config.weight)
         weight, names = specs[0], " → ".join(level.dtype.name for level in specs)
         kind = (len(specs), weight.dtype.name, bool(weight.symmetric))
         if kind not in ((1, "int4", True), (1, "uint4", False)):
-            return f"AWQ holds int4 without and uint4 with zero points, and not {names} {'without' if weight.symmetric else 'with'} them"
+            return f"AWQ holds int4 without zero points and uint4 with them, not {names} {'without' if weight.symmetric else 'with'} them"
         if _group_size_of(config) is None:
-            return f"AWQ has scales for groups of input channels, and not {qscheme_of(weight)}"
+            return f"AWQ has scales for groups of input channels, not {qscheme_of(weight)}"
         if weight.scale_format not in (None, "float32"):
-            return f"AWQ keeps scales as floating-point numbers, and these are {weight.scale_format}"
+            return f"AWQ stores scales as floating-point numbers, not {weight.scale_format}"
         if not weight.symmetric and weight.zero_point_type is ZeroPointType.float32:
-            return "AWQ has whole zero points, and these are real numbers (zero_point_type=float32)"
-        return f"AWQ packs {_PER_WORD} output channels into a word, and it has {shape[0]}" if shape[0] % _PER_WORD else None
+            return "AWQ has integer zero points, not real ones (zero_point_type=float32)"
+        return f"AWQ needs a multiple of {_PER_WORD} output channels, and it has {shape[0]}" if shape[0] % _PER_WORD else None
 
     def stored(self, layer: CodedLayer) -> dict[str, Tensor]:
         """As `quark.checkpoint.LayerStorage.stored`.
@@ -104,7 +104,7 @@ class AwqStorage:
         stored = scale.clamp(min=finfo.smallest_normal * finfo.eps).to(dtype)
         if not stored.is_meta and bool(stored.isinf().any()):
             raise UnsupportedError(
-                f"a scale is {float(scale.max()):.3g}, which {self.scale_type} cannot hold: export with the option scale_type=bfloat16"
+                f"a scale is {float(scale.max()):.3g}, too large for {self.scale_type}: export with the option scale_type=bfloat16"
             )
         return stored
 
@@ -125,7 +125,7 @@ class AwqStorage:
 def _group_size_of(config: QLayerConfig) -> int | None:
     """Return how many input channels of a weight share a scale, -1 for all.
 
-    None where scales are shared otherwise.
+    None if scales are shared otherwise.
     """
     assert config.weight is not None
     weight = canonicalize(config.weight)[0]
@@ -165,9 +165,9 @@ class AwqExporter(LinearExporter):
         sizes = {_group_size_of(config) for config in coded_rows(content.plan).values() if config.weight is not None}
         if not reasons and len(sizes) != 1:
             said = ", ".join("whole rows" if size == -1 else str(size) for size in sorted(map(int, filter(None, sizes))))
-            yield "", f"all its layers have groups of one size, and here are groups of {said or 'no size, since nothing is quantized'}"
+            yield "", f"it needs one group size for all layers, and the layers have {said or 'none, since nothing is quantized'}"
         if any(row.states for row in content.plan.attentions):
-            yield "", "it has no place for scales of the cache"
+            yield "", "it stores no scales of the KV cache"
 
     def quantization_config(self, content: CheckpointContent, options: ExportOptions) -> dict[str, Any]:
         """As `CheckpointExporter.quantization_config`.
@@ -211,11 +211,11 @@ class AwqReader(LinearReader):
         has_zeros = block.get("zero_point") is not False
         if bits != 4 or version != "gemm" or not has_zeros:
             raise UnsupportedError(
-                f"this checkpoint is of AWQ with bits={bits!r}, version={version!r} and {'' if has_zeros else 'no '}zero points; 4 bits "
-                "in the version 'gemm' with zero points are read"
+                f"this AWQ checkpoint has bits={bits!r}, version={version!r} and {'' if has_zeros else 'no '}zero points; only 4 bits, "
+                f"version 'gemm', with zero points can be read"
             )
         if not isinstance(size, int) or isinstance(size, bool) or (size < 1 and size != -1):
-            raise ConfigError(f"quantization_config says group_size={size!r}, and a positive number is expected, or -1")
+            raise ConfigError(f"quantization_config says group_size={size!r}: a positive number or -1 is expected")
         settings: dict[str, Any] = {"symmetric": False, "zero_point_type": "int32"}
         if size == -1:
             return QLayerConfig(weight=spec_of_layout("uint4", "per_channel", ch_axis=0, **settings))
@@ -236,7 +236,7 @@ class AwqDequantizer:
 def _float_tensor(layer: str, config: QLayerConfig, stored: Mapping[str, Tensor]) -> FloatTensor:
     names = {leaf: f"{layer}.{leaf}" for leaf in ("qweight", "qzeros", "scales")}
     if missing := [name for name in names.values() if name not in stored]:
-        raise CheckpointError(f"the checkpoint has no '{missing[0]}', without which its layer cannot be dequantized: fetch it again")
+        raise CheckpointError(f"the checkpoint lacks '{missing[0]}', so its layer cannot be dequantized: download it again")
     quantizer, storage = weight_quantizer(config), AwqStorage()
     columns, words, *_ = (*stored[names["qweight"]].shape, 0, 0)
     shape = (8 * words, columns)
@@ -245,7 +245,7 @@ def _float_tensor(layer: str, config: QLayerConfig, stored: Mapping[str, Tensor]
     if any(leaf not in expected or misfit(stored[name], expected[leaf]) for leaf, name in names.items()):
         shapes = ", ".join(f"{leaf} {stored[name].dtype} {list(stored[name].shape)}" for leaf, name in names.items())
         size = getattr(config.weight, "group_size", None) or "whole rows"
-        raise CheckpointError(f"'{layer}' has {shapes}, which do not fit each other in groups of {size}: it is damaged")
+        raise CheckpointError(f"'{layer}' has {shapes}, which do not match in groups of {size}: the checkpoint is damaged")
 
     (codes,) = layer_codes(layer, config, shape, storage, names)
 

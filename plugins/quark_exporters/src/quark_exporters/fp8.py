@@ -4,7 +4,7 @@
 tensor                 contents
 =====================  ========================================================================
 ``weight``             E4M3 codes ``[O, I]``
-``weight_scale``       float32 ``[]``, a factor, where the tensor has one scale
+``weight_scale``       float32 ``[]``, a factor, if the tensor has one scale
 ``weight_scale_inv``   float32 ``[O / rows, I / columns]``, factors of blocks, whatever the name says
 ``input_scale``        float32 ``[]``, of a static input
 =====================  ========================================================================
@@ -46,20 +46,20 @@ class Fp8Storage:
     def why_not(self, config: QLayerConfig, shape: tuple[int, ...]) -> str | None:
         """As `quark.checkpoint.LayerStorage.why_not`."""
         if config.weight is None or config.input_tensors is None:
-            return "its weights and inputs are both quantized, and here one of them is float"
+            return "it needs quantized weights and inputs, but one of them is float"
         weights, inputs = canonicalize(config.weight), canonicalize(config.input_tensors)
         names = " → ".join(level.dtype.name for level in (*weights, *inputs))
         if not all(_is_plain(levels) for levels in (weights, inputs)):
-            return f"it holds FP8 (E4M3) weights and inputs without zero points, with scales in floating point, and not {names}"
+            return f"it holds FP8 (E4M3) weights and inputs without zero points and with floating-point scales, not {names}"
         if qscheme_of(weights[0]) not in ("per_tensor", "per_block") or weights[0].is_dynamic:
-            return f"it has a scale for each weight, or for each block of one, and not {qscheme_of(weights[0])}"
+            return f"it has one scale for each weight or for each block of a weight, not {qscheme_of(weights[0])}"
         if _activation_scheme(config) is None:
             wanted = "static with one scale, or dynamic with one for each token"
             block = _block_size_of(config)
             if block is not None:
                 wanted = f"dynamic in groups of {block[1]}, the columns of its blocks"
             return (
-                f"inputs of such weights are {wanted}, and not {qscheme_of(inputs[0])}, {'dynamic' if inputs[0].is_dynamic else 'static'}"
+                f"inputs of such weights must be {wanted}, not {qscheme_of(inputs[0])}, {'dynamic' if inputs[0].is_dynamic else 'static'}"
             )
         return None
 
@@ -78,7 +78,7 @@ class Fp8Storage:
 
 
 def _block_size_of(config: QLayerConfig) -> tuple[int, int] | None:
-    """Return rows and columns of the blocks of a weight; None where it has one scale."""
+    """Return rows and columns of the blocks of a weight; None if it has one scale."""
     assert config.weight is not None
     return canonicalize(config.weight)[0].block_size
 
@@ -86,7 +86,7 @@ def _block_size_of(config: QLayerConfig) -> tuple[int, int] | None:
 def _activation_scheme(config: QLayerConfig) -> str | None:
     """Return ``"static"`` or ``"dynamic"`` as readers of the layout quantize the input of a layer.
 
-    None where they do not.
+    None if they do not.
     """
     assert config.input_tensors is not None
     inputs, block = canonicalize(config.input_tensors)[0], _block_size_of(config)
@@ -110,7 +110,7 @@ def _is_plain(levels: tuple[QTensorConfig, ...]) -> bool:
 def _block_size(block: Mapping[str, Any]) -> tuple[int, int] | None:
     """Return rows and columns of the blocks that share a scale, as a ``quantization_config`` says.
 
-    None where it says none.
+    None if it says none.
 
     Raises:
         ConfigError: It says something else.
@@ -119,7 +119,7 @@ def _block_size(block: Mapping[str, Any]) -> tuple[int, int] | None:
     if size is None:
         return None
     if not (isinstance(size, list) and len(size) == 2 and all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in size)):
-        raise ConfigError(f"quantization_config says weight_block_size={size!r}, and two numbers are expected, such as [128, 128]")
+        raise ConfigError(f"quantization_config says weight_block_size={size!r}: two numbers are expected, such as [128, 128]")
     return size[0], size[1]
 
 
@@ -143,7 +143,7 @@ class Fp8Exporter(LinearExporter):
             said = "; ".join(
                 f"{scheme} inputs, {'one scale' if block is None else f'blocks of {block}'}" for scheme, block in sorted(kinds, key=str)
             )
-            yield "", f"all its layers are quantized alike, and here are: {said or 'none'}"
+            yield "", f"it needs the same scheme for all layers, but the layers have: {said or 'none'}"
 
     def warn(self, content: CheckpointContent, options: ExportOptions) -> None:
         """Warn that transformers takes weights with one scale for unscaled ones.
@@ -152,8 +152,8 @@ class Fp8Exporter(LinearExporter):
         """
         if any(_block_size_of(config) is None for config in coded_rows(content.plan).values()):
             get_logger(__name__).warning(
-                "FP8 weights with one scale have it as vLLM and SGLang name it, weight_scale. transformers' reader of quant_method 'fp8' "
-                "knows weight_scale_inv, of blocks, and would compute with unscaled codes: for transformers, export as compressed_tensors"
+                "transformers' reader of quant_method 'fp8' ignores weight_scale, the name that vLLM and SGLang read, and would compute "
+                "with unscaled codes. For transformers, export as compressed_tensors"
             )
 
     def quantization_config(self, content: CheckpointContent, options: ExportOptions) -> dict[str, Any]:
@@ -195,11 +195,11 @@ class Fp8Reader(LinearReader):
         scale_format = block.get("scale_fmt")
         if method != "fp8" or scale_format not in (None, "float", "ue8m0") or scheme not in ("static", "dynamic"):
             raise UnsupportedError(
-                f"this checkpoint is of the quant_method {method!r} with activation_scheme={scheme!r}, scale_fmt={scale_format!r}: "
-                "it is read as a source only"
+                f"this checkpoint is of the quant_method {method!r} with activation_scheme={scheme!r}, scale_fmt={scale_format!r}: use it "
+                f"as a source of quark quantize only"
             )
         if size is not None and scheme == "static":
-            raise UnsupportedError("this checkpoint has FP8 blocks and static inputs, which no reader of its layout computes")
+            raise UnsupportedError("this checkpoint has FP8 blocks and static inputs, a combination that no reader of its layout supports")
         if size is not None:
             scales = _UE8M0 if scale_format == "ue8m0" else {}
             inputs = spec_of_layout("fp8_e4m3", "per_group", ch_axis=-1, group_size=size[1], is_dynamic=True, **scales)
@@ -234,7 +234,7 @@ class Fp8Dequantizer:
                 yield one if config is None else attrs.evolve(one, layers=_layers(one, config, stored))
             elif scale is not None and scale.endswith("_inv"):
                 kind = str(tensor.dtype).removeprefix("torch.")
-                raise CheckpointError(f"'{name}' is stored as {kind} and has FP8 scales in '{scale}': the checkpoint is damaged")
+                raise CheckpointError(f"'{name}' is stored as {kind} but has FP8 scales in '{scale}': the checkpoint is damaged")
 
 
 def _config(block: Mapping[str, Any]) -> QLayerConfig | None:

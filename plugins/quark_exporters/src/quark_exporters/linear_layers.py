@@ -46,7 +46,7 @@ class LinearExporter(CheckpointExporter):
         reasons = list(super().reasons(content, options))
         yield from ((name, reason) for name, reason in reasons if not name)
         if names := content.config.run_time_algorithms:
-            yield "", f"the algorithm {', '.join(names)} runs with the model, which its readers do not know"
+            yield "", f"the algorithm {', '.join(names)} runs with the model, but the layout's readers do not know it"
         yield from _cache_reasons(content)
         yield from ((name, reason) for name, reason in reasons if name)
 
@@ -74,17 +74,17 @@ def _cache_reasons(content: CheckpointContent) -> Iterator[tuple[str, str]]:
     inside = {layer for row in content.plan.attentions for layer, _ in row.states.values()}
     for row in content.plan.attentions:
         if row.probabilities is not None or QUERY in row.states:
-            yield row.name, "it has no place for scales of queries and of attention probabilities"
+            yield row.name, "it stores no scales of queries and of attention probabilities"
         elif KEY in row.states or VALUE in row.states:
             if not {KEY, VALUE} <= row.states.keys():
-                yield row.name, "it has one scheme for the cache, and here keys or values alone are quantized"
+                yield row.name, "it has one scheme for the whole KV cache, but only keys or only values are quantized"
             elif any(not _is_fp8_per_tensor(spec) for _, spec in row.states.values()):
-                yield row.name, "it stores the cache in FP8 (E4M3) with one static scale"
+                yield row.name, "it supports only an FP8 (E4M3) KV cache with one static scale"
     for plan_row in content.plan.quantized:
         if plan_row.quantized_to.output_tensors is not None and plan_row.name not in inside:
             yield (
                 plan_row.name,
-                "it stores scales of the cache as attention caches keys and values, and here outputs of projections are rounded: set "
+                "it stores scales of keys and values as attention caches them, but this model rounds outputs of projections: set "
                 "kv_cache_post_rope=True, or leave output_tensors out",
             )
 
@@ -137,9 +137,9 @@ def refuse_others(layer: str, stored: Mapping[str, Tensor], announced: Mapping[s
         CheckpointError: One is missing, has another dtype or shape, or is not announced.
     """
     if missing := [name for leaf in announced if (name := f"{layer}.{leaf}") not in stored]:
-        raise CheckpointError(f"the checkpoint lacks {folded(missing)}, without which '{layer}' cannot be read: fetch it again")
+        raise CheckpointError(f"the checkpoint lacks {folded(missing)}, so '{layer}' cannot be read: download it again")
     others = [leaf for leaf in _SCALES if leaf not in announced and leaf not in may_be]
     refuse_unannounced([name for leaf in others if (name := f"{layer}.{leaf}") in stored], layer)
     for leaf, wanted in announced.items():
         if error := misfit(stored[f"{layer}.{leaf}"], wanted):
-            raise CheckpointError(f"'{layer}.{leaf}' {error}: the checkpoint is damaged, or of something else")
+            raise CheckpointError(f"'{layer}.{leaf}' {error}: the checkpoint is damaged, or belongs to another model")

@@ -48,7 +48,7 @@ class Mxfp4Dequantizer:
                 has = f"scales {stored[scales].dtype} {list(stored[scales].shape)}" if scales in stored else "no scales"
                 raise CheckpointError(
                     f"'{blocks}' {list(tensor.shape)} has {has}; MXFP4 experts have blocks [experts, O, I / 32, {_BYTES}] and scales "
-                    "[experts, O, I / 32]: the checkpoint is damaged, or stored in another way"
+                    "[experts, O, I / 32]: the checkpoint is damaged, or has another layout"
                 )
             yield _float_tensor(name, blocks, scales, tuple(tensor.shape))
 

@@ -51,7 +51,7 @@ _LAYOUTS = (
     ),
     ExporterRecord(
         name="fp8",
-        summary="FP8 with one scale or a scale for each block, as of DeepSeek-V3, read by vLLM, SGLang and transformers",
+        summary="FP8 with one scale or block scales, as in DeepSeek-V3, read by vLLM, SGLang and transformers",
         exporter="quark_exporters.fp8:Fp8Exporter",
         reader="quark_exporters.fp8:Fp8Reader",
         dequantizer="quark_exporters.fp8:Fp8Dequantizer",
@@ -79,7 +79,7 @@ _LAYOUTS = (
     ),
     ExporterRecord(
         name="mxfp4",
-        summary="MXFP4 experts, as of gpt-oss; read as a source",
+        summary="MXFP4 experts, as in gpt-oss; read as a source",
         dequantizer="quark_exporters.mxfp4:Mxfp4Dequantizer",
         quant_methods=("mxfp4",),
     ),

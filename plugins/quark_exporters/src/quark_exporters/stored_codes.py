@@ -69,13 +69,15 @@ class ScaleBlocks:
         """
         grid = _grid(shape, scale)
         if grid is None or len(shape) < 2:
-            raise CheckpointError(f"'{name}' {list(shape)} has scales of the shape {list(scale)}, which do not fit it: it is damaged")
+            raise CheckpointError(
+                f"'{name}' {list(shape)} has scales of the shape {list(scale)}, which do not match: the checkpoint is damaged"
+            )
         said_rows, said_columns = (None, None) if block is None or (grid[-1] == 1 and grid[-2] in (1, shape[-2])) else block
         rows, columns = _size(shape[-2], grid[-2], said_rows), _size(shape[-1], grid[-1], said_columns)
         if rows is None or columns is None:
             said = "" if block is None else f" in blocks of {block[0]} x {block[1]}"
             raise CheckpointError(
-                f"'{name}' {list(shape)} has scales of the shape {list(scale)}, which do not divide it{said}: it is damaged"
+                f"'{name}' {list(shape)} has scales of the shape {list(scale)}, which do not divide it{said}: the checkpoint is damaged"
             )
         return cls(grid, max(1, rows), max(1, columns))
 
@@ -86,7 +88,7 @@ class ScaleBlocks:
             codes: ``[…, O, I]``, of any dtype that converts to float32.
             scale: Of as many elements as ``grid``; E8M0 codes in bytes (uint8) are powers of two.
             zero_point: As ``scale``, or None.
-            dtype: Of the result.
+            dtype: Dtype of the result.
         """
         scales = _numbers(scale).reshape(self.grid)
         zero_points = None if zero_point is None else zero_point.float().reshape(self.grid)
@@ -113,7 +115,7 @@ class ScaleBlocks:
 
 
 def _grid(shape: tuple[int, ...], scale: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the shape of scales with an axis for rows and one for columns; None where they do not fit."""
+    """Return the shape of scales with an axis for rows and one for columns; None if they do not fit."""
     lead = shape[:-2]
     if len(scale) == len(shape) and scale[:-2] == lead:
         return scale
@@ -125,7 +127,7 @@ def _grid(shape: tuple[int, ...], scale: tuple[int, ...]) -> tuple[int, ...] | N
 
 
 def _size(length: int, count: int, said: int | None) -> int | None:
-    """Return how many of ``length`` elements share one of ``count`` scales; None where none fits."""
+    """Return how many of ``length`` elements share one of ``count`` scales; None if none fits."""
     if said is not None:
         return said if -(-length // said) == count else None
     return length // count if count and length % count == 0 else None
@@ -229,7 +231,7 @@ def streamed_codes(words: Tensor, bits: int) -> Tensor:
 
 
 def qscheme_of(spec: QTensorConfig) -> str | None:
-    """Return the name of the qscheme of a spec; None where it has none."""
+    """Return the name of the qscheme of a spec; None if it has none."""
     return None if spec.qscheme is None else spec.qscheme.name
 
 
@@ -252,13 +254,13 @@ def short_block(quantizer: TensorQuantizer, length: int) -> str | None:
     """Return that the last block of a row is shorter than the others, as a predicate; None if it is not.
 
     Args:
-        quantizer: Of a weight or an activation.
-        length: Of the tensor's last axis.
+        quantizer: Quantizer of a weight or an activation.
+        length: Length of the tensor's last axis.
     """
     granularity = quantizer.granularity
     if not isinstance(granularity, PerPaddedGroup) or length % granularity.size == 0:
         return None
-    return f"has {length} elements in a row, which blocks of {granularity.size} do not divide"
+    return f"has rows of {length} elements, which blocks of {granularity.size} do not divide"
 
 
 def short_block_of(config: QLayerConfig, shape: tuple[int, ...]) -> str | None:

@@ -85,7 +85,7 @@ def example(name: str) -> tuple[nn.Module, tuple[Any, ...]]:
     """Return a module whose graph has the operator of that name, and arguments of the module.
 
     Args:
-        name: Of a record of quark-core.
+        name: Name of a record of quark-core.
     """
     with torch.random.fork_rng():
         torch.manual_seed(0)

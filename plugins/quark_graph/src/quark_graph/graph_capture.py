@@ -72,15 +72,14 @@ def refuse_unfit_graph(model: fx.GraphModule) -> None:
     foreign = [node.name for node in model.graph.nodes if _is_foreign(node)]
     if foreign:
         raise ConfigError(
-            f"{len(foreign)} node(s) of this graph are no operators of torch ({folded(foreign)}), as torch.fx.symbolic_trace leaves them: "
-            f"{_HOW}"
+            f"{len(foreign)} node(s) of this graph are not torch operators ({folded(foreign)}), as after torch.fx.symbolic_trace: {_HOW}"
         )
     if bare := [node.name for node in model.graph.nodes if schema_name(node) and "val" not in node.meta]:
-        raise ConfigError(f"{len(bare)} node(s) of this graph do not say what they give ({folded(bare)}): {_HOW}")
+        raise ConfigError(f"{len(bare)} node(s) of this graph have no output metadata ({folded(bare)}): {_HOW}")
     training = [node.name for node in model.graph.nodes if (name := _TRAINING.get(schema_name(node) or "")) and arguments(node).get(name)]
     if training:
         raise ConfigError(
-            f"{len(training)} operator(s) of this graph work as in training ({folded(training)}): call model.eval(), then {_HOW}"
+            f"{len(training)} operator(s) of this graph are in training mode ({folded(training)}): call model.eval(), then {_HOW}"
         )
 
 

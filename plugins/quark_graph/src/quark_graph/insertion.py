@@ -102,10 +102,9 @@ def observe(model: fx.GraphModule, paths: Iterable[str], calls: Sequence[Call]) 
                 raise  # names its own cause and fix
             except Exception as error:
                 raise CalibrationError(
-                    f"the graph cannot be called with calibration batch {number} ({type(error).__name__}: {error}). Its inputs "
-                    f"are {_inputs(model)}, and a batch has nothing else, such as labels. Sizes are those of the capture: give batches of "
-                    "them, without a last, smaller one (drop_last=True) and without padding, which is taken out, so that each sequence is "
-                    "a smaller call; or capture the model with quark_graph.capture, which lets the batch vary"
+                    f"the graph cannot be called with calibration batch {number} ({type(error).__name__}: {error}). Give batches that "
+                    f"hold only its inputs ({_inputs(model)}) and have the sizes of the capture, without padding and without a smaller "
+                    f"last batch (drop_last=True); or capture the model with quark_graph.capture, which lets the batch size vary"
                 ) from error
     for path in paths:
         observed = model.get_submodule(path)
@@ -114,7 +113,7 @@ def observe(model: fx.GraphModule, paths: Iterable[str], calls: Sequence[Call]) 
         if not (is_finite(low) and is_finite(high)):
             raise NonFiniteError(
                 f"a tensor of '{path}' holds NaN or Inf during calibration: the model overflows there (float16?), or weights or data are "
-                "bad. Nothing has been changed",
+                f"bad. The model is unchanged; check these",
                 tensor=path,
             )
         observed.quantizer.set_qparams(observed.quantizer.quantizer.qparams_from(observed.observer))
@@ -160,7 +159,7 @@ class QuantizedParameter:
 def quantized_parameters(operators: Sequence[Operator], configs: Mapping[str, QLayerConfig | None]) -> list[QuantizedParameter]:
     """Return the weights and biases that are quantized.
 
-    ``configs`` as of `quark_graph.placement.place`.
+    ``configs`` as in `quark_graph.placement.place`.
     """
     parameters: dict[object, QuantizedParameter] = {}
     for operator in operators:
@@ -189,8 +188,8 @@ def refuse_unfit_parameters(model: fx.GraphModule, parameters: Sequence[Quantize
         )
     if wrong := [name for name, value in values.items() if not is_finite(value.detach())]:
         raise NonFiniteError(
-            f"NaN or Inf in {len(wrong)} parameter(s): {folded(wrong)}. Nothing has been changed. The checkpoint is damaged or comes from "
-            "a diverged run; repair it, or exclude what reads them",
+            f"NaN or Inf in {len(wrong)} parameter(s): {folded(wrong)}. The checkpoint is damaged or comes from a diverged run: repair "
+            f"it, or exclude the operators that read them",
             tensor=wrong[0],
         )
 

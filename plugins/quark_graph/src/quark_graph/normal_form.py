@@ -75,7 +75,8 @@ def _replace_writing(graph: fx.Graph) -> None:
     if wrong:
         raise UnsupportedError(
             f"{len(wrong)} operator(s) of this graph write to a buffer, or to a tensor that is read again ({folded(wrong)}): capture the "
-            "model with torch.export.export(model, example_inputs).run_decompositions({}).module(), or write it without such as add_"
+            "model with torch.export.export(model, example_inputs).run_decompositions({}).module(), or rewrite it without in-place "
+            "operators such as add_"
         )
 
 
@@ -100,7 +101,7 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def _functional(target: Any) -> Any:
-    """Return the operator of the same overload that gives a new tensor; None where there is none."""
+    """Return the operator of the same overload that gives a new tensor; None if there is none."""
     namespace, _, name = target._schema.name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None) if name.endswith("_") else None
     return getattr(packet, target._overloadname, None)
@@ -124,7 +125,7 @@ def _evaluate_weights(model: fx.GraphModule) -> None:
 
 
 def _constant(model: fx.GraphModule, node: fx.Node) -> Tensor | None:
-    """Return the value of a node that depends on parameters alone; None where it depends on inputs."""
+    """Return the value of a node that depends on parameters alone; None if it depends on inputs."""
     if node.op == "get_attr":
         return value_of(model, node)
     if node.op != "call_function":
@@ -221,7 +222,7 @@ def folded_parameters(
         bias: ``[out]``, or None.
         norm: With ``out`` channels.
         is_transposed: Whether the weight is ``[in, out / groups, …]``.
-        groups: Of a convolution.
+        groups: Groups of a convolution.
     """
     factor = torch.rsqrt(norm.variance.detach().double() + norm.eps)
     if norm.weight is not None:

@@ -26,8 +26,8 @@ class Operator:
     """An operator of a graph that a record describes.
 
     Attributes:
-        name: Of the module, where the module is this one operator (``"stem.0"``); else of the module and the
-            node (``"head.matmul"``).
+        name: Name of the module (``"stem.0"``), followed by the node if the module has several operators
+            (``"head.matmul"``).
         node: The node of the graph.
         record: What is known of the operator.
         names: All that patterns may call it: ``name``, the module's name where it is the operator, and the
@@ -68,7 +68,7 @@ class Operator:
     def argument(self, name: str | None) -> Any:
         """Return the value of an argument of the schema.
 
-        None where the operator has no such argument or it is left out.
+        None if the operator has no such argument or it is left out.
         """
         return None if name is None else arguments(self.node).get(name)
 
@@ -135,7 +135,7 @@ def _by_operator(registry: Registry[GraphOpRecord], revision: tuple[int, int]) -
         for target in registry.get(name).operators:
             if (other := owners.setdefault(target, name)) != name:
                 raise ConfigError(
-                    f"the operator {target} is described by two records, '{other}' of {registry.source(other)} and '{name}' of "
+                    f"two records describe the operator {target}, '{other}' of {registry.source(other)} and '{name}' of "
                     f"{registry.source(name)}: leave one out with QUARK_DISABLED_PLUGINS, or let one take the name of the other and say "
                     'replaces="..."'
                 )
@@ -145,7 +145,7 @@ def _by_operator(registry: Registry[GraphOpRecord], revision: tuple[int, int]) -
 def schema_name(node: fx.Node) -> str | None:
     """Return the full name of the operator that a node calls, such as ``"aten::add"``.
 
-    None where it calls none of torch's.
+    None if it calls none of torch's.
     """
     target = node.target
     return str(target._schema.name) if node.op == "call_function" and isinstance(target, torch._ops.OpOverload) else None

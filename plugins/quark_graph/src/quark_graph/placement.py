@@ -55,8 +55,8 @@ def place(operators: Sequence[Operator], configs: Mapping[str, QLayerConfig | No
       a grid already, or need not be.
 
     Args:
-        operators: Of the graph, in order.
-        configs: The configuration of each by the name of its node; None where it stays float.
+        operators: Operators of the graph, in order.
+        configs: The configuration of each by the name of its node; None if it stays float.
     """
     quantized = [(operator, config) for operator in operators if (config := configs[operator.node.name]) is not None]
     points = _Points()
@@ -144,7 +144,7 @@ class _Points:
                     each.group = shared[0].group
 
     def _point(self, tensor: fx.Node, quantizer: TensorQuantizer) -> Point | None:
-        """Return the point that gives a tensor quantized so; None where there is none."""
+        """Return the point that gives a tensor quantized so; None if there is none."""
         points = [*([self._outputs[tensor]] if tensor in self._outputs else []), *self._inputs.get(tensor, ())]
         return next((point for point in points if _is_same(point.quantizer, quantizer)), None)
 

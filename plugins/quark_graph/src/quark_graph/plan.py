@@ -31,11 +31,11 @@ class GraphRow:
     """The plan of one operator.
 
     Attributes:
-        name: Of the module that is this operator, or of the module and the node.
+        name: Name of the module that is this operator, or of the module and the node.
         node: Name of the node in the graph.
         operator: Name of the operator's record, such as ``"conv2d"``.
-        shape: Of its first output.
-        config: How it is quantized; None where it stays float.
+        shape: Shape of its first output.
+        config: How it is quantized; None if it stays float.
         reason: The rule that decided this.
     """
 
@@ -134,13 +134,13 @@ def _row(operator: Operator, config: QConfig) -> GraphRow:
 
 def _refuse_unsupported(config: QConfig) -> None:
     reasons = {
-        "algo_config": ("algorithms work on the blocks of a language model", "leave it out, or use eager mode"),
+        "algo_config": ("there are no algorithms, since they work on the blocks of a language model", "leave it out, or use eager mode"),
         "kv_cache_quant_config": ("a graph has no KV cache", "use eager mode"),
-        "softmax_quant_spec": ("softmax is an operator of its own here", 'give it layer_type_quant_config={"softmax": QLayerConfig(…)}'),
+        "softmax_quant_spec": ("softmax is a separate operator", 'give it layer_type_quant_config={"softmax": QLayerConfig(…)}'),
     }
     for field, (reason, fix) in reasons.items():
         if getattr(config, field):
-            raise UnsupportedError(f"{field} has no meaning in FX graph mode, where {reason}: {fix}")
+            raise UnsupportedError(f"{field} has no effect in FX graph mode, since {reason}: {fix}")
 
 
 def _type_name(key: type | str) -> str:
@@ -168,7 +168,7 @@ def _type_rules(operators: Sequence[Operator], config: QConfig) -> Iterator[Rule
         else:
             near = closest(name, known)
             hint = f"did you mean '{near}'? " if near else ""
-            problem = f"layer_type_quant_config names {name}, which is no type of operator; {hint}Types are {', '.join(known)}"
+            problem = f"layer_type_quant_config names {name}, which is not an operator type; {hint}the types are {', '.join(known)}"
         yield Rule("layer_type_quant_config", name, count, "" if count else problem)
 
 
@@ -183,8 +183,8 @@ def _unknown(graph: fx.Graph, operators: Sequence[Operator]) -> Iterator[str]:
     if nodes:
         which = "; ".join(f"{name} ({folded(names)})" for name, names in nodes.items())
         yield (
-            f"{sum(map(len, nodes.values()))} operator(s) stay float, since no plugin describes them: {which}. A plugin can: see the hook "
-            "quark_register_graph_ops"
+            f"{sum(map(len, nodes.values()))} operator(s) stay float, since no plugin describes them: {which}. To add them, write a "
+            f"plugin with the hook quark_register_graph_ops"
         )
 
 

@@ -17,7 +17,7 @@ def quark_register_quant_modes() -> Iterable[QuantModeRecord]:
     """Yield FX graph mode."""
     yield QuantModeRecord(
         name="fx_graph_mode",
-        summary="quantizes the operators in the graph of a model, such as torch.add",
+        summary="quantizes the operators in a model's graph, such as torch.add",
         plan="quark_graph.quantize:plan_graph",
         quantize="quark_graph.quantize:quantize_graph",
     )

@@ -38,7 +38,7 @@ def plan_graph(model: nn.Module, config: QConfig) -> GraphPlan:
     """
     if not isinstance(model, fx.GraphModule):
         raise ConfigError(
-            f"this {type(model).__name__} is no graph: capture it with quark_graph.capture(model, example_inputs), or with "
+            f"this {type(model).__name__} is not a graph: capture it with quark_graph.capture(model, example_inputs), or with "
             "torch.export.export(model, example_inputs).module()"
         )
     return _planned(model, config)[1]
@@ -50,9 +50,9 @@ def quantize_graph(model: nn.Module, config: QConfig, data: Data = None) -> fx.G
     Args:
         model: A graph module of torch.export, which is changed in place; the tensors that it had, which the
             captured model may share, are not. Or another module in inference mode, which is captured with the
-            first batch of ``data``, its batch axis free where it can be; that one is not changed.
+            first batch of ``data``, its batch axis free if it can be; that one is not changed.
         config: The configuration.
-        data: As of `quark.calibration.batches.calls`, the arguments of the model and nothing else; or a
+        data: As in `quark.calibration.batches.calls`, the arguments of the model and nothing else; or a
             function that gives them. Read only where a module has to be captured, or an activation has a
             static scale.
 
@@ -107,7 +107,7 @@ class _Batches:
 
 
 def _captured(model: nn.Module, batches: _Batches) -> fx.GraphModule:
-    first = batches.read("the capture of the model as a graph, since it is no torch.fx.GraphModule")[0]
+    first = batches.read("the capture of the model as a graph (it is not a torch.fx.GraphModule)")[0]
     return capture(model, first.args, first.kwargs)
 
 

@@ -27,7 +27,7 @@ def set_parameter(
         readers: The nodes whose argument changes.
         argument: The ``get_attr`` node that they read so far; None for none. Other nodes that read it keep
             the value that it has.
-        name: Of the argument in the operators' schema.
+        name: Name of the argument in the operators' schema.
         path: Full name of the parameter if ``argument`` has other readers, or there is none.
         value: The new value.
     """

@@ -102,7 +102,7 @@ SCHEMES: tuple[SchemeRecord, ...] = (
         "FP4 weights and activations, groups of 32, E5M3 scales under one more scale",
         _ANYWHERE,
     ),
-    _scheme("int4_fp8", "INT4_FP8Scheme", "weights first in E4M3, from there in INT4 per channel; dynamic E4M3 activations", _ANYWHERE),
+    _scheme("int4_fp8", "INT4_FP8Scheme", "weights rounded to E4M3, then to INT4 per channel; dynamic E4M3 activations", _ANYWHERE),
     _scheme("bfp16", "BFP16Scheme", "BFP16 weights and activations, blocks of 8", _ANYWHERE, "w_bfp16_a_bfp16"),
     _scheme("mx6", "MX6Scheme", "MX6 weights and activations; option block_size (16)", _ANYWHERE, "w_mx6_a_mx6"),
     _scheme("mx9", "MX9Scheme", "MX9 weights and activations; option block_size (16)", _ANYWHERE),

@@ -161,7 +161,7 @@ _STORED_POWERS = {ScaleType.pof2: torch.float32, ScaleType.float8_e8m0fnu: torch
 
 
 def scale_error(spec: QTensorConfig) -> str | None:
-    """Return why scales cannot have the format that a spec names, and the fix; None where they can."""
+    """Return why scales cannot have the format that a spec names, and the fix; None if they can."""
     if spec.scale_format in (None, *_NAMES):
         return None
     return f"scale_format={spec.scale_format!r} is unknown to {spec.dtype.name}: use one of {', '.join(_NAMES)}, or None"

@@ -57,7 +57,7 @@ can be moved from one.
 """
 
 DENSE_OR_MIXTURE = attrs.evolve(LLAMA_LIKE, experts="mlp.experts", router="mlp.gate")
-"""Llama's blocks, with a mixture of experts in place of the MLP in some of them."""
+"""Llama's blocks, with a mixture of experts instead of the MLP in some of them."""
 
 MIXTURE = attrs.evolve(DENSE_OR_MIXTURE, mlp_inputs=(), mlp_output=None, mlp_value=None)
 """Llama's attention, and a mixture of experts in every block."""

@@ -143,7 +143,7 @@ _OWN_SIZES: dict[str, dict[str, Any]] = {
     "qwen4_exp": _RUNS_OF_TOKENS,
     "qwen4_exp_text": _RUNS_OF_TOKENS,
 }
-"""Sizes of single families, in place of the common ones or beside them."""
+"""Sizes of single families, instead of the common ones or beside them."""
 
 _SIGHT = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4}
 _SQUARE = {**_SIGHT, "image_size": 16}

@@ -72,5 +72,5 @@ MUSE_GLIMMER = attrs.evolve(
     mlp_norm="pre_feedforward_layernorm",
     mlp_output_norm="post_feedforward_layernorm",
     inserted_embeddings="model.vision_projection",
-    unsupported={"rotation.r2": "a gate multiplies single channels of the values"},
+    unsupported={"rotation.r2": "a gate scales single channels of the values"},
 )

@@ -106,5 +106,5 @@ GLM5_NEXT = attrs.evolve(
         "*lm_head*",
         "model.language_model.layers.45.*",
     ),
-    unsupported={"rotation.r1": "its residual stream is several streams, mixed by weights that depend on them"},
+    unsupported={"rotation.r1": "its residual stream is several streams, mixed with weights that depend on the data"},
 )

@@ -43,7 +43,7 @@ GPT_NEOX = attrs.evolve(
     attention_value="attention.query_key_value",
 )
 
-# ALiBi in place of positions; a norm on the embeddings.
+# ALiBi instead of positions; a norm on the embeddings.
 BLOOM = attrs.evolve(
     FUSED_QKV,
     model_type="bloom",

@@ -85,7 +85,9 @@ class ServedLinear(LinearMethodBase):
         ]
         if is_row and layer.tp_size > 1 and any(getattr(part, "output_quantizer", None) is not None for part in layers):
             name = layer.prefix
-            raise UnsupportedError(f"the output of '{name}' is quantized, and no rank has all of it: serve it without tensor parallelism")
+            raise UnsupportedError(
+                f"the output of '{name}' is quantized, but no rank holds all of it: serve the model without tensor parallelism"
+            )
         if layer.bias is not None:
             layer.bias.data = torch.cat([part.bias for part in layers]).data
         reads_all, shared = any(map(reads_whole_input, layers)), shared_input(layers)
@@ -135,7 +137,7 @@ def _stacked(layer: Any, parts: list[nn.Module], sizes: list[int]) -> tuple[list
         return parts, rows
     if len(parts) > 1:
         counts = f"{len(parts)} layers in the checkpoint and {len(sizes)} in vLLM"
-        raise UnsupportedError(f"'{layer.prefix}' is made of {counts}, which cannot be told apart: exclude it from quantization")
+        raise UnsupportedError(f"'{layer.prefix}' has {counts}, so its parts cannot be matched: exclude it from quantization")
     if isinstance(layer, QKVParallelLinear):
         keys = layer.total_num_kv_heads
         full = [layer.total_num_heads * layer.head_size, keys * layer.head_size, keys * layer.v_head_size]

@@ -41,7 +41,7 @@ def reads_whole_input(layer: nn.Module) -> bool:
 def shared_input(layers: Sequence[nn.Module]) -> Callable[[Tensor], Tensor] | None:
     """Return the function of the input that layers share: their outputs are products with its result.
 
-    It rotates, quantizes, and takes columns. None where layers differ in it, change their outputs, or are of
+    It rotates, quantizes, and takes columns. None if layers differ in it, change their outputs, or are of
     another class than linear layers.
     """
     first, *others = layers
@@ -77,9 +77,9 @@ def cut_layer(layer: nn.Module, rows: slice, columns: slice, *, keeps_codes: boo
         layer: A linear layer or an embedding, float, quantized, or `Packed`.
         rows: Output channels, or tokens of an embedding.
         columns: Input channels.
-        keeps_codes: Whether the weight stays packed, where it can be cut so.
-        dtype: Of the weight's values and the bias.
-        device: Of the result.
+        keeps_codes: Whether the weight stays packed, if it can be cut so.
+        dtype: Dtype of the weight's values and the bias.
+        device: Device of the result.
 
     Raises:
         CheckpointError: A stored scale is not valid.
@@ -134,7 +134,7 @@ class _Columns(nn.Module):
 def cut_weight(weight: PackedWeight, rows: slice, columns: slice) -> PackedWeight | None:
     """Return some rows and columns of a weight, packed.
 
-    None where codes or scales cannot be cut there.
+    None if codes or scales cannot be cut there.
     """
     if (rows, columns) == (slice(0, weight.shape[0]), slice(0, weight.shape[1])):
         return weight

@@ -97,7 +97,7 @@ class QuarkSimulate(QuantizationConfig):
         return WeightsMapper(orig_to_new_regex={re.compile(f"^(?:{names})$"): None} if names else {})
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> QuantizeMethodBase | None:
-        """Return the method of a layer; one of vLLM's where all of it is float."""
+        """Return the method of a layer; one of vLLM's if all of it is float."""
         if isinstance(layer, LinearBase):
             parts = self.served.parts(prefix)
             return ServedLinear(self.served, parts) if parts else UnquantizedLinearMethod()
@@ -173,10 +173,10 @@ def _support_by_vllm(model: str, revision: str | None = None) -> RuntimeSupport:
     try:
         inspection = inspect_checkpoint(directory)
         if inspection.damage:
-            raise CheckpointError(f"the checkpoint is damaged: {'; '.join(inspection.damage)}. Make or fetch it again")
+            raise CheckpointError(f"the checkpoint is damaged: {'; '.join(inspection.damage)}. Export or download it again")
     except QuarkError:
         if PLUGINS in quantization_block(directory):
             raise
         return RuntimeSupport(runtime, "vLLM", {})
-    unknown = RuntimeSupport(runtime, "vLLM", {}, refusals=("nobody has written down its rules for this layout",))
+    unknown = RuntimeSupport(runtime, "vLLM", {}, refusals=("quark has no rules for this layout",))
     return next((support for support in inspection.runtimes if support.runtime == runtime), unknown)

@@ -57,8 +57,8 @@ class ServedModel:
             hook(content.model, ())  # matrices of rotations arrive
         if content.config.softmax_quant_spec is not None:
             raise UnsupportedError(
-                f"'{self.directory}' quantizes the probabilities of attention, which fused kernels never hold: quantize it without "
-                "attention_scheme"
+                f"'{self.directory}' quantizes attention probabilities, which fused kernels never store: quantize it without "
+                f"attention_scheme"
             )
         return content.model
 
@@ -83,7 +83,7 @@ class ServedModel:
     def parts(self, name: str) -> dict[str, nn.Module]:
         """Return the layers that a layer of the runtime consists of, by name, in its order.
 
-        Empty where all of them are float as they are, or none is known.
+        Empty if all of them are float as they are, or none is known.
         """
         holder, dot, last = name.rpartition(".")
         names = [name] if name in self._modules else [f"{holder}{dot}{part}" for part in self.fused.get(last, ())]
@@ -92,7 +92,7 @@ class ServedModel:
         return layers if changed else {}
 
     def experts(self, name: str) -> nn.Module | None:
-        """Return a mixture of experts; None where all of its layers are float."""
+        """Return a mixture of experts; None if all of its layers are float."""
         mixture = self._modules.get(name)
         return mixture if mixture is not None and any(isinstance(m, Packed) for m in mixture.modules()) else None
 
@@ -119,7 +119,7 @@ class ServedModel:
                 yield name
 
     def states(self, attention: str) -> CachedStates | None:
-        """Return the functions of queries, keys and values of an attention; None where there is none."""
+        """Return the functions of queries, keys and values of an attention; None if there is none."""
         module = self._modules.get(attention)
         if module is None:
             return None

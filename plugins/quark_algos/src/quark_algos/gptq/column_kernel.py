@@ -1,11 +1,11 @@
 """One kernel that rounds a block of columns: the inner loop of `quark_algos.gptq.gptq`.
 
-Each column is rounded in view of the errors of those before it.
+Each column is rounded after the errors of earlier columns are compensated.
 
-A program has a few rows of the weight. Their part of the block stays in registers: column after column is
-taken out of it and rounded, and its error is added to all columns behind it at once. So every row takes one
-pass over memory, and nothing is launched for a column. Sums have the same terms as those of torch's
-operations, added in the order of columns by fused multiply-adds: results differ by that alone.
+A program has a few rows of the weight and keeps their part of the block in registers. It rounds column after
+column, and adds each error to all later columns at once. So each row takes one pass over memory, without a
+launch per column. Sums have the same terms as in torch's operations, but use fused multiply-adds in column
+order; results differ only by that.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["round_block"]
 
 ROWS = 8
-"""Rows of a program: 32 bytes of a column, a sector of memory. It is one warp, so that sums over the block
+"""Rows of a program: 32 bytes of a column, a sector of memory. A program is one warp, so sums over the block
 need no barrier.
 """
 
@@ -42,7 +42,7 @@ def _taken(tile, is_now):
 
 @triton.jit
 def _plus_outer_product(tile, of_columns, of_rows):
-    """Return ``tile`` plus the product of a value of each column and one of each row, rounded once."""
+    """Return ``tile`` plus an outer product, rounded once."""
     return tl.fma(tl.broadcast_to(of_columns[:, None], tile.shape), tl.broadcast_to(of_rows[None, :], tile.shape), tile)
 
 
@@ -123,10 +123,10 @@ def round_block(rounder: ColumnRounder, base: Tensor, weight: Tensor, factor: Fa
 
     Args:
         rounder: The scales and the order of channels; its format has device code.
-        base: ``[columns, N]``: what is rounded, but for what columns of the block add to each other.
-        weight: ``[columns, N]``: what errors are against.
-        factor: Its rows say what the error of a column adds to the others; its pivots weigh the loss.
-        done: Gets the values, in the rows of their channels, the errors and the loss.
+        base: ``[columns, N]``: the values to round, before the columns of the block compensate each other.
+        weight: ``[columns, N]``: the original weight, which errors refer to.
+        factor: Its rows are the contributions of a column's error to the others; its pivots weigh the loss.
+        done: Receives the values (in the rows of their channels), the errors and the loss.
         start: Number of the first column.
     """
     code, block = rounder.device_code, slice(start, start + len(base))

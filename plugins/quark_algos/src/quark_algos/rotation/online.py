@@ -161,7 +161,7 @@ def rotate_input(layer: nn.Module, rotation: InputRotation) -> None:
         ConfigError: The layer's input is rotated already, or has a width that the size does not divide.
     """
     if is_rotated(layer):
-        raise ConfigError("the input of this layer is rotated already; rotate it once")
+        raise ConfigError("the input of this layer is rotated already: rotate it once")
     old, transposed = layer.get_parameter("weight"), input_axis(layer) == 0
     new = rotation.apply(old.t()).t() if transposed else rotation.apply(old)
     layer.weight = nn.Parameter(new.contiguous(), requires_grad=old.requires_grad)

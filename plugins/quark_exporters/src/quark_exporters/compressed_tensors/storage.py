@@ -109,7 +109,7 @@ def _floats(layer: CodedLayer, kind: str, quantizer: TensorQuantizer) -> dict[st
 
 
 def _integer_codes(kind: str, bits: int, shape: tuple[int, ...], tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-    """Return codes and zero points from 0, uint8; zero points None where there are none."""
+    """Return codes and zero points from 0, uint8; zero points None if there are none."""
     zeros = tensors.get("weight_zero_point")
     if kind == "int-quantized":
         half = 2 ** (bits - 1)

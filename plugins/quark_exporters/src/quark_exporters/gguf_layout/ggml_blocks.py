@@ -67,10 +67,10 @@ class BlockType:
 
 
 def block_type_for(quantizer: TensorQuantizer, shape: tuple[int, ...]) -> BlockType | None:
-    """Return the type of GGML that has exactly the codes of a weight; None where there is none.
+    """Return the type of GGML that has exactly the codes of a weight; None if there is none.
 
     Args:
-        quantizer: Of the weight.
+        quantizer: Quantizer of the weight.
         shape: ``[O, I]`` of the weight, or of each of several that are stacked.
     """
     levels = quantizer.levels if hasattr(quantizer, "levels") else (quantizer.stored_level,)
@@ -87,7 +87,7 @@ def block_type_for(quantizer: TensorQuantizer, shape: tuple[int, ...]) -> BlockT
 
 
 def _of_blocks(scales: Tensor, blocks: tuple[int, int]) -> Tensor:
-    """Return one scale for each block, where several blocks, rows or the whole tensor share one."""
+    """Return one scale for each block, if several blocks, rows or the whole tensor share one."""
     per_row = scales.reshape(-1, 1) if scales.ndim < 2 else scales
     return per_row.repeat_interleave(blocks[1] // per_row.shape[1], 1).expand(blocks)
 
@@ -119,7 +119,7 @@ def _mxfp4(codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
     """
     mantissa, exponent = torch.frexp(scale)
     if not bool((mantissa == 0.5).all()):
-        raise UnsupportedError("MXFP4 of GGML has powers of two as scales, and these are others: use a scheme with scales in E8M0")
+        raise UnsupportedError("MXFP4 of GGML needs powers of two as scales: use a scheme with scales in E8M0")
     return torch.cat([(exponent + 126).to(torch.uint8)[..., None], _nibbles(codes)], -1)
 
 
@@ -133,8 +133,8 @@ def _half(values: Tensor) -> Tensor:
     half = values.to(torch.float16)
     if not bool(half.isfinite().all()) or bool(((half == 0) & (values != 0)).any()):
         raise UnsupportedError(
-            f"GGML holds scales in float16, whose range these leave (from {float(values.abs().min()):.3g} to "
-            f"{float(values.abs().max()):.3g}): leave such a layer in float (exclude_layers)"
+            f"scales from {float(values.abs().min()):.3g} to {float(values.abs().max()):.3g} do not fit into GGML's float16: leave the "
+            f"layer in float (exclude_layers)"
         )
     return half.contiguous().view(torch.uint8).reshape(*values.shape, 2)
 

@@ -55,22 +55,21 @@ def family_of(config: Any) -> Family:
     """Return the family of a model.
 
     Args:
-        config: Of the text model, as transformers has it.
+        config: Config of the text model, as transformers has it.
 
     Raises:
         UnsupportedError: There is none for its ``model_type``, or its settings are not those of the family.
     """
     if config.model_type not in FAMILIES:
         raise UnsupportedError(
-            f"GGUF files are written for the families {', '.join(FAMILIES)}, and this model is of '{config.model_type}': export it as "
-            "safetensors"
+            f"the GGUF exporter supports the families {', '.join(FAMILIES)}, not '{config.model_type}': export as safetensors"
         )
     family = FAMILIES[config.model_type]
     for name, value in family.required.items():
         if getattr(config, name, value) != value:
             raise UnsupportedError(
-                f"programs that run GGUF files compute every model of the architecture '{family.architecture}' with {name}={value!r}, and "
-                f"this one has {getattr(config, name)!r}: export it as safetensors"
+                f"GGUF runtimes compute the architecture '{family.architecture}' with {name}={value!r}, but this model has "
+                f"{getattr(config, name)!r}: export as safetensors"
             )
     return family
 
@@ -83,7 +82,7 @@ def write_metadata(writer: GGUFWriter, config: Any, family: Family, quantization
     """Write the keys that llama.cpp needs to build the model.
 
     Args:
-        writer: Of the GGUF file.
+        writer: Writer of the GGUF file.
         config: The configuration of the text model, as transformers has it.
         family: The model's.
         quantization: Kept as JSON under ``quark.quantization_config``, for people.
@@ -150,5 +149,7 @@ def _rope(config: Any) -> dict[str, Any]:
     rope = dict(getattr(config, "rope_parameters", None) or {})
     kind = rope.get("rope_type", "default")
     if kind not in _ROPE_KINDS:
-        raise UnsupportedError(f"GGUF files are written for the rotary embeddings {', '.join(_ROPE_KINDS)}, and this model has '{kind}'")
+        raise UnsupportedError(
+            f"the GGUF exporter supports the rotary embeddings {', '.join(_ROPE_KINDS)}, not '{kind}': export as safetensors"
+        )
     return rope

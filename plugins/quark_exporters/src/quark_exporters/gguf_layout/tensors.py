@@ -35,8 +35,8 @@ class GgufTensor:
     Attributes:
         name: In the file.
         kind: Its type, as `gguf.GGMLQuantizationType` has it.
-        block: The type of its blocks; None where it holds floating-point numbers.
-        shape: Of the numbers; in the file the order of axes is the reverse.
+        block: The type of its blocks; None if it holds floating-point numbers.
+        shape: Shape of the numbers; in the file the order of axes is the reverse.
         make: Returns its content: uint8 ``[…, bytes of a row]``, or floating-point numbers of that shape.
     """
 
@@ -58,8 +58,8 @@ class TensorWriter:
     """Says which tensors of a GGUF file a part of a model becomes.
 
     Attributes:
-        family: Of the model.
-        config: Of the text model, as transformers has it.
+        family: Family of the model.
+        config: Config of the text model, as transformers has it.
         names: gguf's table of names.
         holds_codes: Whether quantized weights become blocks of codes; else floating-point numbers.
         float_type: A key of `FLOAT_TYPES` for matrices that are no codes, or ``"auto"`` for the type that
@@ -105,7 +105,7 @@ class TensorWriter:
         found = self.names.get_name(name, try_suffixes=_SUFFIXES)
         if found is None:
             raise UnsupportedError(
-                f"GGUF has no place for '{name}' in a model of the architecture '{self.family.architecture}': export it as safetensors"
+                f"GGUF has no place for '{name}' in a model of the architecture '{self.family.architecture}': export as safetensors"
             )
         return str(found)
 
@@ -129,7 +129,7 @@ class TensorWriter:
             what = "; ".join(f"{how} ({folded(names)})" for how, names in lacking.items())
             raise UnsupportedError(
                 f"GGUF has no type for the codes of {what}. It has Q4_0 (int4), Q4_1 (uint4 with zero points), Q8_0 (int8) and MXFP4, with "
-                "scales for the tensor, each row, or groups of a multiple of 32 columns; weight_format=fake_quantized writes rounded values"
+                "scales for the tensor, each row, or groups of a multiple of 32 columns; weight_format=fake_quantized stores rounded values"
             )
 
     def _tensor(self, name: str, parts: Sequence[tuple[str, Tensor]], layers: Mapping[str, QuantizedLayer]) -> GgufTensor:

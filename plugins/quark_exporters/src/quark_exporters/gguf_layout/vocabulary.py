@@ -25,7 +25,7 @@ def write_vocabulary(writer: GGUFWriter, directory: Path, size: int, pre: str | 
     """Write the tokenizer that lies in a directory; without one, say that the file has none.
 
     Args:
-        writer: Of the GGUF file.
+        writer: Writer of the GGUF file.
         directory: Has ``tokenizer.json``, and perhaps its settings.
         size: Rows of the embedding; ids that the tokenizer does not use are filled up.
         pre: How text is split before merging, in llama.cpp's words (``tokenizer.ggml.pre``); None finds it
@@ -47,7 +47,7 @@ def write_vocabulary(writer: GGUFWriter, directory: Path, size: int, pre: str | 
         kind = _kind(tokenizer)
         tokens, types = _tokens(tokenizer, size)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"'{path}' is no tokenizer ({type(error).__name__}: {error}): fetch it again") from error
+        raise CheckpointError(f"'{path}' is not a tokenizer ({type(error).__name__}: {error}): download it again") from error
     writer.add_tokenizer_model(kind)
     writer.add_token_list(tokens)
     writer.add_token_types(types)
@@ -65,7 +65,7 @@ def _kind(tokenizer: dict[str, Any]) -> str:
     if model.get("type") == "BPE":
         return _SENTENCE_PIECE if model.get("byte_fallback") else _BYTE_LEVEL
     raise UnsupportedError(
-        f"the tokenizer is a {model.get('type')} model, and GGUF files are written with BPE ones: export the model as safetensors"
+        f"the tokenizer is a {model.get('type')} model, but the GGUF exporter needs BPE: export the model as safetensors"
     )
 
 
@@ -81,7 +81,9 @@ def _tokens(tokenizer: dict[str, Any], size: int) -> tuple[list[str], list[int]]
         type_of[added["id"]] = TokenType.CONTROL if added.get("special") else TokenType.USER_DEFINED
     count = max(size, 1 + max(text_of))
     if count > size:
-        raise UnsupportedError(f"the tokenizer has {count} tokens, and the model's embedding {size} rows: give the tokenizer of this model")
+        raise UnsupportedError(
+            f"the tokenizer has {count} tokens, but the model's embedding has {size} rows: give the tokenizer of this model"
+        )
     for i in range(count):
         if i not in text_of:
             text_of[i], type_of[i] = f"[PAD{i}]", TokenType.UNUSED
@@ -102,6 +104,6 @@ def _pre_of(tokenizer: dict[str, Any]) -> str:
         if expression in _SPLITS:
             return _SPLITS[expression]
     raise UnsupportedError(
-        "how this tokenizer splits text is none of the ways whose names in llama.cpp are known here: name it with the exporter's option "
-        "tokenizer_pre, such as tokenizer_pre=deepseek-llm"
+        "this tokenizer's pre-tokenizer is unknown here: give its llama.cpp name with the exporter's option tokenizer_pre, such as "
+        "tokenizer_pre=deepseek-llm"
     )

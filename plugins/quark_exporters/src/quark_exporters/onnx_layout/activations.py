@@ -37,8 +37,8 @@ def quantized_activation(ops: Ops, quantizer: TensorQuantizer, x: ir.Value, qpar
         ops: Takes the nodes.
         quantizer: The quantizer.
         x: The activation.
-        qparams: Its scales; None where they are found at run time.
-        columns: Length of the last axis; None where it varies.
+        qparams: Its scales; None if they are found at run time.
+        columns: Length of the last axis; None if it varies.
 
     Raises:
         UnsupportedError: There is no such form. The message is a reason without its subject.
@@ -51,13 +51,13 @@ def quantized_activation(ops: Ops, quantizer: TensorQuantizer, x: ir.Value, qpar
         return _dynamic(ops, quantizer, x, columns)
     if isinstance(quantizer, TwoLevelQuantizer) and qparams is not None and quantizer.element_level.is_dynamic:
         return _two_level(ops, quantizer, x, qparams.scale)
-    raise UnsupportedError("has scales of several levels that are found at run time, for which there is no form in ONNX")
+    raise UnsupportedError("has dynamic scales of several levels, which ONNX cannot express")
 
 
 def _static(ops: Ops, quantizer: SingleLevelQuantizer, x: ir.Value, qparams: QParams) -> ir.Value:
     granularity, number_format, zero = quantizer.granularity, quantizer.format, qparams.zero_point
     if not isinstance(granularity, PerTensor | PerChannel):
-        raise UnsupportedError("has static scales that are neither of the tensor nor of a channel")
+        raise UnsupportedError("has static scales that are neither per tensor nor per channel")
     kind = native_type(number_format)
     if kind is not None and not (zero is not None and zero.is_floating_point()):
         where = {"axis": granularity.axis} if isinstance(granularity, PerChannel) else {}
@@ -67,7 +67,7 @@ def _static(ops: Ops, quantizer: SingleLevelQuantizer, x: ir.Value, qparams: QPa
         zero_point = ops("Constant", value=as_tensor(zeros, kind)) if zero is not None or kind in INTEGERS else None
         return _native(ops, kind, x, ops.constant(qparams.scale.float()), zero_point, where)
     if zero is not None or not isinstance(granularity, PerTensor):
-        raise UnsupportedError("has zero points or scales per channel in a format to which QuantizeLinear does not round")
+        raise UnsupportedError("has zero points or scales per channel in a format that QuantizeLinear lacks")
 
     def body(f: Ops, x: ir.Value, scale: ir.Value) -> ir.Value:
         return _rounded(f, quantizer, x, scale)
@@ -110,11 +110,11 @@ def _two_level(ops: Ops, quantizer: TwoLevelQuantizer, x: ir.Value, outer: Tenso
     elements, scales = quantizer.element_level, quantizer.scale_level
     size = _block_size(elements)
     if size is None or outer.ndim:
-        raise UnsupportedError("has scales of scales that are not those of groups under one scale of the tensor")
+        raise UnsupportedError("has two-level scales that are not group scales under one scale of the tensor")
     largest = elements.format.max_magnitude(elements.spec)
     relative = steps_of(lambda t: quantizer.scales_from_ranges(-t, t, torch.tensor(1 / largest, dtype=torch.float32)).scale, signed=False)
     if relative is None:
-        raise UnsupportedError(f"has scales in {scales.format.name}, whose values are too many for a table")
+        raise UnsupportedError(f"has scales in {scales.format.name}, which has too many values for a table")
 
     def body(f: Ops, x: ir.Value, outer: ir.Value) -> ir.Value:
         blocks = x if size == -1 else f("Reshape", x, block_shape(f, x, size))
@@ -147,7 +147,7 @@ def _block_size(quantizer: SingleLevelQuantizer) -> int | None:
         return granularity.size if isinstance(granularity, PerGroup) else -1
     if isinstance(granularity, PerTensor):
         return None
-    raise UnsupportedError(f"has dynamic scales of {granularity}, for which there is no form in ONNX")
+    raise UnsupportedError(f"has dynamic scales of {granularity}, which ONNX cannot express")
 
 
 def _scale(ops: Ops, quantizer: SingleLevelQuantizer, blocks: ir.Value) -> ir.Value:
@@ -157,7 +157,7 @@ def _scale(ops: Ops, quantizer: SingleLevelQuantizer, blocks: ir.Value) -> ir.Va
         spec.symmetric is False
         and number_format.qparams(torch.zeros(1, dtype=torch.float32), torch.ones(1, dtype=torch.float32), spec).zero_point is not None
     ):
-        raise UnsupportedError("has zero points that are found at run time, for which there is no form in ONNX")
+        raise UnsupportedError("has dynamic zero points, which ONNX cannot express")
     of_low, of_high = (_scale_steps(number_format, spec, negative=negative) for negative in (True, False))
     axes = () if isinstance(quantizer.granularity, PerTensor) else (ops.constant([-1]),)
     keep: dict[str, Any] = {"keepdims": int(bool(axes))}
@@ -196,7 +196,7 @@ def _round(ops: Ops, number_format: NumberFormat, t: ir.Value) -> ir.Value:
         return ops("Clip", ops("Round", t), *(ops.constant(float(end)) for end in ends))
     steps = _round_steps(number_format)
     if steps is None:
-        raise UnsupportedError(f"is in {number_format.name}, whose values are too many for a table")
+        raise UnsupportedError(f"is in {number_format.name}, which has too many values for a table")
     return _looked_up(ops, steps, t)
 
 
@@ -211,7 +211,7 @@ def _round_steps(number_format: NumberFormat) -> Steps | None:
 
 @lru_cache(maxsize=64)
 def _subscales(number_format: NumberFormat) -> Steps | None:
-    """Return the factor of a pair by its largest magnitude; None where formats have none."""
+    """Return the factor of a pair by its largest magnitude; None if formats have none."""
     if number_format.subscales(torch.ones(1, 32, dtype=torch.float32)) is None:
         return None
 

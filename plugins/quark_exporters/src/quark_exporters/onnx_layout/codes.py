@@ -74,7 +74,7 @@ def whole_ends(number_format: NumberFormat) -> tuple[int, int] | None:
 
 @lru_cache(maxsize=64)
 def stored_codes(number_format: NumberFormat) -> StoredCodes | None:
-    """Return how a file holds the codes of a format; None where it has no way."""
+    """Return how a file holds the codes of a format; None if it has no way."""
     if number_format.storage_dtype in _FLOATS:
         return StoredCodes(_FLOATS[number_format.storage_dtype], lambda codes: codes)
     ends = _ends(number_format)

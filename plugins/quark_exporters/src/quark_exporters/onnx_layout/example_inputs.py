@@ -29,7 +29,7 @@ class ExampleInputs:
         args, kwargs: Its arguments.
         names: Names of the inputs in the file; empty leaves those of the module's forward.
         output_names: Names of the outputs; empty leaves the tracer's.
-        dynamic_shapes: As of `torch.export.export`.
+        dynamic_shapes: As in `torch.export.export`.
     """
 
     module: nn.Module
@@ -58,8 +58,8 @@ def example_inputs(model: Any, given: Any = None) -> ExampleInputs:
     if not hasattr(getattr(model, "config", None), "get_text_config"):
         if not args and not kwargs:
             raise UnsupportedError(
-                f"a {type(model).__name__} is traced with example inputs, which only transformers models have by default: give input_args "
-                "of export_onnx or of ModelExporter.export_onnx_model"
+                f"this {type(model).__name__} has no default example inputs, unlike transformers models: give input_args to export_onnx "
+                f"or ModelExporter.export_onnx_model"
             )
         return ExampleInputs(model, args, kwargs, dynamic_shapes=_axes_of_graph(model, args, kwargs))
     if not args and not kwargs:
@@ -75,7 +75,7 @@ def example_inputs(model: Any, given: Any = None) -> ExampleInputs:
 def _axes_of_graph(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Return the axes of the inputs that vary in a graph, where each input is one tensor.
 
-    None where shapes are those that are given.
+    None if shapes are those that are given.
     """
     if not isinstance(model, fx.GraphModule):
         return None

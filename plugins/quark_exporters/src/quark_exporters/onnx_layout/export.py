@@ -100,8 +100,8 @@ def _tracing(module: nn.Module) -> Iterator[None]:
     except Exception as error:  # of many kinds: the module's own code runs
         reason = str(error.__cause__ or error).strip().split("\n")[0]
         raise UnsupportedError(
-            f"torch.export cannot trace this {type(module).__name__} ({type(error).__name__}: {reason}): a graph has no control flow that "
-            "depends on data. verbose=True prints where it fails"
+            f"torch.export cannot trace this {type(module).__name__} ({type(error).__name__}: {reason}): remove control flow that depends "
+            f"on data. verbose=True prints where it fails"
         ) from error
 
 

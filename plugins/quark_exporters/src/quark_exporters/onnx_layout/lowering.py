@@ -1,4 +1,4 @@
-"""Lowering: the nodes of an ONNX file in place of the nodes ``FakeQuantize`` of a traced model."""
+"""Lowering: the nodes of an ONNX file instead of the nodes ``FakeQuantize`` of a traced model."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def lowered(ops: Ops, traced: TracedQuantizer, x: ir.Value, weight: Tensor | Non
         traced: The quantizer.
         x: Its input.
         weight: The value of ``x`` where that is constant; None for an activation.
-        qparams: Its scales; None where they are found at run time.
+        qparams: Its scales; None if they are found at run time.
         dtype: Of ``x``.
     """
     columns = weight.shape[-1] if weight is not None and weight.ndim else None if x.shape is None else x.shape[-1]
@@ -103,7 +103,7 @@ def _constant(value: ir.Value) -> Tensor:
     """Return the tensor of an initializer, without a copy where it comes from the model."""
     stored = value.const_value
     if stored is None:
-        raise UnsupportedError("has scales that are computed in the model, for which there is no form in ONNX")
+        raise UnsupportedError("has scales that the model computes, which ONNX cannot express")
     tensor = getattr(stored, "raw", None)
     return tensor.detach() if isinstance(tensor, Tensor) else torch.from_numpy(stored.numpy().copy())
 

@@ -40,7 +40,7 @@ class Steps:
 
 
 def steps_of(function: Callable[[Tensor], Tensor], *, signed: bool) -> Steps | None:
-    """Return the table of an elementwise function of float32 numbers; None where it has too many steps.
+    """Return the table of an elementwise function of float32 numbers; None if it has too many steps.
 
     Within one power of two, a function that has equal values at both ends is taken for constant, as monotone
     functions are.

@@ -26,7 +26,7 @@ DOMAIN = "quark"
 """Domain of the nodes ``FakeQuantize`` while a model is traced, and of the functions in the file."""
 
 FAKE_QUANTIZE = "FakeQuantize"
-"""Type of the nodes; inputs: the tensor, scale, zero point and outer scale, as of `quark.numbers.QParams`."""
+"""Type of the nodes; inputs: the tensor, scale, zero point and outer scale, as in `quark.numbers.QParams`."""
 
 
 @attrs.frozen(eq=False)

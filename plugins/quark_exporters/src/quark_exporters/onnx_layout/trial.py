@@ -29,7 +29,7 @@ multiply by its inverse.
 
 
 def reason_against(quantizer: TensorQuantizer, opset: int, *, activation: bool) -> str | None:
-    """Return why a quantizer has no form in ONNX, as a predicate; None where it has one.
+    """Return why a quantizer has no form in ONNX, as a predicate; None if it has one.
 
     Args:
         quantizer: The quantizer.
@@ -61,7 +61,7 @@ def _reason_against(quantizer: TensorQuantizer, opset: int, activation: bool) ->
     if activation and qparams is not None:
         one_code = (found - expected).abs() <= qparams.scale.float() * 1.001
         is_halfway = float(differ.float().mean()) < _HALFWAY and bool(one_code[differ].all())
-    return None if is_halfway else "rounds otherwise than a graph of ONNX's operators that its number format and observer describe"
+    return None if is_halfway else "rounds differently from the ONNX operators of its number format and observer"
 
 
 def _static(quantizer: TensorQuantizer, x: Tensor) -> QParams:

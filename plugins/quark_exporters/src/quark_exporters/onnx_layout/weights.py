@@ -49,10 +49,10 @@ def quantized_weight(ops: Ops, traced: TracedQuantizer, weight: Tensor, qparams:
         return ops.cast(ops.initializer(f"{traced.name}.codes", cast), FLOAT)
     inner = quantizer.inner if isinstance(quantizer, ViewedQuantizer) else quantizer
     if not isinstance(inner, SingleLevelQuantizer | TwoLevelQuantizer | ProgressiveQuantizer):
-        raise UnsupportedError(f"has a quantizer of a kind of its own, {type(quantizer).__name__}, for which there is no form in ONNX")
+        raise UnsupportedError(f"has a quantizer of its own kind, {type(quantizer).__name__}, which ONNX cannot express")
     codes = stored_codes(level.format)
     if codes is None:
-        raise UnsupportedError(f"is in {level.format.name}, whose codes ONNX has no type for")
+        raise UnsupportedError(f"is in {level.format.name}, for whose codes ONNX has no type")
     scale, where = _of_axis(quantizer, qparams.scale.float(), tuple(weight.shape))
     if codes.type.is_floating_point() and len(weight.shape) > 1 and where.get("axis", 0) == 0:
         scale, where = _in_blocks(scale, tuple(weight.shape))
@@ -85,13 +85,13 @@ def _of_axis(quantizer: TensorQuantizer, scale: Tensor, shape: tuple[int, ...]) 
     if isinstance(granularity, PerGroupOfRows):
         return scale.t().contiguous(), {"axis": 0, "block_size": granularity.size}
     if isinstance(quantizer, ViewedQuantizer):
-        raise UnsupportedError(f"has scales of {granularity} along the channels of a convolution, for which there is no form in ONNX")
+        raise UnsupportedError(f"has scales of {granularity} along the channels of a convolution, which ONNX cannot express")
     if isinstance(granularity, PerGroup | PerToken):
         scale = scale.reshape(*shape[:-1], -1)
     elif len(shape) == 2:
         scale = granularity.expand_scale(scale, shape)
     else:
-        raise UnsupportedError(f"has scales of {granularity}, for which there is no form in ONNX")
+        raise UnsupportedError(f"has scales of {granularity}, which ONNX cannot express")
     return scale.contiguous(), {"axis": len(shape) - 1, "block_size": shape[-1] // scale.shape[-1]}
 
 
@@ -101,7 +101,7 @@ def _channel_axis(quantizer: TensorQuantizer, axis: int) -> int:
     if not (isinstance(view, KernelMatrix) and view.is_transposed):
         return axis
     if view.groups > 1:
-        raise UnsupportedError("has scales per channel of a transposed convolution with groups, for which there is no form in ONNX")
+        raise UnsupportedError("has scales per channel of a transposed convolution with groups, which ONNX cannot express")
     return 1 - axis
 
 
@@ -116,7 +116,7 @@ def _by_function(
     ops: Ops, stored: ir.Value, scales: ir.Value, zero: Tensor | None, table: Tensor | None, where: dict[str, Any]
 ) -> ir.Value:
     if where.get("axis", 0) != 0 and "block_size" not in where:
-        raise UnsupportedError("has scales per channel of an axis that is not the first, in a format that DequantizeLinear lacks")
+        raise UnsupportedError("has scales per channel of an axis other than the first, in a format that DequantizeLinear lacks")
     if table is not None:
         return ops.function("DequantizeTable", _dequantize_table, _TABLE, codes=stored, table=ops.constant(table), scale=scales)
     assert zero is not None
@@ -167,6 +167,6 @@ def _stored(traced: TracedQuantizer, weight: Tensor, qparams: QParams, codes: St
     complaint = codes_error(quantizer, qparams, weight, found, "order") if traced.is_rounded else None
     if complaint not in (None, LOSSY):
         raise ConfigError(
-            f"'{traced.name}' cannot be stored as codes: it {complaint}. It was changed after it was quantized: quantize the model again"
+            f"'{traced.name}' cannot be stored as codes: it {complaint}. The tensor changed after quantization: quantize the model again"
         )
     return as_tensor(codes.stored(found), codes.type)

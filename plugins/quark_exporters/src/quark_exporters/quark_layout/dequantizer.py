@@ -45,12 +45,12 @@ class QuarkDequantizer:
         refuse_unreadable(parsed.config)
         if names := parsed.config.run_time_algorithms:
             raise UnsupportedError(
-                f"the algorithm {', '.join(names)} runs with the model of this checkpoint, so its weights are not those of the float "
-                "model: give the float checkpoint"
+                f"the algorithm {', '.join(names)} runs with the model of this checkpoint, so its weights differ from the float model's: "
+                f"give the float checkpoint"
             )
         get_logger(__name__).warning(
-            "The source is an export of quantized weights: what its rounding lost stays lost, and a second rounding adds to it. Give the "
-            "float checkpoint where there is one."
+            "The source is quantized, so its rounding error remains and a second rounding adds to it. Give the float checkpoint if you "
+            "have it."
         )
         for name in stored:
             layer, _, leaf = name.rpartition(".")
@@ -67,7 +67,7 @@ def _float_tensor(name: str, spec: TensorSpec, stored: Mapping[str, Tensor], ord
     quantizer = quantizer_for(spec, activation=False)
     shape = tuple(stored[name].shape) if holds_values else _float_shape(name, quantizer, stored, order)
     if error := quantizer.shape_error(shape):
-        raise CheckpointError(f"'{name}' {list(shape)} is no weight in its format ({error}): the checkpoint is damaged")
+        raise CheckpointError(f"'{name}' {list(shape)} is not a weight in its format ({error}): the checkpoint is damaged")
     announced = packed_meta(quantizer, shape, order) | ({"": torch.empty(shape, device="meta")} if holds_values else {})
     _refuse_misfits({f"{name}_{suffix}" if suffix else name: tensor for suffix, tensor in announced.items()}, stored, spec)
     scales = [f"{name}_{suffix}" for suffix in announced if suffix and f"{name}_{suffix}" in stored]
@@ -91,9 +91,9 @@ def _refuse_misfits(announced: Mapping[str, Tensor], stored: Mapping[str, Tensor
     """Raise CheckpointError where a reader would: a tensor is missing, or is not as announced."""
     for name, wanted in announced.items():
         if name in stored and (error := misfit(stored[name], wanted)):
-            raise CheckpointError(f"'{name}' {error}: the export is damaged, or of something else")
+            raise CheckpointError(f"'{name}' {error}: the export is damaged, or belongs to another model")
         if name not in stored and not ("_zero_point" in name and all(level.symmetric is not False for level in canonicalize(spec))):
-            raise CheckpointError(f"the export lacks '{name}', which its quantization_config announces. It is incomplete, make it again")
+            raise CheckpointError(f"the export lacks '{name}', which its quantization_config needs: export it again")
 
 
 def _scales_of_activations(layer: str, config: QLayerConfig, shape: tuple[int, ...], stored: Mapping[str, Tensor]) -> Iterator[str]:
@@ -120,7 +120,7 @@ def _float_shape(name: str, quantizer: TensorQuantizer, stored: Mapping[str, Ten
                 stored[key].shape == t.shape for suffix, t in packed.items() if (key := f"{name}_{suffix}" if suffix else name) in stored
             ):
                 return shape
-    raise CheckpointError(f"'{name}' {list(codes.shape)} and its scales fit no shape of a weight in its format: the checkpoint is damaged")
+    raise CheckpointError(f"'{name}' {list(codes.shape)} and its scales do not match in its format: the checkpoint is damaged")
 
 
 def _shapes(packed: Tensor, bits: float) -> Iterator[tuple[int, ...]]:

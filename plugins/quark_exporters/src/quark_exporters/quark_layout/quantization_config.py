@@ -1,6 +1,6 @@
 """``quantization_config`` of a checkpoint, written and read.
 
-It is written with exact module names in place of patterns, and never null where a reader wants a list or a
+It is written with exact module names instead of patterns, and never null where a reader wants a list or a
 dict. Readers take the first matching pattern, but JSON writers sort keys, so an order of patterns does not
 survive; exact names need none. Source: AMD Quark 0.13.
 """
@@ -85,7 +85,7 @@ def quantization_config(content: CheckpointContent, options: ExportOptions) -> d
 
 
 def _rounds_its_output(row: PlanRow, plan: QuantPlan, cache: Mapping[str, Any]) -> bool:
-    """Return whether a layer itself quantizes its output, in place of a cache or attention."""
+    """Return whether a layer itself quantizes its output, instead of a cache or attention."""
     inside = {layer for attention in plan.attentions for layer, _ in attention.states.values()}
     return row.config is not None and row.config.output_tensors is not None and row.name not in inside and row.name not in cache
 

@@ -53,13 +53,13 @@ def _with_plugin(facts: CheckpointFacts, alone: Iterable[RuntimeSupport]) -> Run
     """
     refusals = []
     if facts.config.softmax_quant_spec is not None:
-        refusals.append("it quantizes probabilities of attention, which fused kernels never hold")
+        refusals.append("it quantizes attention probabilities, which fused kernels never store")
     if names := [row.name for row in facts.plan.quantized if not row.is_linear and not row.is_lookup]:
-        refusals.append(f"it has no quantized layer of its type ({folded(names, most=3)})")
+        refusals.append(f"it has no quantized layer of this type ({folded(names, most=3)})")
     served = [row.name for row in facts.plan.quantized if row.is_linear or row.is_lookup]
-    asked = "where vLLM itself does not load it" if facts.layout == _QUARK else "with --quantization quark_simulate"
+    asked = "if vLLM itself does not load it" if facts.layout == _QUARK else "with --quantization quark_simulate"
     mixed = {
-        f"vLLM's own on {support.summary.rpartition(' on ')[2]}, in a checkpoint that vLLM alone refuses": folded(
+        f"vLLM's own on {support.summary.rpartition(' on ')[2]}, for a checkpoint that vLLM alone refuses": folded(
             sorted(support.own_layers), most=3
         )
         for support in alone
@@ -70,7 +70,7 @@ def _with_plugin(facts: CheckpointFacts, alone: Iterable[RuntimeSupport]) -> Run
         summary="vLLM with quark-vllm",
         methods={f"quark_simulate: {asked}; or --quantization quark_packed": folded(served, most=3), **mixed},
         refusals=tuple(refusals),
-        notes=("install quark-vllm where vLLM is",),
+        notes=("install quark-vllm next to vLLM",),
     )
 
 
@@ -85,9 +85,7 @@ def _support(
         if rule is not None and runtime in rule.on:
             methods.setdefault(f"{rule.method}: {rule.on[runtime]}", []).append(name)
             continue
-        why = (
-            "no scheme of its reader is like that of" if rule is None else rule.refused.get(runtime, f"it has no kernel for {rule.method}")
-        )
+        why = "its reader has no scheme for" if rule is None else rule.refused.get(runtime, f"it has no kernel for {rule.method}")
         reasons.setdefault(why, []).append(name)
     cached = any(row.states for row in facts.plan.attentions)
     elsewhere = {name for _, names in common for name in names}
@@ -98,7 +96,7 @@ def _support(
         summary=summary,
         methods={method: folded(names, most=3) for method, names in methods.items()},
         refusals=tuple(reason + (f" ({folded(names, most=3)})" if names else "") for reason, names in reasons.items()),
-        notes=("scales of the cache are used where it is started with kv_cache_dtype=fp8",) if cached else (),
+        notes=("it uses the scales of the KV cache if started with kv_cache_dtype=fp8",) if cached else (),
         own_layers=frozenset(own),
     )
 
@@ -107,15 +105,15 @@ def _whole_model(facts: CheckpointFacts) -> Iterator[_Reason]:
     """Yield reasons in the configuration for which all of the runtimes refuse."""
     config = facts.config
     if names := config.run_time_algorithms:
-        yield f"the algorithm {', '.join(names)} runs with the model, and they would compute something else without a word", []
+        yield f"the algorithm {', '.join(names)} runs with the model, and they would silently compute something else", []
     if config.weight_format == "fake_quantized":
-        yield "it stores rounded values, which they would take for codes", []
+        yield "it stores rounded values, and they would take these for codes", []
     if facts.layout == _QUARK:
         missing = [key for key in ("export", "exclude", "layer_type_quant_config") if facts.block.get(key) is None]
         if missing:
-            yield f"quantization_config has no {', '.join(missing)}, without which their readers fail", []
+            yield f"quantization_config lacks {', '.join(missing)}, which their readers need", []
         if names := _inert_exclusions(facts):
-            yield "the layer is float, and quantization_config excludes it by a pattern alone, which they compare as a name", names
+            yield "the layer is float and quantization_config excludes it by a pattern, but they compare exact names", names
 
 
 def _inert_exclusions(facts: CheckpointFacts) -> list[str]:
@@ -135,9 +133,9 @@ def _inert_exclusions(facts: CheckpointFacts) -> list[str]:
 def _other_layers(facts: CheckpointFacts, coded: Mapping[str, QLayerConfig]) -> Iterator[_Reason]:
     """Yield quantized layers that the runtimes leave in floating point."""
     if names := [name for name in coded if name in facts.heads]:
-        yield "the output head is quantized, which they load in floating point", names
+        yield "the output head is quantized, but they load it in floating point", names
     if names := [row.name for row in facts.plan.quantized if row.is_lookup]:
-        yield "an embedding is quantized, which they load in floating point", names
+        yield "an embedding is quantized, but they load it in floating point", names
     if names := [row.name for row in facts.plan.quantized if not row.is_linear and not row.is_lookup]:
         yield "they have no quantized layer of its type", names
     for row in (row for row in facts.plan.quantized if row.is_linear and row.name in coded):
@@ -149,7 +147,7 @@ def _other_layers(facts: CheckpointFacts, coded: Mapping[str, QLayerConfig]) -> 
     feeding = (*facts.config.kv_cache_quant_config, *facts.config.kv_cache_group)
     elsewhere = [name for name, config in coded.items() if config.output_tensors is not None and name not in cached]
     if names := [name for name in elsewhere if first_match(name, feeding) is None]:
-        yield "its output is quantized, and it feeds no cache", names
+        yield "its output is quantized, but it feeds no KV cache", names
 
 
 def _fused_layers(facts: CheckpointFacts, rows: Mapping[str, PlanRow]) -> Iterator[_Reason]:
@@ -161,11 +159,11 @@ def _fused_layers(facts: CheckpointFacts, rows: Mapping[str, PlanRow]) -> Iterat
                 continue
             first = _of_weight(rows[name])
             if any(_of_weight(rows[part]) != first for part in names):
-                yield f"parts of {kind}, which they compute as one layer, are quantized in several ways", names
+                yield f"they fuse {kind} into one layer, but its parts have different schemes", names
             elif first is not None and len(levels(first.weight)) > 1:
                 scales = {facts.number(f"{part}.{leaf}") for part in names for leaf in ("weight_scale_2", "weight_global_scale")} - {None}
                 if len(scales) > 1:
-                    yield f"parts of {kind} have different scales over the whole tensor, of which they take one for all", names
+                    yield f"they use one tensor scale for all parts of {kind}, but the scales differ", names
 
 
 def _mixtures(rows: Mapping[str, PlanRow]) -> Iterator[_Reason]:
@@ -176,7 +174,7 @@ def _mixtures(rows: Mapping[str, PlanRow]) -> Iterator[_Reason]:
             mixtures.setdefault(name.partition(_EXPERTS)[0], []).append(name)
     for mixture, parts in mixtures.items():
         if any(_of_weight(rows[part]) != _of_weight(rows[parts[0]]) for part in parts):
-            yield f"experts of {mixture}, which they compute as one layer, are quantized in several ways", parts
+            yield f"they fuse the experts of {mixture} into one layer, but these have different schemes", parts
 
 
 def _of_weight(row: PlanRow) -> QLayerConfig | None:
@@ -234,7 +232,7 @@ def rules() -> Rules:
 def rule_for(layout: str, config: QLayerConfig, *, experts: bool = False) -> Rule | None:
     """Return the first rule that fits a layer in a layout, or an expert of a mixture.
 
-    None where none does.
+    None if none does.
     """
     if config.weight is not None and any(map(runs_along_rows, canonicalize(config.weight))):
         return None

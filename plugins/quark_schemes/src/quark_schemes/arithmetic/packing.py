@@ -88,7 +88,7 @@ def pack_nibbles_across(codes: Tensor, order: str) -> Tensor:
         rows = torch.nn.functional.pad(rows, (0, 0, 0, -codes.shape[0] % _WORD))
     rows = rows.reshape(-1, _WORD, codes.shape[1])
     words = torch.empty(rows.shape[0], rows.shape[2], dtype=torch.int32, device=codes.device)
-    # Eight codes that lie next to each other are one number where they can be.
+    # Eight codes that lie next to each other are one number if they can be.
     lanes = rows.view(torch.int64) if rows.shape[2] % 8 == 0 and rows.storage_offset() % 8 == 0 else rows
     mask = 0x0F0F0F0F0F0F0F0F if lanes.dtype is torch.int64 else 0xF
     _by_parts(

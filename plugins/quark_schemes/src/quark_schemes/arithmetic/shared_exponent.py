@@ -30,8 +30,8 @@ def shared_exponent_scale(amax: Tensor, mode: str, mantissa_bits: int, largest_e
         mode: ``"even"`` rounds ``amax`` to the element's mantissa first, ``"floor"`` takes its exponent,
             ``"ceil"`` the next power of two; ``"rceil"`` is the smallest power of two with which nothing
             saturates.
-        mantissa_bits: Of the element format.
-        largest_exponent: Of the element format, such as 2 for E2M1 (largest value 6).
+        mantissa_bits: Mantissa bits of the element format.
+        largest_exponent: Largest exponent of the element format, such as 2 for E2M1 (largest value 6).
         largest: Largest value of the element format; for ``"rceil"`` only.
 
     Raises:

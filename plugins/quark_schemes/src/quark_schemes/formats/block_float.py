@@ -242,7 +242,7 @@ class Microexponent(BlockFloat):
         if spec.group_size is None or spec.group_size % (2 * PAIR_BITS):
             return f"{self.name} has blocks of a multiple of 16, not {spec.group_size}: use 16 or 32"
         if spec.ch_axis not in (-1, 1):
-            return f"{self.name} packs blocks of neighbours, along the last axis: use ch_axis=-1, not {spec.ch_axis}"
+            return f"{self.name} packs blocks along the last axis: use ch_axis=-1, not {spec.ch_axis}"
         return super().spec_error(spec)
 
     def device_code(self, spec: QTensorConfig) -> DeviceCode | None:

@@ -71,7 +71,7 @@ class MiniFloat(NumberFormat):
 
     Attributes:
         shape: Its exponent, mantissa and special codes.
-        torch_dtype: Torch's own dtype of these codes, in which checkpoints store them; None where they are
+        torch_dtype: Torch's own dtype of these codes, in which checkpoints store them; None if they are
             packed into bytes.
     """
 
@@ -101,7 +101,7 @@ class MiniFloat(NumberFormat):
         if spec.symmetric is False:
             return f"{self.name} has no zero point: set symmetric=True or None"
         if not self.shape.signed and not spec.is_scale_quant:
-            return f"{self.name} has no sign: it holds scales (is_scale_quant), not weights or activations"
+            return f"{self.name} has no sign and holds only scales: set is_scale_quant, or use another format for weights and activations"
         if spec.scale_format == "e8m0" and spec.qscheme not in (QSchemeType.per_group, QSchemeType.per_block):
             return "e8m0 scales are shared by groups or blocks: set qscheme=per_group"
         if spec.scale_calculation_mode not in (None, *MODES):

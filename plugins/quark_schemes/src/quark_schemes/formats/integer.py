@@ -216,9 +216,9 @@ class IntegerFormat(WholeNumbers):
         if missing:
             return f"{self.name} needs {' and '.join(missing)}: set them, or use a *Spec helper"
         if spec.scale_calculation_mode not in (None, "ceil", "floor"):
-            return f"{self.name} has scale_calculation_mode 'ceil' or 'floor' for powers of two, not {spec.scale_calculation_mode!r}"
+            return f"{self.name} needs scale_calculation_mode 'ceil' or 'floor' for its scales, not {spec.scale_calculation_mode!r}"
         if self.bits > _EXACT_BITS and not isinstance(scale_format_of(spec), PowerOfTwoScales):
-            return f"{self.name} has powers of two as scales: leave out scale_format, and set scale_type to ScaleType.float or pof2"
+            return f"{self.name} has power-of-two scales: leave out scale_format, and set scale_type to ScaleType.float or pof2"
         return scale_error(spec)
 
     def canonicalize(self, spec: QTensorConfig) -> TensorSpec:

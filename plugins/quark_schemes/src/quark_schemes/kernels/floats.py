@@ -98,7 +98,7 @@ class _Parameters:
     """P of the functions below: the format, the code of its NaN, and how scales are found.
 
     Attributes:
-        mode: Of the power of two that a group shares; None for scales in the format ``scales``.
+        mode: Mode of the power of two that a group shares; None for scales in the format ``scales``.
     """
 
     shape: FloatShape

@@ -121,7 +121,7 @@ def _scales_of_block_float(low, high, P: tl.constexpr):
 
 
 def block_float_code(low: int, high: int, fraction_bits: int, mode: str, even_bits: int, grows: bool) -> DeviceCode:
-    """Return the device code of block floating point, rounding half to even; arguments as of `BlockFloat`."""
+    """Return the device code of block floating point, rounding half to even; arguments as in `BlockFloat`."""
     return DeviceCode(
         round=_round_block_float,
         encode=_encode,

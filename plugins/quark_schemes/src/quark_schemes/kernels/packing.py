@@ -26,9 +26,9 @@ class WordLayout:
     """Where the codes of a word are.
 
     Attributes:
-        bits: Of a code.
-        codes: Of a word.
-        dtype: Of a word.
+        bits: Bits of a code.
+        codes: Codes of a word.
+        dtype: Dtype of a word.
         is_interleaved: Whether even codes come first, in the lower half: 0 2 4 6 1 3 5 7.
         is_reversed: Whether the first code is in the highest bits.
     """

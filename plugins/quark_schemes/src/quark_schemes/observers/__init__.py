@@ -68,15 +68,15 @@ class ServingObserver(Observer):
     def spec_error(cls, spec: QTensorConfig) -> str | None:
         if cls.qschemes and spec.qscheme not in cls.qschemes:
             asked = spec.qscheme and spec.qscheme.name
-            fix = f"leave observer_cls out, and that of {spec.dtype.name} serves it, or name an observer of {asked}"
-            return f"{cls.__name__} serves {' or '.join(qscheme.name for qscheme in cls.qschemes)}, not {asked}: {fix}"
+            fix = f"leave observer_cls out to use the default of {spec.dtype.name}, or name an observer for {asked}"
+            return f"{cls.__name__} supports {' or '.join(qscheme.name for qscheme in cls.qschemes)}, not {asked}: {fix}"
         unknown = [name for name, _ in spec.observer_options if name not in cls.options]
         if not unknown:
             return None
-        fix = f"its options are {', '.join(cls.options)}" if cls.options else "it has none, leave observer_options out"
+        fix = f"its options are {', '.join(cls.options)}" if cls.options else "leave observer_options out"
         return f"{cls.__name__} has no option {', '.join(map(repr, unknown))}: {fix}"
 
     @staticmethod
     def nothing_observed() -> CalibrationError:
         """Return the error of a range that is asked for before any data."""
-        return CalibrationError("nothing was observed, so there is no range: run calibration data through the layer")
+        return CalibrationError("the observer has seen no data, so there is no range: run calibration data through the layer")

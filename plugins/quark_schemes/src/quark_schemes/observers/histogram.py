@@ -266,7 +266,7 @@ class PerTensorPercentileObserver(HistogramObserver):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 100:
             return f"{cls.__name__} cannot use percentile={value!r}: give a number above 0 and up to 100, such as 99.9"
         if spec.symmetric is False and value < 50:
-            return f"{cls.__name__} cannot use percentile={value!r} for an asymmetric range, whose ends would cross: give 50 to 100"
+            return f"{cls.__name__} cannot use percentile={value!r} for an asymmetric range, since its ends would cross: give 50 to 100"
         return super().spec_error(spec)
 
     def _choose(self, histogram: Histogram) -> tuple[Tensor | float, Tensor | float]:

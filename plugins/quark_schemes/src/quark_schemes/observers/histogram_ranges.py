@@ -79,7 +79,7 @@ class PerTensorHistogramObserverPro(HistogramObserver):
     @classmethod
     def spec_error(cls, spec: QTensorConfig) -> str | None:
         if not isinstance(format_of(spec), IntegerFormat):
-            return f"{cls.__name__} serves integers, not {spec.dtype.name}: use PerTensorHistogramObserver or PerTensorMSEObserver"
+            return f"{cls.__name__} supports integers, not {spec.dtype.name}: use PerTensorHistogramObserver or PerTensorMSEObserver"
         return super().spec_error(spec)
 
     def _choose(self, histogram: Histogram) -> tuple[Tensor | float, Tensor | float]:

@@ -146,7 +146,7 @@ class PlaceholderObserver(ServingObserver):
     @classmethod
     def spec_error(cls, spec: QTensorConfig) -> str | None:
         if not number_format(spec.dtype).is_cast:
-            return f"{cls.__name__} observes nothing, and the scales of {spec.dtype.name} come from a range: use MinMaxObserver"
+            return f"{cls.__name__} observes nothing, but {spec.dtype.name} needs a range for its scales: use MinMaxObserver"
         return super().spec_error(spec)
 
     def observe(self, x: Tensor) -> None:

@@ -182,8 +182,8 @@ class RowSearchObserver(ServingObserver):
 
     def _seen_twice(self) -> CalibrationError:
         return CalibrationError(
-            f"{type(self).__name__} is for weights, which are seen once, and it was given a second tensor: "
-            "use a min-max observer for static activations, or one range per tensor (PerTensorMSEObserver)"
+            f"{type(self).__name__} got a second tensor, but it is for weights: for static activations, use a min-max observer or "
+            f"PerTensorMSEObserver"
         )
 
     @abstractmethod

@@ -51,9 +51,9 @@ class _PowOf2Observer(ServingObserver):
         if (error := super().spec_error(spec)) is not None:
             return error
         if has_real_zero_point(spec):
-            return f"{cls.__name__} keeps zero points whole: set zero_point_type=ZeroPointType.int32"
+            return f"{cls.__name__} needs integer zero points: set zero_point_type=ZeroPointType.int32"
         if spec.scale_format == "e8m0":
-            return f"{cls.__name__} is for scales that are no powers of two by themselves: use a min-max observer with scale_format='e8m0'"
+            return f"{cls.__name__} does not fit scales that are powers of two already: use a min-max observer with scale_format='e8m0'"
         return None
 
 

@@ -47,7 +47,7 @@ class _Integer(SingleLevelSpec):
 
     def to_quantization_spec(self) -> QTensorConfig:
         if self.is_dynamic is None:
-            raise ConfigError(f"{type(self).__name__} needs is_dynamic: False for weights, True for activations with ranges of their own")
+            raise ConfigError(f"{type(self).__name__} needs is_dynamic: set False for weights, True for dynamic activation scales")
         return super().to_quantization_spec()
 
 

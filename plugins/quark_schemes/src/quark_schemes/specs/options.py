@@ -96,7 +96,7 @@ class SingleLevelSpec(DataTypeSpec):
 def _level(value: SingleLevelSpec | QTensorConfig) -> QTensorConfig:
     spec = value.to_quantization_spec() if isinstance(value, SingleLevelSpec) else value
     if not isinstance(spec, QTensorConfig):
-        raise ConfigError(f"a level is a *Spec helper or a QTensorConfig, not {value!r}")
+        raise ConfigError(f"a level must be a *Spec helper or a QTensorConfig, not {value!r}")
     return spec
 
 
