@@ -50,7 +50,7 @@ TUNED = "awq+gptq+tuning/mxfp4,awq+gptq+tuning/nvfp4"
 ROTATED = ["--runs", "rotation+smoothquant+gptq/int8", "--options", '{"r2": true, "r4": true}']
 MIXED = ["--sets", "fp8,mxfp6_e2m3,mxfp4_mxfp6_e2m3", "--bits", "5.125,6.25", "--uniform", "nvfp4,int4_wo_32,uint4_wo_32"]
 Arguments = Callable[[argparse.Namespace], list[str] | None]
-"""From what was given to the arguments of a benchmark; None where something that it needs was not given."""
+"""From what was given to the arguments of a benchmark; None if something that it needs was not given."""
 
 
 def _with_model(*more: str) -> Arguments:

@@ -52,10 +52,10 @@ class Measured:
 
     Attributes:
         run: Its algorithms, joined by ``+``.
-        seconds: Of the whole run, reading and writing included.
+        seconds: Seconds of the whole run, reading and writing included.
         phases: Seconds by phase, of the report: of the host, which may wait in one for what another has asked
             of the device.
-        peak: Most bytes on the device; 0 where that is the CPU.
+        peak: Most bytes on the device; 0 if that is the CPU.
         parts: Bytes of what has to be there: one block, what is outside of the blocks, the largest Hessian.
     """
 
@@ -110,7 +110,7 @@ def _lines(result: Measured, bar: float | None) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the program; returns 1 where a bar is missed."""
+    """Run the program; returns 1 if a bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--shape", default="8b", choices=[*SHAPES, "tiny"])

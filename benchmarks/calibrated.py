@@ -216,7 +216,7 @@ def add_accuracy(args: argparse.Namespace, found: Mapping[str, Any]) -> None:
 
 
 def _in_own_process(arguments: list[str]) -> str:
-    """Measure one run; its line, which is printed too, empty where it failed."""
+    """Measure one run; its line, which is printed too, empty if it failed."""
     done = subprocess.run([sys.executable, "-m", "benchmarks.calibrated", *arguments], check=False, stdout=subprocess.PIPE, text=True)
     line = done.stdout.strip()
     print(line, flush=True)

@@ -11,7 +11,7 @@ bundled ones. Besides language models, those that embed sentences and those that
 measures of their own (`benchmarks.model_kinds`). ``--seeds`` rescale the channels of a language model by
 factors that cancel (`benchmarks.rescaled`); 0 leaves them as they are. Texts are those of `benchmarks.texts`:
 calibration sees the first half of a text, evaluation the second, and of other texts too. ``--windows 2
---length 128`` is a quick look. ``--blocks`` quantizes the first decoder blocks alone, where whole models take
+--length 128`` is a quick look. ``--blocks`` quantizes the first decoder blocks alone, if whole models take
 too long.
 
 A setting is ``NAME=ALGORITHMS[:OPTION=VALUE,…]``: algorithms joined by ``+``, or ``none`` for

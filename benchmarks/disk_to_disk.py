@@ -17,7 +17,7 @@ peak memory of comparing a quantized checkpoint with its float one, both models 
 (no bar).
 
 Peaks are the high-water mark of a fresh process (VmHWM, Linux), pages of mapped files included.
-``--directory`` is where checkpoints are written: `large` needs 21 GB there. The exit status is 1 where a bar
+``--directory`` is where checkpoints are written: `large` needs 21 GB there. The exit status is 1 if a bar
 is missed.
 """
 

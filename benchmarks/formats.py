@@ -146,7 +146,7 @@ def quantizers(only: str) -> dict[str, TensorQuantizer]:
 
 
 def peak(action: Callable[[], object], x: Tensor) -> float | None:
-    """Peak memory of a call in units of ``x``, which counts as one; None where the system does not tell."""
+    """Peak memory of a call in units of ``x``, which counts as one; None if the system does not tell."""
     try:
         # What earlier calls have freed goes back to the system, so that it is not used again unseen.
         ctypes.CDLL(None).malloc_trim(0)

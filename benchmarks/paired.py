@@ -42,7 +42,7 @@ class Difference:
     """A mean difference and its standard error.
 
     Attributes:
-        mean: The mean over independent units, such as sequences; below 0 where the second setting is better.
+        mean: The mean over independent units, such as sequences; below 0 if the second setting is better.
         error: Its standard error; None for fewer than two units.
         units: How many there are.
     """

@@ -68,7 +68,7 @@ PROGRAMS = {
 
 
 def run(python: str, script: str, arguments: list[str], limit: float) -> Row | None:
-    """Return the figures that a program prints of its work; None where it fails or takes too long."""
+    """Return the figures that a program prints of its work; None if it fails or takes too long."""
     others = {name: value for name, value in os.environ.items() if python == sys.executable or name != "PYTHONPATH"}
     command = [python, str(Path(__file__).with_name("peer_programs") / f"{script}.py"), *arguments]
     try:
@@ -145,7 +145,7 @@ def asked(args: argparse.Namespace, pythons: Mapping[str, str | None]) -> Iterat
 
 
 def stored(path: Path) -> dict[str, Any]:
-    """Return the rows of a file of results; none where there is no file."""
+    """Return the rows of a file of results; none if there is no file."""
     data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"rows": []}
     return data
 

@@ -28,7 +28,7 @@ def rescale(model: nn.Module, seed: int, tokens: Tensor) -> int:
 
     Args:
         model: A model of transformers.
-        seed: Of the factors; 0 leaves the weights as they are.
+        seed: Seed of the factors; 0 leaves the weights as they are.
         tokens: ``[sequences, tokens]``, on which the function is checked.
 
     Raises:

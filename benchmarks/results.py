@@ -21,7 +21,7 @@ class Measurement:
         value: The figure: how many times the floor, seconds beyond it, or a measure of accuracy.
         unit: ``"×"``, ``"s"``, ``"perplexity"``, ``"nats"``, or ``"GiB"``.
         floor: What it is measured against, in the same run.
-        bar: The most that it may be; None where it is held to none.
+        bar: The most that it may be; None if it is held to none.
     """
 
     benchmark: str

@@ -1,6 +1,6 @@
 """From a checkpoint to a checkpoint, block by block: ``python examples/disk_to_disk.py OUT [MODEL]``.
 
-This is what ``quark quantize`` does. A run that is killed goes on with the blocks that it has finished when
+This is what ``quark quantize`` does. A run that is killed continues with the blocks that it has finished when
 it is started again.
 """
 

@@ -30,7 +30,7 @@ def nearest_tests(changed: Iterable[str], imports: dict[str, set[str]]) -> list[
 
     Args:
         changed: Paths in the repository.
-        imports: Of each test file, by its path, the modules that it imports.
+        imports: Imports of each test file, by its path, the modules that it imports.
     """
     chosen: dict[str, None] = {}
     for name in changed:

@@ -63,7 +63,7 @@ def _bound(statement: ast.stmt) -> Iterator[str]:
 
 
 def declared(tree: ast.Module) -> list[str] | None:
-    """The names in ``__all__``; None where there is none, and an empty list where it is computed."""
+    """The names in ``__all__``; None if there is none, and an empty list where it is computed."""
     for statement in tree.body:
         targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
         if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):

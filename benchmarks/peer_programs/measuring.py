@@ -22,7 +22,7 @@ def measured(version: str, path: str, tokens: str, quantize: Callable[[nn.Module
     the loaded model.
 
     Args:
-        version: Of the program.
+        version: Version of the program.
         path: Directory of the float checkpoint.
         tokens: Directory that `benchmarks.peers` has written: ``tokens.safetensors`` with ``calibration`` and
             ``evaluation``, ``[sequences, length]``, and for row N of the latter the `log_probabilities` of

@@ -112,7 +112,7 @@ def without_tokenizer(folder: Path) -> Path:
         (["--dtype", "int3"], "dtype"),
         (["--device", "nowhere"], "device"),
         (["--reference", "/nowhere/at/all"], "no such directory"),
-        (["--text", "/nowhere/at/all.txt"], "neither a file nor a directory"),
+        (["--text", "/nowhere/at/all.txt"], "is not a file, a directory or a data source"),
     ],
 )
 def test_bad_options_are_refused_with_the_reason(options: list[str], says: str):

@@ -84,7 +84,7 @@ def test_each_source_of_calibration_gives_as_many_sequences(
     expected = [tiny_tokenizer()(file.read_text(), verbose=False)["input_ids"][:34] for file in (text, other)]
     assert torch.cat(asked["data"]).flatten().tolist() == expected[0] + expected[1][:17]
     assert run("quantize", tiny_model_dir(), tmp_path / "few", *options, 1, monkeypatch=monkeypatch) == 2
-    assert "less than one sequence of each of the 2" in capsys.readouterr().err
+    assert "less than one sequence for each of the 2" in capsys.readouterr().err
 
 
 def test_the_run_works_on_the_device_that_is_asked_for(asked: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,7 +152,7 @@ def test_the_program_verifies_where_that_is_asked_for(
 ) -> None:
     quantize_checkpoint(source, tmp_path / "out", config(), options=OPTIONS)
     assert run("inspect", tmp_path / "out", "--verify", monkeypatch=monkeypatch) == 0
-    assert "tensors are as they were written" in capsys.readouterr().out
+    assert "tensors agree" in capsys.readouterr().out
     _, path, place = next(one for one in places(tmp_path / "out", 6) if one[0] == "codes")
     data = bytearray(path.read_bytes())
     data[place] ^= 1
@@ -162,7 +162,7 @@ def test_the_program_verifies_where_that_is_asked_for(
     assert run("inspect", tmp_path / "out", "--verify", monkeypatch=monkeypatch) == 2
     said = capsys.readouterr()
     assert f"damaged: 1 tensor(s) in '{path.name}' have changed since they were written: model." in said.out
-    assert "make or fetch it again" in said.err
+    assert "export or download it again" in said.err
     assert run("inspect", source, "--verify", monkeypatch=monkeypatch) == 2
     assert "has no quark_run.json" in capsys.readouterr().err
 

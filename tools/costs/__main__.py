@@ -1,6 +1,6 @@
 """Count the costs of runs in FLOPs, bytes, operations and waits, which no other work on the machine changes.
 
-    python -m tools.costs                               # counts; exit status 1 where one is not as recorded
+    python -m tools.costs                               # counts; exit status 1 if one is not as recorded
     python -m tools.costs record [NAME ...]             # writes them; a cost that rises needs --why
     python -m tools.costs parts NAME ...                # where the FLOPs and bytes of a run go
 

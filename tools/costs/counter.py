@@ -91,7 +91,7 @@ _ALLOCATIONS = {_ATEN.empty, _ATEN.empty_like, _ATEN.empty_strided, _ATEN.new_em
 
 
 def _module(frame: FrameType | None) -> str:
-    """Return the nearest module of this project that does not serve others; ``""`` where there is none."""
+    """Return the nearest module of this project that does not serve others; ``""`` if there is none."""
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
         if name.startswith("quark") and not name.startswith(_SERVING):

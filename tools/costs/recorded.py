@@ -43,7 +43,7 @@ class Difference:
 
 
 def differences(recorded: Cost | None, counted: Cost) -> list[Difference]:
-    """Return the counts that differ from the recorded ones; none where nothing was recorded."""
+    """Return the counts that differ from the recorded ones; none if nothing was recorded."""
     if recorded is None:
         return []
     pairs = ((unit, value, getattr(counted, unit)) for unit, value in attrs.asdict(recorded).items() if value is not None)

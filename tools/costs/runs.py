@@ -99,9 +99,9 @@ class Part:
     Attributes:
         phase: Phase of the run.
         module: Module that does the work.
-        flops: As of `Cost`.
-        bytes: As of `Cost`.
-        operations: As of `Cost`.
+        flops: As in `Cost`.
+        bytes: As in `Cost`.
+        operations: As in `Cost`.
     """
 
     phase: str

@@ -97,7 +97,7 @@ class _Reasons:
 
 
 def _results(data: Mapping[str, Any], client: str, scheme: str) -> dict[str, Any]:
-    """Return layout → result of one client and scheme; None where it has not been run."""
+    """Return layout → result of one client and scheme; None if it has not been run."""
     own = data.get(client, {}).get("results", {})
     return {layout: own.get(layout, {}).get(scheme) for layout in COLUMNS[client]}
 

@@ -48,7 +48,7 @@ def new_plugin_file(kind: str, file: str) -> str:
 
 
 def _link(text: str, target: str, file: str, page: str) -> str:
-    """Return a link for the page: to a page of the site where there is one, else only its text."""
+    """Return a link for the page: to a page of the site if there is one, else only its text."""
     path, hash_sign, anchor = target.partition("#")
     path = posixpath.normpath(posixpath.join(posixpath.dirname(file), path)) if path else file
     own = _PAGES.get(f"{path}{hash_sign}{anchor}") or _PAGES.get(path)

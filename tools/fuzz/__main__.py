@@ -99,7 +99,7 @@ def _right(route: str, source: str, base: Path) -> Path:
 
 
 def _answer(pipe: Connection) -> tuple[int, str, float, int] | None:
-    """Return the message of a child; None where it sends nothing in time, or ends without a word."""
+    """Return the message of a child; None if it sends nothing in time, or ends without a word."""
     try:
         answer: tuple[int, str, float, int] | None = pipe.recv() if pipe.poll(PATIENCE) else None
     except EOFError:

@@ -93,7 +93,7 @@ def judged(route: str, directory: Path, out: Path, undamaged: Path, right: Path)
     """Return `RESULT`, `ANOTHER`, or the defect in a result: damage that nothing notices.
 
     Args:
-        route: Of the run, whose ending is `RESULT`.
+        route: Route of the run, whose ending is `RESULT`.
         directory: The damaged checkpoint.
         out: The output of the run.
         undamaged: The checkpoint before.

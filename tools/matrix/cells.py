@@ -75,7 +75,7 @@ class Result:
     """What the tests of a cell came to.
 
     Attributes:
-        commit: Of the repository, short.
+        commit: Commit of the repository, short.
         versions: Package → the version that was there.
         demo: Whether ``quark demo`` ended well.
         passed, failed, skipped: Numbers of tests.
@@ -99,7 +99,7 @@ def read() -> dict[str, Result]:
 
 
 def write(name: str, result: Result) -> None:
-    """Keep the result of a cell, in place of an earlier one."""
+    """Keep the result of a cell, instead of an earlier one."""
     results = {key: attrs.asdict(value) for key, value in (read() | {name: result}).items()}
     RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 

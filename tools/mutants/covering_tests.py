@@ -57,7 +57,7 @@ class FileRecord:
 
 
 def digest(path: Path) -> str:
-    """Returns the digest of a file, or an empty text where there is none."""
+    """Returns the digest of a file, or an empty text if there is none."""
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ""
 
 
@@ -180,7 +180,7 @@ def _measure(tree: Path, file: str, output: Path, statements: Statements, argume
 
 
 def read_record(path: Path) -> FileRecord | None:
-    """Returns a record that was written, or None where there is none."""
+    """Returns a record that was written, or None if there is none."""
     if not path.is_file():
         return None
     data: dict[str, Any] = json.loads(path.read_text())

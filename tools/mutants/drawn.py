@@ -53,7 +53,7 @@ WHOLE, NEAR = (
 )  # seconds up to which the mirrored test file is run whole, and others of the same folder of which a test runs the line
 OTHERS = 8.0  # seconds of the tests of other files
 AT_IMPORT = 240.0  # seconds of the tests of its distribution that meet a line which runs when its module is imported
-MOST, FEW = 80, 12  # tests of other folders; those that go first where there are no nearer ones
+MOST, FEW = 80, 12  # tests of other folders; those that go first if there are no nearer ones
 SECONDS = 300  # to compile
 PYTEST = (
     "-q",

@@ -34,7 +34,7 @@ def path_of(version: int) -> Path:
 
 
 def recorded(version: int) -> dict[str, Signature]:
-    """Return the recorded names of a version; nothing where there is no file."""
+    """Return the recorded names of a version; nothing if there is no file."""
     file = path_of(version)
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
@@ -125,7 +125,7 @@ def _signature(value: Any) -> Signature:
 
 
 def _unlike(before: str, now: Signature) -> str | None:
-    """Say why a call that fits the old parameters may not fit the new ones; None where each does."""
+    """Say why a call that fits the old parameters may not fit the new ones; None if each does."""
     if now is None:
         return "can no longer be called"
     old, new = ([part for part in text.split(", ") if part] for text in (before, now))

@@ -40,7 +40,7 @@ def tiny_model(dtype: torch.dtype | None = None, blocks: int | None = None, kind
     """Return a fresh copy of a model, in evaluation mode on the CPU.
 
     Args:
-        dtype: Of its parameters; None for float32.
+        dtype: Dtype of its parameters; None for float32.
         blocks: How many of its decoder blocks it keeps, from the first; None for all.
         kind: One of `KINDS`.
     """

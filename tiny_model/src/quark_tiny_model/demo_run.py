@@ -77,7 +77,7 @@ class Refusal:
     Attributes:
         name: As in `Row`.
         reason: The error message.
-        expected: Whether planning refused the scheme, since it does not fit the model; False where it failed
+        expected: Whether planning refused the scheme, since it does not fit the model; False if it failed
             later.
     """
 

@@ -22,8 +22,8 @@ class Drawing:
     """A picture under construction. Coordinates are pixels from the top left corner.
 
     Attributes:
-        width: Of the whole picture.
-        height: Of the whole picture.
+        width: Width of the whole picture.
+        height: Height of the whole picture.
     """
 
     width: float

@@ -50,9 +50,9 @@ def get_calib_dataloader(
     Unlike AMD Quark's, a batch with padding has an attention mask, so padding is in no statistic.
 
     Args:
-        dataset_name: A name of AMD Quark's, or a path or a name as of `quark_workbench.data.read_samples`.
-        processor: Of a model for images and text; without effect, since calibration is on text.
-        tokenizer: Of the model.
+        dataset_name: A name of AMD Quark's, or a path or a name as in `quark_workbench.data.read_samples`.
+        processor: Processor of a model for images and text; without effect, since calibration is on text.
+        tokenizer: Tokenizer of the model.
         batch_size: Sequences in a batch.
         num_calib_data: Sequences.
         seqlen: Largest number of tokens of a sequence.

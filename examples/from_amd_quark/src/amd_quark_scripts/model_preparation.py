@@ -36,7 +36,7 @@ __all__ = [
 
 
 def available_device(device: str | torch.device | None) -> str:
-    """Return the device, or the CPU in place of "cuda" on a machine without CUDA, and where none is named."""
+    """Return the device, or the CPU instead of "cuda" on a machine without CUDA, and if none is named."""
     name = str(device or "cpu")
     return "cpu" if name.partition(":")[0] == "cuda" and not torch.cuda.is_available() else name
 
@@ -100,7 +100,7 @@ def get_model_type(model: nn.Module) -> str:
 
 
 def get_tokenizer(ckpt_path: str | Path, max_seq_len: int = 2048, model_type: str | None = None, trust_remote_code: bool = True) -> Any:
-    """Return the tokenizer of a checkpoint, which pads on the left, with EOS where it has no padding token.
+    """Return the tokenizer of a checkpoint, which pads on the left, with EOS if it has no padding token.
 
     Args:
         ckpt_path: A directory, or a name on the Hugging Face Hub.
@@ -172,12 +172,12 @@ def save_model(model: nn.Module, tokenizer: Any, save_dir: str | Path) -> None:
 def maybe_save_preprocessors(
     src_name_or_path: str | Path, dest_dir: str | Path, src_subfolder: str = "", trust_remote_code: bool = False
 ) -> None:
-    """Copy the tokenizer and the processor of a checkpoint, where there are any, into a new directory.
+    """Copy the tokenizer and the processor of a checkpoint, if there are any, into a new directory.
 
     Args:
         src_name_or_path: Directory of the checkpoint, or its name on the Hub.
         dest_dir: Where to; files that are there stay.
-        src_subfolder: Of the checkpoint, that has them.
+        src_subfolder: Src subfolder of the checkpoint, that has them.
         trust_remote_code: Without effect: files are copied, and none is run.
     """
     directory = Path(dest_dir)

@@ -133,7 +133,7 @@ class BaseMetric(ABC):
 
     @abstractmethod
     def collect(self, context: MetricContext) -> Any:
-        """Return its value, None where there is none."""
+        """Return its value, None if there is none."""
 
 
 class SummaryMetric(BaseMetric):
@@ -247,7 +247,7 @@ class GlobalProfiler:
 
         Args:
             step_name: Its name, of `ProfileStep`.
-            user_msg: A name of one's own, in place of it.
+            user_msg: A name of one's own, instead of it.
         """
         self.checkpoint(f"{user_msg or step_name} Start")
         try:
@@ -278,7 +278,7 @@ class GlobalProfiler:
 
 
 def profile_scope(step: str, user_msg: str | None = None) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Return a decorator that measures each call as one step; arguments as of `GlobalProfiler.scope`."""
+    """Return a decorator that measures each call as one step; arguments as in `GlobalProfiler.scope`."""
 
     def decorator(function: Callable[_P, _R]) -> Callable[_P, _R]:
         @functools.wraps(function)
