@@ -1,6 +1,6 @@
-"""Modules and names of AMD Quark's public API that do not come here.
+"""Modules and names of AMD Quark's public API that this project lacks.
 
-Importing one is an error that says so, and what to use.
+Importing one raises an error that names a replacement.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["NotOfferedError", "refuse_absent", "refuse_absent_module"]
 
 
 class NotOfferedError(QuarkError, ImportError):
-    """A module or a name of AMD Quark's public API is not offered; the message names its replacement."""
+    """A module or name of AMD Quark's public API is not supported; the message names its replacement."""
 
 
 PAGE = "docs/how-to/from-amd-quark.md"
@@ -59,9 +59,9 @@ _MODULES: Mapping[str, str] = MappingProxyType(
         "quark.shapeshifter": "it is not supported",
     }
 )
-"""By module; for all below it too."""
+"""Replacement by module, also for its submodules."""
 _MOVED = MappingProxyType({"quark.testing": "pip install quark-devkit, and import quark_devkit; the tiny model is quark_tiny_model"})
-"""Modules that were part of the core, with where they are."""
+"""New places of modules that were part of the core."""
 _NAMES: Mapping[str, str] = MappingProxyType(
     {
         "ModelPruner": _PRUNING,
@@ -83,11 +83,11 @@ _NAMES: Mapping[str, str] = MappingProxyType(
         "list_llama_cpp_export_formats": "export_gguf chooses the type by the scheme: Q4_0, Q4_1, Q8_0 or MXFP4",
     }
 )
-"""By name, in whichever public module it is asked for."""
+"""Replacement by name, in any public module."""
 
 
 def refuse_absent_module(name: str) -> None:
-    """Raise NotOfferedError (an ImportError) for a module of AMD Quark's that is not offered here.
+    """Raise NotOfferedError (an ImportError) for a module of AMD Quark that is not supported here.
 
     Raises:
         MissingPluginError: A distribution that is not installed has the module.
@@ -100,11 +100,11 @@ def refuse_absent_module(name: str) -> None:
 
 
 def refuse_absent(module: str, name: str) -> None:
-    """Raise for a name of AMD Quark's public API that does not come.
+    """Raise for a name of AMD Quark's public API that is not supported.
 
     Raises:
         NotOfferedError: (an ImportError) The name is imported.
-        AttributeError: It is asked for in another way, so that ``hasattr`` answers.
+        AttributeError: The name is read in another way, so that ``hasattr`` works.
     """
     if name in _NAMES:
         message = f"{module}.{name} of AMD Quark is not here: {_NAMES[name]} ({PAGE})"

@@ -1,4 +1,4 @@
-"""AMD Quark's functions that give the settings of an algorithm: of a model family, or of a JSON file."""
+"""AMD Quark's functions for the settings of an algorithm, from a model family or a JSON file."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def load_quant_algo_config_from_file(file_path: str | Path) -> AlgoConfig:
 
     Raises:
         ConfigError: (a ValueError) The file is missing or not such an object, the algorithm is unknown, or a
-            key is none of its fields.
+            key is not one of its fields.
     """
     path = Path(file_path)
     data = json_of(path, "algorithm configuration")

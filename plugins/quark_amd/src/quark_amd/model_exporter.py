@@ -88,14 +88,14 @@ class ModelExporter:
 
         Args:
             model: A quantized model.
-            input_args: Example inputs: a tensor, a tuple of arguments or a mapping of named ones. None is
-                token ids, for transformers models.
-            input_names: Names of the inputs, in order; empty takes those of the configuration, or of the
-                model's forward.
-            output_names: Names of the outputs, likewise.
+            input_args: Example inputs: a tensor, a tuple of arguments or a mapping of named ones. None for
+                token ids (transformers models only).
+            input_names: Names of the inputs, in order; empty for the configuration's, or those of the model's
+                forward.
+            output_names: Names of the outputs, in order; empty as for ``input_names``.
             verbose: Whether torch prints what it does.
-            opset_version: Version of ONNX's operators; None takes that of the configuration, or the
-                exporter's own.
+            opset_version: Version of ONNX's operators; None for the configuration's, or the exporter's
+                default.
             do_constant_folding: Part of AMD Quark's public API; without effect: constants are always folded.
             operator_export_type: Likewise: operators are ONNX's own, and functions made of them.
             uint4_int4_flag: Likewise: codes of 4 bits are always stored in 4 bits.
@@ -118,17 +118,17 @@ class ModelExporter:
     def export_gguf_model(self, model: nn.Module, tokenizer_path: str | Path | None, model_type: str) -> None:
         """Write a GGUF file with the exporter that is registered as ``gguf``.
 
-        It is ``<model_type>.gguf``, without a type ``model.gguf``.
+        The file is ``<model_type>.gguf``, or ``model.gguf`` without a type.
 
         Args:
             model: A quantized model.
-            tokenizer_path: Directory of the tokenizer, or a file in it; None takes the one beside the float
-                checkpoint.
+            tokenizer_path: Directory of the tokenizer, or a file in it; None for the float checkpoint's
+                tokenizer.
             model_type: The model's ``config.model_type``, or empty.
 
         Raises:
             UnknownNameError: No installed plugin registers one.
-            ConfigError: The model is of another type.
+            ConfigError: The model has another type.
             CheckpointError: There is no tokenizer, or it is damaged.
         """
         config: Any = getattr(model, "config", None)
@@ -186,7 +186,7 @@ def export_gguf(model: nn.Module, output_dir: str | Path, model_type: str = "", 
         model: A quantized model.
         output_dir: As in `quark.checkpoint.export_safetensors`; a checkpoint that lies there stays.
         model_type: As in `ModelExporter.export_gguf_model`.
-        tokenizer_path: Likewise; None takes the tokenizer beside the float checkpoint.
+        tokenizer_path: Likewise; None for the float checkpoint's tokenizer.
 
     Raises:
         UnknownNameError: No installed plugin registers one.

@@ -1,4 +1,4 @@
-"""AutoAWQ's layout of 4-bit weights, for its kernel ``gemm``: written, read, and dequantized as a source.
+"""AutoAWQ's layout of 4-bit weights for its kernel ``gemm``: exporter, reader and dequantizer.
 
 ===========  ==============================================================================================
 tensor       contents
@@ -43,11 +43,11 @@ __all__ = ["ORDER", "SCALE_TYPES", "AwqDequantizer", "AwqExporter", "AwqReader",
 
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Which of eight neighbouring output channels is in each half byte of a word, from the lowest bits."""
+"""Output channel (of eight neighbours) in each half byte of a word, from the lowest bits."""
 SCALE_TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 _PER_WORD = len(ORDER)
 _SHIFT = 8
-"""Added to signed codes: a symmetric weight has this zero point everywhere."""
+"""Offset of signed codes, and zero point of symmetric weights."""
 
 
 def _scale_type(_: object, attribute: object, value: str) -> None:
@@ -60,7 +60,7 @@ class AwqStorage:
     """Stores a layer as AutoAWQ does, as `quark.checkpoint.LayerStorage`.
 
     Attributes:
-        scale_type: In which dtype scales are stored, a key of `SCALE_TYPES`; they are read in any.
+        scale_type: Dtype of stored scales, a key of `SCALE_TYPES`; reading accepts any dtype.
     """
 
     scale_type: str = attrs.field(default="float16", validator=_scale_type)
@@ -149,8 +149,8 @@ class AwqExporter(LinearExporter):
     """Writes the layout of AutoAWQ, for its kernel ``gemm``; `AwqReader` reads it.
 
     Args:
-        scale_type: The dtype of scales: float16, which AutoAWQ has and some of its readers insist on;
-            bfloat16; or float32, in which they were found, so that nothing is rounded.
+        scale_type: Dtype of scales: float16, as in AutoAWQ, which some readers require; bfloat16; or float32,
+            which rounds nothing.
     """
 
     layout = "awq"
@@ -172,7 +172,7 @@ class AwqExporter(LinearExporter):
     def quantization_config(self, content: CheckpointContent, options: ExportOptions) -> dict[str, Any]:
         """As `CheckpointExporter.quantization_config`.
 
-        Readers take the zero points for given: symmetric weights have them too.
+        Readers expect zero points, so symmetric weights have them too.
         """
         config = next(iter(coded_rows(content.plan).values()))
         return {
@@ -188,7 +188,7 @@ class AwqExporter(LinearExporter):
 class AwqReader(LinearReader):
     """Reads the layout of AutoAWQ.
 
-    Symmetric weights come back with zero points that are all alike.
+    Symmetric weights come back with equal zero points.
     """
 
     storage = AwqStorage()
@@ -202,8 +202,8 @@ class AwqReader(LinearReader):
         """As `quark.checkpoint.LayoutReader.layer_config`.
 
         Raises:
-            ConfigError: A value is of another type than it has.
-            UnsupportedError: It is of a version that is not read.
+            ConfigError: A value has the wrong type.
+            UnsupportedError: The version cannot be read.
         """
         # AutoAWQ's own files have other names for the same.
         bits, size = block.get("bits", block.get("w_bit", 4)), block.get("group_size", block.get("q_group_size", 128))

@@ -1,4 +1,4 @@
-"""DeepSeek-V3's layout of FP8 weights: written, read as a quantized model, and dequantized as a source.
+"""DeepSeek-V3's layout of FP8 weights: exporter, reader and dequantizer.
 
 =====================  ========================================================================
 tensor                 contents
@@ -12,10 +12,10 @@ tensor                 contents
 Source: ``vllm/model_executor/layers/quantization/fp8.py`` of vLLM 0.32; ``FineGrainedFP8Config`` of
 transformers 5.
 
-As a source: codes in E4M3 or E5M2 with one scale for each tensor, row or block, such as 128 x 128 in
-DeepSeek-V3, in ``<weight>_scale_inv`` or ``<weight>_scale``; both multiply, whatever the first is called.
-Source: checkpoints of DeepSeek-V3 and Qwen3-FP8; ``FineGrainedFP8Config`` and ``FbgemmFp8Config`` of
-transformers 5; vLLM's ``fp8.py``.
+A source may have E4M3 or E5M2 codes with a scale for each tensor, row or block (128 x 128 in DeepSeek-V3).
+The scales are in ``<weight>_scale_inv`` or ``<weight>_scale``; codes are multiplied by both. Source:
+checkpoints of DeepSeek-V3 and Qwen3-FP8; ``FineGrainedFP8Config`` and ``FbgemmFp8Config`` of transformers 5;
+vLLM's ``fp8.py``.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ def _block_size_of(config: QLayerConfig) -> tuple[int, int] | None:
 
 
 def _activation_scheme(config: QLayerConfig) -> str | None:
-    """Return ``"static"`` or ``"dynamic"`` as readers of the layout quantize the input of a layer.
+    """Return how readers quantize the input of a layer, ``"static"`` or ``"dynamic"``.
 
-    None if they do not.
+    None if they keep it in float.
     """
     assert config.input_tensors is not None
     inputs, block = canonicalize(config.input_tensors)[0], _block_size_of(config)
@@ -108,12 +108,12 @@ def _is_plain(levels: tuple[QTensorConfig, ...]) -> bool:
 
 
 def _block_size(block: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return rows and columns of the blocks that share a scale, as a ``quantization_config`` says.
+    """Return rows and columns of the scale blocks in a ``quantization_config``.
 
-    None if it says none.
+    None if there are no blocks.
 
     Raises:
-        ConfigError: It says something else.
+        ConfigError: The value is invalid.
     """
     size = block.get("weight_block_size")
     if size is None:
@@ -124,8 +124,8 @@ def _block_size(block: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 _UE8M0 = {"scale_format": "e8m0", "scale_calculation_mode": "rceil", "observer_cls": "PerBlockMXObserver"}
-"""Of inputs of DeepSeek-V3.1: scales are rounded up to powers of two. Those of its weights are such numbers
-in float32.
+"""Scale format of DeepSeek-V3.1: input scales are rounded up to powers of two; weight scales are powers of
+two in float32.
 """
 
 
@@ -146,9 +146,9 @@ class Fp8Exporter(LinearExporter):
             yield "", f"it needs the same scheme for all layers, but the layers have: {said or 'none'}"
 
     def warn(self, content: CheckpointContent, options: ExportOptions) -> None:
-        """Warn that transformers takes weights with one scale for unscaled ones.
+        """Warn that transformers ignores scales of weights with one scale.
 
-        It looks for the scales of blocks alone.
+        It reads only block scales.
         """
         if any(_block_size_of(config) is None for config in coded_rows(content.plan).values()):
             get_logger(__name__).warning(
@@ -189,7 +189,7 @@ class Fp8Reader(LinearReader):
         """As `quark.checkpoint.LayoutReader.layer_config`.
 
         Raises:
-            UnsupportedError: Readers of the layout differ, or none reads it.
+            UnsupportedError: Readers of the layout differ, or none supports it.
         """
         method, scheme, size = block.get("quant_method"), block.get("activation_scheme", "dynamic"), _block_size(block)
         scale_format = block.get("scale_fmt")
@@ -245,10 +245,10 @@ def _config(block: Mapping[str, Any]) -> QLayerConfig | None:
 
 
 def _refuse_others(one: FloatTensor, config: QLayerConfig, stored: Mapping[str, Tensor], *, says_inputs: bool) -> None:
-    """Raise CheckpointError for tensors of a layer that are not as its configuration announces.
+    """Raise CheckpointError for tensors of a layer that contradict its configuration.
 
-    Codes may also be E5M2, and rows may have scales of their own. Of inputs a configuration need not say
-    anything, and their scale may have an older name.
+    Codes may also be E5M2, and each row may have a scale. A configuration may omit inputs, and their scale
+    may have an older name.
     """
     layer, announced = one.name.removesuffix(".weight"), dict(meta_tensors(Fp8Storage(), config, one.shape))
     weight, scale = (stored[name] for name in one.sources)
@@ -262,9 +262,9 @@ def _refuse_others(one: FloatTensor, config: QLayerConfig, stored: Mapping[str, 
 
 
 def _layers(one: FloatTensor, config: QLayerConfig, stored: Mapping[str, Tensor]) -> tuple[LayerCodes, ...]:
-    """Return how a layer can be written again.
+    """Return how to write a layer again.
 
-    Nothing where its tensors are others than its configuration says.
+    Nothing if its tensors contradict its configuration.
     """
     layer, (weight, scale) = one.name.removesuffix(".weight"), one.sources
     is_plain = (

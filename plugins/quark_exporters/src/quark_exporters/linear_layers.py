@@ -1,7 +1,7 @@
-"""Bases of the layouts that hold quantized linear layers and nothing else.
+"""Bases of the layouts that hold only quantized linear layers.
 
-Here is what they refuse, what they exclude, and their cache in FP8: its scales are stored with an attention
-module, and a source of weights alone leaves them out.
+They define the refusals, the exclusions, and the FP8 KV cache. Its scales are stored with an attention
+module; a source of only weights omits them.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ __all__ = ["LinearExporter", "LinearReader", "cache_scales", "coded_rows", "floa
 
 
 _CACHED = {"k_scale": ("k_proj", "qkv_proj"), "v_scale": ("v_proj", "qkv_proj")}
-"""Scale of an attention module → projections beside it whose output it can scale."""
+"""Scale of an attention module → projections whose output it can scale."""
 
 
 class LinearExporter(CheckpointExporter):
     """Writes linear layers as a `quark.checkpoint.LayerStorage` says.
 
-    Everything else is refused before any work.
+    It refuses all other layers before any work.
 
-    Runs are not resumed from it: layouts that store scales in another dtype round them, and calibration goes
-    on with those before.
+    Runs do not resume from it, since layouts that store scales in another dtype round them, but calibration
+    continues with unrounded scales.
     """
 
     resumes = False
@@ -52,24 +52,24 @@ class LinearExporter(CheckpointExporter):
 
 
 def coded_rows(plan: QuantPlan) -> dict[str, QLayerConfig]:
-    """Return how the weight and the input of each layer with codes are quantized, by its name."""
+    """Return the weight and input quantization of each layer with codes, by name."""
     rows = {row.name: row.quantized_to for row in plan.quantized if not is_float(row)}
     return {name: QLayerConfig(weight=config.weight, input_tensors=config.input_tensors) for name, config in rows.items()}
 
 
 def float_names(content: CheckpointContent) -> list[str]:
-    """Return the names of linear layers without codes, and of modules that runtimes take for such.
+    """Return the names of linear layers without codes, and of modules that runtimes treat like them.
 
-    Those of tensors that are carried over are among them.
+    They include the names of carried-over tensors.
     """
     own = [row.name for row in content.plan.rows if is_float(row)] + routers(content.model, content.config, content.plan)
     return [*own, *content.plan.carried_names]
 
 
 def _cache_reasons(content: CheckpointContent) -> Iterator[tuple[str, str]]:
-    """Yield names and reasons of attention states that these layouts have no place for.
+    """Yield names and reasons of attention states that these layouts cannot store.
 
-    The layouts know FP8 keys and values, each with one scale.
+    They support only FP8 keys and values, each with one scale.
     """
     inside = {layer for row in content.plan.attentions for layer, _ in row.states.values()}
     for row in content.plan.attentions:
@@ -96,7 +96,7 @@ def _is_fp8_per_tensor(spec: TensorSpec) -> bool:
 
 
 class LinearReader(StorageReader):
-    """Reads such a layout; keys and values with a scale have been cached in FP8."""
+    """Reads such a layout; keys and values with a scale have an FP8 cache."""
 
     def cache(self, stored: Mapping[str, Any]) -> dict[str, QLayerConfig]:
         """As `StorageReader.cache`."""
@@ -111,7 +111,7 @@ class LinearReader(StorageReader):
 
 
 def cache_scales(layer: str, stored: Container[str]) -> tuple[str, ...]:
-    """Return the names of scales of queries, keys and values that are stored beside a layer.
+    """Return the names of the scales of queries, keys and values stored with a layer.
 
     >>> cache_scales("model.layers.0.self_attn.k_proj", {"model.layers.0.self_attn.k_scale"})
     ('model.layers.0.self_attn.k_scale',)
@@ -125,16 +125,16 @@ _SCALES = ("weight_scale", "weight_scale_inv", "weight_global_scale", "weight_ze
 
 
 def refuse_others(layer: str, stored: Mapping[str, Tensor], announced: Mapping[str, Tensor], *, may_be: Container[str] = ()) -> None:
-    """Check that the tensors of a layer are those that its configuration announces.
+    """Refuse tensors of a layer that contradict its configuration.
 
     Args:
         layer: Its full name.
         stored: All tensors of the checkpoint, on the meta device.
-        announced: What a reader of the layout wants, by the last part of its name.
-        may_be: The last parts of names of scales that may be stored without being announced.
+        announced: Tensors that a reader of the layout needs, by the last part of the name.
+        may_be: The last parts of names of optional scales.
 
     Raises:
-        CheckpointError: One is missing, has another dtype or shape, or is not announced.
+        CheckpointError: A tensor is missing, unexpected, or has another dtype or shape.
     """
     if missing := [name for leaf in announced if (name := f"{layer}.{leaf}") not in stored]:
         raise CheckpointError(f"the checkpoint lacks {folded(missing)}, so '{layer}' cannot be read: download it again")

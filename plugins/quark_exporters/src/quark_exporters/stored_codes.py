@@ -1,7 +1,7 @@
-"""Codes and scales as checkpoints store them: words, bytes of FP4, blocks that share a scale; their specs.
+"""Stored codes and scales of checkpoints: words, FP4 bytes, scale blocks, and their specs.
 
-Rows and columns of a matrix that share a scale may be of any number, and the last block is cut off. Values of
-FP4 codes (E2M1) are those of the OCP Microscaling Formats, version 1.0.
+A scale block may have any number of rows and columns; the last block may be smaller. Values of FP4 codes
+(E2M1) are those of the OCP Microscaling Formats, version 1.0.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ScaleBlocks:
     """Which elements of a tensor ``[…, O, I]`` share a scale.
 
     Attributes:
-        grid: Shape of the scales, ``[…, O', I']``; leading axes are those of the tensor, or there are none.
+        grid: Shape of the scales, ``[…, O', I']``; leading axes equal the tensor's, or are missing.
         rows: Rows that share a scale; the last block may have fewer.
         columns: Columns that share a scale, likewise.
     """
@@ -55,14 +55,14 @@ class ScaleBlocks:
 
     @classmethod
     def of(cls, name: str, shape: tuple[int, ...], scale: tuple[int, ...], block: tuple[int, int] | None = None) -> ScaleBlocks:
-        """Return the blocks that follow from the shapes of codes and scales.
+        """Return the scale blocks for the shapes of codes and scales.
 
         Args:
             name: Full name of the codes, for messages.
             shape: Their shape, ``[O, I]`` or ``[experts, O, I]``.
-            scale: Shape of the scales: one, one for each row, or one for each block; of experts likewise.
-            block: Rows and columns of a block as the checkpoint says; None divides evenly. It says nothing of
-                one scale, or one for each row.
+            scale: Shape of the scales: one in all, per row, or per block; the same per expert.
+            block: Rows and columns of a block from the checkpoint; None divides evenly. Ignored for one scale
+                or one per row.
 
         Raises:
             CheckpointError: The scales do not fit the codes.
@@ -86,7 +86,7 @@ class ScaleBlocks:
 
         Args:
             codes: ``[…, O, I]``, of any dtype that converts to float32.
-            scale: Of as many elements as ``grid``; E8M0 codes in bytes (uint8) are powers of two.
+            scale: Scales with as many elements as ``grid``; uint8 means E8M0 codes.
             zero_point: As ``scale``, or None.
             dtype: Dtype of the result.
         """
@@ -144,7 +144,7 @@ _VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0,
 
 
 def e2m1_values(packed: Tensor) -> Tensor:
-    """Return the values of codes, float32, twice as many along the last axis as there are bytes.
+    """Return the float32 values of codes; the last axis has two values per byte.
 
     >>> e2m1_values(torch.tensor([[0x21, 0xF8]], dtype=torch.uint8)).tolist()
     [[0.5, 1.0, -0.0, -6.0]]
@@ -167,7 +167,7 @@ def packed_words(codes: Tensor, bits: int) -> Tensor:
         bits: 4 or 8.
 
     Returns:
-        int32 ``[rows, ⌈columns · bits / 32⌉]``; the last word is filled up with zeros.
+        int32 ``[rows, ⌈columns · bits / 32⌉]``; the last word is padded with zeros.
     """
     padded = torch.nn.functional.pad(codes, (0, -codes.shape[1] % (_WORD // bits)))
     if bits == 4:
@@ -236,22 +236,21 @@ def qscheme_of(spec: QTensorConfig) -> str | None:
 
 
 def runs_along_rows(spec: QTensorConfig) -> bool:
-    """Return whether groups of a weight run along its output channels: only quark's own layout has those."""
+    """Return whether groups of a weight run along its output channels, which only quark's layout supports."""
     return qscheme_of(spec) == "per_group" and spec.ch_axis == 0
 
 
 def spec_of_layout(dtype: str, qscheme: str, **settings: Any) -> QTensorConfig:
-    """Return the spec of a tensor as readers of a layout quantize it.
+    """Return the tensor spec that readers of a layout use.
 
-    It is symmetric and static, rounds half to even and has scales in floating point, where ``settings`` say
-    nothing else.
+    By default it is symmetric and static, rounds half to even, and has floating-point scales.
     """
     usual = {"symmetric": True, "is_dynamic": False, "scale_type": "float", "round_method": "half_even"}
     return QTensorConfig(dtype=dtype, qscheme=qscheme, **{"observer_cls": _OBSERVERS.get(qscheme), **usual, **settings})
 
 
 def short_block(quantizer: TensorQuantizer, length: int) -> str | None:
-    """Return that the last block of a row is shorter than the others, as a predicate; None if it is not.
+    """Return that the last block of a row is shorter than the others, as a predicate; else None.
 
     Args:
         quantizer: Quantizer of a weight or an activation.

@@ -1,4 +1,4 @@
-"""GraphPlan: the quantization of each operator of a graph, decided before any tensor is changed."""
+"""GraphPlan: the quantization of each operator of a graph, made before any tensor changes."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ class GraphPlan:
     Attributes:
         rows: One per operator that can be quantized, in the order of the graph.
         config: The configuration.
-        rules: The patterns and types of the configuration, and how many operators each matches.
+        rules: The patterns and types of the configuration, with the number of matching operators.
         notes: Remarks for the user that need no action.
-        warnings: Rules without effect, and operators that stay float since nothing is known of them.
+        warnings: Rules without effect, and operators that stay float because no plugin describes them.
     """
 
     rows: tuple[GraphRow, ...]
@@ -89,9 +89,9 @@ def make_graph_plan(form: NormalForm, config: QConfig) -> GraphPlan:
     """Resolve the quantization of every operator and check all that needs no data.
 
     Raises:
-        ConfigError: All errors in one message: specs that do not fit a tensor; and where the configuration is
-            ``strict``, rules without effect and operators of which nothing is known.
-        UnsupportedError: The configuration asks for what graphs have not: algorithms, a KV cache.
+        ConfigError: All errors in one message: specs that do not fit a tensor; with ``strict``, also rules
+            without effect and unknown operators.
+        UnsupportedError: The configuration has algorithms or a KV cache, which graphs do not support.
         PluginError: A format or an observer fails its self-check.
     """
     _refuse_unsupported(config)
@@ -107,7 +107,7 @@ def make_graph_plan(form: NormalForm, config: QConfig) -> GraphPlan:
 
 
 def _described(layer: QLayerConfig | None) -> str:
-    """Return the quantized tensors; of an operator without a weight, its activations."""
+    """Return the quantized tensors; for an operator without a weight, its activations."""
     return describe_layer(layer).removeprefix("W float, ")
 
 
@@ -173,7 +173,7 @@ def _type_rules(operators: Sequence[Operator], config: QConfig) -> Iterator[Rule
 
 
 def _unknown(graph: fx.Graph, operators: Sequence[Operator]) -> Iterator[str]:
-    """Yield a warning where operators on float tensors have no record."""
+    """Yield a warning if operators on float tensors have no record."""
     known = {operator.node for operator in operators}
     nodes: dict[str, list[str]] = {}
     for node in graph.nodes:
@@ -191,7 +191,7 @@ def _unknown(graph: fx.Graph, operators: Sequence[Operator]) -> Iterator[str]:
 def _misfits(operators: Sequence[Operator], rows: Sequence[GraphRow]) -> Iterator[str]:
     """Yield one error for each spec that is incomplete or does not fit its tensors.
 
-    Raises PluginError where a plugin is broken.
+    Raises PluginError if a plugin is broken.
     """
     names_of: dict[tuple[str, str], list[str]] = {}
     for operator, row in zip(operators, rows, strict=True):

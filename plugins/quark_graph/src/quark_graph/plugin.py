@@ -1,4 +1,4 @@
-"""The plugin of quark-graph: FX graph mode, and the operators it quantizes. Nothing heavy is imported."""
+"""The plugin of quark-graph: FX graph mode and its operators. Imports nothing heavy."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ def _observer(name: str, place: str, summary: str, *other_names: str, **fields: 
 
     Args:
         name: Name of the observer.
-        place: The module of the class and its name, which it has in AMD Quark's public API too.
+        place: Module and name of the class, also in AMD Quark's public API.
         summary: Summary of the observer.
-        other_names: Further names of the class in that API.
+        other_names: Further names of the class in AMD Quark's API.
         fields: Fields of the record.
     """
     class_name, reference = place.partition(":")[2], f"quark_schemes.observers.{place}"

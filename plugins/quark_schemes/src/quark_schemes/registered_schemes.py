@@ -18,7 +18,7 @@ _EMULATED = (*_ANYWHERE, "vLLM (emulated)")
 
 
 def _scheme(name: str, class_name: str, summary: str, clients: tuple[str, ...], *aliases: str, **fields: Any) -> SchemeRecord:
-    """Return the record of the callable with the scheme's name and of the class of AMD Quark's public API."""
+    """Return the record of a scheme: its callable has the scheme's name; the class is AMD Quark's."""
     config, exports = _MODULE + name, {class_name: _MODULE + class_name}
     return SchemeRecord(name=name, summary=summary, config=config, clients=clients, exports=exports, aliases=aliases, **fields)
 

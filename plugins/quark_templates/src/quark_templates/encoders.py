@@ -2,8 +2,7 @@
 
 In this order: BERT, RoBERTa, DeBERTa, ModernBERT; T5, BART, Whisper; Wav2Vec2; ViT, CLIP and SigLIP.
 
-Heads, poolers and what makes vectors of patches or frames stay float: they are small, and their error reaches
-every output.
+Heads, poolers and patch or frame embeddings stay float: they are small, and their error reaches every output.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Gemma and Muse: Llama's block with other norms.
 
-Norms multiply by 1 + weight until Gemma 3, and from Gemma 2 on they stand before and after attention and MLP.
+Norms multiply by 1 + weight until Gemma 3. From Gemma 2 on, norms are before and after attention and MLP.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""GLM: ChatGLM in its own code, GLM-4 in transformers', mixtures since GLM-4.5 in DeepSeek's forms."""
+"""GLM: ChatGLM (its own code), GLM-4 (transformers), and mixtures since GLM-4.5 (DeepSeek's forms)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """GPT and its contemporaries: LayerNorm and ungated MLPs.
 
-Here is also GPT-OSS, which has Llama's attention and a mixture.
+GPT-OSS, with Llama's attention and a mixture, is here too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tensor specs as ``QuantizationArgs`` of compressed-tensors, and back, from its ``quantization_config``.
+"""Tensor specs to ``QuantizationArgs`` of compressed-tensors, and back from its ``quantization_config``.
 
 Source: compressed-tensors 0.20, ``quantization/quant_args.py``.
 """
@@ -23,7 +23,7 @@ _INTEGERS = {"int4": 4, "uint4": 4, "int8": 8, "uint8": 8}
 _STRATEGIES = {"per_tensor": "tensor", "per_channel": "channel", "per_group": "group", "per_block": "block"}
 _QSCHEMES = {strategy: qscheme for qscheme, strategy in _STRATEGIES.items()} | {"token": "per_channel", "tensor_group": "per_group"}
 _FP4_GROUPS = {"group": 32, "tensor_group": 16}
-"""Strategy → the one size of its groups of FP4: MXFP4, NVFP4."""
+"""Strategy → group size of FP4: MXFP4, NVFP4."""
 
 _READ = (
     "pack-quantized",
@@ -36,20 +36,19 @@ _READ = (
     "dense",
 )
 _ENDLESS = re.compile(r"[*+}][^()]*\)[*+{]")
-"""A repetition of a group that ends in a repetition: matching such a regular expression can take exponential
-time.
+"""Nested repetitions, with which matching a regular expression can take exponential time.
 """
 
 
 def arguments_of(spec: TensorSpec, *, activation: bool) -> dict[str, Any]:
-    """Return the arguments by which compressed-tensors quantizes a tensor like a spec does.
+    """Return compressed-tensors' arguments for a tensor spec.
 
     Args:
         spec: Spec of a weight or an input.
-        activation: Whether it is of an input.
+        activation: Whether the spec is for an input.
 
     Raises:
-        UnsupportedError: There are none; the message is the reason, without the name of a layer.
+        UnsupportedError: The spec has no arguments; the message is the reason, without the name of a layer.
     """
     specs = canonicalize(spec)
     first, names = specs[0], " → ".join(level.dtype.name for level in specs)
@@ -114,10 +113,10 @@ def _fp4_arguments(specs: tuple[QTensorConfig, ...], names: str) -> dict[str, An
 
 
 def format_of(config: QLayerConfig) -> str:
-    """Return the name of the compressed-tensors format in which the weight of a layer is stored.
+    """Return the name of the compressed-tensors format of a layer's weight.
 
     Raises:
-        UnsupportedError: There is none for its weight and input together.
+        UnsupportedError: There is no format for this weight and input together.
     """
     if config.weight is None:
         raise UnsupportedError("its input is quantized and its weight is not")
@@ -147,11 +146,11 @@ def _named(arguments: Mapping[str, Any]) -> str:
 
 
 def spec_of(arguments: Mapping[str, Any], *, activation: bool) -> TensorSpec:
-    """Return the spec that quantizes a tensor as arguments of compressed-tensors say.
+    """Return the tensor spec for arguments of compressed-tensors.
 
     Raises:
-        ConfigError: A value is of another type than it has.
-        UnsupportedError: No number format here is what they ask for.
+        ConfigError: A value has the wrong type.
+        UnsupportedError: No installed number format matches.
     """
     bits, kind = value_of(arguments, "num_bits", int, 8), value_of(arguments, "type", str, "int")
     symmetric, dynamic = value_of(arguments, "symmetric", bool, True), bool(arguments.get("dynamic"))
@@ -194,10 +193,10 @@ def _fp4_spec(strategy: str, size: object, *, is_dynamic: bool) -> TensorSpec:
 
 
 def refuse_other_transforms(block: Mapping[str, Any]) -> None:
-    """Check that a checkpoint has no format, sparsity or transform that cannot be undone here.
+    """Refuse a checkpoint with a format, sparsity or transform that cannot be undone here.
 
     Raises:
-        UnsupportedError: It has; the message names it.
+        UnsupportedError: The checkpoint has one; the message names it.
     """
     groups = value_of(block, "config_groups", Mapping, {})
     formats = {block.get("format"), *(group.get("format") for group in groups.values() if isinstance(group, Mapping))} - {None}
@@ -217,7 +216,7 @@ def refuse_other_transforms(block: Mapping[str, Any]) -> None:
 def group_of(block: Mapping[str, Any], layer: str) -> Mapping[str, Any]:
     """Return the entry of ``config_groups`` with the weight of one layer.
 
-    It is the one whose targets name the layer, or else one for its type.
+    The targets of the entry name the layer, or else its type.
 
     Args:
         block: The ``quantization_config``.

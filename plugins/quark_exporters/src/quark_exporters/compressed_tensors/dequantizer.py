@@ -1,10 +1,10 @@
 """CompressedTensorsDequantizer: float weights of checkpoints of compressed-tensors.
 
-Among them are checkpoints that are read in no other way.
+It also handles checkpoints that the reader does not support.
 
-`quark_exporters.compressed_tensors.storage` has the tensors of a layer. Here are further packed integers of 1
-and 2 bits, and columns that were grouped by their activations: ``weight_g_idx`` ``[I]`` is the group of each.
-Source: compressed-tensors 0.20, ``compressors``.
+`quark_exporters.compressed_tensors.storage` describes the tensors of a layer. This module adds packed
+integers of 1 and 2 bits, and columns grouped by activation: ``weight_g_idx`` ``[I]`` is the group of each
+column. Source: compressed-tensors 0.20, ``compressors``.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class CompressedTensorsDequantizer:
 def _layers(
     block: Mapping[str, Any], layer: str, one: FloatTensor, stored: Mapping[str, Tensor], configs: list[QLayerConfig]
 ) -> tuple[LayerCodes, ...]:
-    """Return how a layer can be written again; nothing if readers here do not know its scheme.
+    """Return how to write a layer again; nothing if the reader does not know its scheme.
 
-    ``configs`` are shared by layers.
+    Layers share ``configs``.
     """
     try:
         config = layer_config(block, layer, stored)
@@ -151,7 +151,7 @@ def _unpacked(layer: str, stored: Mapping[str, Tensor], arguments: Mapping[str, 
 
 
 def _shifting(zeros: Tensor | None, *, is_symmetric: bool) -> Tensor | None:
-    """Return zero points that shift codes; raise ValueError for those of symmetric codes that are not 0."""
+    """Return zero points that shift codes; raise ValueError if they are not 0 for symmetric codes."""
     if is_symmetric and zeros is not None and bool((zeros != 0).any()):
         raise ValueError("its quantization_config says that it has no zero points, but it stores zero points other than 0")
     return None if is_symmetric else zeros
@@ -176,7 +176,7 @@ def _fp4(layer: str, stored: Mapping[str, Tensor]) -> FloatTensor:
 
 
 def _signed_codes(words: Tensor, bits: int, columns: int) -> Tensor:
-    """Return the signed codes ``[rows, columns]`` in words ``[rows, n]``: 0 is stored as half of them."""
+    """Return the signed codes ``[rows, columns]`` of words ``[rows, n]``; half the code count is 0."""
     return unpacked_words(words, bits, columns).to(torch.int16).sub_(2 ** (bits - 1))
 
 

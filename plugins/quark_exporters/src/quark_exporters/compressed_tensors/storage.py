@@ -76,7 +76,7 @@ class CompressedTensorsStorage:
         """As `quark.checkpoint.LayerStorage.restored`.
 
         Raises:
-            CheckpointError: The stored shape is another one.
+            CheckpointError: The stored shape differs.
         """
         kind, quantizer = format_of(config), weight_quantizer(config)
         scale_shape = quantizer.granularity.scale_shape(shape)
@@ -119,7 +119,7 @@ def _integer_codes(kind: str, bits: int, shape: tuple[int, ...], tensors: Mappin
 
 
 def _as_matrix(scale: Tensor) -> Tensor:
-    """Return scales with an axis for rows and one for columns; one alone is ``[1]``."""
+    """Return scales with an axis for rows and one for columns; a single scale is ``[1]``."""
     return scale.reshape(1) if scale.ndim == 0 else scale.unsqueeze(1) if scale.ndim == 1 else scale
 
 
@@ -138,5 +138,5 @@ def _input(tensors: Mapping[str, Tensor]) -> QParams | None:
 
 
 def _moved(codes: Tensor, by: int, dtype: torch.dtype) -> Tensor:
-    """Return codes, or zero points, with a number added to each."""
+    """Return codes or zero points plus a number."""
     return (codes.to(torch.int16) + by).to(dtype)

@@ -30,21 +30,20 @@ if TYPE_CHECKING:
 __all__ = ["FILE", "GgufExporter"]
 
 FILE = "model.gguf"
-"""Name of the file if none is chosen."""
+"""Default name of the file."""
 
 
 class GgufExporter(Exporter):
     """Writes a GGUF file with the codes of the model: Q4_0, Q4_1, Q8_0 or MXFP4 weights.
 
-    Everything else is in floating point.
+    All other tensors are in floating point.
 
-    Scales are rounded to float16, as these types have them, and codes are not changed. Source: the GGUF
+    Scales are rounded to float16, as these types require; codes do not change. Source: the GGUF
     specification, version 3.
 
     Args:
-        float_type: Type of matrices that are not quantized: f32, f16 or bf16; ``auto`` is the type that they
-            have.
-        tokenizer_pre: How the tokenizer splits text before merging, in llama.cpp's words; empty finds it out.
+        float_type: Type of matrices that are not quantized: f32, f16 or bf16; ``auto`` keeps their type.
+        tokenizer_pre: How the tokenizer splits text before merging, by llama.cpp's name; empty detects it.
         file_name: Name of the file.
     """
 
@@ -130,7 +129,7 @@ class _Stream(BlockStream):
                     )
 
     def finish(self, content: CheckpointContent) -> None:
-        """As `quark.checkpoint.BlockStream.finish`; nothing is left to be written."""
+        """As `quark.checkpoint.BlockStream.finish`; nothing is left to write."""
 
 
 def _gguf() -> Any:
@@ -151,7 +150,7 @@ def _text_config(model: Any) -> Any:
 def _regions(content: CheckpointContent) -> list[Region]:
     """Return the parts of the model in the order in which they are written.
 
-    First each block, then what lies outside.
+    The blocks come first, then the tensors outside.
     """
     names = tuple(block.name for block in decoder_blocks(content.model, content.plan.architecture))
     return [Region()] if names == ("",) else [*map(Region, names), Region(without=names)]

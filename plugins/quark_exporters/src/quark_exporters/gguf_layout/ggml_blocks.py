@@ -1,6 +1,6 @@
 """Bytes of GGML's quantized tensors, from codes and scales.
 
-Nothing is rounded again but scales, to float16 where GGML has that.
+Only scales are rounded again, to float16 if GGML needs it.
 
 A row is cut into blocks of 32 weights, each with its own scale; ``q`` below are the 32 codes of a block.
 Source: ``ggml-common.h`` and ``ggml-quants.c`` of llama.cpp; the ``gguf`` package reads the same bytes.
@@ -29,14 +29,14 @@ class BlockType:
     """A quantized type of GGML.
 
     Attributes:
-        name: As `gguf.GGMLQuantizationType` has it.
-        file_type: As `gguf.LlamaFileType` names a file most of whose weights are of this type.
-        bytes_per_block: Of 32 weights.
+        name: Name in `gguf.GGMLQuantizationType`.
+        file_type: Name in `gguf.LlamaFileType` of a file with mostly this type.
+        bytes_per_block: Bytes of 32 weights.
         encode: From codes ``[O, I]``, and scales and zero points ``[O, I / 32]``, to bytes
             ``[O, I / 32, bytes_per_block]``.
         format: Name of the number format that has the same codes.
         has_zero_points: Whether its codes have zero points.
-        scale_format: Format of the scales, where that matters.
+        scale_format: Format of the scales, if it matters.
     """
 
     name: str
@@ -100,7 +100,7 @@ def _q4_0(codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
 def _q4_1(codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
     """Return blocks of ``w = d · q + m``: d and m = −d · zero point in float16, then 16 bytes.
 
-    m is a multiple of the d that is stored, so that both errors of rounding to float16 do not add up.
+    m is a multiple of the stored d, so that the two float16 rounding errors do not add up.
     """
     assert zero is not None
     stored = scale.to(torch.float16).to(scale.dtype)
@@ -124,7 +124,7 @@ def _mxfp4(codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
 
 
 def _nibbles(codes: Tensor) -> Tensor:
-    """Return two codes in a byte: of a block, the first 16 in the low halves, the others in the high ones."""
+    """Return two codes per byte: the first 16 of a block in the low halves, the others in the high halves."""
     low, high = codes.to(torch.uint8).reshape(len(codes), -1, 2, BLOCK // 2).unbind(2)
     return low | (high << 4)
 

@@ -1,4 +1,4 @@
-"""Metadata of a GGUF file: the family of the model, sizes, rotary embedding, the tool that wrote it."""
+"""Metadata of a GGUF file: model family, sizes, rotary embedding, the writing tool."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Family:
 
     Attributes:
         architecture: Name in ``general.architecture``.
-        rotates_pairs: Whether its rotary embedding turns neighbouring elements (0, 1), (2, 3), … of a head,
-            where transformers turns (0, d/2), (1, d/2 + 1), …: rows of query and key projections are then
-            stored in that order.
+        rotates_pairs: Whether its rotary embedding rotates neighbours (0, 1), (2, 3), … of a head instead of
+            (0, d/2), (1, d/2 + 1), … as in transformers. Rows of query and key projections are then
+            reordered.
         has_experts: Whether its feed-forward layers are mixtures of experts.
-        required: Settings of transformers' configuration that the architecture implies, since a file cannot
-            say otherwise.
+        required: Settings of transformers' configuration that the architecture implies and a file cannot
+            change.
     """
 
     architecture: str
@@ -58,7 +58,8 @@ def family_of(config: Any) -> Family:
         config: Config of the text model, as transformers has it.
 
     Raises:
-        UnsupportedError: There is none for its ``model_type``, or its settings are not those of the family.
+        UnsupportedError: There is no family for this ``model_type``, or its settings differ from the
+            family's.
     """
     if config.model_type not in FAMILIES:
         raise UnsupportedError(
@@ -84,12 +85,12 @@ def write_metadata(writer: GGUFWriter, config: Any, family: Family, quantization
     Args:
         writer: Writer of the GGUF file.
         config: The configuration of the text model, as transformers has it.
-        family: The model's.
+        family: Family of the model.
         quantization: Kept as JSON under ``quark.quantization_config``, for people.
         file_type: A `gguf.LlamaFileType`.
 
     Raises:
-        UnsupportedError: The rotary embedding is of a kind that GGUF has no key for.
+        UnsupportedError: GGUF has no key for this kind of rotary embedding.
     """
     rope = _rope(config)
     writer.add_type("model")

@@ -18,22 +18,20 @@ _SENTENCE_PIECE = "llama"
 _LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _SPLITS = {f"{_LETTERS}{{1,3}}{_REST}": "llama-bpe", f"{_LETTERS}{_REST}": "qwen2"}
-"""Expression by which text is split before merging → llama.cpp's name of it."""
+"""Pre-tokenizer's regular expression → llama.cpp's name."""
 
 
 def write_vocabulary(writer: GGUFWriter, directory: Path, size: int, pre: str | None = None) -> None:
-    """Write the tokenizer that lies in a directory; without one, say that the file has none.
+    """Write the tokenizer of a directory; without a directory, write that there is none.
 
     Args:
         writer: Writer of the GGUF file.
-        directory: Has ``tokenizer.json``, and perhaps its settings.
-        size: Rows of the embedding; ids that the tokenizer does not use are filled up.
-        pre: How text is split before merging, in llama.cpp's words (``tokenizer.ggml.pre``); None finds it
-            out.
+        directory: Directory with ``tokenizer.json``, and perhaps its settings.
+        size: Rows of the embedding; unused ids are padded.
+        pre: llama.cpp's name of the pre-tokenizer (``tokenizer.ggml.pre``); None detects it.
 
     Raises:
-        UnsupportedError: The tokenizer is of a kind that llama.cpp does not have, or splits text in a way
-            that is not known here.
+        UnsupportedError: llama.cpp has no such tokenizer, or its pre-tokenizer is unknown here.
         CheckpointError: ``tokenizer.json`` cannot be read.
     """
     import gguf
@@ -91,7 +89,7 @@ def _tokens(tokenizer: dict[str, Any], size: int) -> tuple[list[str], list[int]]
 
 
 def _pre_of(tokenizer: dict[str, Any]) -> str:
-    """Return llama.cpp's name of how a tokenizer splits text before merging."""
+    """Return llama.cpp's name of a tokenizer's pre-tokenizer."""
     steps = tokenizer.get("pre_tokenizer") or {}
     steps = steps.get("pretokenizers", [steps])
     kinds = [step.get("type") for step in steps]

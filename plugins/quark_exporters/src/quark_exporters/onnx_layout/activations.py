@@ -1,9 +1,9 @@
-"""Fake quantization of an activation in ONNX, by QuantizeLinear and DequantizeLinear or by a function.
+"""Fake quantization of an activation in ONNX, with QuantizeLinear and DequantizeLinear or with a function.
 
-A function is used where these two operators round otherwise than the format does.
+A function is used if these operators round differently from the format.
 
-Everything is computed in float32, in the order in which the quantizer computes it, and scales that are found
-at run time are outputs of functions of the domain ``quark``, whose names say which spec they are for.
+All arithmetic is in float32, in the quantizer's order. Dynamic scales are outputs of functions of the domain
+``quark``, whose names describe the spec.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def quantized_activation(ops: Ops, quantizer: TensorQuantizer, x: ir.Value, qpar
         columns: Length of the last axis; None if it varies.
 
     Raises:
-        UnsupportedError: There is no such form. The message is a reason without its subject.
+        UnsupportedError: ONNX cannot express it. The message is a reason without its subject.
     """
     if quantizer.is_float:
         return ops.cast(ops.cast(x, FLOAT_TYPES[quantizer.stored_level.format.storage_dtype]), FLOAT)
@@ -128,10 +128,10 @@ def _two_level(ops: Ops, quantizer: TwoLevelQuantizer, x: ir.Value, outer: Tenso
 
 
 def _divides_as_onnx(quantizer: SingleLevelQuantizer) -> bool:
-    """Return whether ``x / scale``, as QuantizeLinear has it, equals the quantizer's quotient to the bit.
+    """Return whether QuantizeLinear's ``x / scale`` equals the quantizer's quotient to the bit.
 
-    With the scale of its own range, the largest value of a block of integers lies halfway between two codes:
-    the last bit decides.
+    It matters because the largest value of an integer block lies halfway between two codes, so the last bit
+    decides.
     """
     if not quantizer.format.by_reciprocal(quantizer.spec):
         return True
@@ -201,7 +201,7 @@ def _round(ops: Ops, number_format: NumberFormat, t: ir.Value) -> ir.Value:
 
 
 _PAIR = 2
-"""Neighbours that share bits, in the formats that have such; another number fails the trial of the form."""
+"""Neighbours that share bits, in formats with subscales; another number fails the trial."""
 
 
 @lru_cache(maxsize=64)
@@ -224,7 +224,7 @@ def _subscales(number_format: NumberFormat) -> Steps | None:
 
 
 def _scale_steps(number_format: NumberFormat, spec: QTensorConfig, *, negative: bool) -> Steps | None:
-    """Return the scale by one end of a range, the other being 0."""
+    """Return the scale for one end of a range whose other end is 0."""
     zero = torch.zeros(1, dtype=torch.float32)
 
     def scale(end: Tensor) -> Tensor:
@@ -262,7 +262,7 @@ _LOOK_UP = "values[i] of the last i with thresholds[i] <= x; NaN stays NaN. Both
 def name_of(quantizer: TensorQuantizer) -> str:
     """Return a name for the spec of a quantizer, such as ``fp4_per_group32_e8m0``.
 
-    `described` tells those of equal names apart.
+    `described` distinguishes specs with equal names.
     """
     name = "_then_".join(_name(level) for level in levels(quantizer.spec))
     return re.sub(r"\W", "_", name)
@@ -276,7 +276,7 @@ def described(quantizer: TensorQuantizer) -> str:
 def _name(spec: QTensorConfig) -> str:
     """Return the fields on which the arithmetic of an activation depends.
 
-    Those that are at their usual value are left out.
+    Fields with their usual value are left out.
     """
     size = spec.group_size or ""
     parts = [spec.dtype.name, "" if spec.qscheme is None else f"{spec.qscheme.value}{size}"]

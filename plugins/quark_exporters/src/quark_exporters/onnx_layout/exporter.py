@@ -25,10 +25,10 @@ from quark_exporters.stored_codes import short_block_of
 __all__ = ["FILE", "OPSET", "OnnxExporter", "refuse_opset"]
 
 FILE = "quark_model.onnx"
-"""Name of the file; tensors of a large model lie beside it, in ``quark_model.onnx.data``."""
+"""Name of the file; tensors of a large model are in ``quark_model.onnx.data``."""
 
 OPSET = 21
-"""The first version of ONNX's operators that has integers of 4 bits and scales of blocks."""
+"""The first opset with 4-bit integers and block scales."""
 
 
 class OnnxExporter(Exporter):
@@ -36,8 +36,7 @@ class OnnxExporter(Exporter):
 
     The operators are QuantizeLinear and DequantizeLinear.
 
-    The whole model is traced and has to be in memory; codes are computed while they are written, one tensor
-    at a time.
+    The whole model is traced in memory; codes are computed while writing, one tensor at a time.
 
     Args:
         opset: Version of ONNX's operators, 21 or later.
@@ -55,7 +54,7 @@ class OnnxExporter(Exporter):
         self._verbose = verbose
 
     def check(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> None:
-        """As `quark.checkpoint.Exporter.check`; all that has no form in ONNX is named at once."""
+        """As `quark.checkpoint.Exporter.check`; names everything that ONNX cannot express."""
         _refuse_missing_packages()
         example_inputs(content.model, options.input_args)
         if mixtures := [name for name, module in skeleton.named_modules() if isinstance(module, SeparateExperts)]:

@@ -1,9 +1,8 @@
-"""A quantized weight in ONNX: its codes as an initializer, and the node that gives its values.
+"""A quantized weight in ONNX: codes as an initializer, and a node that returns the values.
 
 The node is DequantizeLinear or a function.
 
-Values are exactly those of the model in memory. Codes are computed when the file is written, one tensor at a
-time.
+The values equal the model in memory exactly. Codes are computed while writing, one tensor at a time.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ __all__ = ["quantized_weight"]
 
 
 def quantized_weight(ops: Ops, traced: TracedQuantizer, weight: Tensor, qparams: QParams) -> ir.Value:
-    """Add the nodes that give a weight from its codes, float32, and return their output.
+    """Add the nodes that decode a weight to float32, and return their output.
 
     Args:
         ops: Takes the nodes and the initializers.
         traced: The quantizer.
-        weight: The weight, rounded or not as ``traced`` says; it is read when the file is written.
+        weight: The weight, rounded or not according to ``traced``; read when the file is written.
         qparams: Its scales.
 
     Raises:
-        UnsupportedError: There is no such form. The message is a reason without its subject.
+        UnsupportedError: ONNX cannot express it. The message is a reason without its subject.
     """
     quantizer = traced.quantizer
     level = quantizer.stored_level
@@ -76,7 +75,7 @@ def quantized_weight(ops: Ops, traced: TracedQuantizer, weight: Tensor, qparams:
 
 
 def _of_axis(quantizer: TensorQuantizer, scale: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, dict[str, Any]]:
-    """Return scales, or zero points, as DequantizeLinear has them, and its attributes."""
+    """Return scales or zero points in DequantizeLinear's form, and its attributes."""
     granularity = quantizer.granularity
     if isinstance(granularity, PerTensor):
         return scale, {}
@@ -96,7 +95,7 @@ def _of_axis(quantizer: TensorQuantizer, scale: Tensor, shape: tuple[int, ...]) 
 
 
 def _channel_axis(quantizer: TensorQuantizer, axis: int) -> int:
-    """Return the axis of a weight, as it is stored, that is one of the quantizer's."""
+    """Return the axis of a stored weight for an axis of the quantizer."""
     view = quantizer.view if isinstance(quantizer, ViewedQuantizer) else None
     if not (isinstance(view, KernelMatrix) and view.is_transposed):
         return axis
@@ -143,15 +142,15 @@ def _dequantize_shifted(ops: Ops, codes: ir.Value, zero: ir.Value, scale: ir.Val
 def _in_blocks(scale: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, dict[str, Any]]:
     """Return scales of a tensor or of its first axis as scales of whole rows.
 
-    onnxruntime 1.31 takes every product of two dequantized matrices for one of integers, unless their scales
-    are those of blocks, and then refuses 8-bit floats.
+    onnxruntime 1.31 treats each product of two dequantized matrices as an integer product unless they have
+    block scales, and then refuses 8-bit floats.
     """
     per_row = scale.reshape(-1, *[1] * (len(shape) - 1)).expand(*shape[:-1], 1)
     return per_row.contiguous(), {"axis": len(shape) - 1, "block_size": shape[-1]}
 
 
 def _runs(ops: Ops, scale: ir.Value) -> ir.Value:
-    """Return the shape in which the numbers of one scale are along an axis of their own."""
+    """Return the shape in which the values of one scale form a separate axis."""
     return ops("Concat", ops("Shape", scale), ops.constant([-1]), axis=0)
 
 

@@ -1,4 +1,4 @@
-"""QuarkDequantizer: float weights of a checkpoint in the Quark layout, to be quantized anew.
+"""QuarkDequantizer: float weights of a checkpoint in the Quark layout.
 
 Any tool may have written the checkpoint.
 """
@@ -28,7 +28,7 @@ from quark_exporters.quark_layout.quantization_config import read_quantization_c
 __all__ = ["QuarkDequantizer"]
 
 _SCALES = tuple(f"{part}{level}" for part in ("scale", "zero_point") for level in ("", "_2", "_3"))
-"""What is stored behind the name of a tensor that has codes."""
+"""Suffixes of the tensors stored for a tensor with codes."""
 
 
 class QuarkDequantizer:
@@ -38,8 +38,7 @@ class QuarkDequantizer:
         """As `quark.checkpoint.Dequantizer.float_tensors`.
 
         Raises:
-            UnsupportedError: An algorithm runs with the model, whose weights are not those of the float model
-                then.
+            UnsupportedError: An algorithm runs with the model, so its weights differ from the float model's.
         """
         parsed = read_quantization_config(block)
         refuse_unreadable(parsed.config)
@@ -88,7 +87,7 @@ def _float_tensor(name: str, spec: TensorSpec, stored: Mapping[str, Tensor], ord
 
 
 def _refuse_misfits(announced: Mapping[str, Tensor], stored: Mapping[str, Tensor], spec: TensorSpec) -> None:
-    """Raise CheckpointError where a reader would: a tensor is missing, or is not as announced."""
+    """Raise CheckpointError if a tensor is missing or contradicts the configuration."""
     for name, wanted in announced.items():
         if name in stored and (error := misfit(stored[name], wanted)):
             raise CheckpointError(f"'{name}' {error}: the export is damaged, or belongs to another model")
@@ -97,9 +96,9 @@ def _refuse_misfits(announced: Mapping[str, Tensor], stored: Mapping[str, Tensor
 
 
 def _scales_of_activations(layer: str, config: QLayerConfig, shape: tuple[int, ...], stored: Mapping[str, Tensor]) -> Iterator[str]:
-    """Yield the names of the stored scales of a layer's input and output that its configuration announces.
+    """Yield the names of the stored scales of a layer's input and output, by its configuration.
 
-    Those of an output may lie with an attention module.
+    Output scales may belong to an attention module.
     """
     for slot, columns in ((Slot.input_tensors, shape[-1]), (Slot.output_tensors, shape[0])):
         if (spec := getattr(config, slot)) is not None:
@@ -111,7 +110,7 @@ def _scales_of_activations(layer: str, config: QLayerConfig, shape: tuple[int, .
 
 
 def _float_shape(name: str, quantizer: TensorQuantizer, stored: Mapping[str, Tensor], order: str) -> tuple[int, ...]:
-    """Return the shape of the float tensor: the one whose packing has the stored shapes."""
+    """Return the shape of the float tensor, whose packing has the stored shapes."""
     codes = stored[name]
     for shape in _shapes(codes, quantizer.stored_level.format.bits):
         if quantizer.shape_error(shape) is None:
@@ -124,9 +123,9 @@ def _float_shape(name: str, quantizer: TensorQuantizer, stored: Mapping[str, Ten
 
 
 def _shapes(packed: Tensor, bits: float) -> Iterator[tuple[int, ...]]:
-    """Yield shapes whose codes may be stored so.
+    """Yield shapes whose codes could have this stored shape.
 
-    One code is in each element, or as many on the last axis as its bits allow; transposed or not.
+    An element holds one code, or as many as its bits allow; transposed or not.
     """
     *lead, last = packed.shape
     for length in dict.fromkeys((last, round(8 * packed.itemsize * last / bits))):

@@ -26,7 +26,7 @@ __all__ = ["QuarkReader", "SafetensorsExporter"]
 class SafetensorsExporter(CheckpointExporter):
     """Writes the Quark layout; `QuarkReader` reads it.
 
-    Tensors have the names and the packing of number formats.
+    Number formats define the names and the packing of tensors.
 
     Source: checkpoints of AMD Quark 0.13.
     """

@@ -1,6 +1,6 @@
-"""RuntimeInspector: which runtimes, vLLM and SGLang, load a checkpoint, and by which of their methods.
+"""RuntimeInspector: which runtimes (vLLM, SGLang) load a checkpoint, and with which methods.
 
-Runtimes are not run: ``rules.toml`` has the rules of their readers.
+It runs no runtime, since ``rules.toml`` has the rules of their readers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Rule", "Rules", "RuntimeInspector", "rule_for", "rules"]
 _QUARK = "safetensors"
 _EXPERTS = ".experts."
 _Reason = tuple[str, list[str]]
-"""Why runtimes refuse, and the names of the layers that it is about; none where it is about the model."""
+"""A reason for refusal, and the names of its layers; no names if it concerns the model."""
 
 
 class RuntimeInspector:
@@ -45,11 +45,11 @@ class RuntimeInspector:
 
 
 def _with_plugin(facts: CheckpointFacts, alone: Iterable[RuntimeSupport]) -> RuntimeSupport:
-    """Return the support by vLLM with quark-vllm, which computes layers of any scheme by quark's own.
+    """Return the support by vLLM with quark-vllm, which computes any scheme with quark's layers.
 
     Args:
         facts: The checkpoint.
-        alone: The support by vLLM without it.
+        alone: The support by vLLM without quark-vllm.
     """
     refusals = []
     if facts.config.softmax_quant_spec is not None:
@@ -102,7 +102,7 @@ def _support(
 
 
 def _whole_model(facts: CheckpointFacts) -> Iterator[_Reason]:
-    """Yield reasons in the configuration for which all of the runtimes refuse."""
+    """Yield reasons in the configuration for which all runtimes refuse."""
     config = facts.config
     if names := config.run_time_algorithms:
         yield f"the algorithm {', '.join(names)} runs with the model, and they would silently compute something else", []
@@ -117,9 +117,9 @@ def _whole_model(facts: CheckpointFacts) -> Iterator[_Reason]:
 
 
 def _inert_exclusions(facts: CheckpointFacts) -> list[str]:
-    """Return float layers inside of decoder blocks that runtimes take for quantized.
+    """Return float layers inside decoder blocks that runtimes treat as quantized.
 
-    Runtimes read names and ``re:``, and no other patterns.
+    Runtimes understand names and ``re:``, but no other patterns.
     """
     patterns = [pattern for pattern in facts.config.exclude if has_wildcard(pattern) and not pattern.startswith("re:")]
     exact = {pattern for pattern in facts.config.exclude if not has_wildcard(pattern)}
@@ -131,7 +131,7 @@ def _inert_exclusions(facts: CheckpointFacts) -> list[str]:
 
 
 def _other_layers(facts: CheckpointFacts, coded: Mapping[str, QLayerConfig]) -> Iterator[_Reason]:
-    """Yield quantized layers that the runtimes leave in floating point."""
+    """Yield quantized layers that the runtimes keep in floating point."""
     if names := [name for name in coded if name in facts.heads]:
         yield "the output head is quantized, but they load it in floating point", names
     if names := [row.name for row in facts.plan.quantized if row.is_lookup]:
@@ -151,7 +151,7 @@ def _other_layers(facts: CheckpointFacts, coded: Mapping[str, QLayerConfig]) -> 
 
 
 def _fused_layers(facts: CheckpointFacts, rows: Mapping[str, PlanRow]) -> Iterator[_Reason]:
-    """Yield the parts of layers that runtimes fuse, where these are quantized in several ways."""
+    """Yield the parts of fused layers that have different schemes."""
     for kind, parts in rules().fused.items():
         for name in (name for name in rows if name.rpartition(".")[2] == parts[0] and _EXPERTS not in name):
             names = [f"{name.rpartition('.')[0]}.{part}" for part in parts]
@@ -167,7 +167,7 @@ def _fused_layers(facts: CheckpointFacts, rows: Mapping[str, PlanRow]) -> Iterat
 
 
 def _mixtures(rows: Mapping[str, PlanRow]) -> Iterator[_Reason]:
-    """Yield the layers of the experts of each mixture that has them in several ways."""
+    """Yield the expert layers of each mixture whose experts have different schemes."""
     mixtures: dict[str, list[str]] = {}
     for name in rows:
         if _EXPERTS in name:
@@ -188,14 +188,13 @@ class Rule:
     """A rule of a runtime for layers of one kind.
 
     Attributes:
-        layout: Name of the layout that it is for.
-        method: The class of the runtime that computes such layers.
-        weight, input: Patterns of the tensors: a table, a list of tables for as many levels, ``"none"`` for
+        layout: Name of the layout.
+        method: The runtime's class for such layers.
+        weight, input: Patterns of the tensors: a table, a list of tables, one per level, ``"none"`` for
             float, ``"any"``.
-        on: Runtime → the kernels it chooses from, and what they need.
-        refused: Runtime → why it has none.
-        experts: Whether it is about the experts of a mixture, which runtimes compute as one layer, by methods
-            of their own.
+        on: Runtime → its kernels and their requirements.
+        refused: Runtime → why it has no kernel.
+        experts: Whether the rule is for experts, which runtimes fuse into one layer with separate methods.
     """
 
     layout: str
@@ -212,9 +211,9 @@ class Rules:
     """The content of ``rules.toml``.
 
     Attributes:
-        runtimes: Name → what it is.
-        fused: Name of a fused layer → those of its parts.
-        rules: In the order in which runtimes try them.
+        runtimes: Description of each runtime by name.
+        fused: Name of a fused layer → names of its parts.
+        rules: The rules, in the order in which runtimes try them.
     """
 
     runtimes: Mapping[str, str]
@@ -232,7 +231,7 @@ def rules() -> Rules:
 def rule_for(layout: str, config: QLayerConfig, *, experts: bool = False) -> Rule | None:
     """Return the first rule that fits a layer in a layout, or an expert of a mixture.
 
-    None if none does.
+    None if no rule fits.
     """
     if config.weight is not None and any(map(runs_along_rows, canonicalize(config.weight))):
         return None

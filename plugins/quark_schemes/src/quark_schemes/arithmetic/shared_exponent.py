@@ -1,4 +1,4 @@
-"""Powers of two that blocks share: how the exponent is chosen, and E8M0, the byte that stores it.
+"""Powers of two that blocks share: choice of the exponent, and E8M0, the byte that stores it.
 
 Source: OCP Microscaling Formats v1.0, §5.4.1 and §6.3.
 """

@@ -18,12 +18,12 @@ from quark.numbers.kernels import launching_on
 __all__ = ["NIBBLES", "PAIRS", "REORDERED_NIBBLES", "TWO_BITS", "WordLayout", "packed", "packed_across", "unpacked", "unpacked_across"]
 
 TILE_ROWS, TILE_WORDS = 64, 16
-"""Words of a program: across rows 64 bytes of codes are read at a time, and 64 bytes of words are written."""
+"""Words of a program: across rows, it reads 64 bytes of codes and writes 64 bytes of words at a time."""
 
 
 @attrs.frozen
 class WordLayout:
-    """Where the codes of a word are.
+    """Layout of the codes in a word.
 
     Attributes:
         bits: Bits of a code.
@@ -48,7 +48,7 @@ TWO_BITS = WordLayout(2, 4, torch.uint8, is_reversed=True)
 
 @triton.jit
 def _position(code, CODES: tl.constexpr, IS_INTERLEAVED: tl.constexpr, IS_REVERSED: tl.constexpr):
-    """Return the place of a code in its word, counted in codes from the lowest bits."""
+    """Return the position of a code in its word, counted in codes from the lowest bits."""
     if IS_INTERLEAVED:
         position = code % 2 * (CODES // 2) + code // 2
     elif IS_REVERSED:
@@ -128,7 +128,7 @@ def unpack_words(
 
 
 def _constants(layout: WordLayout) -> dict[str, Any]:
-    """Return the constants of both kernels, and how they are launched."""
+    """Return the constants and the launch parameters of both kernels."""
     return {
         "BITS": layout.bits,
         "CODES": layout.codes,

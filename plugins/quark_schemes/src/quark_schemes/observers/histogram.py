@@ -250,8 +250,7 @@ class PerTensorPercentileObserver(HistogramObserver):
 
     Symmetric: ``(-t, t)`` where ``t`` is that percentile of the magnitudes. Asymmetric: from the
     ``100 - percentile`` to the ``percentile`` of the values; so each side may be clipped. Zeros count like
-    any value. The observer option ``percentile`` replaces AMD Quark's default, which is close to the largest
-    value.
+    any value. The option ``percentile`` replaces AMD Quark's default, which is close to the largest value.
 
     Attributes:
         percentile: Percentile above 0 and up to 100; at least 50 for asymmetric ranges.

@@ -25,12 +25,12 @@ __all__ = ["CLIPPED_SHARES", "ExpectedError", "PerTensorHistogramObserver", "Per
 CLIPPED_SHARES = (0.0, *(2.0 ** (-i / 4) for i in range(80, 11, -1)))
 """Shares of all values that are clipped.
 
-None, then from a millionth to an eighth, four steps per doubling.
+They are 0, then a millionth to an eighth with four steps per doubling.
 """
 
 
 _COARSE = 256
-"""Starts, and ends, in the first round of `_least`, which compares all pairs."""
+"""Number of starts and of ends in the first round of `_least`, which compares all pairs."""
 
 
 class PerTensorHistogramObserver(HistogramObserver):
