@@ -7,9 +7,8 @@
     class TestAcmeInt3(SchemeConformance):
         subject = "acme_int3"
 
-Every check is a test method, ``test_`` and its name. A subclass can neither override nor remove one: what
-fails for a good reason is declared with that reason in ``pyproject.toml``, see
-`quark_devkit.expected_failures`.
+Every check is a test method, ``test_`` and its name. A subclass can neither override nor remove one. Declare
+an intended failure, with a reason, in ``pyproject.toml`` (see `quark_devkit.expected_failures`).
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Conformance:
         subject: Registered name of the record, or name of the distribution.
 
     Raises:
-        TypeError: When a subclass is defined: it names no subject, or overrides or removes a check.
+        TypeError: A subclass names no subject, or overrides or removes a check; raised at its definition.
     """
 
     kind: ClassVar[str] = ""
@@ -74,7 +73,7 @@ class Conformance:
         return run_check(own, check, expected_failures(pyproject).get(f"{subject.id}:{check.name}"))
 
     def test_every_check_is_there(self) -> None:
-        """No check of the kind was taken away, and each is the catalogue's own."""
+        """No check of the kind is missing or replaced."""
         missing = [
             check.name
             for check in checks_of(self.kind)

@@ -1,4 +1,4 @@
-"""Example specs: configurations of a tensor that a number format or an observer accepts, found by trying."""
+"""Example specs: tensor configurations that a number format or an observer accepts, found by trial."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SCALES: tuple[dict[str, Any], ...] = ({}, {"scale_format": "e8m0", "scale_calcu
 
 @attrs.frozen(eq=False)
 class Example:
-    """A spec that is accepted, and its quantizer.
+    """An accepted spec and its quantizer.
 
     Attributes:
         spec: As written.
@@ -53,8 +53,8 @@ class Example:
 def example_specs(dtype: str) -> Iterator[QTensorConfig]:
     """Yield specs of a number format to try, of every granularity, with and without zero points.
 
-    The first ones are those of registered schemes, whose authors know which further fields the format needs.
-    The last one is of scales, for formats that hold nothing else.
+    The first specs come from registered schemes, which set further fields that the format needs. The last
+    spec is for scales, for formats that hold only scales.
     """
     yield from (spec for spec in _specs_of_schemes(*_state()) if spec.dtype is Dtype(dtype))
     yield from _tried({"dtype": dtype})
@@ -115,7 +115,7 @@ def registered_formats() -> list[str]:
 
 
 def _state() -> tuple[Catalog, tuple[object, ...]]:
-    """Return the plugins of this process, and a value that changes whenever their records do."""
+    """Return the plugins of this process, and a value that changes with their records."""
     return catalog(), (formats().revision, observers().revision, schemes().revision)
 
 

@@ -5,8 +5,8 @@
     [tool.quark.conformance.expected-failures]
     "format:acme_int3:saturates" = "values beyond the range wrap around on purpose"
 
-An expected failure has to fail: once the check passes, the entry has to go. An entry that names no check of
-the distribution is an error.
+An expected failure must fail: if the check passes, remove the entry. An entry that names no check of the
+distribution is an error.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def expected_failures(pyproject: Path | None) -> dict[str, str]:
     """Return the reasons of expected failures by ``"kind:name:check"``; empty without a file.
 
     Raises:
-        ConfigError: The file is no TOML, or its table is not made of reasons by id.
+        ConfigError: The file is not TOML, or its table does not map ids to reasons.
     """
     if pyproject is None:
         return {}
@@ -67,7 +67,7 @@ def expected_failures(pyproject: Path | None) -> dict[str, str]:
 
 
 def refuse_unknown(expected: Mapping[str, str], known: Iterable[str]) -> None:
-    """Raise ConfigError where an expected failure names no check that there is.
+    """Raise ConfigError if an expected failure names an unknown check.
 
     Args:
         expected: As `expected_failures` returns them.

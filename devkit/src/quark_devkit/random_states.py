@@ -1,4 +1,4 @@
-"""Random states that all code of a process shares: drawing from one changes what everybody else draws."""
+"""Random states that all code of a process shares, so that drawing from one affects all users."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["random_states_kept"]
 
 @contextmanager
 def random_states_kept() -> Iterator[None]:
-    """Require that the body leaves the random states of torch, Python and numpy as they were."""
+    """Require that the body does not change the random states of torch, Python and numpy."""
     before, python = _states(), random.getstate()
     with torch.random.fork_rng(devices=[]):
         yield

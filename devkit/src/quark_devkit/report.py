@@ -20,7 +20,7 @@ _XML_CONTROLS = dict.fromkeys((*range(9), 11, 12, *range(14, 32)), "?")
 def lines_of(results: Iterable[Result], *, verbose: bool = False) -> list[str]:
     """Return a line for each subject with its counts, and below it a line for each check that did not pass.
 
-    Checks that fail in the same words share a line.
+    Checks with the same failure message share a line.
 
     Args:
         results: The results; those of one subject follow one another.

@@ -1,4 +1,4 @@
-"""Runs checks: each with a random state of its own, so that its outcome does not depend on the others."""
+"""Runs checks, each with its own random state, so that outcomes are independent."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OUTCOMES = {
     "unexpected": "it is met, but the author's pyproject.toml declares a failure",
     "not applicable": "it does not apply to this subject",
 }
-"""What a check can end in, and what that means."""
+"""Possible outcomes of a check, with their meaning."""
 _FAILURES = {"failed", "unexpected"}
 
 
@@ -41,10 +41,10 @@ class Result:
         subject: The subject.
         check: The check.
         outcome: One of `OUTCOMES`.
-        message: What was seen and what is wanted; the reason if it was expected, or is not applicable;
-            empty if it passed.
-        seconds: How long it took.
-        details: Traceback of an exception that is not a `quark.errors.QuarkError`; empty for the others.
+        message: The observation and the requirement; the reason if it was expected or not applicable; empty
+            if it passed.
+        seconds: Duration in seconds.
+        details: Traceback of an exception that is not a `quark.errors.QuarkError`; else empty.
     """
 
     subject: Subject
@@ -61,7 +61,7 @@ class Result:
 
     @property
     def is_failure(self) -> bool:
-        """Whether the subject is not conformant for it."""
+        """Whether it makes the subject non-conformant."""
         return self.outcome in _FAILURES
 
 
@@ -97,7 +97,7 @@ def run_check(subject: Subject, check: Check, reason: str | None = None) -> Resu
 
 
 def is_conformant(results: Sequence[Result]) -> bool:
-    """Return whether something has passed, or failed as declared, and nothing else has failed."""
+    """Return whether at least one check passed or failed as declared, and no other check failed."""
     return any(result.outcome in ("passed", "expected") for result in results) and not any(result.is_failure for result in results)
 
 

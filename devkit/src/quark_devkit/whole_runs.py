@@ -55,7 +55,7 @@ __all__ = [
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    """Return every file of an export by its relative path, but for the file that identifies the run."""
+    """Return every file of an export by its relative path, without the run's identity file."""
     paths = [path for path in sorted(directory.rglob("*")) if path.is_file() and path.name != RUN_FILE]
     return {str(path.relative_to(directory)): path.read_bytes() for path in paths}
 
@@ -66,9 +66,9 @@ def first_difference(one: Mapping[str, object], other: Mapping[str, object]) -> 
 
 
 def readable_layout() -> str:
-    """Return the name of a registered layout that streams and is read back, the one that can do most.
+    """Return the name of the most capable registered layout that streams and can be loaded.
 
-    If there is one, it can be resumed, keeps all values, and its checkpoints can be the source of a run.
+    Preferably it can be resumed, keeps all values, and its checkpoints can be sources of runs.
 
     Raises:
         NotApplicableError: There is none.
@@ -102,16 +102,15 @@ def require_same_from_disk(config: QConfig, layout: str | None = None, options: 
 
 
 def require_same_after_resume(config: QConfig) -> None:
-    """Require that a run that fails behind its first block, and is resumed, gives the same bytes.
+    """Require that a run that fails after its first block and is resumed gives the same bytes.
 
-    Each of the three is a process of its own: what code has kept in a class or a module is lost where a run
-    stops.
+    Each of the three runs is a separate process, so that state in classes and modules is lost.
 
     Args:
         config: Config of the run.
 
     Raises:
-        NotApplicableError: No registered layout that is read back can be resumed.
+        NotApplicableError: No registered layout can be both loaded and resumed.
     """
     layout = readable_layout()
     assume("resumable" in exporters().get(layout).capabilities, f"an export in the layout '{layout}' cannot be resumed")
@@ -125,16 +124,16 @@ def require_same_after_resume(config: QConfig) -> None:
 
 
 def _run_part(source: Path, out: Path, config: QConfig, layout: str, part: str) -> None:
-    """Quantize a checkpoint: ``"whole"``; ``"first"``, to a failure behind the first block; or ``"rest"``."""
+    """Quantize a checkpoint: ``"whole"``; ``"first"``, until it fails after one block; or ``"rest"``."""
     with interrupted_behind(1) if part == "first" else nullcontext():
         quantize_checkpoint(source, out, config, batches(), exporter=layout, resume=part == "rest")
 
 
 def require_same_by_two_ranks(config: QConfig) -> None:
-    """Require that two ranks, each with half of the data, give the tensors and the report of one, to the bit.
+    """Require that two ranks, each with half of the data, give the tensors and report of one, to the bit.
 
     Args:
-        config: Config of the run, which is deterministic.
+        config: Config of the deterministic run.
     """
 
     models = [small_model() for _ in range(3)]  # made here: what makes one is not for several threads
@@ -152,7 +151,7 @@ def require_same_by_two_ranks(config: QConfig) -> None:
 
 
 def shared_report(report: CalibrationReport) -> dict[str, Any]:
-    """Return the part of a report that all ranks agree on: no times, no figures of own samples."""
+    """Return the part of a report that is equal on all ranks: no times and no figures of own samples."""
     of_a_rank = ("weights", "histograms", "blocks", "seconds")
     return {**{name: value for name, value in report.to_dict().items() if name not in of_a_rank}, "figures of": sorted(report.weights)}
 
@@ -188,7 +187,7 @@ def require_same_logits(model: nn.Module, directory: Path, read: Callable[[Path]
         model: The quantized model.
         directory: Directory of its export.
         read: Reads the checkpoint; None for quark's own reader.
-        how: It was exported, for the message.
+        how: Kind of the export, for the message.
     """
     again = import_model_from_safetensors(None, directory, device="cpu") if read is None else read(directory)
     one, other = logits(model), logits(again)
@@ -202,10 +201,10 @@ class _InterruptedRunError(QuarkError):
 
 @contextmanager
 def interrupted_behind(blocks: int) -> Iterator[None]:
-    """Let the run of the body fail when it has finished that many blocks, and end quietly.
+    """Let the run of the body fail after that many blocks, and end quietly.
 
     Raises:
-        AssertionError: The run has ended before; or it keeps no journal, and so cannot be resumed.
+        AssertionError: The run ended earlier, or it keeps no journal and cannot be resumed.
     """
     end_block, count = JournaledSink.end_block, 0
 
@@ -227,7 +226,7 @@ def interrupted_behind(blocks: int) -> Iterator[None]:
 
 
 class _Recording(RoundToNearest):
-    """Rounds to nearest when it has seen the inputs of layers.
+    """Records the inputs of layers, then rounds to nearest.
 
     Attributes:
         inputs: The Hessian of the input of each task.
@@ -244,9 +243,9 @@ class _Recording(RoundToNearest):
 
 
 def require_same_when_resumed(config: QConfig, layout: str, options: ExportOptions | None = None) -> None:
-    """Require that a run that fails in its last block and is resumed writes the bytes of one that does not.
+    """Require that a run that fails in its last block and is resumed writes the same bytes as a complete run.
 
-    A finished block whose bytes are damaged is noticed and quantized again.
+    A damaged finished block is detected and quantized again.
 
     Args:
         config: Config of the run.
@@ -281,7 +280,7 @@ def require_same_when_resumed(config: QConfig, layout: str, options: ExportOptio
 
 
 def _recorded(source: Path, out: Path, config: QConfig, layout: str, options: ExportOptions, *, resume: bool = False) -> _Recording:
-    """Quantize a checkpoint as `quark.runs.quantize_checkpoint` does, to nearest; return the rounding."""
+    """Quantize a checkpoint with `quark.runs.quantize_checkpoint` to nearest; return the rounding."""
     output = Output.of(out, layout, options, resume=resume)
     assume(output.writer.resumes, "it does not resume, so its runs start from the beginning")
     rounding = _Recording()
@@ -296,7 +295,7 @@ def _recorded(source: Path, out: Path, config: QConfig, layout: str, options: Ex
 
 
 def _spoil(partial_output: Path) -> None:
-    """Let the journal say that the first finished block was stored with other bytes."""
+    """Make the journal's checksum of the first finished block wrong."""
     journal = Journal.read(partial_output)
     first, *others = journal.finished
     journal.cut(0)

@@ -1,4 +1,4 @@
-"""Checks of operators of FX graph mode: they exist, and do with values what their records say."""
+"""Checks of operators of FX graph mode: they exist and behave as their records say."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from quark_graph.operators import Operator
 
 _QUANTIZED = 0.1
-"""Relative error of an output with 8-bit tensors that would be far too large."""
+"""Relative error of an output with 8-bit tensors that is far too large."""
 
 
 def _example(subject: Subject) -> tuple[Any, tuple[Any, ...]]:
@@ -32,7 +32,7 @@ def _example(subject: Subject) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _schemas(subject: Subject) -> dict[str, list[Any]]:
-    """The schemas of each operator, one for each overload that gives a new tensor."""
+    """The schemas of each operator, one for each overload that returns a new tensor."""
     if subject.record.example is not None:
         _example(subject)  # whose module may define the operator
     schemas = {}
@@ -70,14 +70,14 @@ class _Recording(fx.Interpreter):
 
 @check("graph_op")
 def names_operators_of_torch(subject: Subject) -> None:
-    """Every operator of the record exists, written as torch's schemas write it, and gives a new tensor."""
+    """Every operator of the record exists under the name of torch's schema and returns a new tensor."""
     missing = [name for name, schemas in _schemas(subject).items() if not schemas]
     require(not missing, f"names {', '.join(missing)}, which torch does not have, or which only write to their arguments")
 
 
 @check("graph_op")
 def names_arguments_of_its_operators(subject: Subject) -> None:
-    """Inputs, weight and bias are arguments of every operator."""
+    """Every operator has the arguments that the record names as inputs, weight and bias."""
     record = subject.record
     names = [*record.inputs, *filter(None, [record.weight, record.bias])]
     for operator, schemas in _schemas(subject).items():
@@ -97,7 +97,7 @@ def names_a_layer_type(subject: Subject) -> None:
 
 @check("graph_op")
 def is_in_its_example(subject: Subject) -> None:
-    """The graph of the example has the operator, on floating-point tensors, or on indices."""
+    """The example's graph has the operator, on floating-point tensors or indices."""
     _, operator, _ = _captured(subject)
     require(operator.inputs or operator.is_lookup, "reads no floating-point tensor in its example")
     require(operator.outputs, "returns no floating-point tensor in its example")
@@ -105,7 +105,7 @@ def is_in_its_example(subject: Subject) -> None:
 
 @check("graph_op")
 def moves_values_if_it_says_so(subject: Subject) -> None:
-    """If the record says that the operator moves values, each of its outputs is one of its inputs, or 0."""
+    """If the record says that the operator moves values, each output value is an input value or 0."""
     assume(subject.record.moves_values, "it computes new values")
     graph, operator, args = _captured(subject)
     run = _Recording(graph)
@@ -118,8 +118,9 @@ def moves_values_if_it_says_so(subject: Subject) -> None:
 
 @check("graph_op")
 def is_quantized(subject: Subject) -> None:
-    """With 8 bits for all its tensors, the output of the example is near its float output, and each quantizer
-    has a scale."""
+    """With 8 bits for all tensors, the example's output is close to its float output, and each quantizer has
+    a scale.
+    """
     spec = int8_spec()
     layer = QLayerConfig(input_tensors=spec, output_tensors=spec, weight=spec)
     mode = QuantizationMode.fx_graph_mode

@@ -1,7 +1,8 @@
-"""Checks of layer types: quantized layers compute the same, keep everything, and are exported and loaded.
+"""Checks of layer types: quantized layers compute the same, keep their attributes, and can be exported and
+loaded.
 
-A layer of the class is made by calling it with a size for each argument that it needs; inputs are found by
-trying.
+Checks create a layer by calling its class with a size for each required argument, and try inputs until one
+works.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from quark_devkit.example_specs import int8_spec
 from quark_devkit.subject import Subject
 
 _SIZES = (32, 48, 3, 1, 1)
-"""Values of the first arguments of a class: two sizes that differ, a kernel size, and more."""
+"""Values for the first arguments of a class: two different sizes, a kernel size, and more."""
 _TOLERANCE = 1e-12
-"""Of outputs in float64 in two orders of their sums: 2 K u times the sum of magnitudes of the products, for K
-= 48 inputs and a sum of 100.
-Another allocation or other strides may be another order: bits of products say nothing about a layer."""
+"""Difference of float64 outputs summed in two orders: 2 K u times the sum of the products' magnitudes, for K
+= 48 inputs and a sum of 100. Another allocation or other strides may change the order, so the
+last bits say nothing about a layer."""
 _SINGLE = 2.0**-15
-"""Relative error in norm of an output in float32 in another order of its sums: 2 K u = 2^-17, times 4 as the
-products cancel in part.
+"""Relative error in norm of a float32 output summed in another order: 2 K u = 2^-17, times 4 for partial
+cancellation.
 """
 _QUANTIZED = 0.1
 """Relative error of an output with 8-bit tensors that would be far too large."""
@@ -63,7 +64,7 @@ def _float_layer(subject: Subject, *, groups: int = 1) -> nn.Module:
 
 
 def _made(layer_class: type[nn.Module], groups: int = 1) -> nn.Module:
-    """Return a layer, made with a size for each argument that has no default."""
+    """Return a layer, created with a size for each argument without a default."""
     named = {} if groups == 1 else {"groups": groups}
     parameters = inspect.signature(layer_class).parameters.values()
     needed = sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
@@ -85,7 +86,7 @@ def _quantized(subject: Subject, config: QLayerConfig, layer: nn.Module) -> Quan
 
 
 def _inputs() -> Iterator[Tensor]:
-    """Inputs to try: values of both sizes in every place where channels may be, then indices."""
+    """Inputs to try: values with both sizes on every possible channel axis, then indices."""
     for size in _SIZES[:2]:
         yield from (torch.randn(2, 5, size), torch.randn(5, size), torch.randn(2, size, 8, 8), torch.randn(2, size, 8))
         yield torch.randn(2, size, 4, 4, 4)
@@ -93,7 +94,7 @@ def _inputs() -> Iterator[Tensor]:
 
 
 def _input(layer: nn.Module, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The first input that the float layer takes, values of its dtype or indices."""
+    """The first input that the float layer accepts, values of its dtype or indices."""
     for tried in _inputs():
         x = tried.to(dtype) if tried.is_floating_point() else tried
         with suppress(Exception), torch.no_grad():  # of any kind: an input of the wrong shape makes layers raise anything
@@ -103,7 +104,7 @@ def _input(layer: nn.Module, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def _grouped_layers(subject: Subject) -> Iterator[nn.Module]:
-    """The float layer in float64, and, where its class has groups, one with two of them."""
+    """The float layer in float64, and a layer with two groups if its class supports groups."""
     yield _float_layer(subject).double()
     layer_class = subject.load("layer")
     if "groups" in inspect.signature(layer_class).parameters:
@@ -115,7 +116,7 @@ def _close(one: Tensor, other: Tensor) -> bool:
 
 
 def _differ(one: Tensor, other: Tensor) -> Tensor:
-    """Where two outputs in float64 differ by more than the order of their sums explains."""
+    """Mask of float64 outputs that differ by more than the order of sums explains."""
     return ~torch.isclose(one, other, rtol=_TOLERANCE, atol=_TOLERANCE)
 
 
@@ -127,7 +128,7 @@ def _output(layer: nn.Module, x: Tensor) -> Tensor:
 
 @check("layer_type")
 def is_found_by_its_class(subject: Subject) -> None:
-    """A layer of exactly the float class has this layer type, and no other claims the class."""
+    """A layer of exactly the float class has this layer type, and no other layer type claims the class."""
     layer_class = subject.load("layer")
     found = layer_type_of_class(layer_class)
     require(found is not None and found.record is subject.record, f"is not the layer type of a {layer_class.__name__}")
@@ -135,8 +136,9 @@ def is_found_by_its_class(subject: Subject) -> None:
 
 @check("layer_type")
 def is_planned_as_a_known_type(subject: Subject) -> None:
-    """``planned_as`` names a layer type that is planned as itself and can be quantized, and takes indices
-    where this one does."""
+    """``planned_as`` names a layer type that is planned as itself, can be quantized, and has the same
+    ``lookup``.
+    """
     record = subject.record
     assume(record.planned_as is not None, "it is planned as itself")
     names = subject.catalog.layer_types.names()
@@ -148,7 +150,7 @@ def is_planned_as_a_known_type(subject: Subject) -> None:
 
 @check("layer_type")
 def says_whether_it_takes_indices(subject: Subject) -> None:
-    """``lookup`` is true of layers whose input is indices, and of no others."""
+    """``lookup`` is true exactly for layers whose input is indices."""
     layer, lookup = _float_layer(subject), subject.record.lookup
     takes_indices = not _input(layer).is_floating_point()
     require(lookup is takes_indices, f"says lookup={lookup}, but the layer takes {'indices' if takes_indices else 'values'}")
@@ -156,7 +158,7 @@ def says_whether_it_takes_indices(subject: Subject) -> None:
 
 @check("layer_type")
 def computes_what_the_layer_computes(subject: Subject) -> None:
-    """Without quantizers the quantized layer gives the output of the float layer, in float64."""
+    """Without quantizers, the quantized layer returns the output of the float layer, in float64."""
     layer = _float_layer(subject).double()
     x = _input(layer, torch.float64)
     expected = _output(layer, x)
@@ -165,8 +167,9 @@ def computes_what_the_layer_computes(subject: Subject) -> None:
 
 @check("layer_type")
 def keeps_what_the_layer_has(subject: Subject) -> None:
-    """Other parameters and buffers, attributes, hooks and the mode of the float layer are the quantized
-    layer's."""
+    """The quantized layer keeps the float layer's other parameters and buffers, attributes,
+    hooks and mode.
+    """
     layer = _float_layer(subject)
     calls: list[object] = []
     layer.register_forward_hook(lambda *_: calls.append(None))
@@ -186,8 +189,7 @@ def keeps_what_the_layer_has(subject: Subject) -> None:
 
 @check("layer_type")
 def keeps_dtype_and_device(subject: Subject) -> None:
-    """The quantized layer of a bfloat16 layer, or of one on the meta device, is the same, without data being
-    made up."""
+    """The quantized layer keeps the dtype and device of the float layer; a meta layer gets no data."""
     for layer in (_float_layer(subject).bfloat16(), _float_layer(subject).to("meta")):
         weight: Any = layer.weight
         quantized: Any = _quantized(subject, QLayerConfig(), layer)
@@ -198,7 +200,8 @@ def keeps_dtype_and_device(subject: Subject) -> None:
 @check("layer_type")
 def has_the_layout_it_says(subject: Subject) -> None:
     """The weight is ``[out, in]`` for layers planned as linear, else as in the float class; ``transposed``
-    says where those differ."""
+    converts between the two.
+    """
     layer = _float_layer(subject).double()
     quantized: Any = _quantized(subject, QLayerConfig(), layer)
     require(quantized.weight.shape == linear_weight(layer).shape, "has a weight whose shape differs from `transposed` of the float weight")
@@ -216,8 +219,9 @@ def has_the_layout_it_says(subject: Subject) -> None:
 
 @check("layer_type")
 def has_a_scale_for_each_output(subject: Subject) -> None:
-    """With ``ch_axis=0`` its weight has a scale for each output, also with ``groups``; that of a lookup for
-    each token."""
+    """With ``ch_axis=0``, its weight has a scale for each output, also with ``groups``; a lookup's weight has
+    one for each token.
+    """
     spec = int8_spec().set(qscheme="per_channel", ch_axis=0)
     for layer in _grouped_layers(subject):
         x = _input(layer, torch.float64)
@@ -232,7 +236,7 @@ def has_a_scale_for_each_output(subject: Subject) -> None:
 
 
 def _with_one_scale_doubled(quantized: Any) -> tuple[Tensor, Tensor]:
-    """The rounded weight of a layer, and the values of its codes when its second scale is doubled."""
+    """The rounded weight of a layer, and the same codes with the second scale doubled."""
     quantizer, weight = quantized.weight_quantizer.quantizer, quantized.weight.detach()
     values, qparams = quantizer.round_to_nearest(weight)
     quantized.weight_quantizer.set_qparams(qparams)
@@ -252,8 +256,9 @@ def _outputs(quantized: Any, weight: Tensor, x: Tensor) -> Tensor:
 
 @check("layer_type")
 def saves_what_the_float_layer_loads(subject: Subject) -> None:
-    """Without quantizers, its state dict has the names, shapes and values of the float layer's, and loads
-    back."""
+    """Without quantizers, its state dict has the float layer's names, shapes and values, and
+    can be loaded.
+    """
     layer = _float_layer(subject)
     quantized = _quantized(subject, QLayerConfig(), layer)
     expected, state = layer.state_dict(), quantized.state_dict()
@@ -282,8 +287,9 @@ def applies_its_quantizers(subject: Subject) -> None:
 
 @check("layer_type")
 def is_quantized_exported_and_loaded(subject: Subject) -> None:
-    """In a model, its weight is rounded, its output stays near, and after export and loading it computes the
-    same."""
+    """In a model, its weight is rounded, its output stays close, and after export and loading it computes the
+    same.
+    """
     assume(subject.record.quantized is not None, "layers of this type stay float")
     model, x = _Small(_float_layer(subject)), _input(_float_layer(subject))
     before, weight = _output(model, x), linear_weight(model.layer).clone()

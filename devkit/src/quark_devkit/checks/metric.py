@@ -1,4 +1,4 @@
-"""Checks of metrics: one finite number for each token alone; nothing is changed, nothing is random."""
+"""Checks of metrics: one finite number per token, no side effects, no randomness."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from quark_devkit.subject import Subject
 
 _TOKENS, _VOCABULARY = 12, 7
 _TOLERANCE = 1e-6
-"""Relative difference that float32 sums over a small vocabulary may have when rows are computed in other
-groups.
+"""Relative difference of float32 sums over a small vocabulary if rows are grouped differently.
 """
 
 
@@ -26,7 +25,7 @@ def _example() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _metric(subject: Subject) -> Callable[[Tensor, Tensor, Tensor], Any]:
-    """The metric, which is given the reference only where its record says that it needs it."""
+    """The metric, with the reference only if its record needs it."""
     metric, needs_reference = subject.load("metric"), subject.record.needs_reference
     return lambda log_q, targets, log_p: metric(log_q, targets, log_p if needs_reference else None)
 
@@ -48,8 +47,7 @@ def gives_a_number_for_each_token(subject: Subject) -> None:
 
 @check("metric")
 def takes_excluded_tokens(subject: Subject) -> None:
-    """A token of the vocabulary that a model excludes, with the log-probability −Inf, leaves the result
-    finite."""
+    """The result stays finite if a model excludes a token (log-probability −Inf)."""
     log_q, targets, log_p = _example()
     for log in (log_q, log_p):
         log[:, 0] = -torch.inf
@@ -60,7 +58,7 @@ def takes_excluded_tokens(subject: Subject) -> None:
 
 @check("metric")
 def looks_at_each_token_alone(subject: Subject) -> None:
-    """The number of a token does not depend on the tokens beside it, which are a matter of the batch."""
+    """The number of a token does not depend on other tokens in the batch."""
     log_q, targets, log_p = _example()
     metric = _metric(subject)
     together = metric(log_q, targets, log_p)
@@ -71,7 +69,7 @@ def looks_at_each_token_alone(subject: Subject) -> None:
 
 @check("metric")
 def changes_no_argument(subject: Subject) -> None:
-    """It changes none of its arguments, which other metrics get after it."""
+    """It changes none of its arguments, since other metrics use them too."""
     example, again = _example(), _example()
     _metric(subject)(*example)
     names = ("log_q", "targets", "log_p")

@@ -1,4 +1,4 @@
-"""Checks of observers: ranges are those of the data, alone or merged; and their options."""
+"""Checks of observers: ranges of data, alone and merged, and options."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Range = tuple[Tensor, Tensor]
 _WIDEST = 8.0
 _NARROWEST = 0.01
 _CALLS = 100
-"""More than other checks make, so that what counts its calls shows it."""
+"""More calls than in other checks, to reveal objects that count their calls."""
 
 
 def data_of(seed: int = 0, shape: tuple[int, ...] = SHAPE) -> Tensor:
-    """Return normal values with a few large ones, off centre, the same each time."""
+    """Return normal values with an offset and a few outliers, always the same."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(shape, generator=generator) + 0.25
     x[..., 5] *= 12
@@ -34,13 +34,13 @@ def data_of(seed: int = 0, shape: tuple[int, ...] = SHAPE) -> Tensor:
 
 
 def accepted_examples(subject: Subject) -> list[Example]:
-    """Return the example specs that name the observer and are accepted, of all registered formats."""
+    """Return the accepted example specs of all registered formats with the observer."""
     observer = subject.load("observer")
     return [example for example in examples(registered_formats(), observer.__name__) if len(example.quantizer.levels) == 1]
 
 
 def examples_of(subject: Subject) -> list[Example]:
-    """Return an example spec of each granularity that the observer serves, of the formats that accept it."""
+    """Return an accepted example spec for each granularity of the observer."""
     accepted = accepted_examples(subject)
     by_shape: dict[tuple[object, ...], Example] = {}
     for example in accepted:
@@ -76,7 +76,7 @@ def _close(one: Range, other: Range) -> bool:
 
 
 def _observes_once(example: Example) -> bool:
-    """Return whether the observer refuses a second tensor, as an observer that searches a weight does."""
+    """Return whether the observer refuses a second tensor, as weight-searching observers do."""
     return raises(CalibrationError, observed, example, data_of(), data_of())
 
 
@@ -94,8 +94,9 @@ def serves_a_spec(subject: Subject) -> None:
 
 @check("observer", each=examples_of)
 def gives_float32_ranges_of_the_shape_of_the_scales(example: Example) -> None:
-    """Both ends of the range are finite float32 tensors of the granularity's scale shape, the low end not
-    above the high one."""
+    """Both ends of the range are finite float32 tensors with the granularity's scale shape, and
+    low ≤ high.
+    """
     low, high = range_of(example, data_of())
     wanted = example.quantizer.granularity.scale_shape(SHAPE)
     for end in (low, high):
@@ -126,7 +127,7 @@ def keeps_no_reference_to_the_tensor(example: Example) -> None:
 
 @check("observer", each=examples_of)
 def does_not_change_by_being_asked(example: Example) -> None:
-    """Asking for the range twice gives the same range, and does not disturb later observations."""
+    """Reading the range twice gives the same range and does not affect later observations."""
     observer = observed(example, data_of())
     low, high = (end.clone() for end in observer.range())
     require(same_range((low, high), observer.range()), "returns a different range the second time")
@@ -143,8 +144,7 @@ def starts_afresh(example: Example) -> None:
 
 @check("observer", since=2, each=examples_of)
 def gives_the_same_each_time(example: Example) -> None:
-    """The same tensor gives the same range each time, also after many observers, and no random state of the
-    process is changed."""
+    """The same tensor always gives the same range, also after many observers, and no random state changes."""
     x = data_of()
     with random_states_kept():
         first = range_of(example, x)
@@ -154,8 +154,9 @@ def gives_the_same_each_time(example: Example) -> None:
 
 @check("observer", each=examples_of)
 def merges_to_what_one_observer_sees(example: Example) -> None:
-    """Two merged observers give the range of one that has seen both data sets, up to float32 rounding; or
-    neither is possible."""
+    """Two merged observers give the range of one observer of both data sets, up to float32 rounding; or both
+    are refused.
+    """
     merged, other = observed(example, data_of(1)), observed(example, 3 * data_of(2))
     if _observes_once(example):
         is_refused = raises(CalibrationError, merged.merge, other)
@@ -196,7 +197,7 @@ def refuses_to_merge_another_kind(example: Example) -> None:
 
 @check("observer", each=examples_of)
 def merging_with_an_empty_one_changes_nothing(example: Example) -> None:
-    """Merging an observer that has seen nothing, or merging into one, gives the range of the other."""
+    """Merging with an empty observer, in either direction, gives the range of the other."""
     wanted = range_of(example, data_of())
     for first, second in (((data_of(),), ()), ((), (data_of(),))):
         merged = observed(example, *first)
@@ -206,7 +207,7 @@ def merging_with_an_empty_one_changes_nothing(example: Example) -> None:
 
 @check("observer", each=examples_of)
 def has_no_range_without_data(example: Example) -> None:
-    """Asked for a range before it has seen a value, it raises CalibrationError."""
+    """Reading the range before any data raises CalibrationError."""
     empty = _empty(example)
     for tensors in ((), () if empty is None else (empty,)):
         require(raises(CalibrationError, range_of, example, *tensors), "returns a range without data")
@@ -227,8 +228,8 @@ def _extreme_examples(subject: Subject) -> list[Example]:
 
 @check("observer", each=_extreme_examples)
 def extremes_are_extremes(example: Example) -> None:
-    """An observer that says ``is_extremes`` gives the smallest and the largest value of the elements with one
-    scale, exactly.
+    """An observer with ``is_extremes`` returns exactly the smallest and largest value of the elements with
+    one scale.
 
     Specs without zero points may have ∓ the largest magnitude instead.
     """
@@ -244,8 +245,7 @@ def extremes_are_extremes(example: Example) -> None:
 
 @check("observer", each=examples_of)
 def serves_hard_tensors(example: Example) -> None:
-    """Zeros, constants, values of one sign, tiny and huge values give finite ranges whose low end is not
-    above the high one."""
+    """Zeros, constants, one-sided, tiny and huge values give finite ranges with low ≤ high."""
     hard = {
         "zeros": torch.zeros(SHAPE),
         "a constant": torch.full(SHAPE, -0.7),
@@ -262,7 +262,7 @@ def serves_hard_tensors(example: Example) -> None:
 
 @check("observer", each=examples_of)
 def does_not_depend_on_the_memory_layout(example: Example) -> None:
-    """A tensor that is not contiguous gives the range of a contiguous copy."""
+    """A non-contiguous tensor gives the range of its contiguous copy."""
     wide = torch.zeros(SHAPE[0], 2 * SHAPE[1])
     wide[:, ::2] = data_of()
     is_same = same_range(range_of(example, wide[:, ::2]), range_of(example, data_of()))
@@ -271,8 +271,7 @@ def does_not_depend_on_the_memory_layout(example: Example) -> None:
 
 @check("observer", level="advisory", each=examples_of)
 def works_on_an_accelerator(example: Example) -> None:
-    """Of tensors on an accelerator, here a simulated one, it gives the range that it gives on a CPU, and
-    gives it there."""
+    """For tensors on a (simulated) accelerator, it returns the CPU's range, on the accelerator."""
     with accelerator() as device:
         low, high = range_of(example, data_of().to(device.name))
         require(low.device.type == high.device.type == device.name, "returns a range on another device than the tensor's")
@@ -282,8 +281,7 @@ def works_on_an_accelerator(example: Example) -> None:
 
 @check("observer", each=examples_of)
 def keeps_no_graph(example: Example) -> None:
-    """Observing a tensor that requires gradients gives a range that does not: it would keep the graph of a
-    whole forward alive."""
+    """The range never requires gradients, since it would keep the graph of a whole forward alive."""
     low, high = range_of(example, data_of().requires_grad_())
     require(not (low.requires_grad or high.requires_grad), "returns a range that requires gradients")
 
@@ -298,22 +296,21 @@ def _reach(example: Example) -> Tensor:
 
 @check("observer", each=examples_of)
 def reaches_not_far_beyond_the_data(example: Example) -> None:
-    """The range reaches at most eight times as far from zero as the data do: a search may prefer wide ranges,
-    and no more."""
+    """The range reaches at most eight times as far from zero as the data."""
     worst = float(_reach(example).max())
     require(worst <= _WIDEST, f"returns a range {worst:.3g} times as far from zero as the data")
 
 
 @check("observer", each=examples_of)
 def reaches_some_of_the_data(example: Example) -> None:
-    """The range is nowhere empty, and reaches at least a hundredth as far from zero as the data do."""
+    """No range is empty, and each reaches at least a hundredth as far from zero as the data."""
     least = float(_reach(example).min())
     require(least >= _NARROWEST, f"returns a range {least:.3g} times as far from zero as the data")
 
 
 @check("observer", each=examples_of)
 def serves_16_bit_tensors(example: Example) -> None:
-    """A bfloat16 or float16 tensor gives the range, in float32, of the same values in float32."""
+    """A bfloat16 or float16 tensor gives the same float32 range as its values in float32."""
     for dtype in (torch.bfloat16, torch.float16):
         x = data_of().to(dtype)
         is_same = same_range(range_of(example, x), range_of(example, x.float()))
@@ -322,8 +319,7 @@ def serves_16_bit_tensors(example: Example) -> None:
 
 @check("observer", each=examples_of)
 def does_not_hide_nan_or_inf(example: Example) -> None:
-    """NaN or Inf among the data makes the range NaN or infinite, or raises a QuarkError; it is not left out
-    in silence."""
+    """NaN or Inf in the data makes the range NaN or infinite, or raises a QuarkError; it is not ignored."""
     for bad in (torch.nan, torch.inf, -torch.inf):
         x = data_of()
         x[3, 7] = bad
@@ -335,7 +331,7 @@ def does_not_hide_nan_or_inf(example: Example) -> None:
 
 
 def _range_with(observer: Any, example: Example, options: Mapping[str, Any]) -> Range:
-    """Return the range that an observer of a class gives with some values of options.
+    """Return the range of an observer class with some options.
 
     Raises:
         ConfigError: It refuses them.
@@ -352,7 +348,7 @@ def _range_with(observer: Any, example: Example, options: Mapping[str, Any]) -> 
 
 @check("observer")
 def refuses_unknown_options(subject: Subject) -> None:
-    """An observer option that it does not have is refused by ``spec_error``."""
+    """``spec_error`` refuses unknown observer options."""
     observer = subject.load("observer")
     for example in accepted_examples(subject):
         answer = observer.spec_error(example.spec.set(observer_options={"an_option_that_no_observer_has": 1}))
@@ -361,8 +357,7 @@ def refuses_unknown_options(subject: Subject) -> None:
 
 @check("observer")
 def accepts_the_defaults_of_its_options(subject: Subject) -> None:
-    """Each option that it lists is accepted with its default, and gives the range that leaving
-    it out gives."""
+    """Each listed option accepts its default, which gives the same range as leaving the option out."""
     observer = subject.load("observer")
     options = observer_options(observer)
     assume(options, "it lists no options")
@@ -391,7 +386,7 @@ def heeds_its_options(subject: Subject) -> None:
 
 @check("observer")
 def answers_odd_specs(subject: Subject) -> None:
-    """``spec_error`` gives None or a text for any spec, and raises nothing."""
+    """``spec_error`` returns None or a text for any spec, and never raises."""
     observer = subject.load("observer")
     for spec in odd_specs(registered_formats()):
         answer = observer.spec_error(spec)

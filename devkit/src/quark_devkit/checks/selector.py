@@ -18,12 +18,12 @@ from quark_devkit.whole_runs import is_same
 from quark_workbench.mixed_precision import FLOAT, Budget, Selection, SelectionProblem, select_schemes, selector_of
 
 SHARES = (0.0, 0.3, 0.7, 1.0)
-"""Budgets that are asked for: places between the fewest and the most bytes that the groups can take."""
+"""Tested budgets: positions between the smallest and the largest size of the groups."""
 
 
 @attrs.define
 class _Asked:
-    """A selector that asks another one: keeps problem and answer, and returns a choice that is valid."""
+    """A selector that calls another, keeps its problem and answer, and returns a valid choice."""
 
     selector: Any = None
     problem: Any = None
@@ -37,7 +37,7 @@ class _Asked:
 
 
 def _asked(subject: Subject, share: float = 0.3, model: nn.Module | Path | None = None) -> tuple[SelectionProblem, Any]:
-    """Return a problem, whose budget is at that place, and the selector's answer."""
+    """Return a problem with a budget at that position, and the selector's answer."""
     whole = small_model() if model is None else model
     limits, asked = _Asked(), _Asked(selector_of(subject.lookup_name)[1])
     _select(whole, Budget(kl=1.0), batches(1), limits)
@@ -53,13 +53,13 @@ def _select(model: nn.Module | Path, budget: Budget, data: list[Tensor], selecto
 
 @check("selector")
 def is_made_without_options(subject: Subject) -> None:
-    """It is made without options, and has a method ``select``."""
+    """It can be created without options and has a method ``select``."""
     selector_of(subject.lookup_name)
 
 
 @check("selector")
 def chooses_for_every_group(subject: Subject) -> None:
-    """It returns a Selection that has for each group one of the candidates that fit it."""
+    """It returns a Selection with a fitting candidate for each group."""
     problem, selection = _asked(subject)
     require(isinstance(selection, Selection), f"returns a {type(selection).__name__}: return a quark_workbench.mixed_precision.Selection")
     for name, sizes in problem.sizes.items():
@@ -69,8 +69,7 @@ def chooses_for_every_group(subject: Subject) -> None:
 
 @check("selector")
 def keeps_the_budget(subject: Subject) -> None:
-    """Its choices take no more bytes than the budget, for budgets from the fewest bytes that can be reached
-    to the most."""
+    """Its choices stay within the budget, for budgets from the smallest to the largest reachable size."""
     for share in SHARES:
         problem, selection = _asked(subject, share)
         most, taken = problem.most_bytes or 0, problem.bytes_of(selection.choices)
@@ -79,7 +78,7 @@ def keeps_the_budget(subject: Subject) -> None:
 
 @check("selector")
 def chooses_the_same_again(subject: Subject) -> None:
-    """Asked the same twice, it answers the same."""
+    """It gives the same answer twice."""
     first, second = (_asked(subject)[1].choices for _ in range(2))
     different = [name for name in first if first[name] != second.get(name)]
     require(not different, f"chooses a different candidate for '{different[0] if different else ''}' the second time")
@@ -99,8 +98,9 @@ def leaves_the_model_as_it_was(subject: Subject) -> None:
 
 @check("selector")
 def chooses_the_same_from_disk(subject: Subject) -> None:
-    """From a checkpoint, whose tensors it loads block by block, it makes the same choices as for the model in
-    memory."""
+    """From a checkpoint, which it loads block by block, it makes the same choices as for the
+    model in memory.
+    """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         path = saved(Path(directory), torch.float32)
         from_disk = _asked(subject, model=path)[1].choices
@@ -111,8 +111,9 @@ def chooses_the_same_from_disk(subject: Subject) -> None:
 
 @check("selector")
 def gives_an_ordered_curve(subject: Subject) -> None:
-    """Points of its curve, where it gives one, have rising sizes, falling losses, and the bytes that their
-    choices take."""
+    """If it returns a curve, the points have increasing sizes, decreasing losses, and the bytes of their
+    choices.
+    """
     problem, selection = _asked(subject)
     assume(selection.curve, "it returns no curve")
     for point in selection.curve:

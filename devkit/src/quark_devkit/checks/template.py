@@ -47,7 +47,7 @@ from quark_devkit.whole_runs import readable_layout
 TOLERANCE = 1e-9
 """Far above float64 rounding in two or three blocks, far below the effect of a scale."""
 EFFECT = 1e-6
-"""What a scale that is not undone changes at least, of the largest logit."""
+"""Least effect of a scale that is not undone, relative to the largest logit."""
 
 _OF_ATTENTION = ("attention_inputs", "attention_inner", "attention_output", "attention_norm", "attention_value", "attention_output_norm")
 _OF_MIXERS = ("query_projections", "key_projections", "value_projections", "mixer", "mixer_context")
@@ -66,7 +66,7 @@ def _query_patterns(facts: Architecture) -> tuple[str, ...]:
 
 
 def _in_a_block(subject: Subject) -> Iterator[tuple[str, str]]:
-    """Yield names in a block that the facts state, each with its fact; patterns of experts have a star."""
+    """Yield the facts that name modules of a block, with the names; patterns of experts have a star."""
     facts = facts_of(subject)
     for fact in _IN_A_BLOCK:
         names: str | tuple[str, ...] | None = getattr(facts, fact)
@@ -81,7 +81,7 @@ def _in_a_block(subject: Subject) -> Iterator[tuple[str, str]]:
 
 @check("template")
 def is_named_as_its_model_type(subject: Subject) -> None:
-    """The record's name, ``model_type`` of its facts and of the family's configuration are one."""
+    """The record's name equals ``model_type`` of its facts and of the family's configuration."""
     stated = facts_of(subject).model_type
     require(stated == subject.name, f"states facts of the model type '{stated}' under the name '{subject.name}'")
     seen = example_of(subject).config.model_type
@@ -90,8 +90,9 @@ def is_named_as_its_model_type(subject: Subject) -> None:
 
 @check("template")
 def names_the_decoder_blocks(subject: Subject) -> None:
-    """``decoder_blocks`` is the list of all decoder blocks, as many as the configuration says; a forward
-    passes those of ``encoder_blocks`` before, in their order."""
+    """``decoder_blocks`` is the list of all decoder blocks; a forward passes ``encoder_blocks`` before, each
+    in order.
+    """
     facts, model = facts_of(subject), example_of(subject)
     assume(facts.decoder_blocks is not None, "it states no decoder blocks: the whole model is one")
     blocks = blocks_of(model, facts)
@@ -111,7 +112,7 @@ def names_the_decoder_blocks(subject: Subject) -> None:
 
 @check("template")
 def names_embeddings_and_head(subject: Subject) -> None:
-    """``embeddings`` and ``head`` are the modules that the model gives as its input and output embeddings."""
+    """``embeddings`` and ``head`` are the model's input and output embeddings."""
     facts, model = facts_of(subject), example_of(subject)
     for names, wanted in ((facts.embeddings, input_embeddings(model)), ((facts.head,), output_embeddings(model))):
         for name in filter(None, names):
@@ -137,8 +138,9 @@ def names_modules_that_there_are(subject: Subject) -> None:
 
 @check("template")
 def names_every_projection(subject: Subject) -> None:
-    """Each linear layer of a block is named by a fact, and each linear layer that is neither is excluded from
-    quantization or named."""
+    """A fact names each linear layer of a block; other linear layers are named or excluded from
+    quantization.
+    """
     facts, model = facts_of(subject), separated(subject)
     patterns = [name for _, name in _in_a_block(subject)]
     excluded = facts.with_modules(facts.exclude_layers_name)
@@ -166,8 +168,9 @@ def patterns_match_layers(subject: Subject) -> None:
 
 @check("template")
 def caches_no_queries(subject: Subject) -> None:
-    """A layer that both ``kv_layers_name`` and ``q_layer_name`` match is fused: it puts out more than the
-    attention's output reads."""
+    """A layer that both ``kv_layers_name`` and ``q_layer_name`` match is fused: it has more outputs than the
+    attention's output projection has inputs.
+    """
     facts, model = facts_of(subject), separated(subject)
     both = [facts.with_modules(patterns) for patterns in (facts.kv_layers_name or (), _query_patterns(facts))]
     if not facts.attention_output or not all(both):
@@ -183,8 +186,9 @@ def caches_no_queries(subject: Subject) -> None:
 
 @check("template")
 def excludes_head_and_routers(subject: Subject) -> None:
-    """The output head, routers and gates of shared experts match a pattern of ``exclude_layers_name``: in few
-    bits they cost most."""
+    """The output head, routers and gates of shared experts match ``exclude_layers_name``, since quantizing
+    them costs most.
+    """
     facts, model = facts_of(subject), separated(subject)
     patterns = facts.with_modules(facts.exclude_layers_name)
     own = {facts.head, *(f"{facts.decoder_blocks}.*.{name}" for name in (facts.router, facts.shared_expert_gate) if name)}
@@ -217,11 +221,11 @@ def input_groups_read_one_tensor(subject: Subject) -> None:
 
 @check("template")
 def norms_feed_what_is_said(subject: Subject) -> None:
-    """A scale taken from a norm and given to the layers that are said to read it leaves the logits as they
-    are; given to none it does not.
+    """Moving a scale from a norm into the layers that the facts name as its readers keeps the logits;
+    dropping it changes them.
 
-    Scales are powers of two. So no other layer reads the norm, ``norm_has_unit_offset`` is right, and it has
-    a weight if that is said.
+    Scales are powers of two. This shows that no other layer reads the norm, that ``norm_has_unit_offset`` is
+    right, and that the norm has a weight if stated.
     """
     facts, model = facts_of(subject), separated(subject)
     expected = float_logits(model)
@@ -252,8 +256,9 @@ def norms_feed_what_is_said(subject: Subject) -> None:
 
 @check("template")
 def values_pass_linearly(subject: Subject) -> None:
-    """A scale taken from the rows of ``attention_value``, ``mlp_value`` or their like is undone by the
-    projection that reads them."""
+    """The reading projection undoes a scale on the rows of ``attention_value``, ``mlp_value`` and similar
+    projections.
+    """
     facts, model = facts_of(subject), separated(subject)
     expected, heads = float_logits(model), int(getattr(text_config(model), "num_attention_heads", 1))
     pairs = [
@@ -275,7 +280,7 @@ def values_pass_linearly(subject: Subject) -> None:
 
 
 def _move_value(source: nn.Module, target: nn.Module, rows: str, heads: int, *, of_heads: bool) -> None:
-    """Divide the rows that are values by powers of two, and multiply the input channels that read them."""
+    """Divide value rows by powers of two, and multiply the input channels that read them."""
     outputs, columns = rows_of(source).shape[0], rows_of(target).shape[1]
     repeats = 1
     if rows == "last_of_each_head":
@@ -310,8 +315,9 @@ def _scale_rows(module: nn.Module, rows: Tensor, by: Tensor, offset: float = 0.0
 
 @check("template")
 def every_algorithm_fits_or_says_why_not(subject: Subject) -> None:
-    """For each registered algorithm there are settings by which a run can be planned and which name layers
-    that there are, or a reason."""
+    """Each registered algorithm has settings that can be planned and name existing layers, or a reason for
+    refusal.
+    """
     facts = facts_of(subject)
     for record in algorithms():
         reason = refusal(record.name, facts)
@@ -323,7 +329,7 @@ def every_algorithm_fits_or_says_why_not(subject: Subject) -> None:
 def _fitting(facts: Architecture) -> Iterator[tuple[str, AlgoConfig]]:
     """Yield each algorithm that does not refuse the family, with its settings.
 
-    Tunings are left out: they take what the others have made of a block, and ask nothing of the family.
+    Tunings are left out, since they do not depend on the family.
     """
     for record in algorithms():
         if record.processor is not None and record.kind != "block_tuning" and refusal(record.name, facts) is None:
@@ -343,7 +349,7 @@ def _planned(subject: Subject, name: str, settings: AlgoConfig) -> None:
 
 @check("template")
 def every_algorithm_runs(subject: Subject) -> None:
-    """Each algorithm that fits quantizes the model, whose logits stay finite; one of each role in a run."""
+    """Each fitting algorithm quantizes the model with finite logits, in runs with one algorithm per role."""
     for together in _runs_of_all(subject):
         model, config = example_of(subject), coarse_config(subject)
         config.algo_config = together
@@ -354,8 +360,7 @@ def every_algorithm_runs(subject: Subject) -> None:
 
 @check("template")
 def quantizes_and_reloads(subject: Subject) -> None:
-    """A model quantized with its template, with a transform of each role and a rounding that fit it, reads
-    back to the same logits."""
+    """A model quantized with a fitting transform of each role and a rounding reloads to the same logits."""
     facts, layout = facts_of(subject), readable_layout()
     model, config = example_of(subject), coarse_config(subject)
     before = logits_of(model)
@@ -372,7 +377,7 @@ def quantizes_and_reloads(subject: Subject) -> None:
 
 
 def _runs_of_all(subject: Subject) -> list[list[AlgoConfig]]:
-    """Return the settings of all algorithms that fit, in as few runs as hold them."""
+    """Return the settings of all fitting algorithms, in as few runs as possible."""
     by_role: dict[object, list[AlgoConfig]] = {}
     for name, settings in _fitting(facts_of(subject)):
         record = algorithms().get(name)

@@ -27,8 +27,9 @@ def check(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also print the checks that passed.")] = False,
     pyproject: Annotated[Path | None, typer.Option(help="File with the expected failures; by default the distribution's own.")] = None,
 ) -> None:
-    """Check that the records of a distribution keep the contracts of quark's plugin API; exit code 1 where
-    one does not."""
+    """Check a distribution against the contracts of quark's plugin API; the exit code is 1 if a
+    check fails.
+    """
     from quark_devkit import report
     from quark_devkit.runner import is_conformant
 
@@ -46,7 +47,7 @@ def check(
 
 
 def _results(distribution: str, kinds: list[str], names: list[str], pyproject: Path | None, *, show: bool, verbose: bool) -> list[Result]:
-    """Run the checks, and print each subject's lines as soon as it is done."""
+    """Run the checks, and print the lines of each subject immediately."""
     from quark_devkit import report
     from quark_devkit.runner import run_checks
 
@@ -66,8 +67,8 @@ def _selected(
     """Return the subjects with their checks, and the expected failures.
 
     Raises:
-        ConfigError: A kind, a name or an expected failure is none; or the distribution registers nothing of
-            that kind.
+        ConfigError: A kind, a name or an expected failure is unknown, or the distribution registers nothing
+            of that kind.
     """
     from quark.errors import ConfigError
     from quark.plugins.catalog import recorded_catalog  # a plugin that fails gets a report instead of an error, in strict mode too

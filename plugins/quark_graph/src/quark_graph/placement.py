@@ -48,8 +48,8 @@ def place(operators: Sequence[Operator], configs: Mapping[str, QLayerConfig | No
 
     * A tensor between two operators is quantized once if both have the same spec. Otherwise it is quantized
       first as an output for all readers, then as an input of the operators with another spec.
-    * Between an operator and the ReLU that continues it (`GraphOpRecord.continues`), nothing is quantized; the
-      output spec of the operator applies to the ReLU's output.
+    * Nothing is quantized between an operator and the ReLU that continues it (`GraphOpRecord.continues`);
+      the output spec of the operator applies to the ReLU's output.
     * Inputs and outputs of an operator that moves values (`GraphOpRecord.moves_values`) share a quantizer.
       If they have no single static scale, they cannot, and the operator gets no quantizers.
 

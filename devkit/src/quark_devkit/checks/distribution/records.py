@@ -27,7 +27,7 @@ _BUILT_IN = {CORE, *BUILT_IN}
 
 @check("distribution")
 def points_at_what_there_is(subject: Subject) -> None:
-    """Every reference of every record leads to an object of the right kind, which agrees with the record."""
+    """Every reference of every record leads to an object of the right kind that agrees with the record."""
     complaints = [complaint for registry, claim in claims_of(subject) for complaint in _bad_references(registry, claim)]
     if complaints:
         more = f" (and {len(complaints) - 1} more)" if len(complaints) > 1 else ""
@@ -54,16 +54,18 @@ def _bad_references(registry: Registry[Any], claim: Registered) -> Iterator[str]
 
 @check("distribution")
 def claims_no_name_of_another(subject: Subject) -> None:
-    """No other third party claims one of its names, of its observers' or layers' classes, or of the
-    checkpoints that it reads."""
+    """No other third party claims its names, its observers' or layers' classes, or the checkpoints that it
+    reads.
+    """
     if subject.distribution not in _BUILT_IN:  # else it is the other one that has to give way
         _refuse_contested(subject, lambda distribution: distribution not in _BUILT_IN)
 
 
 @check("distribution")
 def replaces_a_built_in_only_by_saying_so(subject: Subject) -> None:
-    """A record with the name, the class or the checkpoints of a built-in record names the distribution of
-    that record in ``replaces``, and ``replaces`` names no distribution without a record of the same name."""
+    """A record that claims the name, class or checkpoints of a built-in record names its distribution in
+    ``replaces``, and only then.
+    """
     _refuse_contested(subject, lambda distribution: distribution in _BUILT_IN)
     installed = {source.distribution for source in subject.catalog.sources()}
     for registry, claim in claims_of(subject):
@@ -74,7 +76,7 @@ def replaces_a_built_in_only_by_saying_so(subject: Subject) -> None:
 
 
 def _refuse_contested(subject: Subject, counts: Callable[[str], bool]) -> None:
-    """Raise CheckFailedError for the first record that cannot be told from one of another distribution."""
+    """Raise CheckFailedError for the first record that collides with another distribution's."""
     for registry, claim in claims_of(subject):
         for other in registry.claims():
             owner = other.source.distribution
@@ -87,13 +89,13 @@ def _refuse_contested(subject: Subject, counts: Callable[[str], bool]) -> None:
 
 
 def _replaces(claim: Registered, other: Registered) -> bool:
-    """Return whether a claim says that it stands in for the other one."""
+    """Return whether a claim declares that it replaces the other claim."""
     replaced = claim.record.replaces
     return replaced is not None and normalized(replaced) == other.source.distribution and claim.record.name == other.record.name
 
 
 def _identities(record: Record) -> set[str]:
-    """Return the keys by which a record is found: two records of a kind may not share one."""
+    """Return the keys of a record, which must be unique within its kind."""
     found_by = {f"the name '{name}'" for name in (record.name, *record.aliases)}
     if isinstance(record, ObserverRecord):
         found_by.add(f"the class name '{record.class_name}'")
@@ -107,7 +109,7 @@ def _identities(record: Record) -> set[str]:
 
 @check("distribution")
 def describes_every_record(subject: Subject) -> None:
-    """Every record has a summary of one line, which listings show."""
+    """Every record has a one-line summary for listings."""
     for registry, claim in claims_of(subject):
         lines = claim.record.summary.strip().splitlines()
         what = f"the {registry.kind.name} '{claim.record.name}'"
@@ -116,7 +118,7 @@ def describes_every_record(subject: Subject) -> None:
 
 @check("distribution")
 def has_texts_that_a_terminal_can_show(subject: Subject) -> None:
-    """No text of a record holds control characters, which a terminal would obey."""
+    """No text of a record has control characters, which a terminal would execute."""
     for registry, claim in claims_of(subject):
         for field in attrs.fields(type(claim.record)):
             for text in _texts(getattr(claim.record, field.name)):

@@ -1,4 +1,4 @@
-"""Checks of `quark.numbers.NumberFormat.round_`: which value a number is rounded to."""
+"""Checks of `quark.numbers.NumberFormat.round_`: the value that a number is rounded to."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from quark_devkit.checks.format.cases import Case, all_values, cases, numbers, o
 from quark_devkit.random_states import random_states_kept
 
 _SLACK = 1e-6
-"""Relative error of float32 arithmetic on a distance, for bounds that are declared in decimal numbers."""
+"""Relative error of float32 arithmetic on a distance, for decimal bounds."""
 _PARTS = 16
 _CALLS = 300
-"""Far more than the other checks make, so that what counts its calls shows it."""
+"""Far more calls than in other checks, to reveal objects that count their calls."""
 
 
 def _rounded(case: Case, t: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ def _worst(t: Tensor, error: Tensor) -> str:
 
 @check("format", each=one_case)
 def rounds_in_place(case: Case) -> None:
-    """``round_`` returns the very tensor that it was given, float32 and of the same shape."""
+    """``round_`` returns its argument itself, in float32 and with the same shape."""
     t = numbers(case)
     shape, rounded = t.shape, case.format.round_(t)
     require(isinstance(rounded, Tensor), f"returns {rounded!r} from round_, not its argument")
@@ -44,8 +44,9 @@ def rounds_in_place(case: Case) -> None:
 
 @check("format", each=one_case)
 def rounds_the_same_each_time(case: Case) -> None:
-    """The same numbers are rounded to the same values each time, after many calls too, and no random state of
-    the process is changed."""
+    """The same numbers are rounded to the same values each time, also after many calls, and no random state
+    changes.
+    """
     t = numbers(case)
     few = t[:1]
     with random_states_kept():
@@ -57,7 +58,7 @@ def rounds_the_same_each_time(case: Case) -> None:
 
 @check("format", each=cases)
 def keeps_rounded_values(case: Case) -> None:
-    """Rounding is idempotent: a value that was rounded stays what it is."""
+    """Rounding is idempotent: rounded values do not change again."""
     once = _rounded(case, numbers(case))
     twice = _rounded(case, once)
     require(torch.equal(once, twice), f"rounds its own value {_worst(once, (twice - once).abs())} to a different value")
@@ -65,8 +66,9 @@ def keeps_rounded_values(case: Case) -> None:
 
 @check("format", each=one_case)
 def rounds_to_the_nearest_value(case: Case) -> None:
-    """Up to ``max_magnitude`` a number is rounded to the nearest value of all codes, or as near as the
-    record's ``error_bound``."""
+    """Up to ``max_magnitude``, a number is rounded to the nearest value, or within the record's
+    ``error_bound``.
+    """
     t, bound = numbers(case), case.error_bound
     error = (_rounded(case, t).double() - t.double()).abs()
     if bound is not None:
@@ -100,8 +102,9 @@ def rounds_in_order(case: Case) -> None:
 
 @check("format", each=cases)
 def saturates(case: Case) -> None:
-    """Numbers beyond the largest value, infinite ones too, are rounded to the largest value; likewise below
-    the smallest."""
+    """Numbers beyond the largest value, including infinity, are rounded to it; the same holds for the
+    smallest.
+    """
     assume(not case.quantizer.is_float, "the format casts, and a cast turns too large values into infinity")
     listed = all_values(case.format) if case.is_scale else None
     values = _rounded(case, numbers(case, beyond=8)) if listed is None else listed
@@ -127,7 +130,7 @@ def reaches_max_magnitude(case: Case) -> None:
 
 @check("format", each=one_case)
 def keeps_nan(case: Case) -> None:
-    """NaN stays NaN when it is rounded, under every rounding method that the format accepts."""
+    """NaN stays NaN under every rounding method that the format accepts."""
     if case.quantizer.is_float:
         return
     for _, number_format in _by_method(case, None, *RoundType):
@@ -140,7 +143,7 @@ def keeps_nan(case: Case) -> None:
 
 @check("format", each=cases)
 def makes_no_nan(case: Case) -> None:
-    """Finite numbers, zeros, subnormal and huge ones too, are rounded to finite values."""
+    """Finite numbers, including zero, subnormal and huge numbers, are rounded to finite values."""
     largest = case.max_magnitude if case.quantizer.is_float else 3.4e38
     hard = torch.tensor([0.0, -0.0, 1e-45, 1e-40, 2.0**-126, 1e-20, 1.0, largest])
     t = torch.cat([hard, hard if case.is_scale else -hard]).repeat(4).view(1, -1)
@@ -159,7 +162,7 @@ def rounds_zero_to_zero(case: Case) -> None:
 
 @check("format", each=one_case)
 def rounds_parts_in_threads(case: Case) -> None:
-    """Parts of a tensor, rounded in several threads at once, come out as the whole does."""
+    """Parts of a tensor, rounded in several threads, equal the rounded whole."""
     t = numbers(case)[:32].repeat(_PARTS, 1) * torch.linspace(0.1, 1, 32 * _PARTS)[torch.randperm(32 * _PARTS)][:, None]
     if case.is_scale:
         t = t.clamp(min=1e-3)
@@ -171,8 +174,9 @@ def rounds_parts_in_threads(case: Case) -> None:
 
 @check("format", each=one_case)
 def rounds_by_the_method_of_the_spec(case: Case) -> None:
-    """Under every ``round_method`` that it accepts, a number is rounded to a nearest value, once for all:
-    codes are found again from values."""
+    """Under every accepted ``round_method``, a number is rounded to a nearest value, and rounding twice
+    changes nothing.
+    """
     values = all_values(case.format)
     if values is None or case.quantizer.is_float or case.error_bound is not None:
         raise NotApplicableError("the format casts, or does not round to the nearest of a list of values")
@@ -189,7 +193,7 @@ def rounds_by_the_method_of_the_spec(case: Case) -> None:
 
 
 def _by_method(case: Case, *methods: Any) -> Iterator[tuple[Any, NumberFormat]]:
-    """Yield the rounding methods that the format accepts, each with the format that rounds by it."""
+    """Yield the accepted rounding methods, each with the format that uses it."""
     for method in methods:
         with suppress(QuarkError):
             canonical = canonicalize(case.example.spec.set(round_method=method))[0]
@@ -200,8 +204,9 @@ def _by_method(case: Case, *methods: Any) -> Iterator[tuple[Any, NumberFormat]]:
 
 @check("format", each=one_case)
 def splits_into_subscales_and_elements(case: Case) -> None:
-    """Where neighbours share bits, dividing an element by its subscale, rounding it by ``element_format`` and
-    multiplying by the subscale gives the value that the format rounds it to."""
+    """If neighbours share bits, rounding an element under its subscale with ``element_format`` gives the
+    format's value.
+    """
     assume(shares_bits(case.format), "no neighbours share bits")
     t = numbers(case)[torch.randperm(len(numbers(case)))].t().contiguous().view(-1, 64)
     subscales = case.format.subscales(t.clone())

@@ -32,7 +32,7 @@ def is_what_its_record_says(subject: Subject) -> None:
 
 @check("format")
 def serves_a_spec(subject: Subject) -> None:
-    """At least one spec of the format is accepted: a scheme's, or one of the usual granularities."""
+    """The format accepts at least one spec: a scheme's, or one of a usual granularity."""
     try:
         cases(subject)
     except NotApplicableError:
@@ -41,7 +41,7 @@ def serves_a_spec(subject: Subject) -> None:
 
 @check("format")
 def answers_odd_specs(subject: Subject) -> None:
-    """``spec_error`` gives None or a text for any spec of the format, and raises nothing."""
+    """``spec_error`` returns None or a text for any spec of the format, and never raises."""
     value = subject.load("format")
     for spec in (*odd_specs([subject.name]), *example_specs(subject.name)):
         answer = value.spec_error(spec)
@@ -50,8 +50,7 @@ def answers_odd_specs(subject: Subject) -> None:
 
 @check("format", each=weight_cases)
 def refuses_unknown_scales(case: Case) -> None:
-    """A scale format, and a way of choosing scales, that the format does not know is refused
-    and not ignored."""
+    """Unknown scale formats and unknown scale calculation modes are refused, not ignored."""
     assume(not case.quantizer.is_float, "the format casts, without scales")
     for field in ("scale_format", "scale_calculation_mode"):
         spec = case.spec.set(**{field: "no_such_thing"})
@@ -61,8 +60,7 @@ def refuses_unknown_scales(case: Case) -> None:
 
 @check("format")
 def canonicalizes_once(subject: Subject) -> None:
-    """``canonicalize`` changes nothing in a spec that it has returned, and does not change the spec that it
-    is given."""
+    """``canonicalize`` is idempotent and does not change its argument."""
     value = subject.load("format")
     for spec in example_specs(subject.name):
         before = spec.copied()

@@ -1,4 +1,4 @@
-"""Checks of whole tensors in a format: scales of any range, values that equal what is exported, hard data."""
+"""Checks of whole tensors in a format: scales of any range, values equal to the export, hard data."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _RANGES = {
     "a large range": (-1e4, 1e4),
 }
 _SLACK = 0.07
-"""Relative error of a scale in the coarsest format of scales, with three bits of mantissa."""
+"""Relative error of a scale in the coarsest scale format, with three mantissa bits."""
 _HUGE = {"a huge range": (-1e38, 1e38)}
 
 
@@ -40,8 +40,9 @@ def _data(seed: int = 0) -> Tensor:
 
 @check("format", each=scaled_cases)
 def gives_usable_scales(case: Case) -> None:
-    """``qparams`` gives finite positive scales of the shape of the ranges for ranges of any kind: empty,
-    one-sided, tiny, huge."""
+    """``qparams`` returns finite positive scales with the shape of the ranges, also for empty, one-sided,
+    tiny and huge ranges.
+    """
     is_wide = case.spec.scale_type in _WIDE and case.spec.scale_format in (None, "float32", "e8m0")
     for name, ends in {**_RANGES, **(_HUGE if is_wide else {})}.items():
         low, high = (torch.full((3, 5), end) for end in ends)
@@ -58,8 +59,9 @@ def gives_usable_scales(case: Case) -> None:
 
 @check("format", each=scaled_cases)
 def has_scales_that_fit_the_range(case: Case) -> None:
-    """``max_magnitude`` times the scale is the larger end of the range, within a factor of two for scales
-    that are powers of two."""
+    """``max_magnitude`` times the scale equals the larger end of the range, within a factor of two for
+    power-of-two scales.
+    """
     for low, high in ((-1.0, 2.0), (-3.0, 3.0), (-5.5, 0.5)):
         qparams = case.format.qparams(torch.full((4,), low), torch.full((4,), high), case.spec)
         wanted = (high - low) / 2 if qparams.zero_point is not None else max(-low, high)
@@ -87,8 +89,9 @@ def simulates_what_it_exports(case: Case) -> None:
 
 @check("format", since=2, each=weight_cases)
 def unpacks_by_parts(case: Case) -> None:
-    """A weight that stays packed has the rounded values, to the bit and each time: whole, by slices of its
-    rows, and of single rows."""
+    """A packed weight unpacks to the rounded values, to the bit and each time: whole, by slices of rows, and
+    by single rows.
+    """
     values, qparams = case.quantizer.round_to_nearest(_data())
     packing = FormatPacking(case.quantizer, "reorder", QuantLinear.as_stored)
     tensors = packing.pack(case.quantizer.codes_of(values, qparams), qparams)
@@ -102,8 +105,7 @@ def unpacks_by_parts(case: Case) -> None:
 
 @check("format")
 def knows_which_codes_survive(subject: Subject) -> None:
-    """Where ``spacing`` says that codes survive a cast of the values, codes of a tensor are the codes of its
-    rounded values."""
+    """If ``spacing`` says that codes survive a cast, the cast values have the same codes."""
     found = 0
     for case in weight_cases(subject):
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
@@ -119,8 +121,9 @@ def knows_which_codes_survive(subject: Subject) -> None:
 
 @check("format", level="advisory", each=weight_cases)
 def works_on_an_accelerator(case: Case) -> None:
-    """Values, codes and packed codes of a tensor on an accelerator, here a simulated one, lie on it and equal
-    the ones computed on a CPU, to the bit."""
+    """Values, codes and packed codes on a (simulated) accelerator stay there and equal the
+    CPU's, to the bit.
+    """
     with accelerator() as device:
         results = [_all_of(case, _data().to(place)) for place in (device.name, "cpu")]
         found, expected = ({name: x for name, x in result.items() if x is not None} for result in results)
@@ -133,7 +136,7 @@ def works_on_an_accelerator(case: Case) -> None:
 
 
 def _all_of(case: Case, x: Tensor) -> dict[str, Tensor | None]:
-    """Return all that is made of a weight, by name."""
+    """Return all results for a weight, by name."""
     values, qparams = case.quantizer.round_to_nearest(x)
     codes = case.quantizer.codes_of(values, qparams)
     packed = case.quantizer.pack(codes, qparams, order="reorder")
@@ -145,8 +148,9 @@ def _all_of(case: Case, x: Tensor) -> dict[str, Tensor | None]:
 
 @check("format", each=weight_cases)
 def serves_a_vector(case: Case) -> None:
-    """A bias, a tensor of one dimension, is quantized, exported and read back wherever the spec accepts its
-    shape."""
+    """A one-dimensional tensor, such as a bias, is quantized, exported and read back if the spec accepts its
+    shape.
+    """
     x = _data()[5]
     if case.quantizer.shape_error((64,)) is not None:
         return
@@ -158,8 +162,7 @@ def serves_a_vector(case: Case) -> None:
 
 @check("format", each=weight_cases)
 def does_not_change_the_tensor(case: Case) -> None:
-    """Quantizing a tensor, or finding its scales, does not change it, and does not depend on its memory
-    layout."""
+    """Quantization does not change the input tensor and does not depend on its memory layout."""
     x = _data()
     values, qparams = case.quantizer.round_to_nearest(x)
     case.quantizer.quantize(x, qparams)
@@ -171,8 +174,9 @@ def does_not_change_the_tensor(case: Case) -> None:
 
 @check("format")
 def serves_hard_tensors(subject: Subject) -> None:
-    """Zeros stay zeros; constants, outliers, subnormal and huge values give finite values no more than three
-    times as large."""
+    """Zeros stay zeros; constants, outliers, subnormal and huge values give finite values at most three times
+    as large.
+    """
     outlier = _data()
     outlier[7, 9] = 1e4
     hard = {
@@ -196,8 +200,7 @@ def serves_hard_tensors(subject: Subject) -> None:
 
 @check("format", each=weight_cases)
 def keeps_broken_values_visible(case: Case) -> None:
-    """A tensor with NaN or infinity is not rounded to finite values, and rows that share no scale with it are
-    rounded as without it."""
+    """NaN or infinity does not become finite and does not affect rows with other scales."""
     clean = case.quantizer.fake_quantize(_data())
     for bad in (torch.nan, torch.inf, -torch.inf):
         x = _data()
@@ -213,7 +216,7 @@ def keeps_broken_values_visible(case: Case) -> None:
 
 @check("format", each=weight_cases)
 def serves_empty_tensors(case: Case) -> None:
-    """A tensor without rows is quantized to one of the same shape."""
+    """A tensor without rows is quantized to a tensor of the same shape."""
     shape = (0, SHAPE[1])
     values = case.quantizer.fake_quantize(torch.zeros(shape))
     require(tuple(values.shape) == shape, f"rounds a tensor of shape {list(shape)} to shape {list(values.shape)}")
@@ -221,8 +224,7 @@ def serves_empty_tensors(case: Case) -> None:
 
 @check("format", needs="zero_point", level="optional")
 def has_zero_points(subject: Subject) -> None:
-    """Asymmetric specs have zero points, whole ones in int32, with which one-sided data have a smaller error
-    than without."""
+    """Asymmetric specs have zero points (integers in int32) that reduce the error of one-sided data."""
     asymmetric = [case for case in weight_cases(subject) if case.spec.symmetric is False]
     require(asymmetric, "declares the capability zero_point, but accepts no asymmetric spec")
     symmetric = {case.quantizer.granularity: case for case in weight_cases(subject) if case.spec.symmetric is not False}
@@ -241,7 +243,7 @@ def has_zero_points(subject: Subject) -> None:
 
 @check("format")
 def has_no_undeclared_zero_points(subject: Subject) -> None:
-    """A format without the capability ``zero_point`` gives none, whatever the spec."""
+    """A format without the capability ``zero_point`` never returns zero points."""
     assume(not subject.declares("zero_point"), "it declares the capability zero_point")
     for case in scaled_cases(subject):
         low, high = torch.full((4,), 0.3), torch.full((4,), 2.0)

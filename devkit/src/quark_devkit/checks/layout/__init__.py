@@ -33,21 +33,21 @@ from quark_devkit.whole_runs import contents, first_difference, require_same_fro
 PARTS = ("reading",)
 REFUSALS = (UnsupportedError, ConfigError)
 SHARD = 20_000
-"""Bytes of a shard that make several of the small model."""
+"""Bytes of a shard, small enough for several shards of the small model."""
 SIZES = (0, 100, 10_000)
-"""Sizes of files beyond which writing fails: nothing at all, in a header, in the middle."""
+"""File sizes at which writing fails: at once, in a header, in the middle."""
 
 
 @contextmanager
 def temporary() -> Iterator[Path]:
-    """Yield a directory that is there while the body runs."""
+    """Yield a directory that exists while the body runs."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         yield Path(name)
 
 
 @contextmanager
 def exported(subject: Subject, model: Any = None, options: ExportOptions | None = None) -> Iterator[Path]:
-    """Yield the directory of an export, with nothing beside it, which is there while the body runs.
+    """Yield the directory of an export, which exists while the body runs.
 
     Args:
         subject: The layout.
@@ -60,13 +60,13 @@ def exported(subject: Subject, model: Any = None, options: ExportOptions | None 
 
 
 def stored_exports(subject: Subject) -> Iterator[tuple[str, nn.Module, Path]]:
-    """Yield each scheme that the layout stores, one for each way in which codes and scales are kept.
+    """Yield schemes that the layout stores, one for each way to store codes and scales.
 
-    With each come the small model in that scheme, and the directory of its export, which is there until the
-    next one.
+    Each comes with the small model in that scheme and the directory of its export, which exists until the
+    next scheme.
 
     Raises:
-        CheckFailedError: It refuses all.
+        CheckFailedError: The layout refuses all schemes.
     """
     stored, reasons = 0, []
     for scheme in fitting_schemes():
@@ -101,10 +101,9 @@ def _first_stored(_of: Catalog, layout: str) -> str:
 
 @check("layout")
 def stores_or_refuses_every_scheme(subject: Subject) -> None:
-    """It stores at least one registered scheme, and refuses every other with a reason, before it writes a
-    file.
+    """It stores at least one registered scheme, and refuses all others with a reason before it writes a file.
 
-    Its method ``check`` refuses the same: a plan shows it.
+    Its method ``check`` refuses the same schemes, so that a plan shows it.
     """
     stored = 0
     for scheme in fitting_schemes():
@@ -130,8 +129,7 @@ def stores_or_refuses_every_scheme(subject: Subject) -> None:
 
 @check("layout")
 def writes_sound_files(subject: Subject) -> None:
-    """Safetensors files agree with their headers and their index, and hold each tensor once, also in several
-    shards."""
+    """Safetensors files match their headers and index, and hold each tensor once, also in several shards."""
     model = stored_model(subject)
     for size in (ExportOptions().max_shard_bytes, SHARD):
         with exported(subject, model, ExportOptions(max_shard_bytes=size)) as out:
@@ -143,7 +141,7 @@ def writes_sound_files(subject: Subject) -> None:
 
 @check("layout")
 def writes_the_same_twice(subject: Subject) -> None:
-    """Two exports of one model are the same, byte for byte."""
+    """Two exports of one model are equal, byte for byte."""
     model = stored_model(subject)
     with exported(subject, model) as one, exported(subject, model) as two:
         different = first_difference(contents(one), contents(two))
@@ -152,8 +150,7 @@ def writes_the_same_twice(subject: Subject) -> None:
 
 @check("layout")
 def leaves_nothing_after_a_failure(subject: Subject) -> None:
-    """Where a file cannot be written, whichever it is and wherever writing stops, the export raises and
-    leaves nothing behind."""
+    """If any file cannot be written, at any position, the export raises and leaves nothing behind."""
     model = stored_model(subject)
     with temporary() as parent, failing_open(parent, 1_000_000) as seen:
         export_with(subject.lookup_name, model, parent / "out")
@@ -179,7 +176,7 @@ def _nothing_left(parent: Path, raised: bool, when: str) -> None:
 
 @check("layout")
 def writes_in_its_directory_alone(subject: Subject) -> None:
-    """Every file that it writes lies in the directory that it is given."""
+    """It writes files only into the given directory."""
     model = stored_model(subject)
     with temporary() as parent:
         (parent / "out").mkdir()
@@ -192,7 +189,7 @@ def writes_in_its_directory_alone(subject: Subject) -> None:
 
 @check("layout")
 def leaves_the_model_as_it_is(subject: Subject) -> None:
-    """An export changes no tensor, module or hook of the model, and nothing of its configuration."""
+    """An export changes no tensor, module, hook or configuration of the model."""
     model = stored_model(subject)
     tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     parts, config, own = named_parts(model), model.config.to_dict(), model.quant_config.to_dict()
@@ -207,8 +204,9 @@ def leaves_the_model_as_it_is(subject: Subject) -> None:
 
 @check("layout")
 def declares_its_files(subject: Subject) -> None:
-    """``files`` of its record covers every file that it writes beside ``config.json``, safetensors files and
-    companions such as a tokenizer."""
+    """``files`` of its record covers all its files except ``config.json``, safetensors files and companions
+    such as a tokenizer.
+    """
     patterns = ("config.json", "model*.safetensors", "model.safetensors.index.json", *COMPANIONS, *subject.record.files)
     with exported(subject, options=ExportOptions(max_shard_bytes=SHARD)) as out:
         for file in contents(out):
@@ -219,8 +217,9 @@ def declares_its_files(subject: Subject) -> None:
 
 @check("layout")
 def declares_streaming(subject: Subject) -> None:
-    """It has the capabilities ``streaming`` and ``resumable`` if, and only if, its class says so by
-    ``streams`` and ``resumes``."""
+    """It declares the capabilities ``streaming`` and ``resumable`` exactly if its class sets ``streams`` and
+    ``resumes``.
+    """
     exporter = exporter_of(subject.lookup_name)
     for capability, attribute in (("streaming", "streams"), ("resumable", "resumes")):
         does, declares = bool(getattr(exporter, attribute)), subject.declares(capability)
@@ -230,8 +229,9 @@ def declares_streaming(subject: Subject) -> None:
 
 @check("layout")
 def writes_the_same_from_disk(subject: Subject) -> None:
-    """A checkpoint that is quantized from disk, block by block where it streams, has the bytes of an export
-    from memory, in shards too."""
+    """A checkpoint quantized from disk, block by block if it streams, equals an export from memory, byte for
+    byte, also in shards.
+    """
     scheme = first_stored(subject)
     for options in (None, ExportOptions(max_shard_bytes=SHARD)):
         require_same_from_disk(run_config(scheme), subject.lookup_name, options)
@@ -239,8 +239,9 @@ def writes_the_same_from_disk(subject: Subject) -> None:
 
 @check("layout")
 def announces_what_it_writes(subject: Subject) -> None:
-    """It announces exactly the tensors that it writes, and the sizes of the files follow from them, in shards
-    too."""
+    """It announces exactly the tensors that it writes, and the file sizes follow from them,
+    also in shards.
+    """
     exporter = exporter_of(subject.lookup_name)
     config = run_config(first_stored(subject))
     floats, model = small_model(), quantized(config)
@@ -263,8 +264,7 @@ def announces_what_it_writes(subject: Subject) -> None:
 
 @check("layout", since=2)
 def is_written_by_two_processes(subject: Subject) -> None:
-    """Where its class says that several processes can write to one export, that has the bytes of an export by
-    one."""
+    """With ``shares``, an export by several processes equals an export by one process, byte for byte."""
     exporter = exporter_of(subject.lookup_name)
     assume(exporter.shares, "it does not set shares = True: one process writes all blocks")
     model, options = stored_model(subject), ExportOptions()
@@ -286,8 +286,9 @@ def is_written_by_two_processes(subject: Subject) -> None:
 
 @check("layout", needs="resumable", level="optional")
 def resumes(subject: Subject) -> None:
-    """A run from disk that fails and is resumed writes the bytes of one that does not, and quantizes a
-    damaged block again."""
+    """A run from disk that fails and is resumed writes the same bytes as a complete run, and quantizes a
+    damaged block again.
+    """
     scheme = first_stored(subject)
     for options in (None, ExportOptions(max_shard_bytes=SHARD)):
         require_same_when_resumed(run_config(scheme), subject.lookup_name, options)
@@ -295,8 +296,7 @@ def resumes(subject: Subject) -> None:
 
 @check("layout")
 def refuses_unknown_options(subject: Subject) -> None:
-    """An option that it does not have is refused, by its class too, and the default of each own option is
-    accepted."""
+    """It refuses unknown options, and so does its class; it accepts the default of each option."""
     name, unknown = subject.lookup_name, "an_option_that_no_exporter_has"
     require(raises(ConfigError, export_options, name, {unknown: 1}), f"takes the option '{unknown}'")
     is_refused = raises((TypeError, ValueError, QuarkError), subject.load("exporter"), **{unknown: 1})

@@ -39,8 +39,9 @@ def _specs(built: Any) -> list[TensorSpec]:
 
 @check("scheme")
 def builds_a_configuration(subject: Subject) -> None:
-    """Called without arguments, its functions build a QLayerConfig that quantizes something, and a
-    QTensorConfig for parts of attention."""
+    """Without arguments, its functions build a QLayerConfig that quantizes something, and a QTensorConfig for
+    attention.
+    """
     for field, build in _builds(subject).items():
         built = build()
         wanted = QLayerConfig if field == "config" else QTensorConfig
@@ -50,8 +51,9 @@ def builds_a_configuration(subject: Subject) -> None:
 
 @check("scheme")
 def builds_it_afresh(subject: Subject) -> None:
-    """Each call builds an equal configuration of its own, after many calls too: what happens to one does not
-    reach the next."""
+    """Each call builds a new, equal configuration, also after many calls, so that changes to one do not
+    affect the next.
+    """
     for field, build in _builds(subject).items():
         first = build()
         for _ in range(_CALLS):
@@ -84,7 +86,7 @@ def imports_no_torch(subject: Subject) -> None:
 
 @check("scheme")
 def refuses_unknown_options(subject: Subject) -> None:
-    """An option that it does not have is refused, by name."""
+    """Unknown options are refused by name."""
     try:
         tiny_template().get_config(subject.lookup_name, scheme_options={_NO_OPTION: 1})
     except ConfigError as error:
@@ -97,8 +99,7 @@ def refuses_unknown_options(subject: Subject) -> None:
 
 @check("scheme")
 def lists_its_options(subject: Subject) -> None:
-    """Every option has a default; passing it by its default builds the configuration that leaving it out
-    builds."""
+    """Every option has a default, and passing the default equals leaving the option out."""
     options = subject.registry.options(subject.lookup_name)
     build = subject.load("config")
     for option in options:
@@ -112,15 +113,16 @@ def lists_its_options(subject: Subject) -> None:
 
 @check("scheme", since=2)
 def heeds_its_options(subject: Subject) -> None:
-    """Another value of each option builds another configuration, is refused, or is declared to change cost
-    alone."""
+    """Another value of each option builds a different configuration, is refused, or is declared to change
+    only cost.
+    """
     build = subject.load("config")
     require_effects(subject.registry.options(subject.lookup_name), lambda values: [build(**values)])
 
 
 @check("scheme")
 def comes_back_from_json(subject: Subject) -> None:
-    """The configurations survive JSON, by which a checkpoint holds them."""
+    """The configurations survive JSON, as checkpoints need."""
     for field, build in _builds(subject).items():
         built = build()
         back = type(built).from_dict(json.loads(json.dumps(built.to_dict())))
@@ -129,7 +131,7 @@ def comes_back_from_json(subject: Subject) -> None:
 
 @check("scheme")
 def describes_itself(subject: Subject) -> None:
-    """The record has a summary of one line, and names each client once."""
+    """The record has a one-line summary and names each client once."""
     record = subject.record
     require(record.summary.strip() and "\n" not in record.summary, f"has the summary {record.summary!r}, not one line")
     require(all(client.strip() for client in record.clients), "has a client without a name")

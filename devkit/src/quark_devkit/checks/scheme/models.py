@@ -33,8 +33,7 @@ from quark_tiny_model import calibration_batches, tiny_model, tiny_model_dir, ti
 
 _WIDTH = 128
 _SHARED_BITS = 0.6
-"""Bits for an element of a layer of the tiny model, 256 × 256, that scales of tensors and channels, and their
-zero points, may take.
+"""Bits per element of a 256 × 256 layer for scales and zero points of tensors and channels.
 """
 
 
@@ -45,7 +44,7 @@ class Finished:
     Attributes:
         model: The quantized model.
         logits: Its logits for `_tokens`.
-        path: Directory of the checkpoint, in a temporary one of its own that goes with this object.
+        path: Directory of the checkpoint, removed with this object.
     """
 
     model: nn.Module
@@ -104,8 +103,9 @@ def _loaded(path: Path) -> Any:
 
 @check("scheme")
 def quantizes_a_model(subject: Subject) -> None:
-    """The tiny model is quantized by it: every planned layer has that configuration, and logits are finite
-    and not the float model's."""
+    """In the tiny model, every planned layer gets its configuration, and logits are finite and differ from
+    the float model's.
+    """
     finished = _finished(subject)
     require(bool(finished.logits.isfinite().all()), "gives logits that are NaN or infinite")
     plan: Any = finished.model.quark_plan
@@ -117,7 +117,7 @@ def quantizes_a_model(subject: Subject) -> None:
 
 @check("scheme")
 def loads_to_the_same_logits(subject: Subject) -> None:
-    """An exported model, loaded again, gives the same logits to the bit."""
+    """An exported and loaded model gives the same logits, to the bit."""
     finished = _finished(subject)
     difference = float((_logits(_loaded(finished.path)) - finished.logits).abs().max())
     require(difference == 0, f"gives logits that differ by {difference:.3g} after export and loading")
@@ -125,8 +125,9 @@ def loads_to_the_same_logits(subject: Subject) -> None:
 
 @check("scheme", since=2)
 def computes_from_codes(subject: Subject) -> None:
-    """A float32 model whose weights stay as they are stored gives the logits of the unpacked one to the bit,
-    and again when it is asked again."""
+    """A float32 model with packed weights gives the same logits as the unpacked model, to the
+    bit, each time.
+    """
     packed = import_model_from_safetensors(tiny_model(), _finished(subject).path, device="cpu", packed=True)
     found = {"first": _logits(packed), "second": _logits(packed)}
     expected = _logits(unpack_model(packed))
@@ -137,8 +138,7 @@ def computes_from_codes(subject: Subject) -> None:
 
 @check("scheme")
 def streams_to_the_same_bytes(subject: Subject) -> None:
-    """Quantized from disk, block by block, the model becomes the checkpoint that an export from memory
-    writes, byte for byte."""
+    """A run from disk, block by block, writes the same checkpoint as an export from memory, byte for byte."""
     finished = _finished(subject)
     out = finished.path.with_name("streamed")
     shutil.rmtree(out, ignore_errors=True)
@@ -151,8 +151,9 @@ def streams_to_the_same_bytes(subject: Subject) -> None:
 
 @check("scheme")
 def stores_its_effective_bits(subject: Subject) -> None:
-    """A stored weight takes the bits for an element that listings say, but for scales of whole tensors and
-    channels."""
+    """A stored weight takes the bits per element that listings show, apart from scales of tensors and
+    channels.
+    """
     weight, formats = config_of(subject).weight, subject.catalog.formats
     said = effective_bits(weight, lambda name: float(formats.get(name).bits))
     if said is None:
@@ -190,8 +191,9 @@ def calibrates_static_activations(subject: Subject) -> None:
 
 @check("scheme")
 def serves_parts_of_attention(subject: Subject) -> None:
-    """A cache or attention in this scheme, where its record offers one, is quantized, exported and loaded to
-    the same logits."""
+    """If its record offers a KV cache or attention, it is quantized, exported and loaded with the same
+    logits.
+    """
     record = subject.record
     offered = {"kv_cache_scheme": record.kv_cache, "attention_scheme": record.attention}
     parts = [part for part, reference in offered.items() if reference is not None]
