@@ -37,7 +37,7 @@ def test_what_is_no_name_of_a_distribution_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["3com-quant", "class", "import", "Lambda"])
 def test_what_python_cannot_import_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="is no name in Python"):
+    with pytest.raises(ConfigError, match="not a valid name in Python"):
         Naming.of(name)
 
 

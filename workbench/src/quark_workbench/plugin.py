@@ -32,8 +32,7 @@ def quark_register_commands() -> Iterator[CommandRecord]:
     yield _command("plan", "Print the plan of `quark quantize MODEL` with these options: layers, sizes, memory, time, and errors.")
     yield _command(
         "evaluate",
-        "Print the perplexity of MODEL on a text. With --reference, also print the KL divergence, or the similarity of outputs for "
-        "embedders, classifiers and encoders. With --tasks, print scores in tasks.",
+        "Print the perplexity of MODEL, its KL divergence from a reference, or its scores in tasks.",
     )
     yield _command("report", "Write the report of the export OUT (quark_report.html and quark_report.json), and print its findings.")
     yield _command(

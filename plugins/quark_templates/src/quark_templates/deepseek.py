@@ -164,7 +164,7 @@ KIMI_K3 = attrs.evolve(
     ),
     fused=(GATE_UP, ("w1", "w3")),
     unsupported={
-        "rotation.r1": "its sublayers read mixtures of the outputs of earlier blocks",
+        "rotation.r1": "its sublayers read mixtures of earlier outputs, not one residual stream",
         "rotation.r2": "a gate scales single channels of the values",
     },
 )

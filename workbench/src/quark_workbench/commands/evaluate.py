@@ -170,10 +170,9 @@ def evaluate(
     trust_remote_code: TrustRemoteCode = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines: what happens, and the result on the last line.")] = False,
 ) -> None:
-    """Print the perplexity of MODEL on a text.
+    """Print the perplexity of MODEL, its KL divergence from a reference, or its scores in tasks.
 
-    With --reference, also print the KL divergence, or the similarity of outputs for embedders, classifiers
-    and encoders. With --tasks, print scores in tasks.
+    For embedders, classifiers and encoders, --reference compares the outputs.
     """
     # Torch and transformers are imported in functions, not above: `quark --help` does without them.
     started = time.perf_counter()

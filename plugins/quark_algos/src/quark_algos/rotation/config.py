@@ -215,7 +215,7 @@ class RotationConfig(AlgoConfig):
             return reason
         if a.attention_output_norm or a.mlp_output_norm:
             named = " and ".join(name for name in (a.attention_output_norm, a.mlp_output_norm) if name)
-            return f"the norms {named} scale single channels before the residual addition"
+            return f"the norms {named} scale single channels of the outputs added to the residual stream"
         if a.embedding_norm:
             return f"the norm {a.embedding_norm} scales single channels of the residual stream"
         if a.encoder_blocks:
