@@ -100,7 +100,7 @@ def others(subject: Subject, kind: str) -> Iterator[tuple[AlgorithmRecord, AlgoC
             continue
         try:
             yield record, settings_of(find_subject(subject.catalog, kind, record.name))
-        except QuarkError:  # it does not fit the small model, or is broken, which is not what is checked here
+        except QuarkError:  # other checks find algorithms that do not fit the small model or are broken
             continue
 
 

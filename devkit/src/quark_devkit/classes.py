@@ -90,13 +90,13 @@ def raise_for(result: Result) -> None:
         CheckFailedError: The check failed, or passed against expectation.
         unittest.SkipTest: The check is not applicable.
     """
-    __tracebackhide__ = True  # pytest: the message says it all
+    __tracebackhide__ = True  # pytest: the message is enough
     if result.is_failure:
         raise CheckFailedError(f"{result.subject}: {result.message}\nwanted: {result.check.sentence}\n{result.details}".rstrip())
     if result.outcome == "not applicable":
         raise unittest.SkipTest(result.message)
     if result.outcome == "expected":
-        import pytest  # these classes are run by pytest; importing this module must do without it
+        import pytest  # pytest runs these classes, but importing this module must not need pytest
 
         pytest.xfail(result.message)
     if result.outcome == "advised":

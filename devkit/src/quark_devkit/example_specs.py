@@ -139,7 +139,7 @@ def _accepted(spec: QTensorConfig) -> TensorQuantizer | None:
     try:
         quantizer = quantizer_for(spec, activation=False)
         return quantizer if quantizer.shape_error(SHAPE) is None else None
-    except Exception:  # of any kind: a plugin that breaks here is found by the checks of its own
+    except Exception:  # of any kind: the plugin's own checks find a failure here
         return None
 
 
@@ -157,7 +157,7 @@ def _specs_of_schemes(plugins: Catalog, revision: object) -> tuple[QTensorConfig
         try:
             layer = schemes().load_config(name)()
             written = [level for spec in (layer.weight, layer.input_tensors) for level in levels(spec) if not level.is_scale_quant]
-        except Exception:  # of any kind: a scheme that cannot be built is found by the checks of schemes
+        except Exception:  # of any kind: the checks of schemes find a scheme that cannot be built
             continue
         specs += (level.set(is_dynamic=False) if level.is_dynamic else level for level in written)
     return tuple(specs)

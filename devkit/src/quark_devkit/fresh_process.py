@@ -48,7 +48,7 @@ def in_fresh_process(work: Callable[..., T], *arguments: Any) -> T:
     sources = tuple(source for source in catalog().sources() if source.module)
     try:
         added = ForkingPickler.dumps(_added(catalog()))
-    except Exception as error:  # a plugin's objects are anybody's
+    except Exception as error:  # a plugin's objects may raise anything
         raise NotApplicableError(f"a plugin of the running program cannot be sent to another process ({error})") from None
     context = _context()
     with ProcessPoolExecutor(1, mp_context=context, initializer=_look_in, initargs=(_places(),)) as process:

@@ -118,7 +118,7 @@ def _outcome(subject: Subject, check: Check) -> tuple[str, str, str]:
         return failed, str(error), ""
     except QuarkError as error:
         return failed, f"raises {type(error).__name__}: {error}", ""
-    except (Exception, SystemExit) as error:  # whatever a plugin does must not end the report on it
+    except (Exception, SystemExit) as error:  # no error of a plugin may end its report
         return failed, f"raises {type(error).__name__}: {error}", traceback.format_exc()
     finally:
         random.setstate(python_state)

@@ -221,7 +221,7 @@ def fitting(shapes: Iterable[tuple[int, int]]) -> dict[str, QLayerConfig]:
                 quantizer = quantizer_for(config.weight, activation=False)
                 if all(quantizer.shape_error(shape) is None for shape in shapes):
                     found[name] = config
-        except (QuarkError, ValueError, TypeError):  # a broken scheme is not what is checked here
+        except (QuarkError, ValueError, TypeError):  # other checks find broken schemes
             continue
     return found
 

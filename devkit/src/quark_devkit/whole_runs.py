@@ -136,7 +136,7 @@ def require_same_by_two_ranks(config: QConfig) -> None:
         config: Config of the deterministic run.
     """
 
-    models = [small_model() for _ in range(3)]  # made here: what makes one is not for several threads
+    models = [small_model() for _ in range(3)]  # created here, since creation is not thread-safe
 
     def quantized_by(ranks: Ranks) -> dict[str, Any]:
         model = models.pop()

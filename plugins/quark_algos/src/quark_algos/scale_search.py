@@ -179,8 +179,8 @@ def _search_spanning(wt: Tensor, grid: WeightGrid, spans: Tensor, moments: Tenso
     for factor in stretched(grid):
         best.attempt(torch.full_like(best.factor, factor))
     factor, failures = 1.0, torch.zeros((), dtype=torch.int32, device=wt.device)
-    # Only where an answer costs no more than a search: elsewhere all factors are tried, and those after the
-    # end not taken.
+    # Only if reading the flag costs no more than a search: otherwise all factors are tried, and factors after
+    # the end are ignored.
     while factor > NARROWEST and not (wt.device.type == "cpu" and int(failures) >= PATIENCE):
         factor *= 1 - STEP
         better = best.attempt(torch.full_like(best.factor, factor), failures < PATIENCE)

@@ -44,7 +44,7 @@ def load(module: str, name: str) -> Any:
     if name == "__all__":
         return public_names(module)
     if (reference := NAMES.get(module, {}).get(name)) is not None:
-        from quark.base.lazy import LazyRef  # not above: `import quark` imports next to nothing
+        from quark.base.lazy import LazyRef  # not above, so that `import quark` stays fast
 
         value = LazyRef(reference).load()
     elif name.startswith("_"):
@@ -156,7 +156,7 @@ def find_spec(name: str) -> ModuleSpec | None:
                 refuse_incomplete(name)
             refuse_absent_module(name)
             return None
-    loader: Any = PublicModules()  # by protocol: importlib.abc would be imported for the name alone
+    loader: Any = PublicModules()  # by protocol, to avoid the import of importlib.abc
     return ModuleSpec(name, loader, is_package=name in _PACKAGES or name not in IN_EXAMPLES)
 
 

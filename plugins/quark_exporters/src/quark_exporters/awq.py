@@ -100,7 +100,7 @@ class AwqStorage:
     def _scales(self, scale: Tensor) -> Tensor:
         dtype = SCALE_TYPES[self.scale_type]
         finfo = torch.finfo(dtype)
-        # A scale that rounds to 0 would make its group 0: the smallest number is nearer to what it was.
+        # A scale that rounds to 0 would make its group 0: use the smallest number instead.
         stored = scale.clamp(min=finfo.smallest_normal * finfo.eps).to(dtype)
         if not stored.is_meta and bool(stored.isinf().any()):
             raise UnsupportedError(
@@ -205,7 +205,7 @@ class AwqReader(LinearReader):
             ConfigError: A value has the wrong type.
             UnsupportedError: The version cannot be read.
         """
-        # AutoAWQ's own files have other names for the same.
+        # AutoAWQ's own files use other names.
         bits, size = block.get("bits", block.get("w_bit", 4)), block.get("group_size", block.get("q_group_size", 128))
         version = str(block.get("version") or block.get("format") or "gemm").lower()
         has_zeros = block.get("zero_point") is not False

@@ -112,9 +112,9 @@ KIMI_K25 = attrs.evolve(
 
 # Blocks of Kimi's delta attention or of latent attention with a gate on its output. Each sublayer reads a
 # mixture of what earlier blocks gave, weighted by "…_res_proj". Routed experts work on fewer channels,
-# between two projections. Gates and what they multiply are saturated (SiTU), so that no scale passes an MLP.
-# AMD Quark's template quantizes attention, the dense MLP, shared and routed experts. The code comes with the
-# checkpoints: verified on a module skeleton, after their names and the implementations of runtimes.
+# between two projections. Gates and gated values are saturated (SiTU), so no scale passes an MLP. AMD Quark's
+# template quantizes attention, the dense MLP, shared and routed experts. The code comes with the checkpoints:
+# verified on a module skeleton, after their names and the implementations of runtimes.
 KIMI_K3 = attrs.evolve(
     DEEPSEEK_LIKE,
     model_type="kimi_k3",

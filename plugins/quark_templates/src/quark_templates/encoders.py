@@ -45,7 +45,7 @@ ROBERTA = attrs.evolve(
 )
 XLM_ROBERTA = attrs.evolve(ROBERTA, model_type="xlm-roberta")
 
-# Queries and keys are made of the relative positions as well, so that they are no input group.
+# Queries and keys also depend on relative positions, so they are not an input group.
 DEBERTA_V2 = attrs.evolve(
     BERT,
     model_type="deberta-v2",

@@ -71,8 +71,8 @@ GLM_MOE_DSA = attrs.evolve(
 )
 
 # Blocks of Kimi's delta attention or of sparse latent attention, whose indexer reads the normed input by a
-# matrix that is no layer. Gates and what they multiply are clamped, so that no scale passes an MLP. AMD
-# Quark's template quantizes shared and routed experts alone; layer 45 predicts several tokens.
+# matrix that is no layer. Gates and gated values are clamped, so no scale passes an MLP. AMD Quark's template
+# quantizes shared and routed experts alone; layer 45 predicts several tokens.
 GLM5_NEXT = attrs.evolve(
     SPARSE_DEEPSEEK_LIKE,
     **LANGUAGE_MODEL,

@@ -145,7 +145,7 @@ def _unloadable(catalog: Catalog, sources: list[Source]) -> list[str]:
     for module in sorted({module for _, record in _records(catalog, sources) for module in modules_of(record)}):
         try:
             __import__(module)
-        except (Exception, SystemExit) as error:  # the module is anybody's code
+        except (Exception, SystemExit) as error:  # third-party code may raise anything
             complaints.append(f"{module} ({type(error).__name__}: {error})")
     return complaints
 

@@ -48,7 +48,7 @@ def _bad_references(registry: Registry[Any], claim: Registered) -> Iterator[str]
     for what, load in loads.items():
         try:
             load()
-        except (Exception, SystemExit) as error:  # the module is anybody's code
+        except (Exception, SystemExit) as error:  # third-party code may raise anything
             yield f"{what} of '{record.name}' cannot be loaded ({type(error).__name__}: {error})"
 
 
@@ -57,7 +57,7 @@ def claims_no_name_of_another(subject: Subject) -> None:
     """No other third party claims its names, its observers' or layers' classes, or the checkpoints that it
     reads.
     """
-    if subject.distribution not in _BUILT_IN:  # else it is the other one that has to give way
+    if subject.distribution not in _BUILT_IN:  # otherwise the other distribution must change its name
         _refuse_contested(subject, lambda distribution: distribution not in _BUILT_IN)
 
 

@@ -194,7 +194,7 @@ def serves_hard_tensors(subject: Subject) -> None:
                 continue
             values = case.quantizer.fake_quantize(x)
             require(bool(values.isfinite().all()), f"rounds {name} to NaN or infinity ({case})")
-            most = 3 * float(x.abs().max()) + 1e-6  # scales may have a smallest value, which lifts tiny numbers so far
+            most = 3 * float(x.abs().max()) + 1e-6  # a smallest scale may increase tiny numbers this much
             require(float(values.abs().max()) <= most, f"rounds {name} to values up to {float(values.abs().max()):.3g} ({case})")
 
 

@@ -196,7 +196,7 @@ def is_deterministic(subject: Subject) -> None:
     passes = ((first, in_turn), (first, in_turn[::-1]), (first, in_turn[:1] * _CALLS), (processor_of(subject), in_turn))
     for case, rounding in ((case, rounding) for rounding, those in passes for case in those):
         layers = layers_of(case.config)
-        torch.rand(3)  # so that a global random state is another one each time
+        torch.rand(3)  # so that a global random state differs each time
         with random_states_kept():
             rounded(rounding, layers, held_out=inputs(1, 32), given=given)
         weights: list[Any] = [layer.weight for layer in layers.values()]

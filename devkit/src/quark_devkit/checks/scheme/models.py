@@ -179,7 +179,7 @@ def calibrates_static_activations(subject: Subject) -> None:
     finished = _finished(subject)
     name = _first_row(finished).name
     module: Any = finished.model.get_submodule(name).input_quantizer
-    # Nothing that is quantized lies before the first layer, so that its input is the float model's.
+    # No quantized layer precedes the first layer, so its input equals the float model's.
     observer, model = module.quantizer.observer(), tiny_model(torch.bfloat16)
     hook = model.get_submodule(name).register_forward_pre_hook(lambda _, args: observer.observe(args[0]))
     _logits(model)

@@ -96,7 +96,7 @@ def serves_hard_weights(subject: Subject) -> None:
 def rounds_weights(subject: Subject) -> None:
     """Rounding changes a normal weight, with a relative error above 0 and below 1."""
     error = _error_of_weights(_weight_quantizer(subject))
-    require(error > 1e-6, "does not round at all")  # what a division and a product leave in float32
+    require(error > 1e-6, "does not round at all")  # rounding error of a division and a product in float32
     require(error < 1, f"rounds a normal weight with a relative error of {error:.3g}: zeros would be as good")
 
 

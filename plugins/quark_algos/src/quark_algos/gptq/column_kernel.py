@@ -57,10 +57,10 @@ def _on_grid(t, factor, scale, zero, ROUND: tl.constexpr, P: tl.constexpr, BY_RE
 
 @triton.jit(do_not_specialize=["columns", "start", "first"])
 def _round_columns(
-    base_ptr,  # [columns, rows], as all tensors contiguous: what is to be rounded, but for the feedback inside of the block
-    weight_ptr,  # [columns, rows]: what errors are against
-    feedback_ptr,  # [columns, columns], row k: what the columns behind k take of its error
-    causal_ptr,  # [columns, columns], row k: what they take of its value t; or None
+    base_ptr,  # [columns, rows], contiguous like all tensors: values to round, without feedback inside the block
+    weight_ptr,  # [columns, rows]: the original weight
+    feedback_ptr,  # [columns, columns], row k: factors of column k's error for later columns
+    causal_ptr,  # [columns, columns], row k: factors of its value t; or None
     t_ptr,  # [columns, rows], written; with causal
     factor_ptr,  # scales or their inverses [groups, rows]
     scale_ptr,
@@ -111,7 +111,7 @@ def _round_columns(
         error = weight - q
         tl.store(q_ptr + channel * rows + row, q, mask=is_row)
         tl.store(e_ptr + k * rows + row, error, mask=is_row)
-        tile = _plus_outer_product(tile, feedback, error)  # columns up to k are done: what is added to them is never read
+        tile = _plus_outer_product(tile, feedback, error)  # columns up to k are done: additions to them are never read
         loss += (t - q) * (t - q) * tl.load(pivots_ptr + k)
     tl.store(loss_ptr + row, loss + tl.load(loss_ptr + row, mask=is_row, other=0.0), mask=is_row)
 

@@ -103,7 +103,7 @@ def corrected(
         if perm is not None:
             d = d.index_select(0, perm).index_select(1, perm)
         return wt, causal_matrix(d, factor, recipe.share), recipe.share
-    if OutputMoment in task.statistics:  # W (D + H), so that W D is what it has beyond W H
+    if OutputMoment in task.statistics:  # W (D + H), from which W H is subtracted to get W D
         of_errors = torch.addmm(task.statistic(OutputMoment).matrix().t(), hessian.matrix(), wt, beta=1, alpha=-1)
         step = solved(of_errors, factor, perm)
     else:

@@ -370,8 +370,8 @@ def _round_block(base: Tensor, part: Tensor, factor: Factor, rounded: Rounder, d
         round_block(rounder, base, part, factor, done, start)
         return
     q = torch.empty_like(base)
-    e.zero_()  # so that a product may include columns that are not rounded yet: views of those that are would cost more than it does
-    inside = a[start : start + len(part), start : start + len(part)].t().contiguous()  # [block, block], row k: what column k takes of e
+    e.zero_()  # zeros let the product include columns that are not rounded yet, which costs less than views of the others
+    inside = a[start : start + len(part), start : start + len(part)].t().contiguous()  # [block, block], row k: factors of e for column k
     columns = zip(base.unbind(0), part.unbind(0), q.unbind(0), e.unbind(0), strict=True)
     for first in range(0, len(part), FEW):
         few = slice(first, min(first + FEW, len(part)))

@@ -93,8 +93,7 @@ def _packed(layer: str, stored: Mapping[str, Tensor], arguments: Mapping[str, An
     groups = stored[scale].shape[-1] if stored[scale].ndim == 2 else 1
     size = arguments.get("group_size")
     size = size if isinstance(size, int) and size > 0 else None
-    # Of scales of whole rows the number of columns is that of the words, which the stored shape has to
-    # confirm.
+    # For row scales, the words give the number of columns, and the stored shape must confirm it.
     columns = codes.shape[1] * per_word if size is None else groups * size
     rows = codes.shape[0]
     if -(-columns // per_word) != codes.shape[1]:

@@ -117,11 +117,11 @@ class _Stream(BlockStream):
     def write(self, block: Block | None) -> None:
         """As `quark.checkpoint.BlockStream.write`."""
         if (region := next(self.regions, None)) is None:
-            return  # the model is one block, and nothing lies outside
+            return  # the model is one block
         for tensor in self.tensors.tensors(self.model, region):
             values = tensor.make().cpu().contiguous()
             self.writer.write_tensor_data(values.view(torch.uint8).numpy())
-            for file in self.writer.fout or ():  # of a small tensor that does not fit on the disk any more, numpy says nothing
+            for file in self.writer.fout or ():  # numpy raises no error if a small tensor does not fit on the disk
                 file.flush()
                 if os.fstat(file.fileno()).st_size < file.tell():
                     raise OSError(

@@ -50,8 +50,7 @@ def write_vocabulary(writer: GGUFWriter, directory: Path, size: int, pre: str | 
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     if kind == _SENTENCE_PIECE:
-        # SentencePiece numbers the pieces of a BPE model in the order of their merges, and that order is all
-        # that scores say.
+        # SentencePiece numbers the pieces of a BPE model in merge order, and scores contain only that order.
         writer.add_token_scores([-float(i) for i in range(len(tokens))])
     else:
         writer.add_tokenizer_pre(pre or _pre_of(tokenizer))

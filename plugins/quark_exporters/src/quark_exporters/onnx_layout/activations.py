@@ -61,8 +61,7 @@ def _static(ops: Ops, quantizer: SingleLevelQuantizer, x: ir.Value, qparams: QPa
     kind = native_type(number_format)
     if kind is not None and not (zero is not None and zero.is_floating_point()):
         where = {"axis": granularity.axis} if isinstance(granularity, PerChannel) else {}
-        # Written out even where they are all 0: without them, fusions of onnxruntime take codes for unsigned
-        # ones.
+        # Written even if all are 0: without them, onnxruntime's fusions treat codes as unsigned.
         zeros = torch.zeros_like(qparams.scale) if zero is None else zero
         zero_point = ops("Constant", value=as_tensor(zeros, kind)) if zero is not None or kind in INTEGERS else None
         return _native(ops, kind, x, ops.constant(qparams.scale.float()), zero_point, where)

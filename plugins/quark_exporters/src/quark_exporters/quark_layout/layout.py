@@ -68,7 +68,7 @@ class QuarkReader(LayoutReader):
         if has_static_scale(config.softmax_quant_spec) and not any(
             name.rpartition(".")[2].startswith(_OF_PROBABILITIES) for shard in check_shards(directory) for name in shard.tensors
         ):
-            # Such exports are made where the scales cannot be found, and say so in no other way.
+            # Nothing else marks such exports, whose scales could not be found.
             get_logger(__name__).warning(f"'{directory}' holds no scales of attention probabilities, so they stay float")
             return attrs.evolve(stored, config=attrs.evolve(config, softmax_quant_spec=None))
         return stored

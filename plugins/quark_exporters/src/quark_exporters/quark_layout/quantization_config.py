@@ -74,7 +74,7 @@ def quantization_config(content: CheckpointContent, options: ExportOptions) -> d
     }
     exact = attrs.evolve(
         bare,
-        # Of experts that stay fused the reader has to know that they are not to be told apart.
+        # The reader must know which experts stay fused.
         exclude=[*excluded, *routers(model, config, plan), *(f"{name}.*" for name in fused_mixtures(model)), *plan.carried_names],
         # Excluded layers whose outputs enter the cache are among them: vLLM looks for the group's names
         # there.
