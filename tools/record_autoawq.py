@@ -1,13 +1,13 @@
-"""Records golden files from AutoAWQ: a small checkpoint, and the logits of its dequantized weights.
+"""Record golden files from AutoAWQ: a small checkpoint, and the logits of its dequantized weights.
 
     python tools/record_autoawq.py SOURCES plugins/quark_exporters/tests/awq/golden
 
 ``SOURCES`` is the unpacked source distribution of AutoAWQ
 (``pip download --no-deps --no-binary :all: autoawq==0.2.9``): its rounding
 (``AwqQuantizer.pseudo_quantize_tensor``), its layer (``WQLinear_GEMM``), its configuration (``AwqConfig``)
-and ``dequantize_gemm`` run on a CPU, and the package as a whole does not import with present versions of
-transformers. Needs torch, transformers, tqdm and safetensors. ``MANIFEST.json`` has versions and hashes,
-which the tests hold the files to.
+and ``dequantize_gemm`` run on a CPU. The whole package does not import with current versions of transformers.
+The script needs torch, transformers, tqdm and safetensors. ``MANIFEST.json`` has versions and hashes, and the
+tests check the files against it.
 """
 
 from __future__ import annotations

@@ -20,14 +20,14 @@ from measuring import measured
 from torch import Tensor, nn
 
 ROUNDINGS = {"none": QuantizationModifier, "awq": QuantizationModifier, "gptq": GPTQModifier, "autoround": AutoRoundModifier}
-"""The modifier that chooses the codes, by the last of an algorithm's names; AWQ goes before it."""
+"""The modifier that chooses the codes, by the last name of a run's algorithms; AWQ runs before it."""
 WEIGHTS = {
     "int4_wo_64": {"num_bits": 4, "strategy": "group", "group_size": 64},
     "int3_wo_64": {"num_bits": 3, "strategy": "group", "group_size": 64},
     "int2_wo_64": {"num_bits": 2, "strategy": "group", "group_size": 64},
     "int4_wo_per_channel": {"num_bits": 4, "strategy": "channel"},
 }
-"""Integers, symmetric; other schemes are llm-compressor's own of that name."""
+"""Symmetric integers; other schemes have the same name in llm-compressor."""
 
 
 def scheme_of(name: str) -> QuantizationScheme:

@@ -1,4 +1,4 @@
-"""The command line in the documentation: its reference, from the typer program, and what it prints."""
+"""The command line in the documentation: the reference from the typer program, and printed output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["plan_of_the_tiny_model", "reference"]
 
 
 def reference() -> str:
-    """Return a section for each command: what it does, its arguments and its options."""
+    """Return a section for each command: description, arguments and options."""
     return "\n\n".join(_command(name, typer_command(name)) for name in [*LISTINGS, *commands().in_order()])
 
 
@@ -40,7 +40,7 @@ def _names(parameter: Any) -> str:
 
 
 def _prose(text: str) -> str:
-    """Return a help text as Markdown, in which only text in backticks is markup."""
+    """Return a help text as Markdown; only text in backticks is markup."""
     return re.sub(r"\\`(.+?)\\`", r"`\1`", cell(text))
 
 

@@ -12,7 +12,7 @@ __all__ = ["as_markdown", "hook"]
 
 
 def hook(name: str) -> str:
-    """Return the docstring of a hook, and its example: a block of code for each file.
+    """Return the docstring and the example of a hook, with a block of code for each file.
 
     Args:
         name: Name of the hook, such as ``"quark_register_formats"``; ``"all"`` for the rules of every hook.

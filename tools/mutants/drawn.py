@@ -1,4 +1,4 @@
-"""Breaks the code in ways that nobody chose: random changes, each run against the tests of its line.
+"""Break the code by random changes, and run the tests of each changed line.
 
     python -m tools.mutants.drawn                # 400 changes, over all packages; the score of each
     python -m tools.mutants.drawn --packages core/runs --count 60 --seed 1
@@ -9,12 +9,11 @@ distribution. Each has a share of the changes in proportion to its lines, and no
 seed draws the same changes, whatever other files become. ``--kind`` chooses changes of single operators or of
 behaviour (`behaviours.py`), whose kinds take turns.
 
-Which tests run a line is measured first, file by file, and kept in `.mutants/` until a test or what it runs
-changes. A change meets the tests of the mirrored file and then others that run its line, the quickest first.
-It is *noticed* if one fails or time is up; else it *survived*: its lines are written to
-`.mutants/survivors.diff`. A change that makes no difference to what the code is for is named in
-`equivalent.toml`, with the reason, and is not drawn again. The exit status is 0 if every package has the
-wanted score.
+First the program measures which tests run a line, file by file. It keeps the result in `.mutants/` until a
+test or its sources change. A change is tried on the tests of the mirrored file, then on other tests of its
+line, the quickest first. It is *noticed* if a test fails or time is up. Otherwise it *survived*, and its
+lines are written to `.mutants/survivors.diff`. `equivalent.toml` lists changes that make no difference, with
+the reason; they are not drawn again. The exit status is 0 if every package has the wanted score.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ NOTHING_RAN = {4, 5}  # statuses of pytest: a test has another name now, or ther
 
 @attrs.frozen
 class Result:
-    """The verdict on one drawn change: the test that failed, or an empty text."""
+    """The verdict on one drawn change: the failed test, or an empty text."""
 
     package: str
     mutation: Mutation
@@ -140,15 +139,15 @@ class Map:
 
     @classmethod
     def read(cls, cache: Path, files: Sequence[str]) -> Map:
-        """Returns the records that were measured."""
+        """Returns the measured records."""
         records = {file: read_record(record_path(cache, file)) for file in files}
         return cls({file: record for file, record in records.items() if record is not None})
 
     def tests_of(self, mutation: Mutation, tree: Path = ROOT) -> tuple[list[list[str]], float]:
-        """Returns the tests that meet a change, in two rounds, and the seconds of all.
+        """Returns the tests of a change in two rounds, and their seconds.
 
-        First those of the same folder that run its line; then all others of their files, and the quickest of
-        other folders. ``tree`` has the sources.
+        The first round has the tests of the same folder that run the line. The second has the other tests of
+        these files, and the quickest tests of other folders. ``tree`` has the sources.
         """
         near, whole, far = [], [], []
         ran_at_all = {line for record in self.records.values() for line in record.lines.get(mutation.file, ())}
@@ -188,7 +187,7 @@ def _is_in_a_function(mutation: Mutation, tree: Path) -> bool:
 
 
 def mirrors(test: str, source: str) -> bool:
-    """Returns whether a test file belongs to a source or a folder, by its name and its place."""
+    """Returns whether a test file mirrors a source or a folder, by its path."""
     if _distribution(test) != _distribution(source):
         return False
     path, name = Path(source), Path(test).stem.removeprefix("test_")
@@ -223,7 +222,7 @@ class _FirstFailure:
 
 
 def _run_tests(tree: Path, rounds: Sequence[Sequence[str]], output: Path) -> int:
-    """Runs the tests of a change, in a fork, round by round until one fails; writes its number."""
+    """Runs the tests of a change in a fork, round by round until one fails; writes its number."""
     forks.quiet(output.with_suffix(".log"))
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
@@ -302,21 +301,19 @@ def scores(results: Sequence[Result], of: Callable[[Result], str] = lambda resul
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m tools.mutants.drawn", description="break the code at random; say what the tests notice"
+        prog="python -m tools.mutants.drawn", description="break the code at random; say which changes the tests notice"
     )
     parser.add_argument("--count", type=int, default=400, help="changes over all packages (400); small packages have a few more")
     parser.add_argument("--seed", type=int, default=0, help="which of all changes are drawn (0)")
     parser.add_argument("--kind", choices=KINDS, default="operators", help="changes of operators, or of behaviour (operators)")
     parser.add_argument("--packages", nargs="*", default=(), metavar="NAME", help="only these packages, such as core/runs or quark_algos")
-    parser.add_argument(
-        "--at-once", type=int, default=os.cpu_count(), help="how many changes are tried at the same time (one for each core)"
-    )
-    parser.add_argument("--again", action="store_true", help="only the changes that the last run left, as far as the code is the same")
+    parser.add_argument("--at-once", type=int, default=os.cpu_count(), help="number of changes tried at the same time (one for each core)")
+    parser.add_argument("--again", action="store_true", help="only the survivors of the last run whose code is unchanged")
     parser.add_argument(
         "--tests", nargs="*", metavar="PATH", help="folders and files of tests to measure (those of every distribution, and tests/)"
     )
-    parser.add_argument("--keep-map", action="store_true", help="take the measured lines as they are, though tests have changed since")
-    parser.add_argument("--json", type=Path, help="where the results are written, each with its change")
+    parser.add_argument("--keep-map", action="store_true", help="use the measured lines even if tests have changed since")
+    parser.add_argument("--json", type=Path, help="file for the results, each with its change")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
         return _run(options, copy_of_the_tree(ROOT, Path(directory).resolve() / "pristine"))
@@ -331,7 +328,7 @@ def _run(options: argparse.Namespace, pristine: Path) -> int:
     changes_of = KINDS[options.kind]
     mutations = drawn(pristine, files, count=options.count, seed=options.seed, known=set(marks), changes_of=changes_of)
     for stale in stale_marks(pristine, set(marks)):
-        print(f"equivalent.toml names a change that there is no more: {stale}")
+        print(f"equivalent.toml names a change that no longer exists: {stale}. Remove its entry")
     if options.packages:
         mutations = {package: mutations[package] for package in options.packages}
     if options.again:
@@ -354,7 +351,7 @@ def _run(options: argparse.Namespace, pristine: Path) -> int:
 
 
 def test_files(tree: Path, paths: Sequence[str] | None) -> list[str]:
-    """Returns the test files under `paths`, or all that may run a source: not those of other programs."""
+    """Returns the test files under `paths`, or all that may run a source; tests of other programs do not."""
     distributions = sorted([*tree.glob("*/tests"), *tree.glob("plugins/*/tests")])
     roots = paths or [*(str(path.relative_to(tree)) for path in distributions), "tests"]
     found = [path for root in roots for path in ([tree / root] if (tree / root).is_file() else sorted((tree / root).rglob("test_*.py")))]

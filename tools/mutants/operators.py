@@ -1,4 +1,4 @@
-"""Single changes of Python code, a few characters each: another comparison, no statement, another return."""
+"""Single changes of Python code, such as another comparison, a removed statement, another return value."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Mutation:
     kind: str = "operator"
 
     def rank(self, seed: int) -> str:
-        """Returns a text that orders mutations at random, independent of other files and of earlier lines."""
+        """Returns a random sort key of a mutation, independent of other files and of earlier lines."""
         return hashlib.sha256(f"{seed} {self.file} {self.function} {self.old} {self.new}".encode()).hexdigest()
 
     def applied(self, source: str) -> str:
@@ -80,7 +80,7 @@ class Mutation:
 def mutations_of(file: str, source: str) -> list[Mutation]:
     """Returns all changes of a file, in its order.
 
-    Left out is what only types, messages and log texts are made of.
+    Types, messages and log texts are left out.
     """
     return sorted(set(Visitor(file, source).visit_body(ast.parse(source))))
 
@@ -99,7 +99,7 @@ class Visitor:
         self.arguments: list[list[str]] = []
 
     def offset(self, line: int, column: int) -> int:
-        """Returns the position in the source of a line and column of the parser."""
+        """Returns the position in the source for the parser's line and column."""
         return self.offsets[line - 1] + len(self.lines[line - 1][:column].decode())
 
     def span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:

@@ -34,10 +34,10 @@ def quark_register_commands() -> Iterator[CommandRecord]:
         "evaluate",
         "Print the perplexity of MODEL, its KL divergence from a reference, or its scores in tasks.",
     )
-    yield _command("report", "Write the report of the export OUT (quark_report.html and quark_report.json), and print its findings.")
+    yield _command("report", "Write the report of the export OUT (quark_report.html and .json), and print its findings.")
     yield _command(
         "inspect",
-        "Print whether a quantized checkpoint is complete, which runtimes load it and how, and why others do not.",
+        "Print whether a quantized checkpoint is complete, which runtimes load it, and why others do not.",
     )
 
 

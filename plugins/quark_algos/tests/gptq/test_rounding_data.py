@@ -109,7 +109,7 @@ def test_inputs_whose_moment_cannot_be_factored_leave_the_layer_rounded_to_neare
     model: Any = ModelQuantizer(config).quantize_model(nn.Sequential(copy.deepcopy(float_layer)), [torch.randn(100, 32)])
     plain: Any = ModelQuantizer(attrs.evolve(config, algo_config=None)).quantize_model(nn.Sequential(float_layer))
     assert torch.equal(model[0].weight, plain[0].weight)
-    assert "indefinite" in model.quark_report.layers["0"]["to_nearest_because"]
+    assert "positive definite" in model.quark_report.layers["0"]["to_nearest_because"]
     assert any("1 of 1 layers are rounded to nearest" in line for line in model.quark_report.lines())
 
 
