@@ -129,7 +129,7 @@ def test_a_function_is_replaced_by_one_that_returns_the_value() -> None:
         ("x=gptq:damp_percent", "has no value"),
         ("x=gptq:dampening=1", "none of gptq has dampening"),
         ("x=none:damp_percent=1", "none of no algorithms has damp_percent"),
-        ("x=gptq:quark_algos.gptq.config.NOTHING=1", "there is no quark_algos.gptq.config.NOTHING"),
+        ("x=gptq:quark_algos.gptq.config.NOTHING=1", "quark_algos.gptq.config.NOTHING does not exist"),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused(text: str, message: str) -> None:
@@ -291,5 +291,5 @@ def test_speech_is_made_of_a_text_or_refused(monkeypatch: pytest.MonkeyPatch) ->
         with pytest.raises(ValueError, match=r"takes longer to speak than a model's window of 30 s"):
             speech.spoken("good morning " * 60, "en")
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(ValueError, match="espeak-ng and sox, which is not installed"):
+    with pytest.raises(ValueError, match="espeak-ng and sox"):
         speech.spoken("good morning", "en")
