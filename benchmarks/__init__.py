@@ -1,6 +1,6 @@
 """Benchmarks: ratios to a floor measured in the same run.
 
-`make bench` runs those that need nothing but this repository.
+`make bench` runs the benchmarks that need only this repository.
 
 As in the ``quark`` program, OpenMP threads that wait for each other soon sleep, unless you set
 ``OMP_WAIT_POLICY``.

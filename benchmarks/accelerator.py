@@ -115,7 +115,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--shape", default="8b", choices=[*SHAPES, "tiny"])
-    parser.add_argument("--layers", type=int, default=None, help="decoder blocks; by default those of the shape")
+    parser.add_argument("--layers", type=int, default=None, help="number of decoder blocks; default: as in the shape")
     parser.add_argument("--samples", type=int, default=128)
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--runs", nargs="+", default=list(RUNS))

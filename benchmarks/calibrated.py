@@ -120,7 +120,7 @@ def _quantize(args: argparse.Namespace, algorithm: str, scheme: str, model: torc
 
 
 def _with_options(settings: Any, options: Mapping[str, Any]) -> Any:
-    """Return an algorithm's settings with those of the options that are its fields."""
+    """Return an algorithm's settings with the options that are its fields."""
     return attrs.evolve(settings, **{name: value for name, value in options.items() if hasattr(settings, name)})
 
 

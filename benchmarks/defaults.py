@@ -181,7 +181,7 @@ def _owner(name: str) -> tuple[Any, str]:
 
 
 def _like(name: str, value: Any) -> Any:
-    """Return the value, or a function that returns it if the name is that of a function."""
+    """Return the value, or a function that returns it if the name refers to a function."""
     owner, last = _owner(name)
     return (lambda *_, **__: value) if callable(getattr(owner, last)) else value
 

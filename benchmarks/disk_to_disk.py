@@ -8,9 +8,9 @@ The program writes the models and removes them.
     benchmarks.disk_to_disk evaluate [--shape 1b] [--scheme mxfp4_weight_only]
 
 ``layers``: the peak resident memory of GPTQ on SmolLM2's shape may grow by less than 10 % when the number of
-layers is multiplied by 4. ``copy``: the throughput of quantization is at least 0.5 of that of loading and
-saving the same shards by safetensors, in alternation. Two more lines wait until the disk has all bytes, as a
-run does: a copy, and for each scheme the loading and saving of the finished shards ("shards of …"). No
+layers is multiplied by 4. ``copy``: the throughput of quantization is at least half the throughput of loading
+and saving the same shards by safetensors, in alternation. Two more lines wait until the disk has all bytes,
+as a run does: a copy, and for each scheme the loading and saving of the finished shards ("shards of …"). No
 program takes less. ``large``: an 8B model, 16 GB, is quantized under 4 GiB; a copy through safetensors would
 hold a shard of 5 GB at a time. ``evaluate``: peak memory of comparing a quantized checkpoint with its float
 one, with both models in memory and block by block (no bar).

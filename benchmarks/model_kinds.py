@@ -59,7 +59,7 @@ class ModelKind(ABC):
     def batches(self, text: str, half: int, count: int, length: int) -> list[Batch]:
         """Return arguments of the model for sequences of one half of a text, one sequence each.
 
-        ``half``, ``count`` and ``length`` are those of `benchmarks.texts.windows`.
+        ``half``, ``count`` and ``length`` are as in `benchmarks.texts.windows`.
         """
         return [self.batch(row, text) for row in windows(self.tokenizer, self.folder / f"{text}.txt", half, count, length)]
 

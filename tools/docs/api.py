@@ -93,7 +93,7 @@ def _value(package: str, name: str) -> object:
 
 
 def _key(package: str, name: str) -> object:
-    """Return a key: all names of one class or function share it, and other values have one for each name."""
+    """Return a key: the same for all names of a class or function, otherwise one for each name."""
     value = _value(package, name)
     return id(value) if inspect.isclass(value) or inspect.isfunction(value) else (package, name)
 

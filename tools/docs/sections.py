@@ -1,4 +1,4 @@
-"""Sections of the repository's documents, for the pages that show them: each text has one file."""
+"""Copy sections of the repository's documents into pages, so that each text is in one file."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def write(name: str, result: Result) -> None:
 
 
 def lowest(requirement: str) -> str:
-    """Return the lowest version of a package that quark-core allows: of ``"torch"``, ``"2.8"``."""
+    """Return the lowest version of a package that quark-core allows, such as ``"2.8"`` for ``"torch"``."""
     project = tomllib.loads((ROOT / "core/pyproject.toml").read_text(encoding="utf-8"))["project"]
     (text,) = (text for text in project["dependencies"] if re.match(rf"{requirement}\b", text))
     match = re.search(r">=([\d.]+)", text)

@@ -2,7 +2,7 @@
 
     python -m tools.mutants.drawn                # 400 changes, over all packages; the score of each
     python -m tools.mutants.drawn --packages core/runs --count 60 --seed 1
-    python -m tools.mutants.drawn --again        # only those that the last run left
+    python -m tools.mutants.drawn --again        # only the last run's survivors
 
 A package is a folder directly under the sources of the core (its loose modules are one more), or a plugin
 distribution. Each has a share of the changes in proportion to its lines, and no less than a few. The same
@@ -310,7 +310,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--at-once", type=int, default=os.cpu_count(), help="number of changes tried at the same time (one for each core)")
     parser.add_argument("--again", action="store_true", help="only the survivors of the last run whose code is unchanged")
     parser.add_argument(
-        "--tests", nargs="*", metavar="PATH", help="folders and files of tests to measure (those of every distribution, and tests/)"
+        "--tests", nargs="*", metavar="PATH", help="folders and files of tests to measure (default: every distribution's, and tests/)"
     )
     parser.add_argument("--keep-map", action="store_true", help="use the measured lines even if tests have changed since")
     parser.add_argument("--json", type=Path, help="file for the results, each with its change")

@@ -69,7 +69,7 @@ def examples(dtypes: Iterable[str], observer_cls: str | None = None) -> tuple[Ex
 
     Args:
         dtypes: Names of number formats.
-        observer_cls: Class name of the observer; None for that of the format.
+        observer_cls: Class name of the observer; None for the format's observer.
     """
     return _examples(tuple(dtypes), observer_cls, *_state())
 

@@ -23,7 +23,7 @@ def lines_of(results: Iterable[Result], *, verbose: bool = False) -> list[str]:
     Checks with the same failure message share a line.
 
     Args:
-        results: The results; those of one subject follow one another.
+        results: The results, ordered by subject.
         verbose: Whether checks that passed, or are not applicable, have lines too.
     """
     by_subject: dict[str, list[Result]] = {}

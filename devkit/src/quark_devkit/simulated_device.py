@@ -10,7 +10,7 @@ autograd and autocast included. It imitates the problems of a GPU:
 - division by a host number is multiplication by its reciprocal, as in CUDA, so the last bit may differ;
 - the bytes of live tensors, and their peak, are counted.
 
-Otherwise results equal those of the CPU bit for bit where the code computes the same. What is not simulated:
+Otherwise results equal the CPU's results bit for bit if the code computes the same. What is not simulated:
 streams, memory inside of an operator, the other kernels of a GPU and the order of their sums. torch keeps the
 device until the process ends; importing this module makes none.
 """
@@ -53,7 +53,7 @@ class SimulatedDevice:
     Attributes:
         name: Name of the device for ``tensor.to`` and ``device=``.
         waits: The waits, in order.
-        bytes: Bytes of the tensors that are alive, also of those that were there before.
+        bytes: Bytes of the live tensors, also of earlier ones.
         peak: The largest value of `bytes`.
     """
 
@@ -134,7 +134,7 @@ class SimulatedTensor(Tensor):
         return _dispatched(func, args, kwargs or {})
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        """Return the values, and where they are."""
+        """Return the values and their place."""
         return f"SimulatedTensor({self.inside!r})"
 
     def __format__(self, spec: str) -> str:
@@ -274,7 +274,7 @@ def _empty_strided(size: Sequence[int], stride: Sequence[int], *, dtype: Any = N
 
 
 def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
-    """Copy in `torch.tensor`, where torch calls no tensor dispatcher."""
+    """Copy in `torch.tensor`, which calls no tensor dispatcher."""
     return _dispatched(torch.ops.aten.copy_.default, (target, source, non_blocking), {})
 
 

@@ -120,10 +120,10 @@ def saved(directory: Path, dtype: torch.dtype = torch.bfloat16) -> Path:
 
 
 def coarse_scheme() -> str:
-    """Return the name of the scheme with the fewest bits, of weights alone, that fits the small model.
+    """Return the name of the weight-only scheme with the fewest bits that fits the small model.
 
     Raises:
-        NotApplicableError: There is none.
+        NotApplicableError: There is no such scheme.
     """
     return _coarsest(_SHAPES, "a model with 64 channels")
 
@@ -149,12 +149,12 @@ def fitting_schemes() -> list[str]:
 
 
 def run_config_of(facts: Architecture) -> QConfig:
-    """Return a configuration in the coarsest scheme of weights alone that fits 32 input channels.
+    """Return a configuration in the coarsest weight-only scheme that fits 32 input channels.
 
     All layers are quantized except the family's exclusions.
 
     Raises:
-        NotApplicableError: There is none.
+        NotApplicableError: There is no such scheme.
     """
     name = _coarsest((*_SHAPES, (8, 32)), "layers with 32 input channels")
     return QConfig(global_quant_config=schemes().load_config(name)(), exclude=facts.with_modules(facts.exclude_layers_name))
@@ -204,7 +204,7 @@ def _bits(config: QLayerConfig) -> float:
 
 
 def _coarsest(shapes: Iterable[tuple[int, int]], wanted: str) -> str:
-    """Return the scheme with the fewest bits, of weights alone, that fits these shapes."""
+    """Return the weight-only scheme with the fewest bits that fits these shapes."""
     of_weights = {name: config for name, config in fitting(shapes).items() if config.input_tensors is None}
     found = [(_bits(config), name) for name, config in of_weights.items() if len(levels(config.weight)) == 1]
     assume(found, f"no registered scheme quantizes weights alone and fits {wanted}")

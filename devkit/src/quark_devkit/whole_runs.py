@@ -71,7 +71,7 @@ def readable_layout() -> str:
     Preferably it can be resumed, keeps all values, and its checkpoints can be sources of runs.
 
     Raises:
-        NotApplicableError: There is none.
+        NotApplicableError: There is no such scheme.
     """
     found = [record for record in exporters() if record.reader is not None and "streaming" in record.capabilities]
     assume(found, "no registered checkpoint layout streams and is read back: install quark-exporters")

@@ -98,7 +98,11 @@ def test_a_group_size_that_a_scheme_does_not_have_is_refused(scheme: str, size: 
         (["--params_load"], ConfigError, "--params_load reads two files: give --json_path and --safetensors_path"),
         (["--evaluation_dataset", "wikitext_gpt_oss_20b"], UnsupportedError, "quark evaluate --text"),
         (["--custom_mode", "nowhere"], UnsupportedError, "needs an exporter of that name"),
-        (["--file2file_quantization", "--model_export", "gguf"], ConfigError, "--file2file_quantization writes only --model_export hf_format"),
+        (
+            ["--file2file_quantization", "--model_export", "gguf"],
+            ConfigError,
+            "--file2file_quantization writes only --model_export hf_format",
+        ),
         (["--quant_flow", "file2file", "--model_export", "gguf"], ConfigError, "--model_export hf_format"),
         (["--quant_flow", "per_block", "--file2file_quantization"], ConfigError, "contradicts --quant_flow per_block"),
         (["--quant_algo", "awq,smoothquant"], ConfigError, "'awq' and 'smoothquant' .* have the same role"),

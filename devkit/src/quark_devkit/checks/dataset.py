@@ -24,7 +24,7 @@ _DAMAGED = bytes(range(256)) * 16
 
 
 def _read(subject: Subject, *path: Path) -> list[Any]:
-    """The first samples, of a file where the source reads files."""
+    """The first samples; from a file if the source reads files."""
     samples = subject.load("samples")
     try:
         return list(islice(samples(path=path[0]) if path else samples(), _MOST))

@@ -1,4 +1,4 @@
-"""Checks of observers: ranges of data, alone and merged, and options."""
+"""Checks of observers: ranges of single and merged data, and options."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--revision", help="revision of a model of the Hub")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cuda is the CPU on a machine without CUDA")
     parser.add_argument("--multi_gpu", nargs="?", const="auto", choices=["auto", "balanced"], help="one device is used")
-    parser.add_argument("--multi_device", action="store_true", help="likewise; on several devices: torchrun -m quark quantize")
+    parser.add_argument("--multi_device", action="store_true", help="one device is used; for several, run torchrun -m quark quantize")
     parser.add_argument("--model_attn_implementation", default="eager", choices=["eager", "sdpa", "flash_attention_2"])
     code = parser.add_mutually_exclusive_group()
     code.add_argument("--trust_remote_code", action="store_true", default=True, help="without effect: code from a checkpoint is never run")
@@ -156,7 +156,7 @@ def _add_quantization(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_export(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model_reload", action="store_true", help="load an exported model in place of quantizing one")
+    parser.add_argument("--model_reload", action="store_true", help="load an exported model instead of quantizing one")
     parser.add_argument("--import_model_dir", help="directory of that export; by default --model_dir")
     parser.add_argument("--params_load", action="store_true", help="load the files of --params_save, and do not quantize")
     parser.add_argument("--json_path", help="its configuration")

@@ -71,7 +71,7 @@ def get_calib_dataloader(
 
 
 def calibration_data(name: str, tokenizer: Any, batch_size: int, count: int, length: int) -> list[Any]:
-    """Return the batches of `get_calib_dataloader` on the CPU; errors as there."""
+    """Return the batches of `get_calib_dataloader` on the CPU; it raises the same errors."""
     if name == "ScienceQA":
         raise UnsupportedError("ScienceQA has images, and quark calibrates on text: use another data set, or your own batches")
     source, choices = DATASETS.get(name, (name, {}))

@@ -93,7 +93,7 @@ class ModelExporter:
             input_names: Names of the inputs, in order; empty for the configuration's, or those of the model's
                 forward.
             output_names: Names of the outputs, in order; empty as for ``input_names``.
-            verbose: Whether torch prints what it does.
+            verbose: Whether torch prints its progress.
             opset_version: Version of ONNX's operators; None for the configuration's, or the exporter's
                 default.
             do_constant_folding: Part of AMD Quark's public API; without effect: constants are always folded.

@@ -46,7 +46,7 @@ class ScaleBlocks:
     Attributes:
         grid: Shape of the scales, ``[…, O', I']``; leading axes equal the tensor's, or are missing.
         rows: Rows that share a scale; the last block may have fewer.
-        columns: Columns that share a scale, likewise.
+        columns: Columns that share a scale; the last block may have fewer.
     """
 
     grid: tuple[int, ...]

@@ -172,7 +172,7 @@ def module_of(node: fx.Node) -> tuple[str, str]:
 
 
 def tensors_in(value: Any) -> Iterator[fx.Node]:
-    """Yield the nodes in an argument, which may be a list of them."""
+    """Yield the nodes in an argument, which may be a list."""
     if isinstance(value, fx.Node):
         yield value
     elif isinstance(value, list | tuple):

@@ -56,7 +56,7 @@ OBSERVERS: tuple[ObserverRecord, ...] = (
     _observer(
         "per_tensor_histogram",
         "histogram_ranges:PerTensorHistogramObserver",
-        "the range with the least squared error among those that hold given percentages of the values",
+        "the range with the least squared error among ranges that hold given percentages of the values",
     ),
     _observer(
         "per_tensor_histogram_pro",

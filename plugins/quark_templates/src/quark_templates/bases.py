@@ -37,7 +37,7 @@ LLAMA_LIKE = Architecture(
     exclude_layers_name="lm_head",
     fused=(QKV, GATE_UP),
 )
-"""RMSNorm, attention and a gated MLP, each projection a layer of its own: Llama and most families since."""
+"""RMSNorm, attention and a gated MLP, with one layer per projection: Llama and most later families."""
 
 UNGATED = attrs.evolve(LLAMA_LIKE, mlp_inputs="mlp.up_proj", mlp_value=None, fused=(QKV,))
 """Llama's attention before an MLP of two projections. Its activation is not a plain ReLU, so no scale is

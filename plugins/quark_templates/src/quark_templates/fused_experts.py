@@ -52,7 +52,7 @@ def stacked_experts(module: nn.Module, names: Sequence[str]) -> ExpertParts | No
 
 
 def _activation(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
-    """Return the activation function of the module, or of the one that holds its matrices."""
+    """Return the activation function of the module, or of the module with its matrices."""
     functions = (getattr(m, name) for m in module.modules() for name in _ACTIVATIONS if hasattr(m, name))
     return next(functions, None)
 

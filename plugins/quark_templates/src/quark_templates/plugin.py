@@ -102,7 +102,7 @@ REMOTE_CODE = _records(
 """Families whose code comes with their checkpoints, checked on module skeletons."""
 
 CONVOLUTIONAL = _records(("lfm2", "LFM2", "quark_templates.llama:LFM2"))
-"""Families some of whose blocks have a convolution instead of attention."""
+"""Families with a convolution instead of attention in some blocks."""
 
 MULTIMODAL = _records(
     ("gemma3", "Gemma 3 with its vision tower", "quark_templates.gemma:GEMMA3"),

@@ -1,4 +1,4 @@
-"""A plugin of vLLM that serves checkpoints of every scheme, also those that vLLM itself does not load."""
+"""A plugin of vLLM that serves checkpoints of every scheme, also if vLLM itself does not load them."""
 
 from __future__ import annotations
 

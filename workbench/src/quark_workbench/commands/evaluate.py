@@ -92,7 +92,7 @@ class TextChoices:
 class TaskChoices:
     """Command-line options for evaluation tasks and the backend."""
 
-    tasks: Annotated[str | None, typer.Option(help="Tasks of lm-evaluation-harness, separated by commas, in place of a text.")] = None
+    tasks: Annotated[str | None, typer.Option(help="Tasks of lm-evaluation-harness, separated by commas, instead of a text.")] = None
     task_path: Annotated[Path | None, typer.Option(help="Directory of task files of your own.")] = None
     num_fewshot: Annotated[int | None, typer.Option(help="Examples in the context of each question; the default is each task's.")] = None
     batch_size: Annotated[str, typer.Option(help="Questions at a time, or auto.")] = "1"

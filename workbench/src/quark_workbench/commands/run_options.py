@@ -203,7 +203,7 @@ class WritingChoices:
     no_report: Annotated[bool, typer.Option("--no-report", help="Write no report.")] = False
 
     def arguments(self, started: float, selection: SelectionResult | None) -> dict[str, Any]:
-        """Return these arguments of `quark.runs.quantize_checkpoint`.
+        """Return the arguments of `quark.runs.quantize_checkpoint` that these options set.
 
         Args:
             started: When the program began (`time.perf_counter`).

@@ -38,7 +38,7 @@ class Comparison:
         probability_shift_rms: Root of the mean square of that difference.
         perplexity: Perplexity of the model.
         reference_perplexity: Perplexity of the reference.
-        perplexity_ratio: Quotient of the two. Its standard error is that of paired differences, so it is far
+        perplexity_ratio: Quotient of the two. Its standard error comes from paired differences, so it is far
             smaller than the other two.
         tokens: The number of compared predictions.
         metrics: Means of registered metrics, by name.

@@ -22,7 +22,7 @@ _IDS = "input_ids"
 
 @attrs.frozen
 class OutputSimilarity:
-    """Similarity of one output of a model to that of its reference.
+    """Similarity of one output of a model to the reference's output.
 
     Attributes:
         cosine: Mean cosine between the vectors of both models, such as the hidden state of each token; at
@@ -47,7 +47,7 @@ def gives_next_tokens(model: nn.Module) -> bool:
 
 @torch.no_grad()
 def compare_outputs(model: nn.Module, reference: nn.Module, batches: Iterable[Windows]) -> dict[str, OutputSimilarity]:
-    """Return the similarity of each output of a model to that of its reference, by name.
+    """Return the similarity of each output of a model to the reference's output, by name.
 
     Args:
         model: A model that takes token ids; the decoder of an encoder-decoder model gets the same ids.

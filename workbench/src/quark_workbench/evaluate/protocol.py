@@ -1,4 +1,4 @@
-"""Protocols of perplexity: how a text is cut into windows, where BOS tokens go, and which tokens are scored.
+"""Protocols of perplexity: how to cut a text into windows, place BOS tokens, and choose the scored tokens.
 
 You cannot compare perplexities of different protocols: for one model and text they differ by tens of percent.
 """
@@ -80,7 +80,7 @@ _PROTOCOLS = (
         bos="each",
         bos_replaces=True,
         score_from=0.5,
-        about="llama-perplexity: windows of 512, BOS in place of the first token; the second half of each is scored",
+        about="llama-perplexity: windows of 512, BOS instead of the first token; the second half of each is scored",
     ),
     Protocol(
         name="lm-eval", is_rolling=True, about="lm-evaluation-harness: every token is scored once, in rolling windows; perplexity per word"

@@ -28,7 +28,7 @@ class Candidate:
 
     Attributes:
         name: Name of the scheme, or `FLOAT`.
-        config: Layer configuration of the scheme; that of `FLOAT` quantizes nothing.
+        config: Layer configuration of the scheme; `FLOAT` quantizes nothing.
         clients: Programs that load the scheme, from its record; every program loads a float layer.
     """
 

@@ -1,4 +1,4 @@
-"""Estimate: what a run writes and needs, from its plan and the shapes of its model."""
+"""Estimate: the output, memory and time of a run, from its plan and the shapes of its model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PlannedRun: what a run on a checkpoint would write and need, and every reason why it would fail.
+"""PlannedRun: the output and needs of a run on a checkpoint, and every reason why it would fail.
 
 No weight is read; `planned_lines` is its text.
 """

@@ -88,7 +88,7 @@ def report_schema() -> dict[str, Any]:
 
 
 def violations(value: Any, schema: Mapping[str, Any] | None = None, path: str = "report") -> Iterator[str]:
-    """Yield how a value differs from a schema, by default that of a report.
+    """Yield the differences of a value from a schema, by default the report's schema.
 
     Args:
         value: Any JSON value.

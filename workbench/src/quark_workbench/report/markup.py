@@ -59,7 +59,7 @@ def dot(x: float, y: float, radius: float, class_: str, hint: str = "") -> Marku
 
 
 def numbered(count: int, x_of: Callable[[int], float], y: float) -> list[Markup]:
-    """Return the numbers of places below a plot, at most about 32 of them."""
+    """Return the numbers of places below a plot, at most about 32."""
     return [text(x_of(i), y, str(i), anchor="middle") for i in range(0, count, max(1, math.ceil(count / 32)))]
 
 
@@ -86,7 +86,7 @@ def figure(name: str, title: str, description: str, width: float, height: float,
 
 
 def drawing(name: str, title: str, description: str, width: float, height: float, *content: str, **attributes: object) -> Markup:
-    """Return a plot alone; arguments as in `figure`, and further attributes of the element."""
+    """Return only the plot; arguments as in `figure`, and further attributes of the element."""
     return tag(
         "svg",
         tag("title", title, id=f"{name}-title"),
@@ -108,7 +108,7 @@ def style_sheet() -> Markup:
 
 
 def picture(*plot: Any) -> str:
-    """Return a plot as a file of its own, with the style sheet; ``plot`` are the arguments of `drawing`."""
+    """Return a plot as a file with its own style sheet; ``plot`` are the arguments of `drawing`."""
     name, title, description, width, height, *content = plot
     rules = tag("style", style_sheet())
     own = {"xmlns": "http://www.w3.org/2000/svg", "font-family": "system-ui, sans-serif", "style": "background:var(--page)"}

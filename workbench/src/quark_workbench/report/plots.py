@@ -52,7 +52,7 @@ def block_errors(name: str, changes: str, rounded: str, rows: Sequence[Mapping[s
     """
     pair = {"after": [r["snr_after_db"] for r in rows], "before": [r["snr_before_db"] for r in rows]}
     title = f"Signal-to-noise ratio of each block's output before and after {changes}"
-    said = f"Each block is {rounded}, and its output on held-out tokens is compared with that of the float block."
+    said = f"Each block is {rounded}, and its output on held-out tokens is compared with the float block's output."
     return _lines(name, title, said, pair, [str(r["name"]) for r in rows])
 
 
@@ -101,7 +101,7 @@ def _lines(
 
 
 def gains_by_kind(layers: Sequence[Mapping[str, Any]]) -> list[tuple[str, float, float, int]]:
-    """Return the rows of `gains`: medians over the layers of each kind whose outputs were compared."""
+    """Return the rows of `gains`: for each kind, medians over layers with compared outputs."""
     pairs: dict[str, list[tuple[float, float]]] = {}
     for layer in layers:
         if layer.get("output_snr_db") is not None and layer.get("nearest_snr_db") is not None:

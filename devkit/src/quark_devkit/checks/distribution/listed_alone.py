@@ -50,8 +50,8 @@ class Listing:
         error: Why there is no listing, as a predicate; empty after success.
         printed: What it wrote to stdout.
         heavy: Packages of `HEAVY` that it imported.
-        seconds: Wall-clock time of importing the plugins and listing what they register.
-        cpu_seconds: CPU time of the same.
+        seconds: Wall-clock time of importing the plugins and listing their records.
+        cpu_seconds: CPU time of the same work.
         effects: Other side effects (`side_effects`), each as a predicate.
         records: Registered records, each as ``"schemes:acme_int3"``.
         unloadable: Referenced modules that cannot be imported, each with the error.

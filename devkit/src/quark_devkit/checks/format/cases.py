@@ -77,7 +77,7 @@ def cases(subject: Subject) -> list[Case]:
 
 
 def one_case(subject: Subject) -> list[Case]:
-    """Return the first case alone: one without zero points, if there is one."""
+    """Return only the first case, without zero points if possible."""
     return [min(cases(subject), key=lambda case: case.spec.symmetric is False)]
 
 
@@ -96,7 +96,7 @@ def scaled_cases(subject: Subject, among: Callable[[Subject], list[Case]] = case
     """Return the cases with scales.
 
     Raises:
-        NotApplicableError: There is none.
+        NotApplicableError: There is no such case.
     """
     found = [case for case in among(subject) if not case.quantizer.is_float]
     assume(found, "the format casts, without scales")
@@ -104,10 +104,10 @@ def scaled_cases(subject: Subject, among: Callable[[Subject], list[Case]] = case
 
 
 def scaled_weight_cases(subject: Subject) -> list[Case]:
-    """Return the cases with scales of a format that holds tensor elements.
+    """Return the weight cases with scales.
 
     Raises:
-        NotApplicableError: There is none.
+        NotApplicableError: There is no such case.
     """
     return scaled_cases(subject, weight_cases)
 

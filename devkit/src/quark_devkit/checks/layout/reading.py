@@ -156,7 +156,7 @@ def transformers_reads_it(subject: Subject) -> None:
     assume(not reads_own_files, "its reader reads its own files, which transformers cannot")
     register_layouts()
     is_called = any(map(is_read_here, subject.record.quant_methods))
-    assume(is_called, "transformers has a reader of its own for this quant_method, and does not call this one")
+    assume(is_called, "transformers has its own reader for this quant_method, and does not call this one")
     model = _with_scales_as_stored(subject, stored_model(subject))
     require_reload(model, subject.lookup_name, _from_pretrained)
 

@@ -118,7 +118,7 @@ def schemes_to_round(subject: Subject) -> dict[str, QLayerConfig]:
     """Return registered schemes with quantized weights, without excluded schemes.
 
     Raises:
-        NotApplicableError: There is none.
+        NotApplicableError: There is no such scheme.
     """
     found = {name: config for name, config in fitting([(ROWS, COLUMNS)]).items() if name not in subject.record.excluded_schemes}
     assume(found, "it fits no scheme")
@@ -164,7 +164,7 @@ def cases(subject: Subject) -> list[Case]:
 
 
 def one_case(subject: Subject) -> list[Case]:
-    """Return the first case alone."""
+    """Return only the first case."""
     return cases(subject)[:1]
 
 

@@ -123,8 +123,8 @@ def round_block(rounder: ColumnRounder, base: Tensor, weight: Tensor, factor: Fa
 
     Args:
         rounder: The scales and the order of channels; its format has device code.
-        base: ``[columns, N]``: the values to round, before the columns of the block compensate each other.
-        weight: ``[columns, N]``: the original weight, which errors refer to.
+        base: ``[columns, N]``: the values to round, without compensation within the block.
+        weight: ``[columns, N]``: the original weight, to which errors are relative.
         factor: Its rows are the contributions of a column's error to the others; its pivots weigh the loss.
         done: Receives the values (in the rows of their channels), the errors and the loss.
         start: Number of the first column.

@@ -52,7 +52,7 @@ class _HessianConfig(AlgoConfig):
             scales by the output error, shrinks the Hessian if tokens are few, and uses percdamp 0.05. Your
             settings override the preset.
         scale_search: How group scales are found: ``"minmax"``, ``"mse"`` (error of the weights) or
-            ``"hessian"`` (error of the outputs); None for that of the preset.
+            ``"hessian"`` (error of the outputs); None for the preset's value.
         float64: Accumulate and factor the Hessian in float64; slower, and changes results by rounding only.
         true_sequential: Accepted from configurations before 0.12; ignored, calibration is always sequential.
         embedding_layers: Accepted from configurations before 0.6; ignored.
@@ -160,8 +160,8 @@ class QronosConfig(_HessianConfig):
             None.
         beta: Part of AMD Quark's public API, not used: it scales the inverse Hessian, which this
             implementation does not compute.
-        correction_share: Strength of the correction for quantized inputs, 0 to 1; None for that of the
-            preset.
+        correction_share: Strength of the correction for quantized inputs, 0 to 1; None for the preset's
+            value.
     """
 
     name: str = "qronos"

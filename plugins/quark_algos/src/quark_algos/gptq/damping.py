@@ -118,7 +118,7 @@ def factor(h: Tensor, share: float, order: Tensor | None = None, shrinkage: tupl
         h: H ``[K, K]``, symmetric, the raw sum or any multiple, float32 or float64.
         share: λ as a share of the mean diagonal. Each failure multiplies it by 10; the result has the final
             value.
-        order: A permutation of the channels ``[K]``; the factor is that of the permuted matrix.
+        order: A permutation of the channels ``[K]``; the result is the factor of the permuted matrix.
         shrinkage: As in `shrunk`.
 
     Raises:

@@ -121,7 +121,7 @@ def _gated(module: nn.Module, facts: Architecture, columns: int) -> str | None:
 
 
 def untie(model: nn.Module) -> None:
-    """Set ``tie_word_embeddings`` of a model's configuration, and of that of its text part, to False."""
+    """Set ``tie_word_embeddings`` to False in a model's configuration and its text part's."""
     for config in filter(None, (getattr(model, "config", None), text_config(model))):
         if getattr(config, "tie_word_embeddings", False):
             config.tie_word_embeddings = False

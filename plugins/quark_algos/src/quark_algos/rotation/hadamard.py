@@ -3,8 +3,8 @@
 Such rotations spread outliers over channels.
 
 An order K is factored into orders that `quark_algos.rotation.paley` constructs, and the Kronecker product of
-their matrices is applied factor by factor: K · (sum of the orders) multiplications per vector, where the
-dense matrix takes K².
+their matrices is applied factor by factor: K · (sum of the orders) multiplications per vector; the dense
+matrix takes K².
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Rotation:
     A rotation that keeps the mean has the blocks ``H · diag(signs) · Hᵀ / block``, with sign +1 for the first
     channel of each block. H maps the first unit vector to ones, so R maps ones to ones: the mean over
     channels stays, and LayerNorm commutes with R, as RMSNorm does with any rotation. With random signs its
-    entries are of size ``1 / √block``, as those of ``H / √block`` are, but not all equal.
+    entries have about the size ``1 / √block``, like ``H / √block``, but they differ.
 
     Source: QuaRot (arXiv 2404.00456) for signs and blocks; the form that keeps the mean follows from the
     definition of LayerNorm.

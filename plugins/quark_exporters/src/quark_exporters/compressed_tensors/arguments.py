@@ -64,7 +64,9 @@ def arguments_of(spec: TensorSpec, *, activation: bool) -> dict[str, Any]:
         raise UnsupportedError("compressed-tensors has integer zero points, not real ones (zero_point_type=float32)")
     is_integer = first.dtype.name in _INTEGERS
     if not first.symmetric and (not is_integer or (activation and not first.is_dynamic)):
-        raise UnsupportedError(f"compressed-tensors stores no zero points of {'static inputs' if is_integer else names}")
+        raise UnsupportedError(
+            f"compressed-tensors stores no zero points of {'static inputs' if is_integer else names}: set symmetric=True"
+        )
     if first.symmetric and first.dtype.name.startswith("u"):
         raise UnsupportedError(f"compressed-tensors has no unsigned codes without zero points ({names} with symmetric=True)")
     return {

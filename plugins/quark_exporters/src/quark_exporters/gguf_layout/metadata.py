@@ -76,7 +76,7 @@ def family_of(config: Any) -> Family:
 
 
 _ROPE_KINDS = {"default": None, "llama3": None, "linear": "linear", "yarn": "yarn"}
-"""Kinds of rotary embedding → name in GGUF; that of Llama 3 is a tensor of factors instead."""
+"""Kinds of rotary embedding → name in GGUF; Llama 3 has a tensor of factors instead."""
 
 
 def write_metadata(writer: GGUFWriter, config: Any, family: Family, quantization: QConfig, file_type: int) -> None:

@@ -113,7 +113,7 @@ class TensorWriter:
         """Check the codes of a whole model.
 
         Raises:
-            UnsupportedError: GGML has no type for some of them.
+            UnsupportedError: GGML has no type for some tensors.
         """
         if not self.holds_codes:
             return

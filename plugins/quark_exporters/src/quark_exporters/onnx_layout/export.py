@@ -63,7 +63,7 @@ def export_onnx(
         dynamic_shapes: Which axes of the inputs may vary, as for `torch.export.export`; None fixes them all.
         weight_format: ``"real_quantized"`` stores codes, ``"fake_quantized"`` the rounded values.
         metadata: Properties of the file.
-        verbose: Whether torch prints what it does.
+        verbose: Whether torch prints its progress.
 
     Raises:
         ConfigError: (a ValueError) The opset is out of range.

@@ -42,7 +42,7 @@ class OnnxExporter(Exporter):
         opset: Version of ONNX's operators, 21 or later.
         input_names: Names of the inputs, in order; empty leaves those of the model's forward.
         output_names: Names of the outputs, in order; empty leaves ``logits``, or the exporter's numbers.
-        verbose: Whether torch prints what it does.
+        verbose: Whether torch prints its progress.
     """
 
     def __init__(

@@ -111,7 +111,7 @@ def as_tensor(values: Tensor, dtype: ir.DataType | None = None) -> ir.Tensor[Any
 
     Args:
         values: On any device.
-        dtype: Its type; None keeps that of ``values``.
+        dtype: Its type; None keeps the type of ``values``.
     """
     values = values.detach().cpu().contiguous()
     if dtype is None:

@@ -48,7 +48,7 @@ def quantized_weight(ops: Ops, traced: TracedQuantizer, weight: Tensor, qparams:
         return ops.cast(ops.initializer(f"{traced.name}.codes", cast), FLOAT)
     inner = quantizer.inner if isinstance(quantizer, ViewedQuantizer) else quantizer
     if not isinstance(inner, SingleLevelQuantizer | TwoLevelQuantizer | ProgressiveQuantizer):
-        raise UnsupportedError(f"has a quantizer of its own kind, {type(quantizer).__name__}, which ONNX cannot express")
+        raise UnsupportedError(f"has a plugin's own quantizer, {type(quantizer).__name__}, which ONNX cannot express")
     codes = stored_codes(level.format)
     if codes is None:
         raise UnsupportedError(f"is in {level.format.name}, for whose codes ONNX has no type")

@@ -119,7 +119,7 @@ def round_small_(t: Tensor, shape: FloatShape) -> Tensor:
 
 
 def _spacing_exponent(t: Tensor, shape: FloatShape) -> Tensor:
-    """Return each value's exponent field, not below that of the smallest normal number.
+    """Return each value's exponent field, at least the smallest normal number's.
 
     Subnormal numbers share its spacing.
     """

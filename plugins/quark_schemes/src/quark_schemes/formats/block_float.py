@@ -112,8 +112,8 @@ class BlockFloat(WholeNumbers):
         block: Default size of a block.
         grows: Whether the exponent increases if the largest value would round beyond ``high``; otherwise the
             value saturates.
-        modes: Accepted values of ``scale_calculation_mode``, the default first. If empty, the exponent is
-            that of the largest value.
+        modes: Accepted values of ``scale_calculation_mode``, the default first. If empty, the largest value
+            sets the exponent.
         even_bits: Mantissa bits to which mode ``"even"`` rounds the largest value.
         pads: Whether the last block of a row may be shorter.
     """
@@ -265,7 +265,7 @@ class Microexponent(BlockFloat):
     def _halved(self, t: Tensor) -> Tensor:
         """Return int32 bits worth one exponent if the step is halved, else 0.
 
-        Shaped as ``t``; bits are those of float32.
+        Shaped as ``t``, as bits of float32.
         """
         below = t.view(torch.int32).bitwise_and(_MAGNITUDE).sub_(_bits(self._limit))
         # Two neighbours as one 64-bit number: the AND of both sign bits, moved to bit 0 and spread.

@@ -1,6 +1,7 @@
 """Device code of small floats and of scales, as Triton functions: `quark_schemes.formats.floats`.
 
-The arithmetic is that of `quark_schemes.arithmetic` and `quark_schemes.scale_formats`, for any `FloatShape`.
+The arithmetic is the same as in `quark_schemes.arithmetic` and `quark_schemes.scale_formats`, for any
+`FloatShape`.
 """
 
 from __future__ import annotations

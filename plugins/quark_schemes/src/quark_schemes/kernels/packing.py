@@ -1,6 +1,6 @@
 """Kernels that pack and unpack codes, along a row or across rows, in one read and one write.
 
-The operations are those of `quark_schemes.arithmetic.packing`.
+The operations are the same as in `quark_schemes.arithmetic.packing`.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def packed_across(codes: Tensor, layout: WordLayout) -> Tensor:
 
 
 def unpacked(words: Tensor, layout: WordLayout, length: int, *, signed: bool) -> Tensor:
-    """Undo `packed`: return the first ``length`` codes along the last axis, int8 where signed, else uint8."""
+    """Undo `packed`: return the first ``length`` codes of the last axis, int8 if signed, otherwise uint8."""
     codes = torch.empty(*words.shape[:-1], length, dtype=torch.int8 if signed else torch.uint8, device=words.device)
     _unpack(words.reshape(-1, words.shape[-1]), codes.view(-1, length), layout, signed)
     return codes

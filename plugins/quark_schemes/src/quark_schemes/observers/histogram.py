@@ -112,7 +112,7 @@ class Histogram:
 
     @property
     def device(self) -> torch.device:
-        """Device of the counts, which is that of the data."""
+        """Device of the counts and the data."""
         return torch.device("cpu") if self._counts is None else self._counts.device
 
     @property

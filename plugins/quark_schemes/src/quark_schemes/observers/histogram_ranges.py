@@ -39,8 +39,7 @@ class PerTensorHistogramObserver(HistogramObserver):
     The best one has the smallest squared error.
 
     The narrowest range for a share is the shortest between bin edges that clips no more than that share of
-    the values. Symmetric ranges clip the largest magnitudes. The squared error is that of the spec's own
-    format.
+    the values. Symmetric ranges clip the largest magnitudes. The squared error uses the spec's own format.
     """
 
     def _choose(self, histogram: Histogram) -> tuple[Tensor | float, Tensor | float]:
@@ -116,10 +115,7 @@ class ExpectedError:
         self._below = torch.nn.functional.pad(moments.cumsum(1), (1, 0))
 
     def __call__(self, starts: Tensor, ends: Tensor) -> Tensor:
-        """Return the errors, float64 ``[starts, ends]``, of the ranges between all of them.
-
-        Infinite if a range ends before its start.
-        """
+        """Return the errors of all ranges, float64 ``[starts, ends]``; infinite if the end is before the start."""
         starts, ends = starts.contiguous(), ends.contiguous()
         under = self._below[:, torch.searchsorted(self._centres, starts)]
         over = self._below[:, -1:] - self._below[:, torch.searchsorted(self._centres, ends, right=True)]

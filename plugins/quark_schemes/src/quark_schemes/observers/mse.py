@@ -4,8 +4,8 @@ The full range is shrunk while the gain of finer steps exceeds the loss by clipp
 rows ``[rows, elements]`` with one range per row: the rows of a weight, or one row of histogram bins with
 counts.
 
-Per tensor the error is that of the histogram's bin centres, which differs from the data's own by at most half
-a bin's width, root mean square: the distance to the nearest value of a format changes no faster than the
+Per tensor the error is computed at the histogram's bin centres, and differs from the data's error by at most
+half a bin's width, root mean square: the distance to the nearest value of a format changes no faster than the
 value itself. Per channel and per group, the error is the data's.
 """
 

@@ -1,6 +1,6 @@
 """Bases of the ``*Spec`` helpers: option strings, and helpers with one or two levels.
 
-Option strings are those of AMD Quark's public API; enum members are accepted too.
+Option strings are the same as in AMD Quark's public API; enum members are accepted too.
 """
 
 from __future__ import annotations
