@@ -131,7 +131,10 @@ class Setting:
                     unused.discard(key)
             config.algo_config[i] = attrs.evolve(settings, **own)
         if unused:
-            raise ValueError(f"{self.name}: none of {', '.join(self.algorithms) or 'no algorithms'} has {', '.join(sorted(unused))}")
+            raise ValueError(
+                f"{self.name}: no algorithm ({', '.join(self.algorithms) or 'none given'}) has the option "
+                f"{', '.join(sorted(unused))}: leave it out"
+            )
         return config
 
     @contextmanager

@@ -127,8 +127,8 @@ def test_a_function_is_replaced_by_one_that_returns_the_value() -> None:
     [
         ("gptq", "is not a setting"),
         ("x=gptq:damp_percent", "has no value"),
-        ("x=gptq:dampening=1", "none of gptq has dampening"),
-        ("x=none:damp_percent=1", "none of no algorithms has damp_percent"),
+        ("x=gptq:dampening=1", "has the option dampening"),
+        ("x=none:damp_percent=1", "has the option damp_percent"),
         ("x=gptq:quark_algos.gptq.config.NOTHING=1", "quark_algos.gptq.config.NOTHING does not exist"),
     ],
 )

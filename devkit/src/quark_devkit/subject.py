@@ -48,7 +48,7 @@ class Subject:
 
     Attributes:
         kind: One of `KINDS`.
-        name: Name of the record; of a distribution its own.
+        name: Name of the record or the distribution.
         distribution: The distribution of the record.
         version: Version of that distribution.
         record: The record; None for a distribution.

@@ -62,7 +62,7 @@ def yields_samples(subject: Subject) -> None:
             sample_of(sample, "it")
         except CalibrationError as error:
             raise CheckFailedError(str(error)) from None
-    require(any(not isinstance(sample, str) or sample.strip() for sample in samples), "yields no sample that is not blank")
+    require(any(not isinstance(sample, str) or sample.strip() for sample in samples), "yields only blank samples")
 
 
 @check("dataset")

@@ -96,9 +96,9 @@ class ModelExporter:
             verbose: Whether torch prints its progress.
             opset_version: Version of ONNX's operators; None for the configuration's, or the exporter's
                 default.
-            do_constant_folding: Part of AMD Quark's public API; without effect: constants are always folded.
-            operator_export_type: Likewise: operators are ONNX's own, and functions made of them.
-            uint4_int4_flag: Likewise: codes of 4 bits are always stored in 4 bits.
+            do_constant_folding: Without effect: constants are always folded.
+            operator_export_type: Without effect: the file uses ONNX operators, and functions of them.
+            uint4_int4_flag: Without effect: codes of 4 bits always take 4 bits.
 
         Raises:
             UnknownNameError: No installed plugin registers one.
@@ -162,18 +162,18 @@ def export_onnx(
     Args:
         model: A quantized model.
         output_dir: As in `quark.checkpoint.export_safetensors`; a checkpoint that lies there stays.
-        input_args: As in `ModelExporter.export_onnx_model`, like all others but the last.
-        opset_version: Likewise.
-        input_names: Likewise.
-        output_names: Likewise.
-        verbose: Likewise.
-        do_constant_folding: Part of AMD Quark's public API; without effect.
-        operator_export_type: Likewise.
-        uint4_int4_flag: Likewise.
-        dynamo: Likewise: models are always traced by `torch.export`.
+        input_args: As in `ModelExporter.export_onnx_model`.
+        opset_version: As in `ModelExporter.export_onnx_model`.
+        input_names: As in `ModelExporter.export_onnx_model`.
+        output_names: As in `ModelExporter.export_onnx_model`.
+        verbose: As in `ModelExporter.export_onnx_model`.
+        do_constant_folding: Without effect.
+        operator_export_type: Without effect.
+        uint4_int4_flag: Without effect.
+        dynamo: Without effect: models are always traced by `torch.export`.
 
     Raises:
-        UnknownNameError: No installed plugin registers one.
+        UnknownNameError: No installed plugin registers the exporter.
         UnsupportedError: The model cannot be traced, or a quantizer has no form in ONNX.
     """
     ModelExporter(export_dir=output_dir).export_onnx_model(model, input_args, input_names, output_names, verbose, opset_version)
@@ -186,9 +186,9 @@ def export_gguf(model: nn.Module, output_dir: str | Path, model_type: str = "", 
         model: A quantized model.
         output_dir: As in `quark.checkpoint.export_safetensors`; a checkpoint that lies there stays.
         model_type: As in `ModelExporter.export_gguf_model`.
-        tokenizer_path: Likewise; None for the float checkpoint's tokenizer.
+        tokenizer_path: As in `ModelExporter.export_gguf_model`; None for the float checkpoint's tokenizer.
 
     Raises:
-        UnknownNameError: No installed plugin registers one.
+        UnknownNameError: No installed plugin registers the exporter.
     """
     ModelExporter(export_dir=output_dir).export_gguf_model(model, tokenizer_path, model_type)

@@ -4,7 +4,7 @@
 tensor       contents
 ===========  ==============================================================================================
 ``qweight``  int32 ``[I, O / 8]``: codes from 0, in the order `ORDER` from the lowest bits of a word
-``qzeros``   int32 ``[I / group, O / 8]``: zero points, likewise
+``qzeros``   int32 ``[I / group, O / 8]``: zero points, in the same order
 ``scales``   ``[I / group, O]``, float16
 ===========  ==============================================================================================
 
@@ -149,8 +149,8 @@ class AwqExporter(LinearExporter):
     """Writes the layout of AutoAWQ, for its kernel ``gemm``; `AwqReader` reads it.
 
     Args:
-        scale_type: Dtype of scales: float16, as in AutoAWQ, which some readers require; bfloat16; or float32,
-            which rounds nothing.
+        scale_type: Dtype of scales: float16 as in AutoAWQ (some readers require it), bfloat16, or exact
+            float32.
     """
 
     layout = "awq"

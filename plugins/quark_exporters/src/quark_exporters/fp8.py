@@ -247,8 +247,8 @@ def _config(block: Mapping[str, Any]) -> QLayerConfig | None:
 def _refuse_others(one: FloatTensor, config: QLayerConfig, stored: Mapping[str, Tensor], *, says_inputs: bool) -> None:
     """Raise CheckpointError for tensors of a layer that contradict its configuration.
 
-    Codes may also be E5M2, and each row may have a scale. A configuration may omit inputs, and their scale
-    may have an older name.
+    Codes may also be E5M2, and each row may have a scale. A configuration may omit input scales, and an input
+    scale may have an older name.
     """
     layer, announced = one.name.removesuffix(".weight"), dict(meta_tensors(Fp8Storage(), config, one.shape))
     weight, scale = (stored[name] for name in one.sources)

@@ -1,7 +1,7 @@
 """Stored codes and scales of checkpoints: words, FP4 bytes, scale blocks, and their specs.
 
-A scale block may have any number of rows and columns; the last block may be smaller. Values of FP4 codes
-(E2M1) are those of the OCP Microscaling Formats, version 1.0.
+A scale block may have any number of rows and columns; the last block may be smaller. FP4 codes (E2M1) have
+the values of the OCP Microscaling Formats, version 1.0.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class ScaleBlocks:
         return cls(grid, max(1, rows), max(1, columns))
 
     def values(self, codes: Tensor, scale: Tensor, zero_point: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """Return ``(codes − zero_point) · scale``, computed in float32, in the dtype; one matrix at a time.
+        """Compute ``(codes − zero_point) · scale`` in float32, matrix by matrix; return it in ``dtype``.
 
         Args:
             codes: ``[…, O, I]``, of any dtype that converts to float32.

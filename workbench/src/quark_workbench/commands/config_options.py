@@ -168,7 +168,7 @@ class ConfigOptions:
 def without_named(excluded: Sequence[str], named: Sequence[str], model: nn.Module) -> list[str]:
     """Return a template's exclusions without the layers that the user names.
 
-    A pattern names layers only if it matches nothing but excluded layers: it would have no effect otherwise.
+    A pattern counts only if all layers that it matches are excluded, since it would have no effect otherwise.
 
     Args:
         excluded: Exclusion patterns of the template.

@@ -68,8 +68,8 @@ def print_planned(
         calibration: Calibration data of the run.
         export: Options of the export.
         device: As in `quark_workbench.planning.plan`.
-        dtype: Likewise.
-        trust_remote_code: Likewise.
+        dtype: As in `quark_workbench.planning.plan`.
+        trust_remote_code: As in `quark_workbench.planning.plan`.
         probe: Whether to measure this machine.
         as_json: Whether to print JSON.
         chosen: The selection behind the configuration, for the JSON.

@@ -178,7 +178,7 @@ def layer_groups(rows: Sequence[PlanRow], architecture: Architecture | None) -> 
     """Return the groups of some layers, in the model's order.
 
     The architecture says which layers runtimes fuse into one matrix (``fused``), and where the experts are.
-    If ``rows`` lack some layers of a group, the group has the others.
+    If ``rows`` lack some layers of a group, the group has only the other layers.
 
     Args:
         rows: Rows of the layers to group.

@@ -114,9 +114,9 @@ def plan(
             function that returns the configuration for the model on the meta device.
         calibration: The size of the calibration data, if any are needed.
         device: As in `quark.runs.quantize_checkpoint`.
-        dtype: Likewise.
-        exporter: Likewise.
-        options: Likewise.
+        dtype: As in `quark.runs.quantize_checkpoint`.
+        exporter: As in `quark.runs.quantize_checkpoint`.
+        options: As in `quark.runs.quantize_checkpoint`.
         trust_remote_code: As in `quark.runs.quantize_checkpoint`.
         probing: Whether to measure this machine for a few seconds to estimate the time.
 

@@ -70,7 +70,7 @@ def canonicalizes_once(subject: Subject) -> None:
             continue
         require(spec == before, f"changes its argument ({before})")
         is_spec = all(isinstance(one, QTensorConfig) for one in (canonical if isinstance(canonical, tuple | list) else (canonical,)))
-        require(is_spec, f"makes {canonical!r} of a spec, not a QTensorConfig, or several ({before})")
+        require(is_spec, f"returns {canonical!r} for a spec, not one or more of QTensorConfig ({before})")
         for level in levels(canonical):
             again = number_format(level.dtype).canonicalize(level)
             require(again == level, f"changes a spec that is canonical already: {level} becomes {again}")

@@ -12,7 +12,7 @@ tensor                      contents
 ``weight_zero_point``       as the scales, int8; packed along O where the weight is packed
 ``weight_shape``            ``[O, I]`` as two numbers (``pack-quantized``)
 ``weight_global_scale``     ``[1]``: what E4M3 scales are *divided* by
-``input_scale``             ``[1]``: of a static input; ``input_global_scale`` of NVFP4, likewise a divisor
+``input_scale``             ``[1]``: of a static input; ``input_global_scale`` of NVFP4, also a divisor
 ==========================  ==================================================================================
 """
 

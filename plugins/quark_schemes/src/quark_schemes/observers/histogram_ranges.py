@@ -115,7 +115,7 @@ class ExpectedError:
         self._below = torch.nn.functional.pad(moments.cumsum(1), (1, 0))
 
     def __call__(self, starts: Tensor, ends: Tensor) -> Tensor:
-        """Return the errors of all ranges, float64 ``[starts, ends]``; infinite if the end is before the start."""
+        """Return the errors of all ranges, float64 ``[starts, ends]``; infinite if start > end."""
         starts, ends = starts.contiguous(), ends.contiguous()
         under = self._below[:, torch.searchsorted(self._centres, starts)]
         over = self._below[:, -1:] - self._below[:, torch.searchsorted(self._centres, ends, right=True)]
