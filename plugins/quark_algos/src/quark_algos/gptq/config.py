@@ -106,8 +106,8 @@ class GPTQConfig(_HessianConfig):
     The base class has the other settings.
 
     Attributes:
-        damp_percent: percdamp: this times the mean diagonal of the Hessian is added to its diagonal; above 0
-            and below 1. By default, the preset ``"best"`` uses 0.05.
+        damp_percent: Damping (percdamp): the share of the Hessian's mean diagonal that is added to the
+            diagonal, above 0 and below 1. By default, the preset ``"best"`` uses 0.05.
         inside_layer_modules: Names of the linear layers, relative to a decoder block; ``*`` matches any
             characters. Empty: all layers.
         model_decoder_layers: Full name of the list of decoder blocks; part of AMD Quark's public API, not
