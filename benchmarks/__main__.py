@@ -128,7 +128,7 @@ def main(arguments: list[str] | None = None) -> None:
         except (Exception, SystemExit):
             traceback.print_exc()
             failed.append(name)
-        torch.set_num_threads(threads)  # some measure one thread
+        torch.set_num_threads(threads)  # some benchmarks measure one thread
         print(f"== {name} took {time.perf_counter() - start:.0f} s", flush=True)
     if args.results:
         add_run(args.results, measured)

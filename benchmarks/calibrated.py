@@ -144,7 +144,7 @@ def _allowed_bytes(model: torch.nn.Module, tokens: int) -> float:
     """Return the bytes of one block in float32: weights, Hessians, inputs and outputs of layers."""
     block = next(iter(model.get_submodule("model.layers").children()))
     linears = {n.rsplit(".", 1)[-1]: m for n, m in block.named_modules() if isinstance(m, torch.nn.Linear)}
-    inputs = [m.in_features for n, m in linears.items() if n not in ("k_proj", "v_proj", "up_proj")]  # those read what others read
+    inputs = [m.in_features for n, m in linears.items() if n not in ("k_proj", "v_proj", "up_proj")]  # they share inputs
     outputs = [m.out_features for m in linears.values()]
     weights = sum(p.numel() for p in block.parameters())
     return 4.0 * (weights + sum(k * k for k in inputs) + tokens * (sum(inputs) + sum(outputs)))

@@ -236,7 +236,7 @@ def _parser() -> argparse.ArgumentParser:
     kind.add_argument("--shape", choices=SHAPES, default="1b")
     kind.add_argument("--layers", type=int)
     kind.add_argument("--scheme", default="mxfp4_weight_only")
-    # What a fresh process does.
+    # The work of a fresh process.
     for name, work in (("child", child), ("comparing", comparing)):
         kind = kinds.add_parser(name, parents=[calibrated])
         kind.set_defaults(bar=None, work=work)

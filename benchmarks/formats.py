@@ -111,7 +111,7 @@ class Reference:
 
     def __init__(self, python: str, threads: int, cases: dict[str, tuple[str, dict[str, object]]]) -> None:
         arguments = [python, "-c", REFERENCE, json.dumps(cases), str(SIDE), str(threads)]
-        others = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # it would bring this quark there
+        others = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # it would import this quark there
         self._process = subprocess.Popen(
             arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=others
         )
@@ -147,7 +147,7 @@ def quantizers(only: str) -> dict[str, TensorQuantizer]:
 def peak(action: Callable[[], object], x: Tensor) -> float | None:
     """Return the peak memory of a call ÷ the size of ``x``, ``x`` included; None if unknown."""
     try:
-        # What earlier calls have freed goes back to the system, so that it is not used again unseen.
+        # Freed memory goes back to the system, so that the peak counts it if it is used again.
         ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except (OSError, AttributeError):

@@ -60,7 +60,7 @@ def elementwise(side: int, runs: int, device: torch.device) -> list[Measurement]
             "values of codes": (lambda q=quantizer, s=scales, c=codes: q.dequantize_to(c, s, out), x.nbytes + codes.nbytes),  # type: ignore[misc]
             "codes": (lambda q=quantizer, s=scales: q.quantize(x, s), x.nbytes + codes.nbytes),  # type: ignore[misc]
         }
-        if not quantizer.has_tensor_scale:  # such scales take a pass of their own
+        if not quantizer.has_tensor_scale:  # such scales need a separate pass
             cases["finding scales"] = (lambda q=quantizer: q.round_to_nearest(x, out=out), 2 * x.nbytes)  # type: ignore[misc]
         for what, (action, size) in cases.items():
             source, target = (torch.empty(size // 2, dtype=torch.uint8, device=device) for _ in range(2))

@@ -94,7 +94,7 @@ def main(arguments: list[str] | None = None) -> None:
     for scheme in args.schemes.split(","):
         try:
             print(json.dumps(measure(args, scheme, calib, evaluation, reference)), flush=True)
-        except ValueError as error:  # a scheme that does not fit the model's shapes says so and is skipped
+        except ValueError as error:  # a scheme that does not fit the model's shapes is skipped
             print(json.dumps({"scheme": scheme, "refused": str(error).splitlines()[0][:200]}), flush=True)
 
 

@@ -74,7 +74,7 @@ def write_random_llama(out: Path, shape: str = "smollm2", layers: int | None = N
 
 
 def _tensor(meta: Tensor, drawn: Tensor, start: int) -> Tensor:
-    if meta.ndim == 1:  # of a norm
+    if meta.ndim == 1:  # weight of a norm
         return torch.ones(meta.shape, dtype=meta.dtype)
     first = start % len(drawn)
     repeated = drawn.roll(-first).repeat(-(-meta.numel() // len(drawn)))

@@ -39,7 +39,7 @@ class Measurement:
 
 def add_run(path: Path, measured: Sequence[Measurement]) -> None:
     """Add a run with versions and the machine to a file of results; a missing file is made."""
-    # Imported here: the benchmark of start-up measures other processes, and need not have torch in its own.
+    # Imported here, since the benchmark of the start needs no torch in its own process.
     import torch
 
     from quark.base.version import VERSION

@@ -29,7 +29,7 @@ def main(out: Path, source: Path | None = None, text: Path | None = None, count:
     config = template.get_config(scheme="int4_wo_64", algorithm=["awq", "gptq"])
     model = ModelQuantizer(config).quantize_model(model, batches)  # AWQ moves scale, then GPTQ chooses codes
     export_safetensors(model, out)
-    report = model.quark_report  # what was measured on the way
+    report = model.quark_report  # metrics of the run
     return {name: metrics["held_out_error"] for name, metrics in report.layers.items() if "held_out_error" in metrics}
 
 

@@ -80,7 +80,7 @@ def defects(path: Path) -> list[str]:
     if names is None:
         return ["has no __all__"] if public_names(tree) else []
     if any(isinstance(s, ast.FunctionDef) and s.name == "__getattr__" for s in tree.body):
-        return []  # names that are loaded when they are asked for
+        return []  # names loaded on access
     imported = {alias.asname or alias.name for s in ast.walk(tree) if isinstance(s, ast.ImportFrom) for alias in s.names}
     there = {*imported, *(name for statement in tree.body for name in _bound(statement))}
     return [f"__all__ names {name}, which the module does not have" for name in names if name not in there]

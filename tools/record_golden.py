@@ -64,7 +64,7 @@ def awkward_values(rows: int, columns: int, generator: torch.Generator) -> Tenso
     outlier_columns = torch.randint(0, columns, (8,), generator=generator)
     values[outlier_rows, outlier_columns] *= 10
     column = torch.arange(columns).float()
-    values[3] = 0  # no range at all
+    values[3] = 0  # zero range
     values[5] = 0.0371  # constant
     values[7] *= 1e-6  # scales near underflow
     values[:, 11] *= 8  # an outlier channel
@@ -135,7 +135,7 @@ def record_scheme(out: Path, scheme: str, seed: int) -> str:
     (out / scheme).mkdir(parents=True, exist_ok=True)
     cache = "fp8" if scheme in WITH_FP8_KV_CACHE else None
     quantizer = ModelQuantizer(LLMTemplate.get("llama").get_config(scheme=scheme, kv_cache_scheme=cache))
-    with torch.enable_grad():  # as the reference's own examples run
+    with torch.enable_grad():  # as in the reference's own examples
         quantized = quantizer.quantize_model(awkward_model(seed), DataLoader(calibration_tokens(seed), batch_size=1))
         quantized = quantizer.freeze(quantized)
     inputs, _ = layer_inputs(seed)
@@ -162,7 +162,7 @@ def _export(model: Any) -> tuple[dict[str, Tensor], dict[str, Any] | None, str]:
             export_safetensors(model, folder)
             configuration = json.loads(Path(folder, "config.json").read_text())["quantization_config"]
             return load_file(Path(folder, "model.safetensors")), configuration, "recorded"
-        except Exception as error:  # what the reference refuses, and how, is its own affair: the status says so
+        except Exception as error:  # the status records what the reference refuses
             return {}, None, f"recorded, without an export: {type(error).__name__}"
 
 
@@ -255,7 +255,7 @@ def record_layer(out: Path, name: str, seed: int) -> str:
     tensors = {"x": x, **{f"state.{key}": tensor.clone() for key, tensor in layer.state_dict().items()}}
     own = QLayerConfig(**{slot: spec.to_quantization_spec() for slot, spec in specs.items()})
     quantizer = ModelQuantizer(QConfig(global_quant_config=QLayerConfig(), layer_type_quant_config={type(layer): own}))
-    if isinstance(layer, torch.nn.Embedding | torch.nn.EmbeddingBag):  # which the reference knows by name alone
+    if isinstance(layer, torch.nn.Embedding | torch.nn.EmbeddingBag):  # the reference has only its name
         quantizer = ModelQuantizer(QConfig(global_quant_config=QLayerConfig(), layer_quant_config={"0": own}))
     model = quantizer.freeze(quantizer.quantize_model(torch.nn.Sequential(layer), [x]))
     tensors |= {"y": model(x), "qdq.weight": model[0].weight}

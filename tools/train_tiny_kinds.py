@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         made = Path(scratch) / "tiny"
         save(made, model, tokenizer, held_out)
-        (made / "held_out.txt").unlink()  # it lies beside the Llama
+        (made / "held_out.txt").unlink()  # the Llama's folder has it
         model.float()
         measured = perplexity(model, held_tokens, recipe.length), unigram_perplexity(tokens, held_tokens, recipe.vocabulary)
         routed = dict(tokens_of_experts(model, held_tokens, recipe.length))

@@ -28,9 +28,9 @@ from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 END = "<|endoftext|>"
-BLOCK = 6000  # characters that stay together, on one side of the split
-HELD_OUT_EVERY = 48  # one block in so many is held out
-MAX_BYTES = 4_000_000  # of the whole directory, the held-out text apart
+BLOCK = 6000  # characters of a block, which is on one side of the split
+HELD_OUT_EVERY = 48  # one block in every HELD_OUT_EVERY is held out
+MAX_BYTES = 4_000_000  # limit of the directory without the held-out text
 
 
 @attrs.frozen
@@ -131,7 +131,7 @@ def train(model: PreTrainedModel, tokens: Tensor, recipe: Recipe) -> None:
             group["lr"] = rate(step, recipe)
         output = model(input_ids=windows[:, :-1])
         loss = torch.nn.functional.cross_entropy(output.logits.flatten(0, 1), windows[:, 1:].flatten())
-        if getattr(output, "aux_loss", None) is not None:  # of a mixture: how unevenly its experts are used
+        if getattr(output, "aux_loss", None) is not None:  # of a mixture: the loss for uneven use of experts
             loss = loss + model.config.router_aux_loss_coef * output.aux_loss
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -190,7 +190,7 @@ def save(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFas
     model.generation_config = GenerationConfig(bos_token_id=0, eos_token_id=0, pad_token_id=0, do_sample=False, max_new_tokens=64)
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    # The name that transformers 4 and 5 both know.
+    # The name in both transformers 4 and 5.
     described = json.loads((folder / "tokenizer_config.json").read_text())
     described = {key: value for key, value in described.items() if key != "backend"} | {"tokenizer_class": "PreTrainedTokenizerFast"}
     (folder / "tokenizer_config.json").write_text(json.dumps(described, indent=2) + "\n")

@@ -38,7 +38,7 @@ def scheme_of(name: str) -> QuantizationScheme:
 
 def main(path: str, algorithm: str, scheme: str, tokens: str) -> None:
     if not torch.accelerator.is_available():
-        torch.Tensor.pin_memory = lambda tensor, *_: tensor  # AWQModifier pins what it keeps, which fails on a machine with a CPU alone
+        torch.Tensor.pin_memory = lambda tensor, *_: tensor  # AWQModifier pins memory, which fails on a machine without a GPU
 
     def quantize(model: nn.Module, calibration: Tensor) -> nn.Module:
         names = algorithm.split("+")

@@ -44,7 +44,7 @@ def logits(model: nn.Module, tokens: Tensor) -> Tensor:
 def tried(algorithm: str | None, out: Path, tokens: Tensor) -> tuple[nn.Module, dict[str, Any]]:
     """Quantize, export and load; return the loaded model and figures."""
     config = LLMTemplate.get("llama").get_config(scheme="acme_nf3_g64", algorithm=algorithm)
-    # The beginning of the held-out text is for evaluation, the end for calibration: they do not meet.
+    # The beginning of the held-out text is for evaluation, the end for calibration; they do not overlap.
     model: Any = ModelQuantizer(config).quantize_model(tiny_model(), calibration_batches(8, 256))
     export_safetensors(model, out)
     loaded: Any = import_model_from_safetensors(None, out, device="cpu")

@@ -76,7 +76,7 @@ class OperationCounter(TorchDispatchMode):
             written = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
             read = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
             if any(t.is_meta for t in written):
-                return result  # nothing is computed or moved; versions of torch differ in what they do there
+                return result  # this computes and moves nothing; versions of torch differ here
             moved = 0 if func.overloadpacket in _ALLOCATIONS else sum(map(_bytes, read + written))
             self.count(Counts(_flops(func, args, kwargs, result), moved, 1))
         return result

@@ -48,7 +48,7 @@ def counted_kernels(counter: OperationCounter) -> Iterator[None]:
 
     def counted_launch(self: Any, *args: Any, **named: Any) -> Any:
         moved.clear()
-        with _disable_current_modes():  # the copies of the interpreter are no work of the kernel
+        with _disable_current_modes():  # copies of the interpreter are not work of the kernel
             result = launch(self, *args, **named)
         counter.count(Counts(0.0, sum(moved), 1))
         return result

@@ -34,7 +34,7 @@ def _command(name: str, command: Any) -> str:
 def _names(parameter: Any) -> str:
     if parameter.param_type_name == "argument":
         return code(parameter.name.upper())
-    form = re.match(r"[A-Z.]+=[A-Z]+", parameter.help or "")  # such as KEY=VALUE, with which its help begins
+    form = re.match(r"[A-Z.]+=[A-Z]+", parameter.help or "")  # such as KEY=VALUE, at the start of its help
     value = "" if parameter.is_flag else f" {form[0] if form else parameter.name.upper()}"
     return " ".join(code(f"{flag}{value}") for flag in [*parameter.opts, *parameter.secondary_opts])
 

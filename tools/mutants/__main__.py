@@ -42,7 +42,7 @@ import attrs
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-SECONDS = 900  # of one run of pytest; a change that makes the code run for ever is noticed too
+SECONDS = 900  # limit of one run of pytest: a change that never ends is noticed too
 
 
 class Verdict(enum.Enum):
@@ -178,7 +178,7 @@ def outcome(tree: Path, mutant: Mutant, *, whole: bool) -> Outcome:
     failures = re.findall(r"^(?:FAILED|ERROR) (.*)$", output, re.MULTILINE)
     errors = re.findall(r"^E  +(.*)$", output, re.MULTILINE)
     verdict = Verdict.KILLED if status == 1 else Verdict.BROKEN
-    named = sorted(errors, key=lambda line: "Error" not in line)  # of several lines, the one that names the exception
+    named = sorted(errors, key=lambda line: "Error" not in line)  # of several lines, the line with the exception
     return Outcome(verdict, " | ".join([*failures[:1], *named[:1]]) or " ".join(output.split())[-400:])
 
 

@@ -26,8 +26,8 @@ from _pytest.assertion.rewrite import AssertionRewritingHook
 
 from tools.mutants import forks
 
-SECONDS = 900  # of CPU for one test file
-PER_LINE = 6  # tests of one file that are kept for a line, each of another function while there are others
+SECONDS = 900  # seconds of CPU for one test file
+PER_LINE = 6  # tests of one file kept for a line, of different functions if possible
 SIZE = 1 << 20  # statements that can be counted
 HITS = "_statements_that_ran"
 
@@ -85,7 +85,7 @@ class Statements:
             code = self.codes.get(str(module.__spec__.origin))
             if code is None:
                 return rewriting(hook, module)
-            hook._rewritten_names[module.__name__] = Path(str(module.__spec__.origin))  # where it looks for files beside the module
+            hook._rewritten_names[module.__name__] = Path(str(module.__spec__.origin))  # it looks for files beside the module there
             exec(code, module.__dict__)
 
         importlib.machinery.SourceFileLoader.get_code = get_code  # type: ignore[method-assign]

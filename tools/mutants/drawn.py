@@ -44,16 +44,16 @@ from tools.mutants.equivalent import changed_lines, equivalent_changes, key, ski
 from tools.mutants.operators import Mutation, mutations_of, one_of_each_line
 
 CACHE = ROOT / ".mutants"
-SCORE = 0.85  # of the changes of a package that its tests have to notice
-LEAST = 6  # changes of a package
+SCORE = 0.85  # share of the changes that a package's tests must notice
+LEAST = 6  # least number of changes of a package
 WHOLE, NEAR = (
     30.0,
     15.0,
-)  # seconds up to which the mirrored test file is run whole, and others of the same folder of which a test runs the line
-OTHERS = 8.0  # seconds of the tests of other files
-AT_IMPORT = 240.0  # seconds of the tests of its distribution that meet a line which runs when its module is imported
-MOST, FEW = 80, 12  # tests of other folders; those that go first if there are no nearer ones
-SECONDS = 300  # to compile
+)  # seconds within which the mirrored test file runs whole, and files of the same folder with a test of the line
+OTHERS = 8.0  # seconds for tests of other files
+AT_IMPORT = 240.0  # seconds for tests of the distribution if the line runs at import
+MOST, FEW = 80, 12  # tests of other folders; first tests if there are no nearer ones
+SECONDS = 300  # seconds to compile
 PYTEST = (
     "-q",
     "-p",
@@ -64,7 +64,7 @@ PYTEST = (
     "ignore:Module already imported:pytest.PytestAssertRewriteWarning",
 )
 KINDS: dict[str, Callable[[str, str], list[Mutation]]] = {"operators": mutations_of, "behaviours": behaviours_of}
-NOTHING_RAN = {4, 5}  # statuses of pytest: a test has another name now, or there is none
+NOTHING_RAN = {4, 5}  # statuses of pytest: a test was renamed or removed
 
 
 @attrs.frozen
@@ -157,7 +157,7 @@ class Map:
             ran = record.lines.get(mutation.file, {})
             ran_it = set(ran.get(statement, ()))
             if ran and runs_at_import and _distribution(file) == _distribution(mutation.file):
-                ran_it = set(range(len(record.tests)))  # it ran for the first of them, and any may look at what came of it
+                ran_it = set(range(len(record.tests)))  # it ran for the first test, but any test may check its result
             tests = sorted((record.tests[test] for test in ran_it), key=lambda test: test.seconds)
             seconds = sum(test.seconds for test in record.tests)
             is_mirrored = mirrors(file, mutation.file)
@@ -230,7 +230,7 @@ def _run_tests(tree: Path, rounds: Sequence[Sequence[str]], output: Path) -> int
     arguments = ["-x", f"--basetemp={tree}/.tmp", *PYTEST]
     for tests in rounds:
         status = int(pytest.main([*arguments, *tests], plugins=[failure]))
-        if status in NOTHING_RAN and not failure.name:  # parameters changed with the code: functions then
+        if status in NOTHING_RAN and not failure.name:  # parameters changed with the code: run whole functions
             status = int(pytest.main([*arguments, *dict.fromkeys(test.partition("[")[0] for test in tests)], plugins=[failure]))
         if failure.name or status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             output.write_text(failure.name)

@@ -14,9 +14,9 @@ from typing import Any
 
 import attrs
 
-MEMORY = 8 << 30  # bytes of data: a change that fills memory must not take the machine with it
-WAITING = 3  # times its seconds of CPU that a fork may take by the clock, on a machine that does other work too
-TIMEOUT = 124  # the status of a fork that was ended
+MEMORY = 8 << 30  # limit of data in bytes: a change that fills memory must not stop the machine
+WAITING = 3  # limit of wall time in CPU time: the machine does other work too
+TIMEOUT = 124  # status of a fork that was killed
 PRELOADED = ("numpy", "hypothesis", "pytest", "torch", "transformers.models.llama.modeling_llama", "safetensors.torch", "greenlet")
 
 
@@ -75,7 +75,7 @@ def _fork(job: Job, tree: Path) -> int:
     if (pid := os.fork()) != 0:
         return pid
     try:
-        import resource  # which Windows does not have, nor forks
+        import resource  # Windows has neither this nor forks
 
         os.setsid()
         limit = int(job.seconds) + 1

@@ -45,11 +45,11 @@ OPPOSITES = (
     "clamp_min clamp_max",
 )
 OPPOSITE = {a: b for pair in OPPOSITES for a, b in (pair.split(), pair.split()[::-1])}
-# Calls whose arguments are words for people, and methods of which nothing but such words comes.
+# Calls with messages as arguments, and methods that return only messages.
 SPEAKING = {"warn", "warning", "info", "debug", "error", "exception", "log", "print", "say", "add_argument"}
 TEXT_METHODS = {"__repr__", "__str__"}
 COMMUTATIVE = {"min", "max", "minimum", "maximum", "gcd", "equal", "isclose", "allclose", "add", "mul"}
-UNTESTED = {"TYPE_CHECKING", "overload", "jit"}  # conditions and decorators of code that does not run here
+UNTESTED = {"TYPE_CHECKING", "overload", "jit"}  # conditions and decorators of code that never runs here
 
 
 @attrs.frozen(order=True)
@@ -140,7 +140,7 @@ class Visitor:
             case ast.If(test=ast.Compare(left=ast.Name("__name__"))):
                 return
             case ast.AnnAssign(value=None) | ast.JoinedStr() | ast.Assign(value=ast.BinOp(op=ast.BitOr())) if not self.arguments:
-                return  # the last is a type under another name
+                return  # the last is an alias of a type
             case ast.AnnAssign(value=None) | ast.JoinedStr():
                 return
             case ast.AnnAssign(target=target, value=value) if value is not None:
@@ -154,12 +154,12 @@ class Visitor:
             case ast.Call():
                 yield from self.call(node)
             case ast.keyword(arg="strict"):
-                return  # of zip: what must be of one length is
+                return  # of zip: its arguments have one length
             case ast.expr():
                 yield from self.expression(node)
                 yield from self.visit_body(node)
             case _:
-                for condition in getattr(node, "ifs", ()):  # of a comprehension
+                for condition in getattr(node, "ifs", ()):  # part of a comprehension
                     yield from self.change(condition, ast.UnaryOp(ast.Not(), condition))
                 yield from self.visit_body(node)
 

@@ -58,7 +58,7 @@ def result_of(name: str, python: str | None, arguments: argparse.Namespace) -> d
     """Return the result of a neighbour: versions, changes by our wheels, and the result of each step."""
     neighbour, folder = NEIGHBOURS[name], (arguments.folder / name).absolute()
     environment = Environment(Path(python)) if python else Environment.made(folder, neighbour, arguments.torch_index)
-    environment.run("-c", "import transformers; transformers.LlamaConfig")  # torchvision of another place than torch breaks this
+    environment.run("-c", "import transformers; transformers.LlamaConfig")  # torchvision from another index than torch breaks this
     changed = changes(environment, neighbour, arguments.wheels.absolute())
     packages = environment.packages()
     versions = {package: packages[package] for package in (neighbour.distribution, *SHOWN) if package in packages}

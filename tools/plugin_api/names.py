@@ -112,10 +112,10 @@ def _annotated(base: type) -> list[str]:
 
 
 def _signature(value: Any) -> Signature:
-    if not callable(value) or get_origin(value) is not None:  # an alias such as dict[str, float] is not called
+    if not callable(value) or get_origin(value) is not None:  # nobody calls an alias such as dict[str, float]
         return None
     if isinstance(value, EnumType):
-        return "value"  # a member by its value: what `inspect` says of an enumeration differs from Python to Python
+        return "value"  # a member by its value: `inspect` of an enumeration differs between versions of Python
     try:
         parameters = inspect.signature(value).parameters.values()
     except (ValueError, TypeError):

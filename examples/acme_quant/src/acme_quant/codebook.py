@@ -115,7 +115,7 @@ class AcmeNf3(NumberFormat):
         return t.copy_(torch.where(t.isnan(), t, nearest))
 
     def encode(self, t: Tensor) -> Tensor:
-        # A codebook value is nearest to itself, so that rounding and encoding are the same search.
+        # A codebook value is nearest to itself, so rounding and encoding use the same search.
         return torch.bucketize(t, BOUNDS.to(t.device), out_int32=True).to(self.storage_dtype)
 
     def decode(self, codes: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ def local_checkpoint(name: str | Path, revision: str | None = None) -> Path:
 
     try:
         return Path(snapshot_download(str(name), revision=revision))
-    except Exception as error:  # of any kind: the name, the network, the cache
+    except Exception as error:  # errors of any kind: name, network, cache
         raise CheckpointError(
             f"'{name}' is not a local directory, and loading it from the Hub failed: {type(error).__name__}: {error}"
         ) from error

@@ -225,7 +225,7 @@ def group_of(block: Mapping[str, Any], layer: str) -> Mapping[str, Any]:
         layer: Full name of a quantized layer.
 
     Raises:
-        ConfigError: No group is about it, or a value is of another type than it has.
+        ConfigError: No entry targets the layer, or a value has the wrong type.
     """
     groups = [group for group in value_of(block, "config_groups", Mapping, {}).values() if isinstance(group, Mapping)]
     named = [group for group in groups if any(_names(str(target), layer) for target in value_of(group, "targets", list, []))]
@@ -257,7 +257,7 @@ def layer_config(block: Mapping[str, Any], name: str, stored: Container[str]) ->
         stored: Names of the checkpoint's tensors.
 
     Raises:
-        ConfigError: No group is about it, or a value is of another type than it has.
+        ConfigError: No entry targets the layer, or a value has the wrong type.
         UnsupportedError: It is quantized in another way than readers here know.
     """
     if f"{name}.weight_g_idx" in stored:
