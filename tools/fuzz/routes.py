@@ -82,9 +82,7 @@ def ending(route: str, directory: Path, out: Path, code: int, said: str) -> str:
     last = "\n".join(said.splitlines()[said.splitlines().index(sentences[-1]) :]) if sentences else said.strip()
     if code != 2 or not sentences or "--debug" in last:
         return f"exit code {code}: {last}"
-    unnamed = [
-        name for name in left if not (name.endswith(".partial") and name in said)
-    ]  # finished blocks stay, and a message names their folder
+    unnamed = [name for name in left if not (name.endswith(".partial") and name in said)]  # a message names finished blocks
     if unnamed:
         return f"left behind {unnamed}"
     is_named = str(directory) in last or "layer" in last or "tensor(s): " in last

@@ -46,10 +46,7 @@ from tools.mutants.operators import Mutation, mutations_of, one_of_each_line
 CACHE = ROOT / ".mutants"
 SCORE = 0.85  # share of the changes that a package's tests must notice
 LEAST = 6  # least number of changes of a package
-WHOLE, NEAR = (
-    30.0,
-    15.0,
-)  # seconds within which the mirrored test file runs whole, and files of the same folder with a test of the line
+WHOLE, NEAR = 30.0, 15.0  # seconds within which the mirrored test file runs whole, and files of its folder with a test of the line
 OTHERS = 8.0  # seconds for tests of other files
 AT_IMPORT = 240.0  # seconds for tests of the distribution if the line runs at import
 MOST, FEW = 80, 12  # tests of other folders; first tests if there are no nearer ones
