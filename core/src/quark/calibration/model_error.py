@@ -1,13 +1,13 @@
-"""ModelError: the error of the last block's output, as the run rounds and with all layers rounded to nearest.
+"""ModelError: the error of the last block's output, with the rounding of the run and with round-to-nearest.
 
-Layers are validated one by one, and errors of one add to those of another: codes that are better in every
-layer can be worse in the model. The first tokens of the first calibration sample say whether they are. Beside
-the forwards of the run, two short ones pass every block before it is changed: one as it is, one with its
-layers rounded to nearest. What the run's own forward of that sample gives for these tokens is the third: in a
-model that looks back alone, it does not depend on the tokens behind them.
+Layers are validated one by one, but their errors add up: codes that are better in every layer can be worse in
+the model. The first tokens of the first calibration sample show whether they are. Two short forwards, beside
+the forwards of the run, pass every block before it is changed: one through the float block, one with its
+layers rounded to nearest. The third output is that of the run's own forward for these tokens: in a causal
+model, it does not depend on later tokens.
 
-With few tokens, these are among those that are held out for roundings (`quark.calibration.held_out`). With
-many, they are in the statistics, as are those: codes are hardly fitted to single tokens then.
+With few tokens, these are among the tokens that are held out for roundings (`quark.calibration.held_out`).
+With many, they are in the statistics, like the held-out tokens: codes then hardly overfit single tokens.
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.quant_plan import has_static_scale
 
 ONE_IN = 64
-"""One calibration token of this number is compared: two forwards of these cost 3 % of one of all."""
+"""One in this many calibration tokens is compared: two forwards of these cost 3 % of one forward of all
+tokens.
+"""
 MOST_TOKENS = 512
-"""More are not compared: they would tell little more."""
+"""Maximum number of compared tokens; more would hardly reduce the noise."""
 FEWEST_TOKENS = 8
-"""Fewer would tell nothing."""
+"""Minimum number of compared tokens; with fewer, the comparison would be noise."""
 
 
 @attrs.define(eq=False, slots=False)
@@ -43,7 +45,7 @@ class ModelError:
     """Compares the outputs of the last block, on the first tokens of the first call.
 
     Attributes:
-        calls: Of the two short forwards; none where nothing is compared.
+        calls: Calls of the two short forwards; none if nothing is compared.
     """
 
     calls: Sequence[Call] = ()
@@ -53,11 +55,11 @@ class ModelError:
 
     @classmethod
     def of(cls, model: nn.Module, blocks: Sequence[Block], data: Sequence[Call], rows: Sequence[PlanRow]) -> Self:
-        """Return the comparison of a run; it compares nothing where that is not possible.
+        """Return the comparison of a run; it compares nothing if that is not possible.
 
-        It is for models that look back alone and are called with token ids alone, and for schemes that
-        quantize no outputs and have no static scales: few tokens have a smaller range than all, so that
-        rounding to nearest would look better than it is.
+        It is for causal models that are called with only token ids, and for schemes that quantize no outputs
+        and have no static scales. Few tokens have a smaller range than all tokens, so rounding to nearest
+        would look better than it is.
 
         Args:
             model: The model.
@@ -88,7 +90,7 @@ class ModelError:
             handle.remove()
 
     def pass_block(self, block_run: BlockRun | None, block: Block, rows: Sequence[PlanRow]) -> None:
-        """Lead both short forwards through a float block, and end them behind the last one."""
+        """Lead both short forwards through a float block, and end them after the last block."""
         probes = () if block_run is None else block_run.probes
         if block_run is None or not probes:
             return
@@ -100,7 +102,7 @@ class ModelError:
     def figures(self) -> dict[str, Any]:
         """Return the relative squared errors of the last block's output, means over tokens.
 
-        Empty where nothing was compared.
+        Empty if nothing was compared.
 
         Returns:
             ``error`` as the run rounds, ``nearest_error`` with all layers rounded to nearest, the
@@ -115,9 +117,9 @@ class ModelError:
 
     def _keep(self, _: Forward, output: Any) -> None:
         self._outputs.append(tensor_of(output)[0].clone())
-        raise GreenletExit  # nothing behind the last block is compared
+        raise GreenletExit  # nothing after the last block is compared
 
     def _keep_own(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> None:
         forward = current_forward()
         if forward is not None and forward.number == 0 and not forward.is_float:
-            self._own = tensor_of(output)[0, :MOST_TOKENS].clone()  # of a rehearsal too: the last one counts
+            self._own = tensor_of(output)[0, :MOST_TOKENS].clone()  # also in a rehearsal: the last one counts

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 Report = Callable[[FinishedRun, Path, str, Callable[[], CheckpointSource]], None]
 """Writes files about a run into its complete checkpoint, which may still be renamed.
 
-Of the run, the checkpoint, the torch device of the run, and a function that opens the float checkpoint once
-more; `quark_workbench.report.ReportOptions` is one.
+The arguments are the run, the checkpoint, the torch device of the run, and a function that opens the float
+checkpoint once more. `quark_workbench.report.ReportOptions` is an example.
 """
 
 
@@ -67,49 +67,51 @@ def quantize_checkpoint(
 ) -> QuantPlan:
     """Quantize a checkpoint.
 
-    The result is what loading, `ModelQuantizer.quantize_model` and an export give, byte for byte.
+    The result equals that of loading, `ModelQuantizer.quantize_model` and an export, byte for byte.
 
-    Only what lies in no decoder block, and one block are in memory, but for exporters and transforms that
-    need the whole model. Blocks that are finished when a run is killed or fails stay, beside a journal; the
-    same call with ``resume=True`` goes on with the next one, and does nothing where ``out`` is finished.
+    One decoder block at a time is in memory, besides the tensors outside the blocks. Some exporters and
+    transforms need the whole model.
+
+    If a run fails or is killed, its finished blocks and a journal stay on the disk. The same call with
+    ``resume=True`` continues with the next block; if ``out`` is finished, it does nothing.
 
     Args:
         source: Directory of a checkpoint in Hugging Face form: float, or quantized in a layout that an
             installed plugin dequantizes.
-        out: Directory to write; it must not exist, be empty, or hold what ``options.overwrite`` lets be
-            replaced. It appears when complete.
-        config: What each layer gets.
-        data: Calibration data (see `quark.calibration.batches.calls`), or a function that gives them to what
-            needs them, if anything does.
+        out: Directory to write. It must not exist or must be empty, unless ``options.overwrite`` is set. It
+            appears when it is complete.
+        config: The quantization configuration.
+        data: Calibration data (see `quark.calibration.batches.calls`), or a function that returns them. The
+            function is called only if something needs data.
         device: Torch device to work on.
-        dtype: Of the float model: a key of float32, bfloat16, float16; ``auto`` takes what the checkpoint
-            says.
+        dtype: Dtype of the float model: float32, bfloat16 or float16; ``auto`` takes the checkpoint's dtype.
         exporter: Name of an exporter.
-        options: Of the export, those of the exporter's own among them.
-        weight_converters: What stored tensors become before they are the model's
-            (``transformers.core_model_loading`` and `quark.models.hf.weight_converters`); None: a template's.
+        options: Options of the export, including the exporter's own options.
+        weight_converters: Conversions from stored tensors to the model's tensors
+            (``transformers.core_model_loading`` and `quark.models.hf.weight_converters`). None takes those of
+            the template.
         trust_remote_code: Whether code that comes with the checkpoint may run.
-        resume: Whether to go on from the finished blocks of an earlier run to ``out``; without any, the run
-            starts from the beginning.
+        resume: Whether to continue after the finished blocks of an earlier run to ``out``. If there are none,
+            the run starts from the beginning.
         restart: Whether to discard finished blocks of an earlier run to ``out``.
         report: Writes the report of the finished run beside the weights; None writes none.
         ranks: The processes that share the run and its files
             (`quark.base.process_group.ranks_of_environment`).
 
     Returns:
-        What was done to each layer; where nothing was left to do, what was planned.
+        The plan as it was carried out. If ``out`` was already finished, the plan of the run.
 
     Raises:
         OutputError: ``out`` is in use, another process is writing to it, or it cannot be written.
-        ResumeError: Finished blocks lie there and nothing is said of them, or they, or ``out``, are of
-            another run; what differs is named.
-        CheckpointError: The checkpoint is damaged, incomplete, or of another model than its config.json says.
-        ConfigError, UnknownNameError, UnsupportedError, CalibrationError: What is asked for is not there,
-            does not fit, or lacks data.
-        RankError: Another rank has failed, or has been asked for something else.
+        ResumeError: ``out`` has finished blocks, but neither ``resume`` nor ``restart`` is set. Or the blocks
+            or ``out`` belong to another run; the message names the differences.
+        CheckpointError: The checkpoint is damaged, incomplete, or does not fit its config.json.
+        ConfigError, UnknownNameError, UnsupportedError, CalibrationError: A setting is wrong, unknown or
+            unsupported, or calibration data are missing.
+        RankError: Another rank has failed, or was started with other settings.
         NonFiniteError: A weight or an activation holds NaN or Inf.
-        PluginError: A plugin raised an error, or returned what cannot be built on; names plugin, version,
-            algorithm and layer.
+        PluginError: A plugin raised an error or returned an invalid result. The message names the plugin, its
+            version, the algorithm and the layer.
     """
     told = {"source": str(source), "out": str(out), **settings_told(config)}
     with own_torch_state(takes_turns=ranks.size == 1), running("quantize", speaks=ranks.is_first, **told) as events:
@@ -142,9 +144,9 @@ def opened_checkpoint(
 ) -> tuple[Sequence[Shard], CheckpointSource]:
     """Return the files of a checkpoint, and its tensors with the model on the meta device.
 
-    Nothing has been read but headers.
+    Only headers have been read.
 
-    Arguments and errors as of `quantize_checkpoint`.
+    Arguments and errors are those of `quantize_checkpoint`.
     """
     torch_dtype(dtype)
     shards = check_shards(source)
@@ -207,13 +209,13 @@ class CheckpointRun:
 
     @contextmanager
     def streamed(self, directory: Path) -> Iterator[tuple[StartedRun, BlockSink]]:
-        """Start the run, or go on with an interrupted one; yield it, and its sink.
+        """Start the run, or continue an interrupted one; yield the started run and its sink.
 
         The sink writes each block as soon as it is quantized, and enters it in a journal if the run keeps
         one.
 
         Args:
-            directory: That becomes the output; one with finished blocks is gone on with.
+            directory: The directory that becomes the output; it may have finished blocks.
         """
         run = self.run
         journal = Journal.read(directory.parent) if run.ranks.is_first and finished_blocks(directory.parent) else None
@@ -244,11 +246,11 @@ class CheckpointRun:
             yield stream
 
     def _sink(self, started: StartedRun, stream: BlockStream | None, journal: Journal | None) -> BlockSink:
-        """Return the sink that a rank hands its blocks to.
+        """Return the sink of a rank.
 
-        In a run with calibration data every rank comes to the same layers, and the first one writes them.
-        Without, each block is one rank's, which reads, rounds and writes it; if the exporter cannot share its
-        files (`quark.checkpoint.Exporter.shares`), all are the first one's.
+        In a run with calibration data, every rank computes the same layers, and the first rank writes them.
+        Without data, one rank reads, rounds and writes each block. If the exporter cannot share its files
+        (`quark.checkpoint.Exporter.shares`), the first rank does so for all blocks.
         """
         run, model, output = started.run, started.model, self.output
         blocks = decoder_blocks(model, started.plan.architecture)
@@ -268,7 +270,7 @@ class CheckpointRun:
         return sink
 
     def work_on_whole(self, report: Report | None) -> QuantPlan:
-        """Read the whole model, quantize it in memory, then write it; of several ranks, the first does.
+        """Read the whole model, quantize it in memory, then write it on the first rank.
 
         Returns the plan of what was done.
         """

@@ -33,9 +33,9 @@ class Output:
         exporter: Name of the exporter.
         writer: The exporter.
         options: Options of the export.
-        leftover: Whether finished blocks of an earlier run are resumed or discarded, or refuse the run.
-        ranks: The processes that write to it. The first makes its directory and gives it its name.
-        source: The float checkpoint, copies of whose files may lie there.
+        leftover: Whether finished blocks of an earlier run are resumed or discarded, or stop the run.
+        ranks: The processes that write to it. The first creates its directory and renames it at the end.
+        source: The float checkpoint. The output may have copies of its files.
     """
 
     path: Path
@@ -60,35 +60,35 @@ class Output:
     ) -> Self:
         """Return the output, after checks that a run may write to it.
 
-        Arguments and errors as of `quark.runs.quantize_checkpoint`.
+        Arguments and errors are those of `quark.runs.quantize_checkpoint`.
         """
         if resume and restart:
-            raise ConfigError("resume goes on from the finished blocks of an earlier run, and restart discards them: set one of the two")
+            raise ConfigError("resume keeps the finished blocks of an earlier run, and restart discards them: set one of the two")
         leftover: Leftover = "resume" if resume else "restart" if restart else "refuse"
-        if ranks.is_first:  # the locks that are tried would look to the other ranks like those of another run
+        if ranks.is_first:  # other ranks would take the locks of this check for another run's
             refuse_used_directory(path, exporter, overwrite=options.overwrite, resume=resume, source=source)
             refuse_unfinished_run(path, leftover)
         return cls(path, exporter, exporter_of(exporter, options), options, leftover, ranks, source)
 
     def is_finished(self, identity: RunIdentity) -> bool:
-        """Return whether a run that is to be resumed, the one of that identity, has nothing left to do.
+        """Return whether the run of that identity is to be resumed, but is already finished.
 
-        Raises as `is_finished_run`.
+        Raises the errors of `is_finished_run`.
         """
         if self.leftover != "resume":
             return False
         is_finished = self.ranks.is_first and is_finished_run(self.path, identity, overwrite=self.options.overwrite)
         if is_finished:
-            get_logger().info(f"'{self.path}' is finished: this very run has written it, and there is nothing left to do.")
+            get_logger().info(f"'{self.path}' is complete: an earlier run with the same settings has written it.")
         return self.ranks.broadcast(is_finished)
 
     def built(self) -> AbstractContextManager[Path]:
-        """Return the context of the directory that the first rank writes to, which becomes the output."""
+        """Return a context with the directory that the first rank writes to. It becomes the output."""
         return exporting(self.exporter, self.path, overwrite=self.options.overwrite, leftover=self.leftover, source=self.source)
 
     @contextmanager
     def opened(self) -> Iterator[Path]:
-        """Yield the directory to write to, which becomes the output, on every rank."""
+        """Yield, on every rank, the directory to write to. It becomes the output."""
         if not self.ranks.is_first:
             directory = Path(self.ranks.broadcast(""))
             if not directory.is_dir():
@@ -103,18 +103,18 @@ class Output:
             yield directory
 
     def refuse_unstorable(self, model: nn.Module, plan: QuantPlan) -> None:
-        """Raise UnsupportedError if the layout cannot hold the model, which is on the meta device."""
+        """Raise UnsupportedError if the layout cannot hold the model. The model is on the meta device."""
         content = CheckpointContent(model, plan.config, plan)
         refuse_unstorable(self.exporter, self.writer, content, quantized_skeleton(model, plan), self.options)
 
     def has_journal(self, run: Run) -> bool:
-        """Return whether a run enters its finished blocks in a journal, from which it can be resumed."""
+        """Return whether a run keeps a journal of its finished blocks, so that it can be resumed."""
         return run.algorithms.works_by_block and self.writer.resumes and not self.is_divided(run)
 
     def is_divided(self, run: Run) -> bool:
-        """Return whether each block is one rank's.
+        """Return whether each block is quantized by one rank.
 
-        That is so where there are several, and no calibration forward has to pass all blocks.
+        That is so if there are several ranks and no calibration forward has to pass all blocks.
         """
         return self.ranks.size > 1 and not run.needs_data
 
@@ -123,12 +123,12 @@ class Output:
         return self.writer.shares and self.is_divided(run)
 
     def refuse_to_resume(self, run: Run) -> None:
-        """Raise UnsupportedError if a run that keeps no journal is to resume."""
+        """Raise UnsupportedError if a run is to be resumed but keeps no journal."""
         if self.leftover != "resume" or self.has_journal(run):
             return
-        reason = f"the exporter '{self.exporter}' cannot go on with an export of another process (it does not say resumes = True)"
+        reason = f"the exporter '{self.exporter}' cannot continue an interrupted export (it does not say resumes = True)"
         if not run.algorithms.works_by_block:
-            reason = "an algorithm of it changes the whole model, so that nothing is written before all of it is quantized"
+            reason = "one of its algorithms changes the whole model, so nothing is written before all of it is quantized"
         elif self.is_divided(run):
-            reason = f"nothing in it needs calibration data, and {self.ranks.size} processes divide its blocks without a journal of them"
-        raise UnsupportedError(f"this run cannot be resumed: {reason}. Leave out resume=True (--resume); it starts from the beginning")
+            reason = f"it needs no calibration data, and its {self.ranks.size} processes divide the blocks without a journal"
+        raise UnsupportedError(f"this run cannot be resumed: {reason}. Leave out resume=True (--resume) to start from the beginning")

@@ -1,4 +1,4 @@
-"""StartedRun and FinishedRun: how a run starts, what it has while it works on blocks, and how it finishes."""
+"""StartedRun and FinishedRun: how a run starts, what it has while it quantizes blocks, and how it ends."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ class StartedRun:
 
     Attributes:
         run: The run, without the transforms that validation refused.
-        model: The model; it has all modules and tensors outside the blocks that the finished model has.
+        model: The model. Outside the blocks, it has the modules and tensors of the finished model.
         source: Loads the tensors of the blocks.
-        transforms: The transforms, started with the model, in order.
+        transforms: The started transforms, in order.
         validations: Validations of the transforms, by name.
         spilled: Storage for the tensors of forwards that wait at a block; None leaves them in memory.
         rounding: Chooses codes.
         tunings: Tunings by name, in the order in which they are applied.
         input_groups: Learns from block to block which layers share an input.
-        freed: Gives memory back to the system.
+        freed: Returns freed memory to the system.
         figures: Collects metrics of layers and blocks in the report, and has the run's clock.
     """
 
@@ -98,11 +98,11 @@ class StartedRun:
         return exporter.stream(content, quantized_skeleton(self.model, self.plan), directory, options)
 
     def learned(self) -> dict[str, Any]:
-        """Return the state that goes from block to block, as JSON values."""
+        """Return the state that later blocks need, as JSON values."""
         return {"input_groups": self.input_groups.learned(), "transforms": [t.learned() for t in self.transforms]}
 
     def recall(self, learned: Mapping[str, Any]) -> None:
-        """Take over the state of an interrupted run."""
+        """Restore the state of an interrupted run."""
         self.input_groups.recall(learned["input_groups"])
         for transform, own in zip(self.transforms, learned["transforms"], strict=True):
             transform.recall(own)
@@ -115,7 +115,7 @@ class FinishedRun:
     Attributes:
         run: The run, with its data.
         content: The quantized model, and its plan as it was carried out.
-        report: The metrics that were measured in the run.
+        report: The metrics of the run.
     """
 
     run: Run
@@ -128,9 +128,9 @@ def start_run(run: Run, model: nn.Module, source: RunSource | None = None) -> St
     """Start a run: validate transforms, and apply the accepted ones outside the decoder blocks.
 
     Args:
-        run: With its data.
-        model: Of the plan.
-        source: Has the tensors of ``model``, where that does not have them itself.
+        run: The run, with its data.
+        model: The model of the plan.
+        source: Source of the tensors of ``model``. None if the model is in memory.
     """
     source = source or InMemorySource()
     spilled = _spilled(run.plan.config)
@@ -148,8 +148,8 @@ def start_run(run: Run, model: nn.Module, source: RunSource | None = None) -> St
 def start_transforms(model: nn.Module, plan: QuantPlan, algorithms: Algorithms) -> list[StartedTransform]:
     """Start transforms: each changes the tensors outside the decoder blocks, all of which are in memory.
 
-    The model has all tensors outside the blocks then that the finished model has, by which the files of an
-    export are laid out.
+    Afterwards, the model has the same tensors outside the blocks as the finished model. Exports need this for
+    their layout.
     """
     started = algorithms.started_transforms(model, plan)
     for transform in started:
@@ -161,9 +161,8 @@ def start_transforms(model: nn.Module, plan: QuantPlan, algorithms: Algorithms) 
 def finish_run(started: StartedRun, sink: BlockSink, report: CalibrationReport) -> FinishedRun:
     """Finish the sink of a run whose blocks are quantized, and return the `FinishedRun`.
 
-    It has the plan of what was done, without transforms that have changed none of the blocks. For users, the
-    model has the results as attributes: ``quant_config``, ``quark_plan``, ``quark_report`` and
-    ``quark_quantized``.
+    Its plan leaves out transforms that have changed nothing. The model gets the results as attributes:
+    ``quant_config``, ``quark_plan``, ``quark_report`` and ``quark_quantized``.
     """
     run, model = started.run, started.model
     transforms = enumerate(zip(run.algorithms.transforms, started.transforms, strict=True))
@@ -178,7 +177,7 @@ def finish_run(started: StartedRun, sink: BlockSink, report: CalibrationReport) 
 
 
 def _spilled(config: QConfig) -> SpilledInputs | None:
-    """Return the store of block inputs beyond the memory that they may take."""
+    """Return the store of block inputs that exceed the allowed memory, or None."""
     if config.spill_directory is None:
         return None
     allowed = allowed_activations(config, torch.device("cpu"))

@@ -22,24 +22,24 @@ from quark.models.plan.family import architecture_of
 
 __all__ = ["NOT_COMPARABLE", "hidden_errors"]
 
-NOT_COMPARABLE = "The hidden states cannot be compared: a transform, such as a rotation, has changed their basis."
+NOT_COMPARABLE = "The hidden states cannot be compared, since a transform, such as a rotation, changed their basis."
 _SAME_BASIS = 0.5
-"""Relative squared error at the entry of the first block above which the hidden states are of another basis;
-two random ones have 2.
+"""Relative squared error at the first block above which the hidden states have another basis; random states
+have 2.
 """
 
 
 @conducts_forwards
 def hidden_errors(source: BlockSource, float_model: nn.Module, quantized: nn.Module, calls: Sequence[Call]) -> dict[str, dict[str, Any]]:
-    """Return the `depth_figures` of each block, by name; empty where the two cannot be compared.
+    """Return the `depth_figures` of each block, by name; empty if they cannot be compared.
 
-    One float block is in memory at a time, and the quantized model as a whole.
+    Memory holds one float block and the whole quantized model.
 
     Args:
-        source: Has the tensors of ``float_model``.
-        float_model: On the meta device, its plan prepared with the source.
+        source: Source of the tensors of ``float_model``.
+        float_model: The float model on the meta device, prepared with the source.
         quantized: The quantized model, in memory.
-        calls: Samples, of which the first `DEPTH_CALLS` are used.
+        calls: Samples; the first `DEPTH_CALLS` are used.
     """
     blocks = decoder_blocks(float_model, architecture_of(float_model))
     others = [Block(b.name, quantized.get_submodule(b.name)) for b in blocks]
@@ -65,8 +65,8 @@ class _Side:
 
     Attributes:
         steps: The forwards.
-        blocks: Of the model.
-        entered: What entered the first block, by call.
+        blocks: Blocks of the model.
+        entered: Input of the first block, by call.
     """
 
     steps: LockStep
@@ -75,7 +75,7 @@ class _Side:
 
     @torch.no_grad()
     def passed(self, index: int) -> dict[int, Tensor]:
-        """Lead all forwards through a block, and return the hidden states behind it, by call."""
+        """Run all forwards through a block, and return the hidden states after it, by call."""
         outputs: dict[int, Tensor] = {}
 
         def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -106,16 +106,16 @@ def _error(entered: dict[int, Tensor], other: dict[int, Tensor]) -> float:
 
 
 DEPTH_CALLS = 4
-"""Calibration samples whose hidden states are compared: a few thousand tokens give the mean to about a tenth
-of a dB.
+"""Calibration samples whose hidden states are compared: a few thousand tokens determine the mean to about a
+tenth of a dB.
 """
 
 
 class DepthError:
     """Compares the hidden states of float and quantized forwards of the same calls, block by block.
 
-    Those of the first `DEPTH_CALLS` calls are held from the time that one of the two leaves a block until the
-    other does.
+    The hidden states of the first `DEPTH_CALLS` calls are held from when one of the two forwards leaves a
+    block until the other does.
     """
 
     def __init__(self) -> None:
@@ -131,10 +131,7 @@ class DepthError:
             yield
 
     def of(self, block: str) -> dict[str, Any]:
-        """Return the figures of a block, as `depth_figures`, and forget its errors.
-
-        Empty where nothing was compared.
-        """
+        """Return a block's error, as `depth_figures` does, and forget it; empty if nothing was compared."""
         return depth_figures(self._errors.pop(block, []))
 
     def _hook(self, name: str) -> Any:
@@ -160,8 +157,8 @@ def depth_figures(errors: Sequence[OutputError]) -> dict[str, Any]:
 
     Returns:
         ``relative_error``: ‖h − ĥ‖² ÷ ‖h‖² of each token, averaged, so that a token with massive activations
-            counts as any other;
-        ``snr_db``: −10 log10 of that, None where there is no error; ``tokens``.
+            counts like any other;
+        ``snr_db``: −10 log10 of that, None without error; ``tokens``.
     """
     relative = torch.cat([error.relative for error in errors]) if errors else torch.zeros(0, dtype=torch.float32)
     if not len(relative):
