@@ -161,5 +161,5 @@ def test_a_zero_point_that_the_format_does_not_hold_is_dequantized_and_not_kept(
     tensors["layer.qzeros"].fill_(-1)
     one = float_tensor({"group_size": SIZE}, tensors)
     assert one.make(tensors, torch.float32).shape == weight.shape
-    with pytest.raises(CheckpointError, match=r"zero point of 16.*--no-keep-prequantized"):
+    with pytest.raises(CheckpointError, match=r"zero point 16.*--no-keep-prequantized"):
         one.layers[0].read(tensors)
