@@ -17,29 +17,6 @@ from hypothesis import settings
 settings.register_profile("quark", deadline=None)
 settings.load_profile("quark")
 
-WHOLE_RUNS = {
-    "composes_with_other_transforms",
-    "composes_with_roundings",
-    "dequantizes_what_it_wrote",
-    "every_algorithm_runs",
-    "gives_the_same_each_time",
-    "honours_or_refuses_common_options",
-    "is_inspected",
-    "is_the_same_on_two_ranks",
-    "keeps_codes_and_rounds_scales",
-    "quantizes_and_reloads",
-    "reloads_to_the_same_logits",
-    "resumes",
-    "resumes_to_the_same_bytes",
-    "runs_from_codes",
-    "stores_or_refuses_every_scheme",
-    "streams_to_the_same_bytes",
-    "tunes_every_format",
-    "works_on_an_accelerator",
-    "writes_the_same_from_disk",
-}
-"""The slowest conformance checks. Each runs for some plugins of its kind, and is marked slow for similar ones.
-"""
 OTHER_CPU = Path(__file__).parent / "tests" / "kit" / "other_cpu"
 OTHER_SYSTEM = OTHER_CPU.with_name("other_system")
 
@@ -99,12 +76,12 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark slow tests: all but every n-th combination of ``one_in(n)``, and `WHOLE_RUNS` with ``slow_runs``.
+    """Mark as slow: of a test ``one_in(n)`` all but every n-th combination of its parameters; of what has ``slow_runs``, whole runs.
 
     Tests that are marked ``posix`` are skipped on Windows.
 
-    ``slow_runs`` may name checks; then only these are slow. If one parameter has n values, each value of the
-    other parameters is combined with one of the n, in turn.
+    ``slow_runs`` stands for `quark_devkit.extent.WHOLE_RUNS`, or names checks: then these are slow, and no others.
+    With n values of one parameter each value of the others is combined with one of them, in turn.
     """
     marker = item.get_closest_marker("one_in")
     if marker is not None and sum(_positions(item)) % marker.args[0]:
@@ -112,6 +89,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     marker = item.get_closest_marker("posix")
     if marker is not None and (item.config.getoption("--system") == "windows" or sys.platform == "win32"):
         item.add_marker(pytest.mark.skip(reason=f"not on Windows: {marker.args[0]}"))
+    from quark_devkit.extent import WHOLE_RUNS
+
     marker = item.get_closest_marker("slow_runs")
     if marker is not None:
         callspec = getattr(item, "callspec", None)
@@ -175,9 +154,11 @@ def _announce(config: pytest.Config, tests: int, processes: int) -> None:
 
 
 def _is_whole_run(item: Any) -> bool:
-    """Return whether an item is a conformance check of the repository's own plugins with whole runs."""
+    """Return whether an item is a conformance check of the repository's own plugins that makes whole runs."""
+    from quark_devkit.extent import LAWS, WHOLE_RUNS
+
     is_check = getattr(item.cls, "kind", None) is not None or "::" in getattr(getattr(item, "callspec", None), "id", "")
-    return is_check and item.name.partition("[")[0].removeprefix("test_") in WHOLE_RUNS
+    return is_check and item.name.partition("[")[0].removeprefix("test_") in WHOLE_RUNS | LAWS
 
 
 def _function(item: Any) -> str:
