@@ -143,6 +143,14 @@ def test_the_tensors_are_those_that_the_class_gives_byte_by_byte(family: str, sc
     assert set(given_config["exclude"]) >= {as_stored(name, one) for name in wanted_config["exclude"]} & layers_of(source)
 
 
+def test_of_a_tied_head_too_no_memory_is_taken_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = stored(FAMILIES["gemma 3, with a tied head"], tmp_path / "source")
+    monkeypatch.setattr(torch.nn.Linear, "reset_parameters", lambda layer: pytest.fail("memory") if not layer.weight.is_meta else None)
+    model = named_model(source)
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight  # type: ignore[operator]
+    assert all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+
+
 def layers_of(source: Path) -> set[str]:
     return {name.removesuffix(".weight") for name in tensors(source)}
 

@@ -105,7 +105,7 @@ def named_model(path: Path, dtype: str = "auto", device: torch.device | None = N
         model: NamedModel = kind()
         model.config = config
         builder.fill(model, root, "")
-    _tie(model)
+        _tie(model)
     model.stated_family = family_of(model, builder.floats)
     return model.eval()
 
