@@ -203,7 +203,7 @@ def evaluate(
 ) -> None:
     """Print the perplexity of MODEL, its KL divergence from a reference, or its scores in tasks.
 
-    For embedders, rerankers, reward models and classifiers, --reference compares embeddings, scores or classes.
+    For embedders, rerankers, reward models and classifiers, --reference compares what they are used for.
     """
     # Torch and transformers are imported in functions, not above: `quark --help` does without them.
     started = time.perf_counter()
