@@ -237,7 +237,7 @@ def _quantized(
     data = [{name: tensor.to(args.device) for name, tensor in batch.items()} for batch in calib]
     forward = _forward_seconds(model, data[:2]) * len(data) / len(data[:2])
     config = setting.config(model.config.model_type, place.scheme)
-    with _first_blocks(model, args.blocks), setting.replacing():
+    with first_blocks(model, args.blocks), setting.replacing():
         start = time.process_time()
         quantized = ModelQuantizer(config).quantize_model(model, data)
         cost = round((time.process_time() - start) / forward, 2)
@@ -255,7 +255,7 @@ def _forward_seconds(model: nn.Module, batches: Sequence[Batch]) -> float:
 
 
 @contextmanager
-def _first_blocks(model: Any, count: int | None) -> Iterator[None]:
+def first_blocks(model: Any, count: int | None) -> Iterator[None]:
     """Let a Llama or a model like it have its first decoder blocks alone in the body; None stands for all."""
     if count is None:
         yield
