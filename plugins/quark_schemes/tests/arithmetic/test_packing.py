@@ -107,7 +107,7 @@ def test_an_unknown_order_is_refused() -> None:
 
 
 def test_a_transposed_row_is_packed_as_any_other() -> None:
-    """Zero points of a weight with one group in a row come so: torch takes any stride of a row for contiguous."""
+    """Zero points of one group in a row come so; torch takes any stride of it for contiguous."""
     codes = torch.arange(16, dtype=torch.uint8) % 8
     row = codes[:, None].t()
     assert row.stride(0) == 1

@@ -8,8 +8,9 @@ from quark.config.tensor import QTensorConfig
 __all__ = ["vq2", "vq2_g64", "vq3", "vq3_g64"]
 
 _GROUP = 64
-"""Columns of a group. Its scale is the largest magnitude, so that entries lie near it: a channel may depend on
-a few large weights, which a scale of the mean square leaves far from all entries.
+"""Columns of a group. Its scale is the largest magnitude, so that entries lie near it.
+
+A scale of the mean square leaves the few large weights, on which a channel may depend, far from all entries.
 """
 
 
