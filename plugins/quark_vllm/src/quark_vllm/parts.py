@@ -158,6 +158,6 @@ def _cut_columns(weight: PackedWeight, columns: slice) -> PackedWeight:
                 scale = scale.narrow(axis, columns.start * many // weight.shape[1], few)
         return scale.contiguous()
 
-    uncut = {"outer_scale": qparams.outer_scale, "table": qparams.table}
-    own = attrs.evolve(attrs.evolve(qparams, **dict.fromkeys(uncut)).map(cut_scale), **uncut)
+    own = attrs.evolve(qparams, outer_scale=None, table=None).map(cut_scale)
+    own = attrs.evolve(own, outer_scale=qparams.outer_scale, table=qparams.table)
     return attrs.evolve(weight, tensors=weight.packing.pack(codes[:, columns].contiguous(), own), shape=shape)
