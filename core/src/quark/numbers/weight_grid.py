@@ -1,8 +1,8 @@
 """WeightGrid: the values that the weights of a rounding task can have, for column-by-column rounding.
 
 Layers that share an input are stacked and transposed into one matrix ``Wt [K, N]``, with K input channels and
-the N output channels of all layers: an input channel, a column of the weight, is then contiguous in memory.
-Scales are ``[groups, N]``.
+the N output channels of all layers. An input channel, which is a column of the weight, is then contiguous in
+memory. Scales are ``[groups, N]``.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from quark.numbers.tensor_quantizer import TensorQuantizer
 from quark.numbers.tiles import cast_finite
 
 _PROBES = 4097
-"""Values between the largest and its negative that `WeightGrid.gap` rounds: enough to tell neighbours of
-formats up to 12 bits apart.
+"""Number of values between the largest and its negative that `WeightGrid.gap` rounds: enough for formats up
+to 12 bits.
 """
 _RANGES = (1.0, 1.3, 1.7, 3.1, 23.0)
-"""Ends of ranges that make scales of different mantissas, unless these are powers of two."""
+"""Largest values that give scales of different mantissas, unless scales are powers of two."""
 
 
 class WeightGrid:
     """Scales and rounding of stacked weights, for any `TensorQuantizer`.
 
     Args:
-        quantizers: The weight quantizer of each layer, all of one spec.
-        rows: Output channels of each layer, N in all.
+        quantizers: The weight quantizer of each layer; all have one spec.
+        rows: Number of output channels of each layer, N in total.
         weight: ``Wt [K, N]``, float32; outer scales, and scales that span rows, are found from it.
         shared: Whether the layers share the scale that spans a whole tensor.
         importance: Second moments of the input channels, ``[K]``, by which a format with a table learns it;
@@ -44,13 +44,13 @@ class WeightGrid:
 
     Attributes:
         columns: K, the number of input channels.
-        group: Input channels in a row that share a scale; K where there is one scale for each row, tensor or
-            block of rows.
-        fixed: The scales of round-to-nearest, where scales span rows or groups and so cannot be found group
-            by group; else None.
-        spans: Where they do, the number of the scale, from 0 on, that each group of each row has,
-            ``[groups, N]``; else None.
-        number_of_spans: How many of these scales there are; 0 where none span rows or groups.
+        group: Number of consecutive input channels that share a scale; K if there is one scale for each row,
+            tensor or block of rows.
+        fixed: The scales of round-to-nearest, if scales span rows or groups and so cannot be found group by
+            group; else None.
+        spans: Index of the scale of each group of each row, ``[groups, N]``, if scales span rows or groups;
+            else None.
+        number_of_spans: Number of these scales; 0 if none span rows or groups.
         vector: How many channels in a row are rounded together (`quark.numbers.NumberFormat.vector`).
         table: The table of the layer's format, or None. A layer with a table has a grid of its own.
     """
@@ -87,17 +87,17 @@ class WeightGrid:
         self.fixed = self._fixed_scales(weight, common) if group is None else None
 
     def of_rows(self, rows: slice) -> WeightGrid:
-        """Return the grid of some rows, for scales and rounding alone; not where `fixed` scales span rows."""
+        """Return the grid of some rows, only for scales and rounding; not if `fixed` scales span rows."""
         part = copy.copy(self)
         part._outer = None if self._outer is None else self._outer[rows]
         return part
 
     def scales(self, w: Tensor) -> GroupScales:
-        """Return the scales of ``w [m · group, N]`` by its own ranges, as in round-to-nearest."""
+        """Return the scales of ``w [m · group, N]`` from its own ranges, as in round-to-nearest."""
         return self._scales_from_ranges(*self.ranges(w), observed=True)
 
     def scales_of_ranges(self, low: Tensor, high: Tensor) -> GroupScales:
-        """Return scales of ranges ``[m, N]`` that a search chose, as the spec stores them."""
+        """Return scales for ranges ``[m, N]`` that a search chose, in the form that the spec stores."""
         return self._scales_from_ranges(low, high, observed=False)
 
     def _scales_from_ranges(self, low: Tensor, high: Tensor, *, observed: bool) -> GroupScales:
@@ -107,9 +107,7 @@ class WeightGrid:
     def with_subscales(self, w: Tensor, scales: GroupScales) -> GroupScales:
         """Return scales with the subscales of a microexponent format, chosen from ``w [m · group, N]``.
 
-        They have one row for each input channel.
-
-        Returns ``scales`` itself for formats without subscales.
+        They have one row for each input channel. Formats without subscales return ``scales`` itself.
         """
         if not self.has_subscales:
             return scales
@@ -122,11 +120,11 @@ class WeightGrid:
 
     @property
     def has_subscales(self) -> bool:
-        """Whether `with_subscales` has anything to decide."""
+        """Whether `with_subscales` changes anything."""
         return self.table is None and self._element_format is not self._level.format
 
     def round_(self, t: Tensor, scales: GroupScales) -> Tensor:
-        """Round ``t [m · group, N]``, or ``[N]`` with the scales of one group, in place; return it.
+        """Round ``t [m · group, N]``, or ``[N]`` with the scales of one group, in place, and return it.
 
         ``[N]`` is for formats whose `vector` is 1.
         """
@@ -137,7 +135,7 @@ class WeightGrid:
         return self._round(t, scales)
 
     def error(self, w: Tensor, scales: GroupScales, out: Tensor) -> Tensor:
-        """Return ``w − Q(w)`` of a contiguous ``w [m · group, N]`` in ``out``, in few passes."""
+        """Write ``w − Q(w)`` of a contiguous ``w [m · group, N]`` to ``out`` in few passes, and return it."""
         size = w.shape[0] // scales.scale.shape[0]
         w, out, scales = w.view(-1, size, w.shape[1]), out.view(-1, size, w.shape[1]), scales.map(lambda x: x.unsqueeze(1))
         return torch.addcmul(w, self._steps(w, scales, out), scales.scale, value=-1, out=out).view(-1, w.shape[2])
@@ -150,11 +148,11 @@ class WeightGrid:
         The values are those of `round_`.
 
         Args:
-            scales: Of all groups, or of all channels (`with_subscales`).
+            scales: Scales of all groups, or of all channels (`with_subscales`).
             order: A permutation of the channels ``[K]``: number k then means channel ``order[k]``. A vector
                 stays together.
-            first: With scales of some channels alone, one row for each: the number of the first of them.
-            order_on_host: ``order`` as a list, for whoever has it already: it is read from its device else.
+            first: Index of the first channel, if ``scales`` has one row for each of several channels.
+            order_on_host: ``order`` as a list, if you have it; otherwise it is read from its device.
         """
         size = self.columns // scales.scale.shape[0] if first is None else 1
         return ColumnRounder(self._element_format, self._level.spec, scales, size, order, first or 0, order_on_host)
@@ -163,7 +161,7 @@ class WeightGrid:
         return self._steps(t, scales, t).mul_(scales.scale)
 
     def _steps(self, t: Tensor, scales: GroupScales, out: Tensor) -> Tensor:
-        """Return the values of the grid, in units of the scales, in ``out``, which may be ``t``."""
+        """Write grid values, in units of the scales, to ``out``, which may be ``t``, and return it."""
         if scales.inverse is None:
             torch.div(t, scales.scale, out=out)
         else:
@@ -187,11 +185,11 @@ class WeightGrid:
         return qparams
 
     def weights(self, qt: Tensor, scales: GroupScales, dtype: torch.dtype = torch.float32) -> list[tuple[Tensor, QParams, Tensor | None]]:
-        """Return the weight, the scales and the codes of each layer from values on the grid ``[K, N]``.
+        """Return the weight, the scales and the codes of each layer, from values on the grid ``[K, N]``.
 
         Weights ``[rows, K]`` are exactly the values of `dequantize`, in ``dtype``. A value beyond the range
-        of ``dtype`` becomes the nearest value of the grid that ``dtype`` has, or its largest. Codes are None
-        if rounding has found none.
+        of ``dtype`` becomes the nearest value of the grid in that range, or the largest value of ``dtype``.
+        Codes are None if rounding has found none.
         """
         layers = []
         limit = torch.finfo(dtype).max
@@ -199,8 +197,8 @@ class WeightGrid:
         is_beyond = max(-low, high) > limit
         for index, (quantizer, qparams) in enumerate(zip(self._quantizers, self.qparams(scales), strict=True)):
             values, codes = qt[:, self._slice(index)].t().contiguous(), None
-            # Two multiplications may differ from one by their product in the last bit; and a value that is
-            # cut off has another code. In 16 bits, neighbouring vectors may be hard to tell apart.
+            # Two multiplications may differ in the last bit from one multiplication by their product. A value
+            # that is cut off has another code. In 16 bits, neighbouring vectors may be hard to tell apart.
             if is_beyond or not quantizer.has_one_product or self.vector > 1:
                 codes = quantizer.codes_of(values.clamp_(-limit, limit), qparams)
                 values = quantizer.dequantize(codes, qparams)
@@ -209,7 +207,7 @@ class WeightGrid:
 
     @property
     def has_powers_of_two(self) -> bool:
-        """Whether `scales_of_ranges` returns powers of two, before outer scales multiply them."""
+        """Whether `scales_of_ranges` returns powers of two, before multiplication by outer scales."""
         high = torch.tensor(_RANGES, dtype=torch.float32)
         outer = None if self._outer is None else torch.ones((), dtype=torch.float32)
         scale = self._quantizers[0].scales_from_ranges(-high, high, outer, observed=False).scale
@@ -217,15 +215,14 @@ class WeightGrid:
 
     @property
     def max_magnitude(self) -> float:
-        """Largest representable magnitude in units of the scale; of symmetric specs."""
+        """Largest representable magnitude in units of the scale, for symmetric specs."""
         return self._level.format.max_magnitude(self._level.spec)
 
     @property
     def gap(self) -> float:
         """Ratio of an element's two largest magnitudes: 1.5 in FP4, 8 / 7 in INT4, about 1 in INT8.
 
-        It is 1 where there is none but 0 below the largest, such as in a ternary format, and where vectors
-        are rounded.
+        It is 1 if only 0 lies below the largest magnitude, as in a ternary format, and for vectors.
         """
         if self.vector > 1:
             return 1.0
@@ -246,7 +243,7 @@ class WeightGrid:
         return self._level.with_learned_table(w, self._level.qparams_from(observer), importance).table
 
     def _outer_scales(self, weight: Tensor, common: Observer | None) -> list[Tensor] | None:
-        """Return the outer scale of each layer, ``[]`` or ``[rows]``; None where the quantizers have none."""
+        """Return the outer scale of each layer, ``[]`` or ``[rows]``; None if the quantizers have none."""
         scales = []
         for index, quantizer in enumerate(self._quantizers):
             scale = quantizer.outer_scale(weight[:, self._slice(index)].t(), common)
@@ -260,7 +257,7 @@ class WeightGrid:
         return slice(start, start + self._rows[index])
 
     def _fixed_scales(self, weight: Tensor, common: Observer | None) -> GroupScales:
-        """Return scales that span rows, by the ranges of each layer, for every row and group."""
+        """Return scales that span rows, from the ranges of each layer, for every row and group."""
         is_shared = common is not None and self._outers is None
         count = 0
         for index in range(len(self._quantizers)):
@@ -275,7 +272,7 @@ class WeightGrid:
         return self._spanning_scales(torch.ones(count, device=weight.device, dtype=torch.float32), observed=True)
 
     def _level_range(self, weight: Tensor, index: int) -> tuple[Tensor, Tensor]:
-        """Return low and high of the stored level for a layer's weight ``[K, rows]``, in its units."""
+        """Return low and high of the stored level for a weight ``[K, rows]``, in the weight's units."""
         observer = self._level.observer()
         if self._outers is None or self._level.observer_class.is_extremes:
             observer.observe(weight.t())
@@ -301,7 +298,7 @@ class WeightGrid:
         return self._group_scales(self._spread([q.scale for q in parts]), self._spread(zeros) if zeros else None, self._outer)
 
     def _spread(self, parts: Sequence[Tensor]) -> Tensor:
-        """Expand one tensor for each layer, shaped as its scales that span rows, to ``[groups, N]``."""
+        """Expand tensors of scales that span rows, one for each layer, to ``[groups, N]``."""
         expand = self._level.granularity.expand_scale
         return torch.cat([expand(x, (rows, self.columns)).t() for x, rows in zip(parts, self._rows, strict=True)], 1).contiguous()
 

@@ -1,4 +1,4 @@
 """Checks of number formats: rounding, vectors, codes, scales, tensors, algorithms, accepted specs."""
 
 PARTS = ("rounding", "vectors", "codes", "tensors", "algorithms", "specs")
-"""The modules that hold them."""
+"""The modules with these checks."""
