@@ -55,11 +55,7 @@ def vector_mutant(check: str, about: str, value: Any) -> Mutant:
     return mutant(check, about, value, bits=value.bits, capabilities=())
 
 
-HEALTHY = (
-    record_of(broken_formats.Plain()),
-    record_of(broken_vectors.Pairs(), name="mutant_format", bits=3, capabilities=()),
-    record_of(broken_vectors.Learns(), name="mutant_format", bits=2, capabilities=()),
-)
+HEALTHY = (record_of(broken_formats.Plain()),)
 MUTANTS = (
     vector_mutant("rounds_each_vector_by_itself", "is moved by the first number of a row", broken_vectors.LooksAtNeighbours()),
     vector_mutant("rounds_to_the_nearest_vector", "prefers even numbers", broken_vectors.TakesAnother()),
