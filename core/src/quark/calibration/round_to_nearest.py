@@ -23,7 +23,7 @@ def rounding_tasks(
     held_out: HeldOut | None = None,
     ranks: Ranks = ALONE,
 ) -> list[RoundingTask]:
-    """Return the rounding tasks of layers: one for each spec, dtype and shared scale.
+    """Return the rounding tasks of layers: one for each spec, dtype and shared scale, or table.
 
     Args:
         layers: Layers by full name; layers without a weight quantizer, or with codes already, are left out.
@@ -45,7 +45,9 @@ def rounding_tasks(
     alike: dict[object, dict[str, QuantizedLayer]] = {}
     for name, layer in remaining.items():
         assert layer.weight_quantizer is not None
-        alike.setdefault((layer.weight_quantizer.quantizer, layer.weight.dtype, type(layer)), {})[name] = layer
+        quantizer = layer.weight_quantizer.quantizer
+        own = None if quantizer.stored_level.format.table_shape is None else name  # a layer with a table is a task by itself
+        alike.setdefault((quantizer, layer.weight.dtype, type(layer), own), {})[name] = layer
     return [*tasks, *(RoundingTask(members, statistics or {}, held_out=held_out, ranks=ranks) for members in alike.values())]
 
 
