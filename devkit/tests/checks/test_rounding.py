@@ -5,8 +5,9 @@ from __future__ import annotations
 from quark_devkit import run_check
 from quark_devkit.checks.rounding import uses_declared_statistics_alone
 
+from ..mutants.broken_roundings import Undeclared
 from ..mutants.mutant import subject_among
-from ..mutants.rounding_mutants import Undeclared, record_of
+from ..mutants.rounding_mutants import record_of
 
 
 def test_uses_declared_statistics_alone_names_a_statistic_that_is_not_declared() -> None:
