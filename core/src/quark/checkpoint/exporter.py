@@ -164,6 +164,8 @@ class Exporter(ABC):
     fails.
 
     Attributes:
+        holds_branches: Whether it writes the tensors of `quark.models.layers.Branch` modules, and its reader
+            finds them; a model with any is refused otherwise.
         streams: Whether it writes block by block, by `stream`; others get complete models. Its record has the
             capability ``streaming``.
         resumes: Whether `stream` goes on with what a process has written that was killed; its streams have
@@ -172,6 +174,7 @@ class Exporter(ABC):
             its streams have the methods for it.
     """
 
+    holds_branches: ClassVar[bool] = False
     streams: ClassVar[bool] = False
     resumes: ClassVar[bool] = False
     shares: ClassVar[bool] = False

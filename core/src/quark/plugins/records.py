@@ -149,14 +149,15 @@ class AlgorithmRecord(Record):
     """An algorithm.
 
     Attributes:
-        kind: ``"transform"`` (changes weights, keeps the function), ``"rounding"`` (chooses codes) or
-            ``"block_tuning"`` (changes the codes of a rounding, by the output of the whole block).
+        kind: ``"transform"`` (changes weights, keeps the function), ``"rounding"`` (chooses codes),
+            ``"block_tuning"`` (changes the codes of a rounding, by the output of the whole block) or
+            ``"branch"`` (adds a small float computation beside layers).
         config: Reference to its `quark.config.algorithm.AlgoConfig` class.
         processor: Reference to the class that does the work; None while a distribution brings the
             configuration only.
         restorer: Reference to a class with the protocol `quark.checkpoint.restorers.Restorer`, which is made
             with the settings: it puts back the parts that the algorithm leaves in a model beside weights.
-            None where it leaves nothing.
+            None where it leaves nothing, and for branches, which are put back without one.
         role: Effect of a transform or a tuning on a model, in a word, such as ``"equalization"``. Algorithms
             of one role exclude each other: a run has at most one of each. None for one that goes with every
             other.
@@ -170,11 +171,11 @@ class AlgorithmRecord(Record):
             tokens, at least 1; see the check ``rounding:is_no_worse_than_round_to_nearest``.
 
     Raises:
-        ValueError: As `Record` does; or a rounding has a role or a place in the order, of which a run has
-            one; or another kind has a field of roundings.
+        ValueError: As `Record` does; or a rounding or a branch has a role or a place in the order, of which a
+            run has one; or another kind has a field of roundings.
     """
 
-    kind: str = attrs.field(validator=attrs.validators.in_(("transform", "rounding", "block_tuning")))
+    kind: str = attrs.field(validator=attrs.validators.in_(("transform", "rounding", "block_tuning", "branch")))
     config: Reference = attrs.field(
         converter=as_reference, metadata=class_reference("quark.config.algorithm:AlgoConfig", options=settings_options, name="name.default")
     )
@@ -189,8 +190,8 @@ class AlgorithmRecord(Record):
     worst_ratio: float = attrs.field(default=1.0, validator=attrs.validators.ge(1))
 
     def __attrs_post_init__(self) -> None:
-        if self.kind == "rounding" and (self.role or self.before or self.after):
-            raise ValueError(f"role, before and after order transforms and tunings, and '{self.name}' is a rounding: leave them out")
+        if self.kind in ("rounding", "branch") and (self.role or self.before or self.after):
+            raise ValueError(f"role, before and after order transforms and tunings, and '{self.name}' is a {self.kind}: leave them out")
         if self.kind != "rounding" and (self.excluded_schemes or self.worst_ratio != 1):
             raise ValueError(f"excluded_schemes and worst_ratio are of roundings, and '{self.name}' is a {self.kind}: leave them out")
         own = {self.name, *self.aliases, *filter(None, [self.role])}

@@ -9,6 +9,7 @@ import attrs
 from torch import nn
 
 from quark.algorithms import Tuning
+from quark.calibration.block_branches import BlockBranches
 from quark.calibration.input_groups import InputGroups
 from quark.calibration.phases import PhaseClock
 from quark.calibration.plugin_checks import CheckedRounding, StartedTransform
@@ -69,6 +70,11 @@ class StartedRun:
     def _figures(self) -> RunFigures:
         run = self.run
         return RunFigures(CalibrationReport(), tokens_in(run.data), run.algorithms.streams, PhaseClock(changed=run.events.phase))
+
+    @property
+    def branches(self) -> BlockBranches:
+        """The branches of the model's layers."""
+        return BlockBranches(self.run.algorithms.branching, self.model.get_submodule)
 
     @property
     def plan(self) -> QuantPlan:
