@@ -32,6 +32,15 @@ class Branch(nn.Module, ABC):
     def forward(self, x: Tensor) -> Tensor:
         """Return what is added to the layer's output, ``[…, out]``, of its float input ``x [..., in]``."""
 
+    def rest(self, x: Tensor) -> Tensor:
+        """Return the input that the layer's own weight multiplies in place of ``x``: by default ``x`` itself.
+
+        A branch that multiplies some channels in float, such as outliers, takes them away from the input's
+        quantizer here, and from the weight's by `quark.algorithms.Branching.weight_to_round`. Static scales
+        and statistics are of the whole input.
+        """
+        return x
+
 
 class QuantizedLayer(nn.Module):
     """Base of quantized layers, which derive from it and from their float class.
@@ -115,8 +124,10 @@ class QuantizedLayer(nn.Module):
 
     def with_branch(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the output before the output quantizer: the product, and what the branch of ``x`` adds."""
-        y, branch = self.product(x, *args, **kwargs), self.branch
-        return y if branch is None else y + branch(x).to(y.dtype)
+        if (branch := self.branch) is None:
+            return self.product(x, *args, **kwargs)
+        y = self.product(branch.rest(x), *args, **kwargs)
+        return y + branch(x).to(y.dtype)
 
     @property
     def branch(self) -> Branch | None:
