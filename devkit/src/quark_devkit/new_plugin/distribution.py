@@ -82,6 +82,7 @@ PLUGIN_KINDS = (
     PluginKind("rounding", "algorithms", "clipped", "a rounding: it narrows ranges where the outputs get better", ("attrs", "torch")),
     PluginKind("transform", "algorithms", "balanced", "a transform: scale moved inside MLPs, the function kept", ("attrs", "torch")),
     PluginKind("block_tuning", "algorithms", "nudged", "a tuning: norms resized where a rounded block gains by it", ("attrs", "torch")),
+    PluginKind("branch", "algorithms", "channels", "a branch beside layers: the error of a few channels, in float", ("attrs", "torch")),
     PluginKind("template", "templates", "lm", "a model family: its class, and the facts about its structure", ("torch", "transformers")),
     PluginKind("layout", "exporters", "box", "a checkpoint layout: its exporter and its reader", ("safetensors", "torch")),
     PluginKind(
