@@ -16,12 +16,13 @@ from quark.checkpoint.inspection import inspect_checkpoint
 from quark.checkpoint.layout_reader import quantization_block, reader_of
 from quark.checkpoint.reader import import_model_from_safetensors
 from quark.checkpoint.transformers_loading import is_read_here, register_layouts
+from quark.errors import UnsupportedError
 from quark.models.hf.dequantizer import DequantizedTensors
 from quark.models.hf.file_tensors import FileTensors
 from quark.models.hf.loading import load_model
 from quark.models.hf.quantized_source import float_tensors_of
 from quark.models.hf.shards import check_shards
-from quark.plugins import exporters
+from quark.plugins import algorithms, exporters
 from quark.runs import ModelQuantizer
 from quark_devkit.check import assume, check, require
 from quark_devkit.checks.layout import REFUSALS, exported, first_stored, stored_exports, stored_model, temporary
@@ -55,6 +56,23 @@ def is_recognized(subject: Subject) -> None:
         method = block.get("quant_method")
         require(subject.name in names, f"writes checkpoints of the quant_method {method!r}, by which its record does not recognize them")
         require(len(names) == 1, f"writes checkpoints that are also taken for the layout '{[n for n in names if n != subject.name][:1]}'")
+
+
+@check("layout", since=2)
+def keeps_branches_or_refuses_them(subject: Subject) -> None:
+    """A model with branches beside its layers has the same logits, to the bit, when it is read back; or the
+    layout refuses it."""
+    record = next((record for record in algorithms() if record.kind == "branch" and record.processor is not None), None)
+    assume(record is not None, "no installed algorithm puts branches beside layers: install quark-algos")
+    settings = algorithms().load_config(record.name)()  # type: ignore[union-attr]
+    model = quantized(run_config(first_stored(subject), settings))
+    with temporary() as parent:
+        try:
+            export_with(subject.lookup_name, model, parent / "out")
+        except UnsupportedError:
+            return
+        _with_reader(subject)
+        require_same_logits(model, parent / "out")
 
 
 @check("layout")
