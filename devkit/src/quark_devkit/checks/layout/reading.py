@@ -24,10 +24,11 @@ from quark.models.hf.quantized_source import float_tensors_of
 from quark.models.hf.shards import check_shards
 from quark.plugins import algorithms, exporters
 from quark.runs import ModelQuantizer
+from quark_devkit.algorithm_runs import settings_of
 from quark_devkit.check import assume, check, require
 from quark_devkit.checks.layout import REFUSALS, exported, first_stored, stored_exports, stored_model, temporary
 from quark_devkit.small_models import batches, logits, quantized, run_config, saved
-from quark_devkit.subject import Subject
+from quark_devkit.subject import Subject, find_subject
 from quark_devkit.whole_runs import require_reload, require_same_logits
 
 WRITTEN = {"quantization_config", "dtype", "torch_dtype", "transformers_version", "architectures", "_name_or_path"}
@@ -62,9 +63,9 @@ def is_recognized(subject: Subject) -> None:
 def keeps_branches_or_refuses_them(subject: Subject) -> None:
     """A model with branches beside its layers has the same logits, to the bit, when it is read back; or the
     layout refuses it."""
-    record = next((record for record in algorithms() if record.kind == "branch" and record.processor is not None), None)
-    assume(record is not None, "no installed algorithm puts branches beside layers: install quark-algos")
-    settings = algorithms().load_config(record.name)()  # type: ignore[union-attr]
+    names = [record.name for record in algorithms() if record.kind == "branch" and record.processor is not None]
+    assume(names, "no installed algorithm puts branches beside layers: install quark-algos")
+    settings = settings_of(find_subject(subject.catalog, "branch", names[0]))
     model = quantized(run_config(first_stored(subject), settings))
     with temporary() as parent:
         try:
