@@ -116,7 +116,8 @@ def test_memory_and_disk_give_the_same_bytes_and_readers_the_same_logits(name: s
     model: Any = ModelQuantizer(RUNS[name]).quantize_model(load_model(source), batches())
     export_with("safetensors", model, tmp_path / "memory")
     assert first_difference(contents(tmp_path / "disk"), contents(tmp_path / "memory")) is None
-    branches = [n for n, m in model.named_modules() if isinstance(m, Branch)]
+    branches: dict[str, Any] = {n: m for n, m in model.named_modules() if isinstance(m, Branch)}
+    assert [n for n, branch in branches.items() if not branch.columns.any()] == [], "each is made"
     assert {n.split(".")[-2] for n in branches} == {"q_proj", "k_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
     for again in (
         import_model_from_safetensors(None, tmp_path / "disk", device="cpu"),
