@@ -154,6 +154,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item in kept]
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Say what a run of many tests does, unless other processes run them."""
+    if not hasattr(session.config, "workerinput") and not session.config.getoption("numprocesses", None):
+        _announce(session.config, len(session.items), 1)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
+    """Say what a run of many tests does when the first process has collected them."""
+    if node.gateway.id == "gw0":
+        _announce(node.config, len(ids), node.workerinput["workercount"])
+
+
+def _announce(config: pytest.Config, tests: int, processes: int) -> None:
+    from tests.kit.announcement import MANY, announcement
+
+    if tests >= MANY and not config.getoption("collectonly"):
+        reporter = config.pluginmanager.get_plugin("terminalreporter")
+        reporter.write_line(announcement(tests, processes, few=config.getoption("--few")))
+
+
 def _is_whole_run(item: Any) -> bool:
     """Return whether an item is a conformance check of the repository's own plugins that makes whole runs."""
     is_check = getattr(item.cls, "kind", None) is not None or "::" in getattr(getattr(item, "callspec", None), "id", "")

@@ -1,9 +1,9 @@
 """Benchmarks: ratios to a floor measured in the same run.
 
-`make bench` runs those that need nothing but this repository.
+`make bench` runs the benchmarks that need only this repository.
 
-OpenMP threads soon sleep when they wait for each other, as in the ``quark`` program, unless the environment
-sets ``OMP_WAIT_POLICY``.
+As in the ``quark`` program, OpenMP threads that wait for each other soon sleep, unless you set
+``OMP_WAIT_POLICY``.
 """
 
 import os

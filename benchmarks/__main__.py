@@ -1,4 +1,4 @@
-"""Run the benchmarks that the project's bars are held to, and add their figures to a file of results.
+"""Run the benchmarks that have a bar, and add their figures to a file of results.
 
     python -m benchmarks [--results docs/data/benchmarks.json] [--only startup,formats] [--model MODEL]
                          [--text TEXT_DIR] [--amd-quark PYTHON] [--llm-compressor PYTHON]
@@ -25,8 +25,8 @@ peers       and --text the same work in AMD Quark and llm-compressor, where thei
 
 ``--only tuned`` measures the accuracy of tuned models in MXFP4 and NVFP4, ``--only rotated`` that of a
 rotated one in INT8, ``--only large`` an 8B model (21 GB of disk), ``--only codes-1b`` the memory of a Llama
-of 1.2 billion weights that runs from codes; these and ``evaluate`` run only where they are named. One that
-fails is reported, and the others go on. The page *Benchmarks* of the documentation is made from the file.
+of 1.2 billion weights that runs from codes. These and ``evaluate`` run only if you name them. If one fails,
+it is reported, and the others run. The page *Benchmarks* of the documentation shows the file.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ TUNED = "awq+gptq+tuning/mxfp4,awq+gptq+tuning/nvfp4"
 ROTATED = ["--runs", "rotation+smoothquant+gptq/int8", "--options", '{"r2": true, "r4": true}']
 MIXED = ["--sets", "fp8,mxfp6_e2m3,mxfp4_mxfp6_e2m3", "--bits", "5.125,6.25", "--uniform", "nvfp4,int4_wo_32,uint4_wo_32"]
 Arguments = Callable[[argparse.Namespace], list[str] | None]
-"""From what was given to the arguments of a benchmark; None where something that it needs was not given."""
+"""Makes the arguments of a benchmark from the program's; None if an argument that it needs is missing."""
 
 
 def _with_model(*more: str) -> Arguments:
@@ -92,9 +92,9 @@ BENCHMARKS: dict[str, tuple[str, Arguments]] = {
     "large": ("disk_to_disk:measurements", lambda args: ["large"]),
     "codes-1b": ("from_codes:main", lambda args: []),
 }
-"""Function of each benchmark, and what it is given."""
+"""The function and the arguments of each benchmark."""
 LONG = ("evaluate", "tuned", "rotated", "large", "codes-1b")
-"""Benchmarks that run only where they are named."""
+"""Benchmarks that run only if they are named."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -102,7 +102,7 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, help="file to which the run is added")
     parser.add_argument("--only", default=",".join(name for name in BENCHMARKS if name not in LONG), help=f"of {', '.join(BENCHMARKS)}")
-    parser.add_argument("--model", help="directory of a float checkpoint; the bars of accuracy are those of SmolLM2-135M")
+    parser.add_argument("--model", help="directory of a float checkpoint; the bars of accuracy are for SmolLM2-135M")
     parser.add_argument("--text", help="directory with foldoc.txt and devil.txt (Debian's dict-foldoc and dict-devil)")
     parser.add_argument("--amd-quark", metavar="PYTHON", help="interpreter of an environment with amd-quark")
     parser.add_argument("--llm-compressor", metavar="PYTHON", help="interpreter of an environment with llmcompressor")
@@ -118,7 +118,7 @@ def main(arguments: list[str] | None = None) -> None:
         place, of = BENCHMARKS[name]
         given = of(args)
         if given is None:
-            print(f"== {name} is left out: it needs more than was given (--help says what)", flush=True)
+            print(f"== {name} is left out: an argument that it needs is missing. --help lists them", flush=True)
             continue
         print(f"== {name}", flush=True)
         start = time.perf_counter()
@@ -128,7 +128,7 @@ def main(arguments: list[str] | None = None) -> None:
         except (Exception, SystemExit):
             traceback.print_exc()
             failed.append(name)
-        torch.set_num_threads(threads)  # some measure one thread
+        torch.set_num_threads(threads)  # some benchmarks measure one thread
         print(f"== {name} took {time.perf_counter() - start:.0f} s", flush=True)
     if args.results:
         add_run(args.results, measured)

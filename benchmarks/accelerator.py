@@ -4,9 +4,9 @@
     2048] [--runs gptq awq+gptq …] [--activation-memory BYTES]
 
 A checkpoint of random bfloat16 weights is written once, to ``--directory``. Each run reads it, calibrates on
-random tokens and writes int4 in groups of 64. Printed are seconds, by phase too, and the peak of the device's
-memory beside the size of one block, of what lies outside of the blocks, and of the largest statistic; the
-bars are those of 8B with all its layers on one GPU, and of no other shape.
+random tokens and writes int4 in groups of 64. It prints the seconds, also by phase, and the peak of the
+device's memory. Beside the peak are the sizes of one block, of the tensors outside of the blocks, and of the
+largest statistic. The bars apply only to 8B with all its layers on one GPU.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TINY: dict[str, Any] = {
     "vocab_size": 256,
     "tie_word_embeddings": False,
 }
-"""A shape that any machine quantizes in seconds: it shows that the program works, and nothing else."""
+"""A shape that any machine quantizes in seconds. It shows only that the program works."""
 
 
 @attrs.frozen
@@ -52,11 +52,12 @@ class Measured:
 
     Attributes:
         run: Its algorithms, joined by ``+``.
-        seconds: Of the whole run, reading and writing included.
-        phases: Seconds by phase, of the report: of the host, which may wait in one for what another has asked
-            of the device.
-        peak: Most bytes on the device; 0 where that is the CPU.
-        parts: Bytes of what has to be there: one block, what is outside of the blocks, the largest Hessian.
+        seconds: Seconds of the whole run, with reading and writing.
+        phases: Seconds by phase, from the report: time of the host. It may wait in one phase for work of an
+            earlier one.
+        peak: Most bytes on the device; 0 if that is the CPU.
+        parts: Bytes that must be on the device: one block, the tensors outside of the blocks, the largest
+            Hessian.
     """
 
     run: str
@@ -67,7 +68,7 @@ class Measured:
 
 
 def measured(source: Path, algorithms: str, device: str, data: list[Tensor], activation_memory: int | None = None) -> Measured:
-    """Run and measure; the output is thrown away."""
+    """Run and measure; delete the output."""
     target = torch.device(device)
     module = None if target.type == "cpu" else torch.get_device_module(target)
     config = LLMTemplate.get("llama").get_config(scheme="int4_wo_64", algorithm=algorithms.split("+"))
@@ -110,16 +111,16 @@ def _lines(result: Measured, bar: float | None) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the program; returns 1 where a bar is missed."""
+    """Run the program; returns 1 if a bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--shape", default="8b", choices=[*SHAPES, "tiny"])
-    parser.add_argument("--layers", type=int, default=None, help="decoder blocks; by default those of the shape")
+    parser.add_argument("--layers", type=int, default=None, help="number of decoder blocks; default: as in the shape")
     parser.add_argument("--samples", type=int, default=128)
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--runs", nargs="+", default=list(RUNS))
-    parser.add_argument("--activation-memory", type=int, default=None, help="bytes that activations may take: of the config")
-    parser.add_argument("--directory", type=Path, default=None, help="where the checkpoint is written to, and kept")
+    parser.add_argument("--activation-memory", type=int, default=None, help="limit for activations in bytes, as in the config")
+    parser.add_argument("--directory", type=Path, default=None, help="directory for the checkpoint, which stays there")
     given = parser.parse_args(arguments)
     SHAPES.setdefault("tiny", TINY)
     kept = given.directory or Path(tempfile.mkdtemp(prefix="quark-accelerator-"))

@@ -1,4 +1,4 @@
-"""Busy loops: other programs that want a processor, as on a machine that is shared."""
+"""Busy loops: other programs that want a processor, as on a shared machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def busy_loops(count: int) -> Iterator[None]:
-    """While the body runs, ``count`` processes compute; each is in its loop before it.
+    """Run ``count`` computing processes beside the body; all of them compute before it begins.
 
     They end with this process, however it ends.
     """

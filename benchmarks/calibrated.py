@@ -5,19 +5,17 @@
                                     [--no-quality]
                                     [--out docs/data/calibrated.json]
 
-Protocol: that of `benchmarks.perplexity`. `ratio` is the whole of quantize_model ÷ one float forward over the
-calibration tokens, the faster of two, in the same process; `peak` is the growth of resident memory over the
-loaded model ÷ one block's weights, second moments and activations in float32. One process and one JSON line
-for each run, so that timings and memory of none depend on another; then a table.
+The protocol is the one of `benchmarks.perplexity`. `ratio` is the time of quantize_model ÷ one float forward
+over the calibration tokens in the same process (the faster of two). `peak` is the growth of resident memory
+over the loaded model ÷ one block's weights, second moments and activations in float32. Each run has its own
+process, so its time and memory depend on no other run. It prints a line of JSON; a table follows.
 
-With ``--one-thread`` times are CPU seconds of one thread, which other work on the machine changes least.
+With ``--one-thread``, times are CPU seconds of one thread, which other work on the machine changes least.
+With ``--busy N``, each quantization runs a second time beside N busy processes. `busy_ratio` is the median of
+the busy times ÷ the median of the quiet ones. The project's bar is 1.6 for one busy process on two cores.
 
-With ``--busy N`` each quantization is followed by the same one beside N processes that compute without end:
-`busy_ratio` is the median of their times ÷ that of the quiet ones. The project's bar is 1.6 for one busy
-process on two cores.
-
-``--out`` adds the accuracy of each run to a file, by algorithm and scheme: the documentation's tables of
-measured accuracy are held to `docs/data/calibrated.json`.
+``--out`` adds the accuracy of each run to a file, by algorithm and scheme. The documentation shows
+`docs/data/calibrated.json`.
 """
 
 from __future__ import annotations
@@ -66,16 +64,16 @@ BFLOAT16_FORWARDS = {
     "qronos/int4_wo_64": 8.5,
     "none/int8": 1.1,
 }
-"""Likewise of a bfloat16 model, in bfloat16 forwards: solving and the sums of statistics stay in float32."""
+"""The same for a bfloat16 model, in bfloat16 forwards: solving and the sums of statistics stay in float32."""
 BUSY = 1.6
-"""Most times that a run may take as long beside one busy process as alone, on two cores."""
+"""Largest ratio of a run's time beside one busy process to its time alone, on two cores."""
 ACCURACY = {
     "awq+gptq+tuning/int4_wo_64": (33.8, 0.14),
     "awq+gptq+tuning/mxfp4": (48.0, None),
     "awq+gptq+tuning/nvfp4": (36.5, None),
     "rotation+smoothquant+gptq/int8": (32.5, None),
 }
-"""Largest perplexity and divergence of SmolLM2-135M by run; of the last one with R2 and R4."""
+"""Largest perplexity and divergence of SmolLM2-135M by run; the last one is with R2 and R4."""
 RUNS = "gptq/int4_wo_64,gptaq/int4_wo_64,qronos/int4_wo_64"
 TABLE = [f"{a}/{s}" for s in ("int4_wo_64", "uint4_wo_64", "mxfp4", "nvfp4", "mxfp6_e3m2") for a in ("none", "gptq", "gptaq", "qronos")]
 
@@ -111,7 +109,7 @@ def measure(args: argparse.Namespace, algorithm: str, scheme: str) -> dict[str, 
 
 
 def _quantize(args: argparse.Namespace, algorithm: str, scheme: str, model: torch.nn.Module, calib: Tensor) -> float:
-    """Quantize ``model`` in place; returns the wall time."""
+    """Quantize ``model`` in place, and return the wall time."""
     config = LLMTemplate.get(model.config.model_type).get_config(scheme=scheme, algorithm=_names(algorithm) or None)
     options = {"preset": args.preset, **json.loads(args.options)}
     config.algo_config = [_with_options(settings, options) for settings in config.algo_config or []] or None
@@ -122,7 +120,7 @@ def _quantize(args: argparse.Namespace, algorithm: str, scheme: str, model: torc
 
 
 def _with_options(settings: Any, options: Mapping[str, Any]) -> Any:
-    """Return the settings of an algorithm with the options that it has."""
+    """Return an algorithm's settings with the options that are its fields."""
     return attrs.evolve(settings, **{name: value for name, value in options.items() if hasattr(settings, name)})
 
 
@@ -131,29 +129,29 @@ def _names(algorithm: str) -> list[str]:
 
 
 def _resident() -> float:
-    """Bytes of resident memory; reading them sets the peak back to them."""
+    """Return the bytes of resident memory, and reset the peak to them."""
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     return _peak()
 
 
 def _peak() -> float:
-    """The most bytes of resident memory since then."""
+    """Return the most bytes of resident memory since `_resident` was called."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
 def _allowed_bytes(model: torch.nn.Module, tokens: int) -> float:
-    """Bytes of one block in float32: its weights, a Hessian for each input, inputs and outputs of layers."""
+    """Return the bytes of one block in float32: weights, Hessians, inputs and outputs of layers."""
     block = next(iter(model.get_submodule("model.layers").children()))
     linears = {n.rsplit(".", 1)[-1]: m for n, m in block.named_modules() if isinstance(m, torch.nn.Linear)}
-    inputs = [m.in_features for n, m in linears.items() if n not in ("k_proj", "v_proj", "up_proj")]  # those read what others read
+    inputs = [m.in_features for n, m in linears.items() if n not in ("k_proj", "v_proj", "up_proj")]  # they share inputs
     outputs = [m.out_features for m in linears.values()]
     weights = sum(p.numel() for p in block.parameters())
     return 4.0 * (weights + sum(k * k for k in inputs) + tokens * (sum(inputs) + sum(outputs)))
 
 
 def measurements(results: Sequence[Mapping[str, Any]]) -> list[Measurement]:
-    """Return the figures of some runs that are held to a bar, or belong beside one."""
+    """Return the figures of some runs that have a bar, or belong beside one."""
     found = []
     for one in results:
         algorithm, scheme, case = one["algorithm"], one["scheme"], f"{one['algorithm']}, {one['scheme']}"
@@ -216,7 +214,7 @@ def add_accuracy(args: argparse.Namespace, found: Mapping[str, Any]) -> None:
 
 
 def _in_own_process(arguments: list[str]) -> str:
-    """Measure one run; its line, which is printed too, empty where it failed."""
+    """Measure one run; print and return its line, which is empty if the run failed."""
     done = subprocess.run([sys.executable, "-m", "benchmarks.calibrated", *arguments], check=False, stdout=subprocess.PIPE, text=True)
     line = done.stdout.strip()
     print(line, flush=True)
@@ -224,7 +222,7 @@ def _in_own_process(arguments: list[str]) -> str:
 
 
 def _table(results: list[dict[str, Any]]) -> Iterator[str]:
-    """Markdown: algorithms in rows, schemes in columns; perplexity, divergence, top-1 agreement."""
+    """Return a table in Markdown: algorithms by schemes, with perplexity, divergence and top-1 agreement."""
     found = {(r["algorithm"], r["scheme"]): "{perplexity:.2f} / {mean_kl:.3f} / {top1:.3f}".format(**r) for r in results}
     schemes = list(dict.fromkeys(scheme for _, scheme in found))
     yield " | ".join(["|", *schemes, ""]).strip()

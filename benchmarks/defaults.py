@@ -1,4 +1,4 @@
-"""A setting against another over model × seed × text × scheme: is it better, worse or equal?
+"""Compare settings over model × seed × text × scheme: is one better, worse or equal?
 
     python -m benchmarks.defaults TEXT_DIR MODEL… --setting now=gptq --setting mse=gptq:scale_search=mse
                                   [--schemes int4_wo_64,mxfp4] [--seeds 0,1] [--calibrate foldoc]
@@ -7,27 +7,27 @@
                                   [--blocks 6] [--out docs/data/defaults.json]
 
 A MODEL is a directory, or ``NAME=DIRECTORY``; ``tiny-llama``, ``tiny-mixture`` and ``tiny-layernorm`` are the
-bundled ones. Besides language models, those that embed sentences and those that hear speech are compared, by
-measures of their own (`benchmarks.model_kinds`). ``--seeds`` rescale the channels of a language model by
-factors that cancel (`benchmarks.rescaled`); 0 leaves them as they are. Texts are those of `benchmarks.texts`:
-calibration sees the first half of a text, evaluation the second, and of other texts too. ``--windows 2
---length 128`` is a quick look. ``--blocks`` quantizes the first decoder blocks alone, where whole models take
-too long.
+bundled ones. A model is a language model, a sentence embedder or a speech recognizer; each kind has its own
+measures (`benchmarks.model_kinds`). ``--seeds`` rescale the channels of a language model by factors that
+cancel (`benchmarks.rescaled`); 0 leaves them as they are. The texts come from `benchmarks.texts`. Calibration
+sees the first half of a text; evaluation sees the second half of this text and of others.
+``--windows 2 --length 128`` is a quick look. ``--blocks`` quantizes only the first decoder blocks, if whole
+models take too long.
 
 A setting is ``NAME=ALGORITHMS[:OPTION=VALUE,…]``: algorithms joined by ``+``, or ``none`` for
-round-to-nearest; an option is a field of the algorithms' settings (``damp_percent`` of all that have it,
-``gptq.damp_percent`` of one), or the full name of a constant or function, such as
-``quark_algos.gptq.config.BEST_DAMPING``: a function is replaced by one that returns the value. Values are
-JSON. The option ``calibration`` names other texts of calibration than ``--calibrate``: ``code+german`` takes
-half of the sequences from each, ``code+code+german`` two thirds from code. ``calibration_windows`` and
-``calibration_length`` are the number of its sequences and their tokens. The first setting is what the others
-are compared with.
+round-to-nearest. An option is a field of the algorithms' settings: ``damp_percent`` of all that have it,
+``gptq.damp_percent`` of one. It may also be the full name of a constant or function, such as
+``quark_algos.gptq.config.BEST_DAMPING``; a function then returns the value. Values are JSON. The option
+``calibration`` replaces the texts of ``--calibrate``: ``code+german`` takes half of the sequences from each,
+``code+code+german`` two thirds from code. ``calibration_windows`` and ``calibration_length`` are the number
+of sequences and their tokens. All settings are compared with the first one.
 
-A cell is a model, a seed, a scheme, a text of calibration and a text of evaluation. For each, KL divergence
-from the float model and perplexity are printed, of a sentence embedder 1 − cosine; their differences with the
-standard error paired by sequence, and a verdict (`benchmarks.paired`); then the verdict over all cells.
-``cost`` is CPU seconds of quantization ÷ those of a float forward over the calibration tokens, of which other
-work on the machine makes more; on another device than the CPU, of its host, which may wait for the device.
+A cell is a model, a seed, a scheme, a text of calibration and a text of evaluation. For each cell, the
+program prints KL divergence from the float model and perplexity, or 1 − cosine for a sentence embedder. It
+adds the differences with standard errors paired by sequence, and a verdict (`benchmarks.paired`). The last
+line has the verdict over all cells. ``cost`` is CPU seconds of quantization ÷ CPU seconds of a float forward
+over the calibration tokens. Other work on the machine raises both. On another device these are the seconds of
+its host, which may wait for the device.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ class Setting:
         algorithms: Names of algorithms, in any order; none for round-to-nearest.
         options: Fields of their settings.
         replaced: Values by full name of a constant or function.
-        calibration: Texts of calibration, joined by ``+``; empty for those of all settings.
-        sequences: Number of sequences of calibration; None for that of all settings.
-        length: Tokens of each; None for that of all settings.
+        calibration: Calibration texts, joined by ``+``; empty for the texts of ``--calibrate``.
+        sequences: Number of calibration sequences; None for the number of ``--calibration-windows``.
+        length: Tokens of each; None for ``--length``.
     """
 
     name: str
@@ -92,12 +92,12 @@ class Setting:
         """Return the setting that ``NAME=ALGORITHMS[:OPTION=VALUE,…]`` describes.
 
         Raises:
-            ValueError: It is written in another way.
+            ValueError: The text has another form.
         """
         name, _, rest = text.partition("=")
         algorithms, _, options = rest.partition(":")
         if not name or not algorithms:
-            raise ValueError(f"{text!r} is no setting: write NAME=ALGORITHMS[:OPTION=VALUE,…]")
+            raise ValueError(f"{text!r} is not a setting: write NAME=ALGORITHMS[:OPTION=VALUE,…]")
         values = {}
         for option in filter(None, _options(options)):
             key, is_given, value = option.partition("=")
@@ -118,7 +118,7 @@ class Setting:
         """Return the configuration of a run.
 
         Raises:
-            ValueError: No algorithm of the setting has a field of an option's name.
+            ValueError: An option is a field of no algorithm of the setting.
         """
         config = LLMTemplate.get(model_type).get_config(scheme=scheme, algorithm=list(self.algorithms) or None)
         unused = set(self.options)
@@ -131,7 +131,10 @@ class Setting:
                     unused.discard(key)
             config.algo_config[i] = attrs.evolve(settings, **own)
         if unused:
-            raise ValueError(f"{self.name}: none of {', '.join(self.algorithms) or 'no algorithms'} has {', '.join(sorted(unused))}")
+            raise ValueError(
+                f"{self.name}: no algorithm ({', '.join(self.algorithms) or 'none given'}) has the option "
+                f"{', '.join(sorted(unused))}: leave it out"
+            )
         return config
 
     @contextmanager
@@ -147,7 +150,7 @@ class Setting:
 
 
 def _options(text: str) -> list[str]:
-    """Return the parts of a text between commas; commas in brackets divide nothing."""
+    """Return the parts of a text between commas, except commas in brackets."""
     depths = list(accumulate((character in "[{") - (character in "]}") for character in text))
     return "".join("\n" if character == "," and not depth else character for character, depth in zip(text, depths, strict=True)).split("\n")
 
@@ -177,11 +180,11 @@ def _owner(name: str) -> tuple[Any, str]:
         if hasattr(owner, last):
             return owner, last
         break
-    raise ValueError(f"there is no {name}: give the full name of a constant or function of a module")
+    raise ValueError(f"{name} does not exist: give the full name of a constant or function of a module")
 
 
 def _like(name: str, value: Any) -> Any:
-    """Return the value, or a function that returns it where a function has the name."""
+    """Return the value, or a function that returns it if the name refers to a function."""
     owner, last = _owner(name)
     return (lambda *_, **__: value) if callable(getattr(owner, last)) else value
 
@@ -197,16 +200,15 @@ class Place:
 
 
 def measured(args: argparse.Namespace, name: str, path: Path, seed: int) -> Iterator[dict[str, Any]]:
-    """Yield the cells of one model and seed: values of each sequence by setting.
+    """Yield the cells of one model and seed: the values of each sequence by setting.
 
     Raises:
-        ValueError: The model is no language model, and another seed than 0, or a part of the blocks, is
-            asked for.
+        ValueError: A seed other than 0, or ``--blocks``, is asked for, and the model is not a language model.
     """
     float_model = load_model(path, args.dtype)
     kind = kind_of(float_model)(float_model, path, load_tokenizer(path), args.text)
     if (seed or args.blocks) and type(kind) is not LanguageModel:
-        raise ValueError(f"{name} is no language model: give --seeds 0 and no --blocks, or leave it out")
+        raise ValueError(f"{name} is not a language model: give --seeds 0 and no --blocks, or leave the model out")
     rows = {text: kind.batches(text, 1, args.windows, args.length) for text in args.evaluate}
     _rescale(float_model, seed, rows)
     float_model.to(args.device)
@@ -256,7 +258,7 @@ def _forward_seconds(model: nn.Module, batches: Sequence[Batch]) -> float:
 
 @contextmanager
 def _first_blocks(model: Any, count: int | None) -> Iterator[None]:
-    """Let a Llama or a model like it have its first decoder blocks alone in the body; None stands for all."""
+    """Cut a model such as a Llama to its first decoder blocks in the body; None keeps all."""
     if count is None:
         yield
         return
@@ -269,7 +271,7 @@ def _first_blocks(model: Any, count: int | None) -> Iterator[None]:
 
 
 def summary(cells: Sequence[Mapping[str, Any]], before: str, after: str) -> str:
-    """Return the line over all cells: how the measure changes, the cells, and the verdict."""
+    """Return the line for all cells: the change of the measure, the cells, and the verdict."""
     change, verdicts = pooled(cells, before, after), [row_of(cell, before, after).change.verdict for cell in cells]
     cells_of = ", ".join(f"{count} {name}" for name, count in counts(verdicts).items())
     error = "" if change.error is None else f" ± {100 * math.exp(change.mean) * change.error:.1f}"
@@ -293,7 +295,7 @@ def _signed(change: Difference) -> str:
 
 
 def add_comparison(path: Path, args: argparse.Namespace, cells: Sequence[Mapping[str, Any]]) -> None:
-    """Add a comparison to a file of results, which need not be there yet."""
+    """Add a comparison to a file of results; a missing file is made."""
     data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"comparisons": []}
     data["comparisons"].append(
         {
@@ -332,9 +334,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--calibration-windows", type=int, default=8)
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--device", default="cpu", help="where the models are")
-    parser.add_argument("--blocks", type=int, help="how many of the decoder blocks are quantized; default: all")
-    parser.add_argument("--out", type=Path, help="file of results to which the comparison is added")
+    parser.add_argument("--device", default="cpu", help="device of the models")
+    parser.add_argument("--blocks", type=int, help="number of decoder blocks to quantize; default: all")
+    parser.add_argument("--out", type=Path, help="file of results; the comparison is added")
     return parser
 
 
@@ -352,7 +354,7 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser().parse_args(arguments)
     args.setting = [Setting.parse(text) for text in args.setting_texts]
     if len(args.setting) < 2 or len({setting.name for setting in args.setting}) < len(args.setting):
-        sys.exit("give at least two settings, each with a name of its own: the others are compared with the first")
+        sys.exit("there is nothing to compare: give at least two settings, each with its own name")
     first, *others = (setting.name for setting in args.setting)
     cells = []
     for name, path in places(args.models):

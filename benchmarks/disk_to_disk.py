@@ -1,6 +1,6 @@
-"""Bars of the route from checkpoint to checkpoint, on random Llamas: memory, throughput, a large model.
+"""Measure quantization from checkpoint to checkpoint on random Llamas: memory, throughput, a large model.
 
-The models are written for it and removed.
+The program writes the models and removes them.
 
     python -m benchmarks.disk_to_disk layers [--layers 15] [--samples 8] [--length 512] python -m
     benchmarks.disk_to_disk copy [--shape 1b] [--schemes fp8,int4_wo_128,mxfp4_weight_only] [--runs 5] python
@@ -8,17 +8,15 @@ The models are written for it and removed.
     benchmarks.disk_to_disk evaluate [--shape 1b] [--scheme mxfp4_weight_only]
 
 ``layers``: the peak resident memory of GPTQ on SmolLM2's shape may grow by less than 10 % when the number of
-layers is multiplied by 4. ``copy``: a file is quantized at 0.5 or more of the throughput at which safetensors
-loads and saves the same shards, in alternation. A copy whose bytes are on the disk when it ends, as those of
-a run are, is printed beside it; and, for each scheme, the least that any program takes that ends in this way:
-loading and saving the finished shards ("shards of …"), and waiting for the disk. ``large``: an 8B model, 16
-GB, is quantized under 4 GiB; its copy through safetensors would hold a shard of 5 GB at a time. ``evaluate``:
-peak memory of comparing a quantized checkpoint with its float one, both models in memory and block by block
-(no bar).
+layers is multiplied by 4. ``copy``: the throughput of quantization is at least half the throughput of loading
+and saving the same shards by safetensors, in alternation. Two more lines wait until the disk has all bytes,
+as a run does: a copy, and for each scheme the loading and saving of the finished shards ("shards of …"). No
+program takes less. ``large``: an 8B model, 16 GB, is quantized under 4 GiB; a copy through safetensors would
+hold a shard of 5 GB at a time. ``evaluate``: peak memory of comparing a quantized checkpoint with its float
+one, with both models in memory and block by block (no bar).
 
-Peaks are the high-water mark of a fresh process (VmHWM, Linux), pages of mapped files included.
-``--directory`` is where checkpoints are written: `large` needs 21 GB there. The exit status is 1 where a bar
-is missed.
+Peaks are the high-water mark of a fresh process (VmHWM, Linux) with pages of mapped files. Checkpoints are
+written to ``--directory``: `large` needs 21 GB there. The exit status is 1 if a bar is missed.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ RESIDENT = 4 << 30
 
 
 def status(field: str) -> int:
-    """Bytes, from the status of this process."""
+    """Return a number of bytes from the status of this process."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field))
 
@@ -93,7 +91,7 @@ def comparing(args: argparse.Namespace) -> None:
 
 
 def evaluate(args: argparse.Namespace, directory: Path) -> list[Measurement]:
-    """Peak memory of a comparison, block by block and with both models in memory."""
+    """Measure the peak memory of a comparison, block by block and with both models in memory."""
     source = write_random_llama(directory / "source", args.shape, args.layers)
     measured(source, directory / "out", args.scheme)
     runs = {}
@@ -105,12 +103,12 @@ def evaluate(args: argparse.Namespace, directory: Path) -> list[Measurement]:
 
 
 def measured(source: Path, out: Path, scheme: str, *more: str) -> dict[str, Any]:
-    """The output of `child` in a fresh process."""
+    """Return the output of `child` in a fresh process."""
     return in_fresh_process("child", str(source), str(out), scheme, *more)
 
 
 def in_fresh_process(kind: str, *arguments: str) -> dict[str, Any]:
-    """The output of this program in a process of its own."""
+    """Return the output of this program in a fresh process."""
     command = [sys.executable, "-m", "benchmarks.disk_to_disk", kind, *arguments]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -118,7 +116,7 @@ def in_fresh_process(kind: str, *arguments: str) -> dict[str, Any]:
 
 
 def layers(args: argparse.Namespace, directory: Path) -> list[Measurement]:
-    """Peak memory at a number of layers, and at four times that number."""
+    """Measure the peak memory at a number of layers, and at four times as many."""
     peaks = []
     for count in (args.layers, 4 * args.layers):
         source = write_random_llama(directory / f"layers-{count}", "smollm2", count)
@@ -164,7 +162,7 @@ def saving(source: Path, scheme: str, directory: Path) -> Callable[[Path], None]
 
 
 def copy(args: argparse.Namespace, directory: Path) -> list[Measurement]:
-    """Time of quantizing, in units of the time of loading and saving the same shards."""
+    """Measure the time of quantization ÷ the time of loading and saving the same shards."""
     source = write_random_llama(directory / "source", args.shape, args.layers)
 
     actions = {"copy": copying(source), "copy to the disk": copying(source, to_the_disk=True)}
@@ -192,7 +190,7 @@ def copy(args: argparse.Namespace, directory: Path) -> list[Measurement]:
 
 
 def large(args: argparse.Namespace, directory: Path) -> list[Measurement]:
-    """Peak memory and throughput on a model that is larger than its limit of memory."""
+    """Measure peak memory and throughput on a model that is larger than the memory limit."""
     source = write_random_llama(directory / "source", args.shape, args.layers)
     run = measured(source, directory / "out", args.scheme)
     sizes = f"{_size(source) / 1e9:.1f} GB → {_size(directory / 'out') / 1e9:.1f} GB"
@@ -213,7 +211,7 @@ def _size(directory: Path) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--directory", type=Path, help="where checkpoints are written; the system's temporary directory by default")
+    parser.add_argument("--directory", type=Path, help="directory for checkpoints; default: the system's temporary directory")
     kinds = parser.add_subparsers(required=True)
     calibrated = argparse.ArgumentParser(add_help=False)
     calibrated.add_argument("--samples", type=int, default=8)
@@ -238,7 +236,7 @@ def _parser() -> argparse.ArgumentParser:
     kind.add_argument("--shape", choices=SHAPES, default="1b")
     kind.add_argument("--layers", type=int)
     kind.add_argument("--scheme", default="mxfp4_weight_only")
-    # What a fresh process does.
+    # The work of a fresh process.
     for name, work in (("child", child), ("comparing", comparing)):
         kind = kinds.add_parser(name, parents=[calibrated])
         kind.set_defaults(bar=None, work=work)
@@ -250,7 +248,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def measurements(arguments: list[str]) -> list[Measurement]:
-    """Return the measurement that the arguments ask for; it is printed too."""
+    """Print and return the measurement that the arguments ask for."""
     args = _parser().parse_args(arguments)
     logging.getLogger("quark").setLevel(logging.ERROR)
     load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors" if hasattr(os, "getloadavg") else ""

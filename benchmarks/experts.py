@@ -1,11 +1,11 @@
-"""Experts that few tokens reach: what algorithms do to each, against round-to-nearest, on the tiny mixture.
+"""Measure what algorithms do to experts that get few tokens, on the tiny mixture.
 
     python -m benchmarks.experts [--algorithms gptq,awq,awq+gptq] [--calibration 8,2] [--scheme int4_wo_64]
 
-For each number of calibration windows of 256 tokens, a line for each algorithm with the KL divergence of the
-model, with ``calibrate_all_experts`` too, and one for each expert: its calibration tokens, and its squared
-output error ÷ that of round-to-nearest, on tokens of the held-out text that the float model routes to it.
-Calibration has the end of that text, evaluation its beginning.
+For each number of calibration windows of 256 tokens, a line for each algorithm has the KL divergence of the
+model; a further line is with ``calibrate_all_experts``. A line for each expert has its calibration tokens and
+its squared output error ÷ the error of round-to-nearest. Errors are on tokens of the held-out text that the
+float model routes to the expert. Calibration uses the end of the text, evaluation its beginning.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Experts = Mapping[str, nn.Module]
 
 
 def quantized(algorithm: str, scheme: str, windows: int, *, all_experts: bool = False) -> Any:
-    """Return the tiny mixture, quantized; without an algorithm to nearest."""
+    """Return the quantized tiny mixture; without an algorithm, it is rounded to nearest."""
     config = tiny_template("mixture").get_config(scheme=scheme, algorithm=algorithm.split("+") if algorithm else None)
     config.calibrate_all_experts = all_experts
     data = calibration_batches(windows, LENGTH) if algorithm else None
@@ -36,7 +36,7 @@ def quantized(algorithm: str, scheme: str, windows: int, *, all_experts: bool = 
 
 
 def float_model(scheme: str) -> nn.Module:
-    """Return the tiny mixture with its experts as modules of their own."""
+    """Return the tiny mixture with each expert as a module."""
     model = tiny_model(kind="mixture")
     separate_experts(model, tiny_template("mixture").get_config(scheme=scheme), set())
     return model
@@ -48,7 +48,7 @@ def experts_of(model: nn.Module) -> dict[str, Any]:
 
 
 def inputs_of(model: nn.Module, tokens: Tensor) -> dict[str, Tensor]:
-    """Return the inputs of each expert that gets any, ``[tokens, channels]``."""
+    """Return the inputs of each expert that gets tokens, ``[tokens, channels]``."""
     arrived: dict[str, list[Tensor]] = {}
 
     def keep(name: str) -> Any:
@@ -65,8 +65,8 @@ def inputs_of(model: nn.Module, tokens: Tensor) -> dict[str, Tensor]:
 def errors(model: nn.Module, reference: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, float]:
     """Return the squared output error of each expert.
 
-    Inputs are those of the float model, divided by what an equalization has moved from the norm into the
-    experts.
+    The inputs come from the float model, divided by the scales that an equalization has moved from the norm
+    into the experts.
     """
     found, floats, experts = {}, experts_of(reference), experts_of(model)
     for name, x in inputs.items():

@@ -2,11 +2,11 @@
 
     python -m benchmarks.formats [--runs 9] [--threads 2] [--only mxfp4,mx6] [--reference PYTHON]
 
-The floor is ``x.clone()``: read the tensor once, write it once to fresh memory, as quantizing must. Each run
-times the floor and every operation in turn; medians and their ratios are printed, with GB/s of float32 read
-and written. `fake-quantize` finds its scales from the tensor; its peak memory, the tensor and the result
-included, is in units of the tensor (Linux only). ``--reference`` is the interpreter of an environment with
-amd-quark 0.13, whose fake-quantize is timed in alternation (compilation off).
+The floor is ``x.clone()``: it reads the tensor once and writes it once to fresh memory, as quantization must.
+Each run times the floor and every operation in turn. The program prints medians, their ratios, and GB/s of
+float32 read and written. `fake-quantize` finds its scales from the tensor. Its peak memory, with the tensor
+and the result, is in units of the tensor (Linux only). ``--reference`` is the interpreter of an environment
+with amd-quark 0.13; its fake-quantize is timed in alternation (compilation off).
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ from quark.plugins import documented_object
 SIDE = 4096
 LAST = {"ch_axis": -1}
 WARM_BARS = {"int8 per tensor": 1.6, "int4 groups of 128": 2.2, "fp8 per tensor": 2.45}
-"""Most copies to memory that is there already that fake-quantize may take: half of what it took when the bars
-were set.
+"""Bar of fake-quantize, in copies to allocated memory: half of its time when the bars were set.
 """
 CASES: dict[str, tuple[str, dict[str, object]]] = {
     "int2 groups of 32": ("Int2PerGroupSpec", {**LAST, "group_size": 32}),
@@ -59,7 +58,7 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "bfp16": ("BFP16Spec", LAST),
 }
 TWO_STAGES = ("nvfp4", "int4_fp8")
-"""Schemes whose weights are measured too; the reference is not asked for these."""
+"""Schemes whose weights are also measured, without the reference."""
 REFERENCE = """
 import json, os, statistics, sys, time
 os.environ["QUARK_DISABLE_COMPILE"] = "1"
@@ -87,7 +86,7 @@ for line in sys.stdin:
 
 
 def operations(quantizer: TensorQuantizer, x: Tensor) -> dict[str, Callable[[], object]]:
-    """The operations of one format, each on data prepared beforehand."""
+    """Return the operations of one format, each on prepared data."""
     values, qparams = quantizer.round_to_nearest(x)
     codes = quantizer.codes_of(values, qparams)
     packed = quantizer.pack(codes, qparams)
@@ -101,7 +100,7 @@ def operations(quantizer: TensorQuantizer, x: Tensor) -> dict[str, Callable[[], 
 
 
 def seconds(action: Callable[[], object]) -> float:
-    """Wall time of one call."""
+    """Return the wall time of one call."""
     start = time.perf_counter()
     action()
     return time.perf_counter() - start
@@ -112,7 +111,7 @@ class Reference:
 
     def __init__(self, python: str, threads: int, cases: dict[str, tuple[str, dict[str, object]]]) -> None:
         arguments = [python, "-c", REFERENCE, json.dumps(cases), str(SIDE), str(threads)]
-        others = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # it would bring this quark there
+        others = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # it would import this quark there
         self._process = subprocess.Popen(
             arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=others
         )
@@ -123,11 +122,11 @@ class Reference:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit("benchmarks.formats: the reference's interpreter ended; has it amd-quark 0.13?")
+            raise SystemExit("benchmarks.formats: the interpreter of --reference ended: install amd-quark 0.13 in its environment")
         return line.strip()
 
     def seconds(self, name: str) -> float:
-        """Time of its fake-quantize of that case, or of its copy."""
+        """Return the time of its fake-quantize in a case, or of its copy."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{name}\n")
         self._process.stdin.flush()
@@ -135,7 +134,7 @@ class Reference:
 
 
 def quantizers(only: str) -> dict[str, TensorQuantizer]:
-    """A quantizer for each case."""
+    """Return a quantizer for each case."""
     wanted = only.split(",") if only else [*CASES, *TWO_STAGES]
     specs = {name: quark.schemes().load_config(name)().weight for name in TWO_STAGES if name in wanted}
     for name in (n for n in CASES if n in wanted):
@@ -146,9 +145,9 @@ def quantizers(only: str) -> dict[str, TensorQuantizer]:
 
 
 def peak(action: Callable[[], object], x: Tensor) -> float | None:
-    """Peak memory of a call in units of ``x``, which counts as one; None where the system does not tell."""
+    """Return the peak memory of a call ÷ the size of ``x``, ``x`` included; None if unknown."""
     try:
-        # What earlier calls have freed goes back to the system, so that it is not used again unseen.
+        # Freed memory goes back to the system, so that the peak counts it if it is used again.
         ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except (OSError, AttributeError):

@@ -2,18 +2,16 @@
 
     python -m benchmarks.from_codes [MODEL] [--shape 1b] [--schemes int4_wo_32,fp8] [--prompt 512]
 
-MODEL is a float checkpoint; without one a random Llama of that shape is written, and memory alone measured.
-Its weights, the head of MODEL included, are rounded to nearest; the checkpoints are removed afterwards.
+MODEL is a float checkpoint. Without it, a random Llama of that shape is written, and only memory is measured.
+All weights, with MODEL's head, are rounded to nearest; the checkpoints are removed afterwards. Memory: a
+fresh process loads a checkpoint and computes the logits of 64 tokens in the checkpoint's dtype. The figure is
+its most resident bytes beyond the imports (VmHWM, Linux), with pages of mapped files, ÷ the checkpoint's
+files. The bar is 1.15. Loading: CPU seconds ÷ CPU seconds of reading the files.
 
-Memory: the most resident bytes of a fresh process beyond its imports (VmHWM, Linux), pages of mapped files
-included, while it loads a checkpoint and computes the logits of 64 tokens, in the checkpoint's dtype; in
-units of the checkpoint's files. The bar is 1.15. Loading: seconds of processors, in those of reading the
-files.
-
-Time: seconds of one thread for the logits of a prompt, and for those of one token, in float32, in units of
-the model with weights in memory; medians, in alternation. The bar of a prompt is 1 / 0.9. "least operations"
-adds to the unpacked model the least sequence of torch operations that makes float32 weights of 4-bit codes in
-slices that stay in cache: two shifts, a conversion and a product.
+Time: seconds of one thread for the logits of a prompt and of one token, in float32, ÷ the seconds of the
+model with weights in memory; medians, in alternation. The bar of a prompt is 1 / 0.9. "least operations" adds
+to the unpacked model the fewest torch operations that make float32 weights from 4-bit codes, in slices that
+stay in cache: two shifts, a conversion and a product.
 """
 
 from __future__ import annotations
@@ -108,7 +106,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def _least_unpacking(model: nn.Module) -> None:
-    """Compute as many float32 numbers of 4-bit codes as the linear layers of a model have weights."""
+    """Compute float32 numbers from 4-bit codes, one for each weight of a model's linear layers."""
     words, places = torch.zeros(SLICE // 8, 1, dtype=torch.int32), torch.arange(28, -4, -4, dtype=torch.int32)
     whole, values, scales = torch.empty(SLICE // 8, 8, dtype=torch.int32), torch.empty(SLICE // 32, 32), torch.ones(SLICE // 32, 1)
     count = sum(layer.weight.numel() for layer in model.modules() if isinstance(layer, nn.Linear))
@@ -119,7 +117,7 @@ def _least_unpacking(model: nn.Module) -> None:
 
 
 def checkpoints(source: Path, schemes: str, directory: Path, *, with_head: bool) -> Iterator[tuple[str, Path]]:
-    """Yield each scheme with a checkpoint in it, which is there until the next one."""
+    """Yield each scheme and its checkpoint, which stays until the next one."""
     model_type = read_json(source / "config.json")["model_type"]
     for scheme in schemes.split(","):
         with tempfile.TemporaryDirectory(dir=directory) as out:
@@ -134,7 +132,7 @@ def main(arguments: list[str] | None = None) -> list[Measurement]:
     parser.add_argument("--shape", choices=SHAPES, default="1b")
     parser.add_argument("--schemes", default=SCHEMES)
     parser.add_argument("--prompt", type=int, default=512)
-    parser.add_argument("--directory", type=Path, help="where checkpoints are written; the system's temporary directory by default")
+    parser.add_argument("--directory", type=Path, help="directory for checkpoints; default: the system's temporary directory")
     parser.add_argument("--child", choices=("packed", "unpacked"), help="measure one checkpoint in this process, and print JSON")
     args: Any = parser.parse_args(arguments)
     logging.getLogger("quark").setLevel(logging.ERROR)

@@ -1,11 +1,11 @@
-"""Bandwidth of the kernels on a GPU: rounding, codes and packing, both ways, beside a copy; the column loop.
+"""Measure the kernels on a GPU: bandwidth of rounding, codes and packing, and time of the column loop.
 
     python -m benchmarks.kernels [--runs 50] [--side 8192]
 
-The floor of the elementwise kernels is ``out.copy_(x)`` of a tensor of half the bytes that a kernel reads and
-writes: the same traffic. At least 70 % of its bandwidth are asked for. Medians of times between events of the
-GPU, which is kept waiting meanwhile, so that the host's launches do not count; tensors are larger than its
-caches. Without a GPU nothing is measured.
+The floor of the elementwise kernels is ``out.copy_(x)`` with the same traffic: the tensor has half the bytes
+that a kernel reads and writes. The bar is 70 % of its bandwidth. Times are medians between events of the GPU.
+The GPU waits before each call, so that the host's launches do not count. Tensors are larger than its caches.
+Without a GPU nothing is measured.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ SCHEMES = ("int4_wo_32", "int4_wo_128", "uint4_wo_128", "mxfp4", "mxfp6_e3m2", "
 BAR = 1 / 0.70
 COLUMNS, ROWS = 4096, 4096
 LAUNCHING = 2_000_000
-"""Cycles that the GPU waits before each call, about a millisecond: the host asks for it meanwhile."""
+"""Cycles that the GPU waits before each call, about a millisecond, in which the host launches the call."""
 
 
 def seconds(action: Callable[[], object], runs: int) -> float:
-    """Median time of a call on the GPU, after three that are not counted: the first of them compiles."""
+    """Return the median time of a call on the GPU, after three calls to compile and warm up."""
     for _ in range(3):
         action()
     times = []
@@ -60,7 +60,7 @@ def elementwise(side: int, runs: int, device: torch.device) -> list[Measurement]
             "values of codes": (lambda q=quantizer, s=scales, c=codes: q.dequantize_to(c, s, out), x.nbytes + codes.nbytes),  # type: ignore[misc]
             "codes": (lambda q=quantizer, s=scales: q.quantize(x, s), x.nbytes + codes.nbytes),  # type: ignore[misc]
         }
-        if not quantizer.has_tensor_scale:  # such scales take a pass of their own
+        if not quantizer.has_tensor_scale:  # such scales need a separate pass
             cases["finding scales"] = (lambda q=quantizer: q.round_to_nearest(x, out=out), 2 * x.nbytes)  # type: ignore[misc]
         for what, (action, size) in cases.items():
             source, target = (torch.empty(size // 2, dtype=torch.uint8, device=device) for _ in range(2))
@@ -110,7 +110,7 @@ def main(arguments: list[str] | None = None) -> list[Measurement]:
     parser.add_argument("--side", type=int, default=8192)
     args = parser.parse_args(arguments)
     if not torch.cuda.is_available() or not uses_kernels(torch.device("cuda")):
-        print("There is no GPU, or no Triton: nothing is measured.")
+        print("Nothing is measured: run this on a machine with a GPU and Triton.")
         return []
     device = torch.device("cuda")
     torch.manual_seed(0)

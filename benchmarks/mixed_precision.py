@@ -1,21 +1,21 @@
-"""Mixed precision on a real model: divergence and perplexity beside schemes and a heuristic of equal size.
+"""Compare mixed precision on a real model with single schemes and a heuristic of equal size.
 
     python -m benchmarks.mixed_precision MODEL TEXT_DIR [--sets
                                          fp8,mxfp6_e2m3,mxfp4/ptpc_fp8,uint4_wo_32,uint4_wo_64] [--bits 5,6]
                                          [--uniform nvfp4,mx6] [--sensitivities fisher,output] [--dtype
                                          bfloat16] [--windows 2] [--out docs/data/mixed_precision.json]
 
-Choices are made from the checkpoint in its own dtype, on 8 sequences of 512 tokens from TEXT_DIR/foldoc.txt,
-character 200,000 on. The model is then quantized in --dtype, rounded to nearest, with the same text for
-static scales, and compared with the float model of that dtype on other sequences of 512 tokens: --windows
-from foldoc.txt (character 3,500,000 on) and as many from devil.txt (character 20,000 on).
+Schemes are chosen for the checkpoint in its own dtype, on 8 sequences of 512 tokens from TEXT_DIR/foldoc.txt,
+character 200,000 on. The model is then rounded to nearest in --dtype, with the same text for static scales.
+It is compared with the float model in --dtype on other sequences of 512 tokens: --windows from foldoc.txt
+(character 3,500,000 on) and as many from devil.txt (character 20,000 on).
 
-Each set of candidates is measured at each size of --bits: what is chosen by each sensitivity, and ``ends``,
-the heuristic: the larger candidates from the first and the last block inwards, as many groups as the budget
-allows, with all candidates and without the largest ones. Every scheme of a set and of --uniform is measured
-alone. One JSON line for each row, then ratios. ``--out`` writes the rows to a file, of which the
-documentation makes its table; rows that it has already are kept, so that a measurement that was cut off goes
-on.
+Each set of candidates is measured at each size of --bits, with the choice by each sensitivity and by the
+heuristic ``ends``. ``ends`` gives the larger candidates to groups from the first and the last block inwards,
+as many as the budget allows; it runs with all candidates and without the largest ones. Every scheme of a set
+and of --uniform is also measured alone. The program prints a line of JSON for each row, then ratios.
+``--out`` writes the rows to a file, which the documentation shows. Rows that are in the file already are
+kept, so you can restart a measurement.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Ends:
 
 
 class Predicting:
-    """The selector of this project, with losses that are predicted once for each set of candidates."""
+    """The selector of this project; it predicts losses once for each set of candidates."""
 
     def __init__(self, sensitivity: str) -> None:
         self._own = MixedPrecision(sensitivity=sensitivity, measured=0, points=2)
@@ -124,7 +124,7 @@ class Measured:
         return select_schemes(self.model, candidates, Budget(bits=bits), self.calib, selector=selector)
 
     def row(self, row: Mapping[str, Any], result: SelectionResult) -> dict[str, Any]:
-        """Return the row with the chosen schemes, their size, and their divergence; it is printed too."""
+        """Print and return the row with the chosen schemes, their size, and their divergence."""
         model = load_model(self.model, self.dtype)
         ModelQuantizer(result.config).quantize_model(model, self.calib)
         found = compare(model, self.reference, self.evaluation)
@@ -176,18 +176,18 @@ def write(args: argparse.Namespace, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def best_alone(rows: Sequence[dict[str, Any]], bits: float) -> dict[str, Any] | None:
-    """Return the row of the scheme with the smallest divergence of all with at most that many bits."""
+    """Return the row of the scheme with the smallest divergence that has at most that many bits."""
     fitting = [row for row in rows if row["choice"] == UNIFORM_CHOICE and row["bits"] <= bits]
     return min(fitting, key=lambda row: row["kl"], default=None)
 
 
 def is_heuristic(row: Mapping[str, Any], chosen: Mapping[str, Any]) -> bool:
-    """Return whether a row is that of the heuristic for the candidates and the size of another row."""
+    """Return whether a row has the heuristic's choice for another row's candidates and size."""
     return (row["choice"], row["candidates"], row["target"]) == (ENDS, chosen["candidates"], chosen["target"])
 
 
 def measurements(rows: Sequence[dict[str, Any]]) -> list[Measurement]:
-    """Return the divergence of each choice ÷ that of the best scheme of its size, and ÷ that of ``ends``."""
+    """Return each choice's divergence ÷ that of the best scheme of its size, and of ``ends``."""
     found = []
     for row in (row for row in rows if row["choice"] not in (UNIFORM_CHOICE, ENDS)):
         alone = best_alone(rows, row["target"])
@@ -203,12 +203,12 @@ def main(arguments: list[str] | None = None) -> list[Measurement]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("text", type=Path)
-    parser.add_argument("--sets", default=SETS, help="candidates, the largest first; sets of them parted by /")
+    parser.add_argument("--sets", default=SETS, help="candidates, the largest first; write / between sets")
     parser.add_argument("--bits", default=BITS)
-    parser.add_argument("--sensitivities", default="fisher", help="of fisher, output, kl")
-    parser.add_argument("--uniform", default=UNIFORM, help="further schemes, each alone, to compare with")
-    parser.add_argument("--dtype", default="bfloat16", help="of the model that is quantized and compared")
-    parser.add_argument("--windows", type=int, default=2, help="sequences of 512 tokens from each of two texts to compare on")
+    parser.add_argument("--sensitivities", default="fisher", help="any of fisher, output, kl")
+    parser.add_argument("--uniform", default=UNIFORM, help="further single schemes to compare with")
+    parser.add_argument("--dtype", default="bfloat16", help="dtype of the model that is quantized and compared")
+    parser.add_argument("--windows", type=int, default=2, help="number of sequences of 512 tokens from each of the two evaluation texts")
     parser.add_argument("--out", type=Path, help="file for the rows")
     args = parser.parse_args(arguments)
     logging.getLogger("quark").setLevel(logging.ERROR)

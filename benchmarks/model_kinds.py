@@ -1,14 +1,14 @@
-"""Kinds of models that `benchmarks.defaults` compares: what each reads, and by what it is judged.
+"""The kinds of models that `benchmarks.defaults` compares: their inputs and measures.
 
 =================  ==================================  =================================================
-kind               reads                               is judged by
+kind               reads                               measured by
 =================  ==================================  =================================================
 language model     windows of a text                   KL divergence of its tokens, and perplexity
 sentence embedder  windows of a text                   1 − cosine of its embedding, a mean over tokens
 speech recognizer  words of a window, spoken           KL divergence of its tokens, and perplexity
 =================  ==================================  =================================================
 
-Divergence and cosine are those to the float model.
+Divergence and cosine are relative to the float model.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Values = dict[str, dict[str, list[float]]]
 
 
 class ModelKind(ABC):
-    """Inputs and judgement of one model.
+    """Inputs and measures of one model.
 
     Args:
         model: The float model.
@@ -48,9 +48,9 @@ class ModelKind(ABC):
         self.reference, self.path, self.tokenizer, self.folder = model, path, tokenizer, folder
 
     def calibration(self, texts: str, sequences: int, length: int) -> list[Batch]:
-        """Return sequences of the first halves of texts, whose names are joined by ``+``.
+        """Return sequences from the first halves of texts; their names are joined by ``+``.
 
-        Each text gives as many as the others, one that is named twice twice as many.
+        Each text gives equally many; a text that is named twice gives twice as many.
         """
         kinds = texts.split("+")
         counts = Counter(kinds[number % len(kinds)] for number in range(sequences))
@@ -59,7 +59,7 @@ class ModelKind(ABC):
     def batches(self, text: str, half: int, count: int, length: int) -> list[Batch]:
         """Return arguments of the model for sequences of one half of a text, one sequence each.
 
-        ``half``, ``count`` and ``length`` are those of `benchmarks.texts.windows`.
+        ``half``, ``count`` and ``length`` are as in `benchmarks.texts.windows`.
         """
         return [self.batch(row, text) for row in windows(self.tokenizer, self.folder / f"{text}.txt", half, count, length)]
 
@@ -69,7 +69,7 @@ class ModelKind(ABC):
 
     @abstractmethod
     def values(self, models: Mapping[str, nn.Module], batches: Sequence[Batch]) -> Values:
-        """Return measures of each sequence by name, by setting, and those of the float model."""
+        """Return the measures of each sequence by name and setting, and the measures of the float model."""
 
 
 class LanguageModel(ModelKind):
@@ -91,7 +91,7 @@ class LanguageModel(ModelKind):
         return values
 
     def scored(self, batch: Batch) -> Windows:
-        """Return the tokens of a batch, and which are predicted."""
+        """Return the tokens of a batch, and a mask of the predicted ones."""
         return Windows(batch["input_ids"], torch.ones(1, dtype=torch.int64))
 
     def predicted(self, model: nn.Module, batch: Batch, scored: Windows) -> NextTokens:
@@ -100,7 +100,7 @@ class LanguageModel(ModelKind):
 
 
 class SpeechRecognizer(LanguageModel):
-    """Hears words, and predicts the tokens of what it hears, as those of Whisper do."""
+    """Transcribes spoken words, as Whisper does."""
 
     def __init__(self, model: Any, path: Path, tokenizer: Any, folder: Path) -> None:
         from transformers import AutoFeatureExtractor
@@ -109,7 +109,7 @@ class SpeechRecognizer(LanguageModel):
         self._features = AutoFeatureExtractor.from_pretrained(path)
 
     def batch(self, tokens: Tensor, text: str) -> Batch:
-        """Return the sounds of the words, and their tokens behind those with which the decoder begins."""
+        """Return the audio of the words, and the decoder's start tokens followed by the words' tokens."""
         words, language = words_of(self.tokenizer.decode(tokens, skip_special_tokens=True)), "de" if text == "german" else "en"
         heard = self._features(spoken(words, language).numpy(), sampling_rate=RATE, return_tensors="pt").input_features
         tokens_of_words = self.tokenizer(words, add_special_tokens=False)["input_ids"]
@@ -117,18 +117,18 @@ class SpeechRecognizer(LanguageModel):
         return {"input_features": heard.to(self.reference.dtype), "decoder_input_ids": torch.tensor([decoder])}
 
     def _start(self, language: str) -> list[int]:
-        """Return the tokens with which a transcription begins."""
+        """Return the start tokens of a transcription."""
         generation, vocabulary = self.reference.generation_config, self.tokenizer.get_vocab()
         names = (f"<|{language}|>", "<|transcribe|>", "<|notimestamps|>")
         return [generation.decoder_start_token_id, *(vocabulary[name] for name in names if name in vocabulary)]
 
     def scored(self, batch: Batch) -> Windows:
-        """Return the decoder's tokens; those with which it begins are not predicted."""
+        """Return the decoder's tokens; the start tokens are not predicted."""
         tokens = batch["decoder_input_ids"]
         return Windows(tokens, torch.tensor([len(self._start("en"))]))
 
     def predicted(self, model: nn.Module, batch: Batch, scored: Windows) -> NextTokens:
-        """Return the predictions of a model for what it hears."""
+        """Return a model's predictions for its audio."""
         device = next(model.parameters()).device
         logits = model(**{name: tensor.to(device) for name, tensor in batch.items()}).logits[:, :-1]
         return NextTokens(
@@ -137,7 +137,7 @@ class SpeechRecognizer(LanguageModel):
 
 
 class SentenceEmbedder(ModelKind):
-    """Reads a window of a text, whose embedding is the mean of the last hidden states."""
+    """Embeds a window of a text: the mean of the last hidden states."""
 
     def values(self, models: Mapping[str, nn.Module], batches: Sequence[Batch]) -> Values:
         """Return 1 − cosine to the embedding of the float model."""
@@ -159,7 +159,7 @@ def kind_of(model: Any) -> type[ModelKind]:
     """Return the kind of a transformers model.
 
     Raises:
-        ValueError: It is of no kind that is compared here.
+        ValueError: The model is of none of these kinds.
     """
     if model.main_input_name == "input_features" and model.can_generate():
         return SpeechRecognizer

@@ -1,9 +1,9 @@
 """Statistics of `benchmarks.defaults`: paired standard errors by sequence, and verdicts.
 
-Two settings are measured on the same sequences, so that the difference of each sequence is free of how hard
-the sequence is. Sequences are taken for independent, tokens of one are not. A verdict is *better* or *worse*
-where the interval of 95 % of Student's t distribution leaves out equality, and *equal* elsewhere; with few
-sequences the interval is wide.
+Two settings are measured on the same sequences, so the difference does not depend on how hard a sequence is.
+Sequences count as independent; tokens of one sequence do not. A verdict is *better* or *worse* if the 95 %
+interval of Student's t distribution excludes equality, and otherwise *equal*. With few sequences the interval
+is wide.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _STEPS = 20_000
 
 @cache
 def student_t(degrees: int) -> float:
-    """Return the t for which 95 % of Student's distribution, of that many degrees of freedom, lie within ± t.
+    """Return the t for which 95 % of Student's distribution with some degrees of freedom lie within ± t.
 
     The density is integrated over the angle θ with ``x = √ν tan θ``, where it is ``cos^(ν − 1) θ``.
 
@@ -42,9 +42,9 @@ class Difference:
     """A mean difference and its standard error.
 
     Attributes:
-        mean: The mean over independent units, such as sequences; below 0 where the second setting is better.
+        mean: Mean over independent units, such as sequences; below 0 if the second setting is better.
         error: Its standard error; None for fewer than two units.
-        units: How many there are.
+        units: Number of units.
     """
 
     mean: float
@@ -53,7 +53,7 @@ class Difference:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Difference:
-        """Return the mean of one value per unit."""
+        """Return the mean and the standard error of one value per unit."""
         count, mean = len(values), math.fsum(values) / len(values)
         if count < 2:
             return cls(mean, None, count)
@@ -74,12 +74,11 @@ def difference(before: Sequence[float], after: Sequence[float]) -> Difference:
 
 
 def log_ratio(pairs: Iterable[tuple[Hashable, float, float]]) -> Difference:
-    """Return the mean of ``ln(after ÷ before)`` over sequences: how many times as large a measure has become.
+    """Return the mean of ``ln(after ÷ before)`` over sequences.
 
     Args:
-        pairs: Sequence, value before, and value after, both above 0. What was measured on one sequence, as
-        with
-            several schemes or seeds, is averaged first, since it is not independent.
+        pairs: Sequence, value before, and value after, both above 0. Values of the same sequence, such as
+            with several schemes or seeds, are averaged first, since they are not independent.
     """
     of_sequence: dict[Hashable, list[float]] = {}
     for sequence, before, after in pairs:
@@ -88,10 +87,10 @@ def log_ratio(pairs: Iterable[tuple[Hashable, float, float]]) -> Difference:
 
 
 def overall(verdicts: Sequence[str]) -> str:
-    """Return the verdict over all cells, by which a default may change.
+    """Return the verdict over all cells, which decides whether a default may change.
 
-    `BETTER` where most cells are better and none is worse, `WORSE` the other way round, `MIXED` where some
-    are better and some worse, and `EQUAL` elsewhere.
+    `BETTER` if most cells are better and none is worse, `WORSE` in the opposite case, `MIXED` if some are
+    better and some worse, and otherwise `EQUAL`.
     """
     better, worse = verdicts.count(BETTER), verdicts.count(WORSE)
     if better and worse:
@@ -101,5 +100,5 @@ def overall(verdicts: Sequence[str]) -> str:
 
 
 def counts(verdicts: Sequence[str]) -> Mapping[str, int]:
-    """Return how many cells are better, equal and worse."""
+    """Return the numbers of better, equal and worse cells."""
     return {name: verdicts.count(name) for name in (BETTER, EQUAL, WORSE)}

@@ -1,19 +1,18 @@
-"""The same work in other programs, each in its own environment: time, memory and accuracy.
+"""Compare quark with other programs, each in its own environment: time, memory and accuracy.
 
     python -m benchmarks.peers MODEL TEXT_DIR [--auto-round PYTHON] [--llm-compressor PYTHON] [--amd-quark
                                PYTHON] [--runs gptq/int4_wo_64,autoround/int3_wo_64,…] [--programs
                                quark,auto-round] [--limit 900] [--out FILE]
 
-A run is ALGORITHM/SCHEME; each program that has the algorithm does it in float32 at its default settings,
-with the token embedding and ``lm_head`` left in float and every other linear layer quantized, on the tokens
-of `benchmarks.calibrated`. Each is asked through its own public API (`peer_programs/`), with the tokens from
-files: quark by the script that asks AMD Quark, since it offers that API. All measure by the same code. The
-floor is a forward over the calibration tokens in the same process, both in processor time.
+A run is ALGORITHM/SCHEME. Each program that has the algorithm runs it in float32 at its default settings, on
+the tokens of `benchmarks.calibrated`. The token embedding and ``lm_head`` stay in float; every other linear
+layer is quantized. The scripts in `peer_programs/` call each program's public API and measure by the same
+code. quark and AMD Quark have the same API, so they share a script. The floor is a forward over the
+calibration tokens in the same process, both in CPU time.
 
-``--out`` keeps results one by one, and a run that the file has already is not done again: a measurement that
-was cut off goes on where it was. Take rows out to measure them again. The documentation's tables are made
-from `docs/data/peers.json`. A program that takes longer than --limit seconds, or fails, is reported and left
-out.
+``--out`` keeps each result at once. Runs that are in the file already are skipped, so you can restart a
+measurement; remove rows to measure them again. The documentation's tables show `docs/data/peers.json`. A
+program that takes longer than --limit seconds, or fails, is reported and left out.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from quark.models.hf.loading import load_model
 from quark.models.hf.tokenizer import load_tokenizer
 
 PLACES = {"calibration": (("foldoc.txt", 200_000),), "evaluation": (("foldoc.txt", 3_500_000), ("devil.txt", 20_000))}
-"""Files and characters from which 8 windows of 512 tokens are taken, as by `benchmarks.calibrated`."""
+"""File and first character of each 8 windows of 512 tokens, as in `benchmarks.calibrated`."""
 RUNS = "none/int4_wo_64,gptq/int4_wo_64"
 OURS = "quark"
 Row = dict[str, Any]
@@ -51,8 +50,8 @@ class Program:
     """A program that quantizes.
 
     Attributes:
-        script: Of `peer_programs/`.
-        algorithms: That it is asked for, in the words of quark.
+        script: File in `peer_programs/`.
+        algorithms: Algorithms to run, by quark's names.
     """
 
     script: str
@@ -68,7 +67,7 @@ PROGRAMS = {
 
 
 def run(python: str, script: str, arguments: list[str], limit: float) -> Row | None:
-    """Return the figures that a program prints of its work; None where it fails or takes too long."""
+    """Return the figures that a program prints; None if it fails or takes too long."""
     others = {name: value for name, value in os.environ.items() if python == sys.executable or name != "PYTHONPATH"}
     command = [python, str(Path(__file__).with_name("peer_programs") / f"{script}.py"), *arguments]
     try:
@@ -84,7 +83,7 @@ def run(python: str, script: str, arguments: list[str], limit: float) -> Row | N
 def windows(tokenizer: Any, path: Path, start: int) -> Tensor:
     """Return 8 windows of 512 tokens, ``[8, 512]``, from character ``start`` on.
 
-    Each begins with the token that the tokenizer puts before a text.
+    Each begins with the tokenizer's start token.
     """
     text = path.read_text(encoding="utf-8", errors="replace")[start : start + 8 * 512 * 8]
     begin = torch.tensor(tokenizer("")["input_ids"], dtype=torch.int64)
@@ -94,7 +93,7 @@ def windows(tokenizer: Any, path: Path, start: int) -> Tensor:
 
 
 def write_tokens(model: Path, text: Path, directory: str) -> None:
-    """Write the input of every program: the tokens, and the float model's predictions for each window."""
+    """Write every program's input: the tokens, and the float model's predictions for each window."""
     tokenizer, float_model = load_tokenizer(model), load_model(model, "float32")
     tokens = {name: torch.cat([windows(tokenizer, text / file, at) for file, at in places]) for name, places in PLACES.items()}
     save_file(tokens, f"{directory}/tokens.safetensors")
@@ -124,19 +123,19 @@ def main(arguments: list[str] | None = None) -> list[Measurement]:
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path, help="directory of a float checkpoint; its name is that of the model in results")
+    parser.add_argument("model", type=Path, help="directory of a float checkpoint; its name becomes the model's name in the results")
     parser.add_argument("text", type=Path)
     for name in ("auto-round", "llm-compressor", "amd-quark"):
         parser.add_argument(f"--{name}", metavar="PYTHON", help=f"interpreter of an environment with {name}")
     parser.add_argument("--runs", default=RUNS, help="ALGORITHM/SCHEME,…; algorithms joined by +, none for round-to-nearest")
-    parser.add_argument("--programs", default=",".join(PROGRAMS), help="of those whose interpreter is given; by default all")
-    parser.add_argument("--limit", type=float, default=900, help="seconds that one run of one program may take")
-    parser.add_argument("--out", type=Path, help="file of results, which are kept one by one")
+    parser.add_argument("--programs", default=",".join(PROGRAMS), help="programs to run; default: all with an interpreter")
+    parser.add_argument("--limit", type=float, default=900, help="limit for one run of one program, in seconds")
+    parser.add_argument("--out", type=Path, help="file of results; each result is kept at once")
     return parser
 
 
 def asked(args: argparse.Namespace, pythons: Mapping[str, str | None]) -> Iterator[dict[str, str]]:
-    """Yield the key of each run of each program whose interpreter is known, programs in alternation."""
+    """Yield the key of each run of each program with a known interpreter, alternating between programs."""
     for one in args.runs.split(","):
         algorithm, scheme = one.split("/")
         for name in args.programs.split(","):
@@ -145,20 +144,20 @@ def asked(args: argparse.Namespace, pythons: Mapping[str, str | None]) -> Iterat
 
 
 def stored(path: Path) -> dict[str, Any]:
-    """Return the rows of a file of results; none where there is no file."""
+    """Return the rows of a file of results; none if there is no file."""
     data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"rows": []}
     return data
 
 
 def keep(path: Path, row: Row) -> None:
-    """Add a row to a file of results, which another measurement may have added to meanwhile."""
+    """Add a row to a file of results; another measurement may write to the file at the same time."""
     command = "python -m benchmarks.peers MODEL TEXT_DIR --runs RUN,… --out docs/data/peers.json"
     rows = [*stored(path)["rows"], {name: round(value, 4) if isinstance(value, float) else value for name, value in row.items()}]
     path.write_text(json.dumps({"command": command, "torch": str(torch.__version__), "rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 
 def measurements(rows: Sequence[Row]) -> list[Measurement]:
-    """Return the figures of some runs of one model; ours are held to bars."""
+    """Return the figures of some runs of one model; quark's have bars."""
     measured = []
     for row in rows:
         case = "{program} {version}, {algorithm}, {scheme}".format(**row)
@@ -171,7 +170,7 @@ def measurements(rows: Sequence[Row]) -> list[Measurement]:
 
 
 def bars(row: Row, rows: Sequence[Row]) -> tuple[float | None, float | None]:
-    """Return the most forwards and perplexity of a run: a fifth of auto-round's time, and better."""
+    """Return the bars of a run: a fifth of auto-round's time in forwards, and a lower perplexity."""
     if row["program"] != OURS:
         return None, None
     rival = next((r for r in rows if r["program"] == "auto-round" and r["scheme"] == row["scheme"]), None)

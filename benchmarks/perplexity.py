@@ -2,10 +2,10 @@
 
     python -m benchmarks.perplexity MODEL TEXT_DIR [--schemes int4_wo_64,fp8]
 
-Protocol: float32 on the CPU; calibration 8 sequences of 512 tokens from TEXT_DIR/foldoc.txt, character
-200,000 on; evaluation 16 sequences of 512 tokens, 8 from foldoc.txt (character 3,500,000 on) and 8 from
-devil.txt (character 20,000 on). `ratio` is quantization time ÷ that of one float forward over the calibration
-tokens in the same run. One JSON line for each scheme.
+The protocol is float32 on the CPU. Calibration is on 8 sequences of 512 tokens from TEXT_DIR/foldoc.txt,
+character 200,000 on. Evaluation is on 16 sequences of 512 tokens: 8 from foldoc.txt (character 3,500,000 on)
+and 8 from devil.txt (character 20,000 on). `ratio` is quantization time ÷ the time of one float forward over
+the calibration tokens in the same run. The program prints a line of JSON for each scheme.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SCHEMES = (
 
 
 def sequences(tokenizer: object, path: Path, start: int, count: int, length: int) -> Tensor:
-    """``count`` windows of ``length`` tokens, ``[count, length]``, from character ``start`` on."""
+    """Return ``count`` windows of ``length`` tokens, ``[count, length]``, from character ``start`` on."""
     text = path.read_text(encoding="utf-8", errors="replace")[start : start + count * length * 8]
     return tokenizer(text, return_tensors="pt")["input_ids"][0][: count * length].view(count, length)
 
@@ -94,7 +94,7 @@ def main(arguments: list[str] | None = None) -> None:
     for scheme in args.schemes.split(","):
         try:
             print(json.dumps(measure(args, scheme, calib, evaluation, reference)), flush=True)
-        except ValueError as error:  # a scheme that does not fit the model's shapes says so and is skipped
+        except ValueError as error:  # a scheme that does not fit the model's shapes is skipped
             print(json.dumps({"scheme": scheme, "refused": str(error).splitlines()[0][:200]}), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Cells of `benchmarks.defaults`, each for itself and all together; needs no torch."""
+"""Compare settings in the cells of `benchmarks.defaults`, one by one and pooled; needs no torch."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import attrs
 from benchmarks.paired import Difference, difference, log_ratio
 
 MEASURES = {"kl": "KL", "distance": "1 − cosine"}
-"""What a model is judged by: names of the measures of a cell, as in tables."""
+"""The measures of a cell, and their names in tables."""
 
 
 @attrs.frozen
 class Row:
-    """One cell of a comparison: a setting against the first.
+    """One cell of a comparison: a setting against the first setting.
 
     Attributes:
-        measure: What the model is judged by: KL divergence in nats, or 1 − cosine of embeddings.
-        mean: Its mean of the first setting.
-        change: Its difference with the setting.
-        perplexity: Perplexity of the first setting, and the difference of the negative log-likelihood, by
-            whose exponential it changes; None for a model that predicts no tokens.
+        measure: The model's measure: KL divergence in nats, or 1 − cosine of embeddings.
+        mean: Mean of the measure with the first setting.
+        change: Difference of the measure with the setting.
+        perplexity: Perplexity with the first setting, and the difference of the negative log-likelihood; None
+            for a model that predicts no tokens.
     """
 
     measure: str
@@ -40,13 +40,13 @@ def row_of(cell: Mapping[str, Any], before: str, after: str) -> Row:
 
 
 def measures_of(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return what the models of some cells are judged by, as in tables."""
+    """Return the measures of some cells, by their names in tables."""
     names = {_measure(cell) for cell in cells}
     return [text for name, text in MEASURES.items() if name in names]
 
 
 def pooled(cells: Sequence[Mapping[str, Any]], before: str, after: str) -> Difference:
-    """Return the mean of ``ln(after ÷ before)`` of what models are judged by, over the sequences of cells."""
+    """Return the mean of ``ln(after ÷ before)`` of the measures over the sequences of all cells."""
     return log_ratio(
         ((cell["model"], cell["evaluation"], i), one, other)
         for cell in cells

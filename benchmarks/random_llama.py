@@ -2,8 +2,8 @@
 
     python -m benchmarks.random_llama OUT [--shape smollm2|1b|8b] [--layers 30] [--shard-bytes 5000000000]
 
-Weights are drawn once and repeated, each tensor from another place on: an 8B model, 16 GB, takes about as
-long as writing its files.
+One block of random weights is repeated, and each tensor starts at another place in it. So an 8B model, 16 GB,
+takes about as long as writing its files.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
-"""Those of SmolLM2-135M, Llama-3.2-1B and Llama-3.1-8B."""
+"""The shapes of SmolLM2-135M, Llama-3.2-1B and Llama-3.1-8B."""
 DRAWN = 1 << 24
-"""How many different weights a checkpoint has, 32 MiB."""
+"""Number of different weights in a checkpoint, 32 MiB."""
 SHARD_BYTES = 5_000_000_000
 
 
@@ -74,7 +74,7 @@ def write_random_llama(out: Path, shape: str = "smollm2", layers: int | None = N
 
 
 def _tensor(meta: Tensor, drawn: Tensor, start: int) -> Tensor:
-    if meta.ndim == 1:  # of a norm
+    if meta.ndim == 1:  # weight of a norm
         return torch.ones(meta.shape, dtype=meta.dtype)
     first = start % len(drawn)
     repeated = drawn.roll(-first).repeat(-(-meta.numel() // len(drawn)))

@@ -1,7 +1,7 @@
-"""Other weights of the same function: channels rescaled by random factors that cancel.
+"""Make other weights with the same function: rescale channels by random factors that cancel.
 
-A setting that is better for one set of weights by chance is not better for the others. Every pair of layers
-between which scale can move, such as a norm and its projections, is rescaled by ``exp(0.3 z)`` with standard
+A setting that is better for one set of weights by chance is not better for the others. Scale can move between
+some layers, such as a norm and its projections; each such pair is rescaled by ``exp(0.3 z)`` with standard
 normal z.
 """
 
@@ -19,20 +19,20 @@ from quark_algos.mappings.resolve import resolve
 
 SPREAD = 0.3
 MOST_CHANGE = 1e-2
-"""Largest change of the logits, relative to their norm, that sums in another order explain."""
+"""Largest change of the logits, relative to their norm, that another order of summation explains."""
 
 
 @torch.no_grad()
 def rescale(model: nn.Module, seed: int, tokens: Tensor) -> int:
-    """Rescale the channels of a float32 model in place; return how many pairs of layers were rescaled.
+    """Rescale the channels of a float32 model in place; return the number of rescaled pairs of layers.
 
     Args:
         model: A model of transformers.
-        seed: Of the factors; 0 leaves the weights as they are.
-        tokens: ``[sequences, tokens]``, on which the function is checked.
+        seed: Seed of the factors; 0 leaves the weights as they are.
+        tokens: ``[sequences, tokens]`` for the check of the logits.
 
     Raises:
-        ValueError: The model computes something else afterwards.
+        ValueError: Rescaling changes the logits.
     """
     if seed == 0:
         return 0
@@ -46,5 +46,7 @@ def rescale(model: nn.Module, seed: int, tokens: Tensor) -> int:
                 count += 1
     change = float((model(tokens).logits - before).norm() / before.norm())
     if not change < MOST_CHANGE:
-        raise ValueError(f"rescaling changes the logits by {change:.2g} of their norm: a pair of layers is no pair in this model")
+        raise ValueError(
+            f"rescaling changes the logits by {change:.2g} of their norm: scale cannot move between all pairs of layers. Give --seeds 0"
+        )
     return count

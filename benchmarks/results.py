@@ -1,4 +1,4 @@
-"""Results of benchmarks: figure, floor, machine and date; one file holds all runs, the newest last."""
+"""Results of benchmarks: figures, floors, machine and date. One file holds all runs, the newest last."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Measurement:
     """One figure of a run.
 
     Attributes:
-        benchmark: Which benchmark.
-        case: What was measured.
+        benchmark: Name of the benchmark.
+        case: The measured case.
         value: The figure: how many times the floor, seconds beyond it, or a measure of accuracy.
         unit: ``"×"``, ``"s"``, ``"perplexity"``, ``"nats"``, or ``"GiB"``.
-        floor: What it is measured against, in the same run.
-        bar: The most that it may be; None where it is held to none.
+        floor: The reference of the figure, measured in the same run.
+        bar: The largest allowed figure; None if there is no bar.
     """
 
     benchmark: str
@@ -33,13 +33,13 @@ class Measurement:
 
     @property
     def is_met(self) -> bool:
-        """Whether the bar, if there is one, is met."""
+        """Whether the figure meets its bar; True without a bar."""
         return self.bar is None or self.value <= self.bar
 
 
 def add_run(path: Path, measured: Sequence[Measurement]) -> None:
-    """Add a run to a file of results, which need not be there yet; versions and the machine are looked up."""
-    # Imported here: the benchmark of start-up measures other processes, and need not have torch in its own.
+    """Add a run with versions and the machine to a file of results; a missing file is made."""
+    # Imported here, since the benchmark of the start needs no torch in its own process.
     import torch
 
     from quark.base.version import VERSION

@@ -1,10 +1,10 @@
-"""Round-to-nearest from load to finished export, beside the floor: copying all tensors through safetensors.
+"""Time round-to-nearest from load to finished export; the floor is a copy of all tensors by safetensors.
 
     python -m benchmarks.rtn MODEL [--schemes int4_wo_64,mxfp4_weight_only] [--routes memory,disk] [--runs 5]
 
-MODEL is a float checkpoint in Hugging Face form. Copy and quantization alternate, with the whole model in
-memory and block by block from disk to disk; medians and their ratio are printed. Imports of torch and
-transformers are not counted, on either side.
+MODEL is a float checkpoint in Hugging Face form. Copy and quantization alternate. The model is quantized in
+memory and block by block from disk to disk. The program prints medians and their ratio. Imports of torch and
+transformers are never counted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
 
 
 def copy_checkpoint(source: Path, out: Path) -> None:
-    """Every tensor of every shard, read and written."""
+    """Read and write every tensor of every shard."""
     out.mkdir()
     for shard in sorted(source.glob("*.safetensors")):
         with safe_open(shard, framework="pt") as file:
@@ -46,17 +46,17 @@ def in_memory(source: Path, out: Path, config_of: Callable[[str], QConfig]) -> N
 
 
 def from_disk(source: Path, out: Path, config_of: Callable[[str], QConfig]) -> None:
-    """The same, block by block."""
+    """Quantize from disk to disk, block by block."""
     quantize_checkpoint(source, out, config_of(model_config(source).model_type))
 
 
 BAR = 3.0
-"""Of the route through memory, in copies."""
+"""Bar of the route through memory, in copies."""
 ROUTES = {"memory": in_memory, "disk": from_disk}
 
 
 def seconds(action: Callable[[Path], None]) -> float:
-    """Wall time of ``action`` on a fresh path."""
+    """Return the wall time of ``action`` on a fresh path."""
     with tempfile.TemporaryDirectory() as tmp:
         start = time.perf_counter()
         action(Path(tmp) / "out")
@@ -64,7 +64,7 @@ def seconds(action: Callable[[Path], None]) -> float:
 
 
 def weights_only(scheme: str) -> Callable[[str], QConfig]:
-    """A configuration of the scheme's weights with float activations: round-to-nearest then needs no data."""
+    """Return a configuration of only the scheme's weights, which needs no calibration data."""
 
     def make(model_type: str) -> QConfig:
         from dataclasses import replace

@@ -1,12 +1,12 @@
-"""One run by one process and by several, each with one core: how much less time several take.
+"""Time a run by one process and by several, each with one core.
 
     python -m benchmarks.shared_run MODEL TEXT [--ranks 2] [--scheme int4_wo_64] [--algorithm gptq] [--calls
     16] [--repeats 3]
 
-Runs by one process and by several alternate. For each: ``wall``, the seconds of `quantize_checkpoint` on the
-slowest rank, imports left out; and ``cpu``, the seconds that the slowest rank computed, which programs beside
-it change little, and which leaves out what ranks wait for each other. ``ratio`` is the median of several ÷
-that of one. The project's bar is a ``wall`` ratio of 0.6 for two, on two idle cores.
+Runs by one process and by several alternate. ``wall`` is the seconds of `quantize_checkpoint` on the slowest
+rank without imports. ``cpu`` is the CPU seconds of the slowest rank; other programs change it little, and it
+excludes waiting for other ranks. ``ratio`` is the median of several processes ÷ the median of one. The
+project's bar is a ``wall`` ratio of 0.6 for two processes on two idle cores.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from benchmarks.results import Measurement
 __all__ = ["main"]
 
 BAR = 0.6
-"""Most wall time of two processes, in units of that of one, on two idle cores."""
+"""Largest ratio of two processes' wall time to one process's, on two idle cores."""
 
 
 def work(args: argparse.Namespace) -> None:
-    """Quantize as one of the ranks, and print the seconds of the slowest."""
+    """Quantize as one of the ranks, and print the seconds of the slowest rank."""
     from quark.base.process_group import ranks_of_environment
     from quark.models.hf.tokenizer import load_tokenizer
     from quark.runs import quantize_checkpoint
@@ -54,7 +54,7 @@ def work(args: argparse.Namespace) -> None:
 
 
 def measured(ranks: int, arguments: list[str]) -> dict[str, float]:
-    """Return the seconds of a run by that number of processes."""
+    """Return the seconds of a run by some number of processes."""
     many = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     with tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, *many, "-m", "benchmarks.shared_run", *arguments, "--out", f"{directory}/out"]
@@ -64,7 +64,7 @@ def measured(ranks: int, arguments: list[str]) -> dict[str, float]:
 
 
 def main(arguments: list[str] | None = None) -> list[Measurement]:
-    """Measure, and print a JSON line for each run and one for the ratios."""
+    """Measure, and print a line of JSON for each run and one for the ratios."""
     given = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)

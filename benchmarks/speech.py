@@ -1,4 +1,4 @@
-"""Texts as spoken by a synthetic voice, for models that hear."""
+"""Speak texts by a synthetic voice, as input of speech models."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ def spoken(text: str, language: str) -> Tensor:
         language: Code of the voice, such as ``en``.
 
     Raises:
-        ValueError: A program is missing, or the text takes longer than the 30 s that models hear at once.
+        ValueError: A program is missing, or the speech is longer than a model's window of 30 s.
     """
     if missing := [program for program in ("espeak-ng", "sox") if shutil.which(program) is None]:
-        raise ValueError(f"speech is made with {' and '.join(missing)}, which is not installed: apt-get install espeak-ng sox")
+        raise ValueError(f"speech needs {' and '.join(missing)}: install with `apt-get install espeak-ng sox`")
     wave = subprocess.run(["espeak-ng", "-v", language, "--stdin", "--stdout"], input=text.encode(), capture_output=True, check=True).stdout
     form = ["-r", str(RATE), "-c", "1", "-b", "16", "-e", "signed", "-t", "raw", "-"]
     samples = subprocess.run(["sox", "-D", "-V1", "-t", "wav", "-", *form], input=wave, capture_output=True, check=True).stdout
     if len(samples) > 30 * RATE * 2:
-        raise ValueError(f"'{text[:40]}…' takes longer than 30 s to speak, and models hear no more at once: give a shorter --length")
+        raise ValueError(f"'{text[:40]}…' takes longer to speak than a model's window of 30 s: give a shorter --length")
     return torch.frombuffer(bytearray(samples), dtype=torch.int16) / 32_768
 
 
 def words_of(text: str) -> str:
-    """Return the words of a text in one line, without signs that nobody speaks.
+    """Return the words of a text in one line, without signs that are not spoken.
 
     >>> words_of("quick  {brown} fox,\\nhe said.")
     'quick brown fox, he said.'

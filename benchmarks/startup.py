@@ -1,10 +1,10 @@
-"""Start-up: listing every scheme, and ``import quark.torch`` beside ``import torch``.
+"""Time the start: listing every scheme, and ``import quark.torch`` beside ``import torch``.
 
     python -m benchmarks.startup [--runs 11]
 
-Each line is a fresh interpreter, its output no terminal (that would cost the import of rich on top), its
-bytecode cached, as in an installation, also where PYTHONDONTWRITEBYTECODE is set. The commands alternate;
-medians and their ratio or difference are printed, with the bar they are held to.
+Each command runs in a fresh interpreter. Its output is not a terminal, since that would import rich. Its
+bytecode is cached, as in an installation, even if PYTHONDONTWRITEBYTECODE is set. The commands alternate. The
+program prints medians, their ratio or difference, and the bar.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FACADE_BAR = 0.3
 
 
 def medians(commands: dict[str, list[str]], runs: int) -> dict[str, float]:
-    """Median wall seconds of each command, run in turns; the first turn warms caches and is not counted."""
+    """Return the median wall seconds of alternating commands; the first turn warms caches."""
     taken: dict[str, list[float]] = {name: [] for name in commands}
     with tempfile.TemporaryDirectory() as bytecode:
         environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}

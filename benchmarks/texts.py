@@ -1,4 +1,4 @@
-"""Texts of four kinds for calibration and evaluation: ``python -m benchmarks.texts OUT_DIR``.
+"""Fetch four kinds of text for calibration and evaluation: ``python -m benchmarks.texts OUT_DIR``.
 
 ==========  ==================================================================================================
 file        text
@@ -9,8 +9,8 @@ code.txt    Python: modules of the standard library of this interpreter
 german.txt  another language: the questions and answers on Debian in German (``debian-faq-de``)
 ==========  ==================================================================================================
 
-The Debian packages are fetched by apt from the configured mirror. A file that is there already stays. A line
-of digests says whether texts are those of an earlier measurement.
+apt fetches the Debian packages from the configured mirror. Existing files stay. Compare the printed digests
+to see whether the texts are the same as in an earlier measurement.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ MODULES = (
 MODULES += " fractions ftplib functools heapq http/client imaplib inspect ipaddress json/decoder locale logging/__init__ mailbox optparse"
 MODULES += " pathlib pickle pstats random shutil smtplib socket statistics subprocess tarfile textwrap threading traceback turtle"
 MODULES += " typing urllib/request uuid weakref zipfile"
-"""Modules of the standard library that are the text of the kind ``code``, in this order."""
+"""Modules of the standard library that make up the text ``code``, in this order."""
 
 
 def fetch(out: Path) -> None:
-    """Write the texts that are missing into a directory."""
+    """Write the missing texts into a directory."""
     out.mkdir(parents=True, exist_ok=True)
     code = out / "code.txt"
     if not code.exists():
@@ -63,12 +63,12 @@ def fetch(out: Path) -> None:
 def windows(tokenizer: Any, path: Path, half: int, count: int, length: int) -> Tensor:
     """Return windows of one half of a text, ``[count, length]``, each from the start of a line.
 
-    Each is tokenized by itself, with the tokens that the tokenizer puts before and behind a text.
+    Each window is tokenized by itself, with the tokenizer's start and end tokens.
 
     Args:
         tokenizer: A tokenizer of transformers.
         path: A text.
-        half: 0 for calibration, 1 for evaluation: windows of one half have no character of the other.
+        half: 0 for calibration, 1 for evaluation; windows of the two halves never overlap.
         count: Number of windows.
         length: Tokens of each.
 
@@ -83,7 +83,7 @@ def windows(tokenizer: Any, path: Path, half: int, count: int, length: int) -> T
         start = part.find("\n", i * size // count) + 1
         tokens = tokenizer(part[start : start + 12 * length], truncation=True, max_length=length, verbose=False)["input_ids"]
         if len(tokens) < length:
-            raise ValueError(f"{path}: half of it has too few tokens for {count} windows of {length}: give fewer or shorter ones")
+            raise ValueError(f"{path}: one half has too few tokens for {count} windows of {length}: give fewer or shorter windows")
         rows.append(torch.tensor(tokens))
     return torch.stack(rows)
 

@@ -1,6 +1,6 @@
 """AWQ, then GPTQ, on calibration text: ``python examples/calibrated.py OUT [MODEL TEXT]``.
 
-Without MODEL, the tiny model and its text.
+Without MODEL, it takes the tiny model and its text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["main"]
 
 
 def main(out: Path, source: Path | None = None, text: Path | None = None, count: int = 16, length: int = 128) -> dict[str, float]:
-    """Quantize, export, and return each layer's held-out output error ÷ that of round-to-nearest."""
+    """Quantize, export, and return each layer's held-out output error ÷ the error of round-to-nearest."""
     source = source or tiny_model_dir()
     tokenizer = load_tokenizer(source)
     samples = iter([held_out_text()]) if text is None else read_samples(text)
@@ -29,7 +29,7 @@ def main(out: Path, source: Path | None = None, text: Path | None = None, count:
     config = template.get_config(scheme="int4_wo_64", algorithm=["awq", "gptq"])
     model = ModelQuantizer(config).quantize_model(model, batches)  # AWQ moves scale, then GPTQ chooses codes
     export_safetensors(model, out)
-    report = model.quark_report  # what was measured on the way
+    report = model.quark_report  # metrics of the run
     return {name: metrics["held_out_error"] for name, metrics in report.layers.items() if "held_out_error" in metrics}
 
 

@@ -1,6 +1,6 @@
-"""A scheme of your own, registered while a program runs: ``python examples/custom_scheme.py OUT``.
+"""Register your own scheme while a program runs: ``python examples/custom_scheme.py OUT``.
 
-A scheme that others shall install is a plugin: see ``examples/acme_quant``, or
+To distribute a scheme, write a plugin: see ``examples/acme_quant``, or run
 ``quark new-plugin acme-quant --scheme``.
 """
 

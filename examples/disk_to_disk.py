@@ -1,7 +1,6 @@
-"""From a checkpoint to a checkpoint, block by block: ``python examples/disk_to_disk.py OUT [MODEL]``.
+"""Quantize from checkpoint to checkpoint, block by block: ``python examples/disk_to_disk.py OUT [MODEL]``.
 
-This is what ``quark quantize`` does. A run that is killed goes on with the blocks that it has finished when
-it is started again.
+``quark quantize`` does the same. If the run is killed, start it again: it keeps the finished blocks.
 """
 
 from __future__ import annotations

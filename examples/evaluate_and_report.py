@@ -33,7 +33,7 @@ def main(out: Path, source: Path | None = None) -> list[str]:
     assert report is not None
     worst = min((layer for layer in report["layers"] if layer["snr_db"] is not None), key=lambda layer: layer["snr_db"])
     return [
-        f"perplexity {comparison.perplexity:.2f}, that of the float model {comparison.reference_perplexity:.2f}",
+        f"perplexity {comparison.perplexity:.2f}, float model {comparison.reference_perplexity:.2f}",
         f"KL divergence {comparison.mean_kl:.4f} nats per token, the same best token {comparison.top1_agreement:.0%} of the time",
         f"{report['sizes']['effective_bits']:.2f} bits per weight; worst layer {worst['name']} with {worst['snr_db']:.1f} dB",
         *(f"{flag['level']}: {flag['title']}" for flag in report["flags"]),

@@ -1,6 +1,6 @@
-"""A scheme for each layer under a budget: ``python examples/mixed_precision.py OUT [MODEL TEXT]``.
+"""Choose a scheme for each layer within a size: ``python examples/mixed_precision.py OUT [MODEL TEXT]``.
 
-OUT gets a report, quark_report.html, with the curve of sizes and losses, and a map of which layers got what.
+OUT gets a report, quark_report.html, with the curve of sizes and losses and the scheme of each layer.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Quantize and export for transformers and vLLM: ``python examples/quantize_and_export.py OUT [MODEL]``.
 
-MODEL is a directory in Hugging Face form; without one, the tiny model that comes with quark is taken.
+MODEL is a directory in Hugging Face form; the default is the tiny model that comes with quark.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ __all__ = ["main"]
 
 
 def main(out: Path, source: Path | None = None) -> str:
-    """Quantize weights to INT4 in groups of 64, export, load the export, and return a text that it
-    generates."""
+    """Quantize weights to INT4 in groups of 64, export, load the export, and return a generated text."""
     source = source or tiny_model_dir()
     model = AutoModelForCausalLM.from_pretrained(source, dtype="auto").eval()
     config = LLMTemplate.get(model.config.model_type).get_config(scheme="int4_wo_64")

@@ -16,7 +16,7 @@ from quark.errors import ConfigError
 from quark.torch import ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_devkit.example_specs import examples
 
-REFUSED = {"fp8_e5m3": "fp8_e5m3 has no sign: it holds scales"}
+REFUSED = {"fp8_e5m3": "fp8_e5m3 has no sign and holds only scales"}
 TOKENS = torch.arange(12)[None]
 
 

@@ -1,8 +1,8 @@
-"""The test files that are nearest to what changed: ``make quick`` runs those that this module prints.
+"""Print the test files nearest to the changed files; ``make quick`` runs them.
 
-What changed is what differs from the branch ``main``, committed or not; ``--since`` names another commit. A
-module ``core/src/quark/config/tensor.py`` is tested by ``core/tests/config/test_tensor.py``, and then by test
-files that import it: those of its own distribution first, at most `MOST` of them.
+Changed files differ from the branch ``main``, committed or not; ``--since`` names another commit. The tests
+of ``core/src/quark/config/tensor.py`` are ``core/tests/config/test_tensor.py`` and at most `MOST` test files
+that import it, its own distribution's first.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[1]
 MOST = 8
-"""Test files of one module that import it: more say little that the nearest ones do not."""
+"""Largest number of test files that import a module; further ones find little more."""
 
 
 def changed_files(since: str) -> list[str]:
-    """Return new files and those that differ from where the work left ``since``."""
+    """Return new files and files that differ from the common ancestor with ``since``."""
     base = _git("merge-base", since, "HEAD").strip() or since
     changed = _git("diff", "--name-only", "--diff-filter=d", base).splitlines()
     return sorted({*changed, *_git("ls-files", "--others", "--exclude-standard").splitlines()})
 
 
 def nearest_tests(changed: Iterable[str], imports: dict[str, set[str]]) -> list[str]:
-    """Return test files of changed files, in their order.
+    """Return the test files of changed files, in order.
 
     Args:
         changed: Paths in the repository.
-        imports: Of each test file, by its path, the modules that it imports.
+        imports: Modules that each test file imports, by its path.
     """
     chosen: dict[str, None] = {}
     for name in changed:
@@ -52,7 +52,7 @@ def _tests_of_module(path: PurePosixPath, imports: dict[str, set[str]]) -> Itera
 
 
 def imports_of_tests(root: Path = ROOT) -> dict[str, set[str]]:
-    """Return of each test file of the repository, by its path, the modules that it imports."""
+    """Return the modules that each test file of the repository imports, by its path."""
     files = _git("ls-files", "--cached", "--others", "--exclude-standard", "*/test_*.py", cwd=root).splitlines()
     return {name: set(_modules((root / name).read_text("utf-8"))) for name in files if (root / name).exists()}
 

@@ -1,13 +1,13 @@
-"""Digests of the files that runs write, so that a change can be shown to leave all of them as they are.
+"""Record digests of the files that runs write, to show that a change leaves the files as they are.
 
     python -m tools.checkpoint_digests record FILE      # before the change
     python -m tools.checkpoint_digests compare FILE     # after it: lists differences; exit status 0: none
 
-Every scheme with each algorithm of `ALGORITHMS` quantizes the bundled tiny model: in memory, where each
-layout that holds the result writes it; from disk to disk; killed behind its first block and resumed; and by
-two processes. Each file has a digest, and so has the report, without times. Sums depend on the CPU: both
-halves run on the same machine. Few names of the packages are used, so that the tool also runs on older and
-newer sources.
+Every scheme with each algorithm of `ALGORITHMS` quantizes the bundled tiny model on four routes: in memory,
+from disk to disk, killed after its first block and resumed, and by two processes. In memory, each layout that
+can hold the result writes it. Each file has a digest, and so has the report without times. Sums depend on the
+CPU, so run both commands on the same machine. The tool uses few names of the packages, so that it runs on
+older and newer sources.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
     "qronos": ("qronos",),
 }
 ONLY = {"int8": {"rotation+gptq": ("rotation", "gptq")}}
-"""Algorithms that one scheme has besides."""
+"""Further algorithms for one scheme."""
 SLOW = ("onnx",)
-"""Layouts that are written of weights that were rounded to nearest alone: they trace the model."""
+"""Layouts that are written only for weights rounded to nearest, since they trace the model."""
 SAMPLES, TOKENS = 4, 64
 OF_A_RUN = re.compile(r"second|time|elapsed|created|machine|memory|command|python|version|source|path|flops|phases|share_of_limit")
-"""Keys of a report that tell of one run."""
+"""Keys of a report that differ from run to run."""
 
 
 def configurations() -> Iterator[tuple[str, str, tuple[str, ...]]]:
@@ -52,7 +52,7 @@ def configurations() -> Iterator[tuple[str, str, tuple[str, ...]]]:
 
 
 def in_a_fork(work: Callable[[], object], environment: dict[str, str] | None = None) -> int:
-    """Start work in a fork whose output is dropped; return the process's number."""
+    """Start work in a fork without output; return the process's number."""
     number = os.fork()
     if number:
         return number
@@ -81,7 +81,7 @@ def waited(*numbers: int) -> int:
 
 
 def digests(directory: Path) -> dict[str, str]:
-    """Return the digest of each file of a directory that a run has written."""
+    """Return the digest of each file in a run's output directory."""
     found = {}
     for file in sorted(path for path in directory.rglob("*") if path.is_file()):
         if file.suffix == ".html" or file.name == "quark_run.json":
@@ -117,7 +117,7 @@ def command(out: Path, scheme: str, algorithms: Sequence[str], *more: str) -> Ca
 
 
 def dying(work: Callable[[], object]) -> None:
-    """Do some work, and end the process when it begins with its second block."""
+    """Do some work, and end the process at the start of its second block."""
     from quark.plugins.catalog import listening
 
     def hear(event: Any) -> None:
@@ -176,7 +176,7 @@ def of_one(scheme: str, algorithms: Sequence[str], root: Path) -> dict[str, Any]
 
 
 def differences(before: Any, after: Any, place: str = "") -> Iterator[str]:
-    """Yield the places at which two results differ."""
+    """Yield the differences between two results."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in sorted(before.keys() | after.keys()):
             yield from differences(before.get(key), after.get(key), f"{place}/{key}")

@@ -1,13 +1,13 @@
-"""Lists modules without their public names in ``__all__``; with ``--write``, adds them.
+"""List modules without their public names in ``__all__``; with ``--write``, add them.
 
     python -m tools.public_names            # modules without it, and wrong names in it; exit status 1 for any
     python -m tools.public_names --write    # adds it, with all names without underscore, to shorten by hand
 
-A module that defines nothing and re-exports nothing needs none. Names are those of functions, classes and
-constants at the top of a module, and explicit re-exports, ``from a import b as b``. Run ``ruff check --fix``
-and ``ruff format`` afterwards: they sort and wrap. Of the core, the modules that have a page of the API are
-public, and no others. `WITHOUT_PUBLIC_NAMES` are left alone: the catalogue finds checks by their type, and
-records name architectures.
+A module without definitions and re-exports needs no ``__all__``. Public names are functions, classes and
+constants at the top of a module, and explicit re-exports, ``from a import b as b``. Afterwards, sort and wrap
+with ``ruff check --fix`` and ``ruff format``. In the core, only modules with an API page are public.
+`WITHOUT_PUBLIC_NAMES` stay as they are: the catalogue finds checks by their type, and records name
+architectures.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WITHOUT_PUBLIC_NAMES = (
 
 
 def modules(root: Path = ROOT) -> list[Path]:
-    """All modules of the distributions, but private ones and `WITHOUT_PUBLIC_NAMES`."""
+    """Return all modules of the distributions except private ones and `WITHOUT_PUBLIC_NAMES`."""
     folders = [*sorted(root.glob("plugins/*")), root / "tiny_model", root / "devkit", *sorted(root.glob("examples/*"))]
     paths = [*public_modules_of_core(root), *(path for folder in folders for path in sorted((folder / "src").rglob("*.py")))]
     public = [path for path in paths if not path.stem.startswith("_") or path.stem == "__init__"]
@@ -36,14 +36,14 @@ def modules(root: Path = ROOT) -> list[Path]:
 
 
 def public_modules_of_core(root: Path = ROOT) -> list[Path]:
-    """The modules of core that have a page of the API."""
+    """Return the modules of core that have an API page."""
     places = [root / "core/src" / name.replace(".", "/") for name in PUBLIC if name.partition(".")[0] == "quark"]
     files = [place / "__init__.py" if place.is_dir() else place.with_suffix(".py") for place in places]
     return [path for path in files if path.exists()]
 
 
 def public_names(tree: ast.Module) -> list[str]:
-    """Names without an underscore that a module defines or explicitly re-exports, in order."""
+    """Return the names without an underscore that a module defines or explicitly re-exports, in order."""
     names = [name for statement in tree.body for name in _bound(statement)]
     return [name for name in dict.fromkeys(names) if not name.startswith("_")]
 
@@ -63,7 +63,7 @@ def _bound(statement: ast.stmt) -> Iterator[str]:
 
 
 def declared(tree: ast.Module) -> list[str] | None:
-    """The names in ``__all__``; None where there is none, and an empty list where it is computed."""
+    """Return the names in ``__all__``: None if it is missing, an empty list if it is computed."""
     for statement in tree.body:
         targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
         if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
@@ -74,20 +74,20 @@ def declared(tree: ast.Module) -> list[str] | None:
 
 
 def defects(path: Path) -> list[str]:
-    """The defect in the ``__all__`` of a module."""
+    """Return the defect in the ``__all__`` of a module."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     names = declared(tree)
     if names is None:
         return ["has no __all__"] if public_names(tree) else []
     if any(isinstance(s, ast.FunctionDef) and s.name == "__getattr__" for s in tree.body):
-        return []  # names that are loaded when they are asked for
+        return []  # names loaded on access
     imported = {alias.asname or alias.name for s in ast.walk(tree) if isinstance(s, ast.ImportFrom) for alias in s.names}
     there = {*imported, *(name for statement in tree.body for name in _bound(statement))}
     return [f"__all__ names {name}, which the module does not have" for name in names if name not in there]
 
 
 def with_all(source: str) -> str:
-    """The source of a module with ``__all__`` after its imports."""
+    """Return the source of a module with ``__all__`` after its imports."""
     tree = ast.parse(source)
     header = 0
     for statement in tree.body:
@@ -104,7 +104,7 @@ def with_all(source: str) -> str:
 def main() -> int:
     """Report, or write."""
     parser = argparse.ArgumentParser(prog="python -m tools.public_names", description="Modules without __all__.")
-    parser.add_argument("--write", action="store_true", help="add __all__ where there is none")
+    parser.add_argument("--write", action="store_true", help="add missing __all__")
     write = parser.parse_args().write
     found = {path: lines for path in modules() if (lines := defects(path))}
     for path, lines in found.items():

@@ -1,11 +1,10 @@
-"""Makes the stub files by which type checkers see AMD Quark's public modules, which have no source files.
+"""Make stub files for AMD Quark's public modules, so that type checkers see them without source files.
 
     python -m tools.public_stubs             # names stub files that are out of date; exit status 1 for any
     python -m tools.public_stubs --write     # writes them
 
-They say what `quark_amd.finder` does at run time: names are those of `quark_amd.import_paths` and of the
-records of this project's plugins. Names of other plugins, and those that are made when a module is imported,
-are `Any`.
+The stubs mirror `quark_amd.finder`: their names come from `quark_amd.import_paths` and from the records of
+this project's plugins. Names of other plugins, and names made at import, are `Any`.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from quark_amd.import_paths import IN_EXAMPLES, NAMES, WITH_NAMES_OF_PLUGINS
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = "plugins/quark_amd/src"
 PACKAGE = "quark-stubs"
-"""The partial stub package (PEP 561), in which type checkers look for modules of `quark` first."""
+"""The partial stub package (PEP 561), where type checkers first look for modules of `quark`."""
 ROOT_MODULE = "quark.torch"
 SHARED = "quark.torch._names_of_plugins"
-"""A stub alone: the names that are in each module of `WITH_NAMES_OF_PLUGINS`."""
+"""A module that exists only as a stub: the names in each module of `WITH_NAMES_OF_PLUGINS`."""
 HEADER = "# Written by tools/public_stubs.py: run it again after a change of names; do not edit."
 
 
@@ -54,14 +53,14 @@ def references() -> dict[str, dict[str, str]]:
 
 
 def is_written(module: str, name: str) -> bool:
-    """Whether the source of a module has the name; a name that is made at import is not there."""
+    """Return whether the source of a module has the name; names made at import are not in it."""
     spec = find_spec(module)
     tree = ast.parse(Path((spec and spec.origin) or "").read_text(encoding="utf-8"))
     return any(name in (getattr(node, "name", None), getattr(node, "asname", None), getattr(node, "id", None)) for node in ast.walk(tree))
 
 
 def stub(module: str, names: dict[str, str]) -> str:
-    """The text of the stub of one module, with its names' references."""
+    """Return the stub of one module from its names' references."""
     made = sorted(f"{name}: Any" for name, reference in names.items() if not is_written(*reference.split(":")))
     split = {name: reference.split(":") for name, reference in names.items() if f"{name}: Any" not in made}
     renamed = sorted(f"{name} = {attribute}" for name, (_, attribute) in split.items() if name != attribute)
@@ -78,7 +77,7 @@ def stub(module: str, names: dict[str, str]) -> str:
 
 
 def stubs() -> dict[str, str]:
-    """The text of each stub file by its path, relative to the root of the repository."""
+    """Return the text of each stub file by its path in the repository."""
     modules = references()
     packages = {module.rpartition(".")[0] for module in modules}
     return {
@@ -88,7 +87,7 @@ def stubs() -> dict[str, str]:
 
 
 def out_of_date(root: Path = ROOT) -> list[str]:
-    """The stub files that are missing, differ, or are of no module."""
+    """Return the stub files that are missing, differ, or have no module."""
     wanted = stubs()
     there = {str(path.relative_to(root)): path.read_text(encoding="utf-8") for path in (root / SOURCES).rglob("*.pyi")}
     return sorted(path for path in wanted.keys() | there.keys() if wanted.get(path) != there.get(path))

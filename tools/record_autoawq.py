@@ -1,13 +1,13 @@
-"""Records golden files from AutoAWQ: a small checkpoint, and the logits of its dequantized weights.
+"""Record golden files from AutoAWQ: a small checkpoint, and the logits of its dequantized weights.
 
     python tools/record_autoawq.py SOURCES plugins/quark_exporters/tests/awq/golden
 
 ``SOURCES`` is the unpacked source distribution of AutoAWQ
 (``pip download --no-deps --no-binary :all: autoawq==0.2.9``): its rounding
 (``AwqQuantizer.pseudo_quantize_tensor``), its layer (``WQLinear_GEMM``), its configuration (``AwqConfig``)
-and ``dequantize_gemm`` run on a CPU, and the package as a whole does not import with present versions of
-transformers. Needs torch, transformers, tqdm and safetensors. ``MANIFEST.json`` has versions and hashes,
-which the tests hold the files to.
+and ``dequantize_gemm`` run on a CPU. The whole package does not import with current versions of transformers.
+The script needs torch, transformers, tqdm and safetensors. ``MANIFEST.json`` has versions and hashes, and the
+tests check the files against it.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ SIZES = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidd
 
 def autoawq(sources: Path) -> tuple[Any, Any, Any, Any]:
     """Return ``pseudo_quantize_tensor``, ``WQLinear_GEMM``, ``AwqConfig``, ``dequantize_gemm``."""
-    # Their packages import everything; as plain folders they give single modules.
+    # The packages import everything; as plain folders they allow imports of single modules.
     for name in ("awq", "awq.quantize", "awq.modules", "awq.modules.linear", "awq.models", "awq.utils"):
         package = types.ModuleType(name)
         package.__path__ = [str(sources / name.replace(".", "/"))]
         sys.modules[name] = package
-    names = ("awq.quantize.scale", "awq.utils.calib_data")  # which the quantizer imports, and rounding does not use
+    names = ("awq.quantize.scale", "awq.utils.calib_data")  # the quantizer imports it, but rounding does not use it
     for name, members in zip(names, (("apply_scale", "apply_clip"), ("get_calib_dataset",)), strict=True):
         sys.modules[name] = types.ModuleType(name)
         vars(sys.modules[name]).update(dict.fromkeys(members))
@@ -63,7 +63,7 @@ def main() -> int:
     model = Qwen2ForCausalLM(Qwen2Config(**sizes)).half().eval()
     for parameter in model.parameters():
         if parameter.ndim == 1:
-            parameter.data.normal_(1, 0.1)  # biases that count
+            parameter.data.normal_(1, 0.1)  # biases that are not zero
     tensors = dict(model.state_dict())
     for name, linear in list(model.named_modules()):
         if not isinstance(linear, nn.Linear) or name == "lm_head" or any(key in name for key in LEFT_OUT):

@@ -1,12 +1,11 @@
-"""Records golden files from compressed-tensors: compressed weights, and their decompressed values.
+"""Record golden files from compressed-tensors: compressed weights, and their decompressed values.
 
     python tools/record_compressed_tensors.py plugins/quark_exporters/tests/compressed_tensors/golden
 
-Run it in an environment of its own that has ``compressed-tensors==0.20.0``. It writes
-``weights.safetensors``, with the tensors of each case as ``<case>.<name>`` and the float weight that comes
-out as ``<case>.decompressed``; ``cases.json``, with the ``config_groups`` of each case; and
-``MANIFEST.json``, with versions and hashes, which the tests hold the files to. Everything is computed on a
-CPU.
+Run it on a CPU in a separate environment with ``compressed-tensors==0.20.0``. ``weights.safetensors`` has the
+tensors of each case as ``<case>.<name>`` and the decompressed weight as ``<case>.decompressed``.
+``cases.json`` has the ``config_groups`` of each case. ``MANIFEST.json`` has versions and hashes, and the
+tests check the files against it.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "fp8_block": ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [16, 32], "symmetric": True}),
 }
 SHAPE = (20, 96)
-"""Rows that neither eight codes of a word nor blocks of 16 divide."""
+"""A number of rows that is a multiple of neither eight (codes of a word) nor 16 (blocks)."""
 
 
 def scales_and_zero_points(weight: Tensor, arguments: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Return scales and zero points by the range of each tensor, row, group or block."""
+    """Return scales and zero points from the range of each tensor, row, group or block."""
     rows, columns = weight.shape
     row_blocks, column_blocks = {
         "tensor": (1, 1),
@@ -60,7 +59,7 @@ def scales_and_zero_points(weight: Tensor, arguments: dict[str, Any]) -> tuple[T
 
 
 def recorded(case: str, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return the tensors of one case, compressed by the package, and ``decompressed``, their values."""
+    """Return the tensors of one case as the package compresses them, and ``decompressed``, their values."""
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 

@@ -1,13 +1,13 @@
-"""Records the golden files from AMD Quark: one awkward model under each scheme, one tensor under each spec.
+"""Record the golden files from AMD Quark: one awkward model in each scheme, one tensor in each spec.
 
     python tools/record_golden.py OUT                             # record everything, write OUT/MANIFEST.json
     python tools/record_golden.py OUT --only fp8 specs/BFP16Spec  # record some of it, without a manifest
     python tools/record_golden.py OUT --compare tests/golden      # record, then compare with the stored files
 
-Run it in an environment of its own that has ``amd-quark==0.13`` and none of this repository's packages, since
-both are imported as ``quark``. The manifest holds the versions of the packages, the seed, and the SHA-256 of
-every file; `tests/repository/test_golden_files.py` holds them to it. Everything is float32, on a CPU, in one
-thread; ``tests/golden/README.md`` says what each file holds.
+Run it in a separate environment with ``amd-quark==0.13`` and without this repository's packages, since both
+are imported as ``quark``. The manifest has the versions of the packages, the seed, and the SHA-256 of every
+file; `tests/repository/test_golden_files.py` checks it. Everything is float32, on a CPU, in one thread.
+``tests/golden/README.md`` describes each file.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ WITH_FP8_KV_CACHE = ("fp8", "mxfp4", "ptpc_fp8")
 
 
 def awkward_values(rows: int, columns: int, generator: torch.Generator) -> Tensor:
-    """A matrix of small random values with outliers; rows 3 to 17 are hard. 18 rows, columns ÷ 16."""
+    """Return 18 rows of small random values with outliers, in columns ÷ 16; rows 3 to 17 are hard cases."""
     values = torch.randn(rows, columns, generator=generator) * 0.05
     outlier_rows = torch.randint(0, rows, (8,), generator=generator)
     outlier_columns = torch.randint(0, columns, (8,), generator=generator)
     values[outlier_rows, outlier_columns] *= 10
     column = torch.arange(columns).float()
-    values[3] = 0  # no range at all
+    values[3] = 0  # zero range
     values[5] = 0.0371  # constant
     values[7] *= 1e-6  # scales near underflow
     values[:, 11] *= 8  # an outlier channel
@@ -82,7 +82,7 @@ def awkward_values(rows: int, columns: int, generator: torch.Generator) -> Tenso
 
 @torch.no_grad()
 def awkward_model(seed: int) -> Any:
-    """A Llama of one decoder layer with `awkward_values` for projections, and norms that are not all ones."""
+    """Return a Llama of one decoder layer with `awkward_values` as projections, and norms other than one."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
@@ -99,13 +99,13 @@ def awkward_model(seed: int) -> Any:
 
 
 def calibration_tokens(seed: int) -> Tensor:
-    """Four sequences of 16 random tokens."""
+    """Return four sequences of 16 random tokens."""
     return torch.randint(0, MODEL["vocab_size"], (4, 16), generator=torch.Generator().manual_seed(seed + 1))
 
 
 @torch.no_grad()
 def layer_inputs(seed: int) -> tuple[dict[str, Tensor], Tensor]:
-    """The inputs of the recorded float layers for the calibration tokens, and the model's logits."""
+    """Return the inputs of the recorded float layers for the calibration tokens, and the model's logits."""
     model, inputs = awkward_model(seed), {}
 
     def keep(name: str) -> Callable[[Any, tuple[Tensor, ...]], None]:
@@ -117,7 +117,7 @@ def layer_inputs(seed: int) -> tuple[dict[str, Tensor], Tensor]:
 
 
 def record_inputs(out: Path, seed: int) -> str:
-    """The model, its calibration tokens, the inputs of the recorded layers, the float logits."""
+    """Record the model, its calibration tokens, the inputs of the recorded layers, and the float logits."""
     inputs, logits = layer_inputs(seed)
     tensors = {f"state.{name}": tensor for name, tensor in awkward_model(seed).state_dict().items()}
     tensors |= {f"input.{name}": tensor for name, tensor in inputs.items()}
@@ -129,13 +129,13 @@ def record_inputs(out: Path, seed: int) -> str:
 
 @torch.no_grad()
 def record_scheme(out: Path, scheme: str, seed: int) -> str:
-    """Fake-quantized weights and inputs, logits, and the export's tensors and configuration."""
+    """Record fake-quantized weights and inputs, logits, and the export's tensors and configuration."""
     from quark.torch import LLMTemplate, ModelQuantizer
 
     (out / scheme).mkdir(parents=True, exist_ok=True)
     cache = "fp8" if scheme in WITH_FP8_KV_CACHE else None
     quantizer = ModelQuantizer(LLMTemplate.get("llama").get_config(scheme=scheme, kv_cache_scheme=cache))
-    with torch.enable_grad():  # as the reference's own examples run
+    with torch.enable_grad():  # as in the reference's own examples
         quantized = quantizer.quantize_model(awkward_model(seed), DataLoader(calibration_tokens(seed), batch_size=1))
         quantized = quantizer.freeze(quantized)
     inputs, _ = layer_inputs(seed)
@@ -154,7 +154,7 @@ def record_scheme(out: Path, scheme: str, seed: int) -> str:
 
 
 def _export(model: Any) -> tuple[dict[str, Tensor], dict[str, Any] | None, str]:
-    """Tensors of the export, its ``quantization_config``, and whether it could export (mx6, bfp16: no)."""
+    """Return the export's tensors, ``quantization_config`` and status; mx6 and bfp16 have no export."""
     from quark.torch import export_safetensors
 
     with tempfile.TemporaryDirectory() as folder:
@@ -162,12 +162,12 @@ def _export(model: Any) -> tuple[dict[str, Tensor], dict[str, Any] | None, str]:
             export_safetensors(model, folder)
             configuration = json.loads(Path(folder, "config.json").read_text())["quantization_config"]
             return load_file(Path(folder, "model.safetensors")), configuration, "recorded"
-        except Exception as error:  # what the reference refuses, and how, is its own affair: the status says so
+        except Exception as error:  # the status records what the reference refuses
             return {}, None, f"recorded, without an export: {type(error).__name__}"
 
 
 def tensor_specs() -> Iterator[tuple[str, Any]]:
-    """Name of a recording and the reference's spec, for every kind of spec that its documentation lists."""
+    """Return recordings' names and the reference's spec, for every kind of spec in its documentation."""
     from quark.torch.quantization.config import config as reference
 
     scopes: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
@@ -201,7 +201,7 @@ def tensor_specs() -> Iterator[tuple[str, Any]]:
 
 @torch.no_grad()
 def record_spec(out: Path, name: str, spec: Any, seed: int) -> str:
-    """One tensor, and its values after the reference's fake-quantizer."""
+    """Record one tensor and its values after the reference's fake-quantizer."""
     from quark.torch.quantization.tensor_quantize import FakeQuantizeBase
 
     (out / "specs").mkdir(parents=True, exist_ok=True)
@@ -218,7 +218,7 @@ def record_spec(out: Path, name: str, spec: Any, seed: int) -> str:
 
 
 def layer_cases() -> Iterator[tuple[str, torch.nn.Module, Tensor, dict[str, Any]]]:
-    """Name of a recording, a float layer, its input, and its tensors' specs; layers are not linear."""
+    """Return names of recordings, float layers that are not linear, their inputs, and specs."""
     from quark.torch.quantization.config import config as reference
 
     int8 = reference.Int8PerTensorSpec()
@@ -245,7 +245,7 @@ def layer_cases() -> Iterator[tuple[str, torch.nn.Module, Tensor, dict[str, Any]
 
 @torch.no_grad()
 def record_layer(out: Path, name: str, seed: int) -> str:
-    """A float layer, its input, and the weight, input and output of the reference's quantized layer."""
+    """Record a float layer, its input, and the reference's quantized layer with weight, input and output."""
     from quark.torch import ModelQuantizer
     from quark.torch.quantization.config.config import QConfig, QLayerConfig
 
@@ -255,7 +255,7 @@ def record_layer(out: Path, name: str, seed: int) -> str:
     tensors = {"x": x, **{f"state.{key}": tensor.clone() for key, tensor in layer.state_dict().items()}}
     own = QLayerConfig(**{slot: spec.to_quantization_spec() for slot, spec in specs.items()})
     quantizer = ModelQuantizer(QConfig(global_quant_config=QLayerConfig(), layer_type_quant_config={type(layer): own}))
-    if isinstance(layer, torch.nn.Embedding | torch.nn.EmbeddingBag):  # which the reference knows by name alone
+    if isinstance(layer, torch.nn.Embedding | torch.nn.EmbeddingBag):  # the reference has only its name
         quantizer = ModelQuantizer(QConfig(global_quant_config=QLayerConfig(), layer_quant_config={"0": own}))
     model = quantizer.freeze(quantizer.quantize_model(torch.nn.Sequential(layer), [x]))
     tensors |= {"y": model(x), "qdq.weight": model[0].weight}
@@ -275,11 +275,11 @@ OBSERVERS = {
     "power_of_two": "PerTensorPowOf2MinMaxObserver",
     "power_of_two_mse": "PerTensorPowOf2MinMSEObserver",
 }
-"""Observers of static activations, which see several batches, by name of recording; symmetric int8."""
+"""Observers of static activations in symmetric int8, by name of recording; they see several batches."""
 
 
 def activation_batches(seed: int) -> list[Tensor]:
-    """Three batches of activations, the first with outliers: bins would grow without bound otherwise."""
+    """Return three batches of activations; outliers in the first bound the histogram's bins."""
     generator = torch.Generator().manual_seed(seed + 3)
     batches = [torch.randn(4, 32, 8, generator=generator) for _ in range(3)]
     batches[0].view(-1)[::257] *= 10
@@ -288,7 +288,7 @@ def activation_batches(seed: int) -> list[Tensor]:
 
 @torch.no_grad()
 def record_observer(out: Path, name: str, seed: int) -> str:
-    """Batches of activations, and the scale that an observer which has seen them gives."""
+    """Record batches of activations, and an observer's scale for them."""
     from quark.torch.quantization.config.config import QTensorConfig
     from quark.torch.quantization.config.type import Dtype, QSchemeType, RoundType, ScaleType
     from quark.torch.quantization.observer import observer as reference
@@ -313,12 +313,12 @@ def _save(tensors: dict[str, Tensor], path: Path) -> None:
 
 
 def golden_files(folder: Path) -> list[Path]:
-    """The recorded files of a folder, in order: tensors and configurations, without manifest and README."""
+    """Return the recorded files of a folder in order, without manifest and README."""
     return sorted(p for p in folder.rglob("*") if p.suffix in {".safetensors", ".json"} and p.name != MANIFEST)
 
 
 def write_manifest(out: Path, seed: int) -> None:
-    """Versions, seed and the SHA-256 of every recorded file, as ``MANIFEST.json``."""
+    """Write versions, seed and the SHA-256 of every recorded file to ``MANIFEST.json``."""
     manifest = {
         "script": "tools/record_golden.py",
         "seed": seed,
@@ -331,7 +331,7 @@ def write_manifest(out: Path, seed: int) -> None:
 
 
 def differences(stored: Path, recorded: Path) -> list[str]:
-    """The differences in the files of ``recorded``, by tensor; compared are dtype, shape and bits."""
+    """Yield the differences in the files of ``recorded`` by tensor: dtype, shape and bits."""
     lines = []
     for path in golden_files(recorded):
         name = path.relative_to(recorded).as_posix()
@@ -353,7 +353,7 @@ def _same_bits(one: Tensor | None, other: Tensor | None) -> bool:
 
 
 def main() -> int:
-    """Record, then write the manifest or compare; 1 if something differs."""
+    """Record, then write the manifest or compare; return 1 if a file differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="folder for the recordings")
     parser.add_argument(
@@ -365,7 +365,7 @@ def main() -> int:
     try:
         version = importlib.metadata.version(REFERENCE)
     except importlib.metadata.PackageNotFoundError:
-        parser.error(f"{sys.executable} has no {REFERENCE}: pip install {REFERENCE}=={REFERENCE_VERSION} in an environment of its own")
+        parser.error(f"{sys.executable} has no {REFERENCE}: `pip install {REFERENCE}=={REFERENCE_VERSION}` in a separate environment")
     if version != REFERENCE_VERSION:
         parser.error(f"the golden files are recordings of {REFERENCE} {REFERENCE_VERSION}, and {version} is installed")
     torch.set_num_threads(1)
@@ -378,7 +378,7 @@ def main() -> int:
     jobs |= {f"observers/{name}": lambda name=name: record_observer(out, name, seed) for name in OBSERVERS}
     wanted = arguments.only or list(jobs)
     if unknown := sorted(set(wanted) - jobs.keys()):
-        parser.error(f"nothing is called {', '.join(unknown)}: choose from {', '.join(jobs)}")
+        parser.error(f"there is no {', '.join(unknown)}: choose from {', '.join(jobs)}")
     for name in wanted:
         print(f"{name}: {jobs[name]()}", flush=True)
     if not arguments.only:

@@ -1,12 +1,12 @@
-"""Records golden files from llm-compressor: small checkpoints, and their logits in transformers.
+"""Record golden files from llm-compressor: small checkpoints, and their logits in transformers.
 
     python tools/record_llm_compressor.py plugins/quark_exporters/tests/compressed_tensors/golden_checkpoints
 
-Run it in an environment of its own that has ``llmcompressor==0.14.0.1``; torch and transformers come with it.
-It writes a folder for each scheme, with ``config.json``, ``model.safetensors`` and ``expected.safetensors``:
-``ids``, and ``logits`` of the model that transformers has loaded, in float32; in bfloat16 where weights are
-FP4, which the packages decompress to nothing else. ``MANIFEST.json`` has versions and hashes, which the tests
-hold the files to. Everything is computed on a CPU.
+Run it on a CPU in a separate environment with ``llmcompressor==0.14.0.1``, which brings torch and
+transformers. It writes a folder for each scheme with ``config.json``, ``model.safetensors`` and
+``expected.safetensors``. The last has ``ids``, and the ``logits`` of the model that transformers loads.
+Logits are float32, or bfloat16 for FP4 weights, which the packages decompress to no other dtype.
+``MANIFEST.json`` has versions and hashes, and the tests check the files against it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def small_model() -> LlamaForCausalLM:
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer, which calibration wants to see and does not use."""
+    """Return a tokenizer, which calibration requires but does not use."""
     words = {f"w{i}": i for i in range(SIZES["vocab_size"])}
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0")), pad_token="w0")
 
@@ -81,7 +81,7 @@ def main() -> int:
     for scheme in schemes:
         try:
             record(scheme, out / scheme)
-        except Exception as error:  # what the packages cannot do themselves is no recording
+        except Exception as error:  # record only what the packages themselves can do
             refused[scheme] = f"{type(error).__name__}: {error}"
             for path in (out / scheme).glob("*"):
                 path.unlink()

@@ -1,10 +1,10 @@
-"""Trains the other bundled tiny models: a mixture of experts, and a model with LayerNorms and biases.
+"""Train the other bundled tiny models: a mixture of experts, and a model with LayerNorms and biases.
 
     python -m tools.train_tiny_kinds mixture kjv.txt devil.txt --out tiny_model/src/quark_tiny_model/mixture
 
-Texts, split and tokenizer are those of the tiny Llama, which has to lie beside the new directory. Everything
-is seeded, so the same texts, torch build and number of threads give the same files. A model is kept if its
-held-out perplexity is below a third of that of a unigram model.
+Texts, split and tokenizer come from the tiny Llama, which must be in a folder beside the new one. Everything
+is seeded, so the same texts, torch build and number of threads give the same files. A model is kept only if
+its held-out perplexity is below a third of a unigram model's.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from transformers import AutoTokenizer, OPTConfig, OPTForCausalLM, PreTrainedMod
 from tools.train_tiny_model import Recipe, perplexity, save, sizes, split, train, unigram_perplexity
 
 MAX_BYTES = 1_600_000
-"""Of a directory."""
+"""Limit for a directory."""
 TOP, EXPERTS = 2, 8
 BALANCE = 2e-3
-"""Share of the load-balancing loss: enough that no expert is lost, too little to use all alike."""
+"""Weight of the load-balancing loss: every expert is used, and their use still differs."""
 LEAST_TOKENS = 16
-"""Tokens of the held-out text that an expert has to get: fewer, and it was hardly trained."""
+"""Least number of held-out tokens of an expert: an expert with fewer was hardly trained."""
 
 
 @attrs.frozen
@@ -82,7 +82,7 @@ KINDS: dict[str, Callable[[KindRecipe], PreTrainedModel]] = {"mixture": make_mix
 
 
 def tokens_of_experts(model: Any, tokens: Tensor, length: int) -> Iterator[tuple[str, list[int]]]:
-    """Yield for each block of a mixture how many of the tokens each expert gets; nothing without experts."""
+    """Yield the number of tokens of each expert, for each block of a mixture."""
     routers = {name: module for name, module in model.named_modules() if hasattr(module, "top_k")}
     counts = {name: torch.zeros(EXPERTS, dtype=torch.int64) for name in routers}
     hooks = [module.register_forward_hook(_counting(counts[name])) for name, module in routers.items()]
@@ -125,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("text", nargs="+", type=Path, help="the texts of the tiny Llama, in the same order")
-    parser.add_argument("--out", type=Path, required=True, help="directory to write; replaced only if the model is good enough")
+    parser.add_argument("--out", type=Path, required=True, help="output directory; replaced only if the model is good enough")
     parser.add_argument("--steps", type=int, default=KindRecipe().steps, help="training steps")
     options = parser.parse_args(arguments)
     recipe = KindRecipe(steps=options.steps)
@@ -133,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     training, held_out = split([path.read_text(encoding="utf-8") for path in options.text])
     llama = options.out.parent / "llama"
     if (llama / "held_out.txt").read_text(encoding="utf-8") != held_out:
-        sys.exit(f"{llama / 'held_out.txt'} is not what the split of these texts holds out: give those of its PROVENANCE.md")
+        sys.exit(f"{llama / 'held_out.txt'} does not match these texts: give the texts that its PROVENANCE.md lists")
     tokenizer = AutoTokenizer.from_pretrained(llama, local_files_only=True)
     tokens, held_tokens = (torch.tensor(tokenizer(t, add_special_tokens=False, verbose=False)["input_ids"]) for t in (training, held_out))
     model: Any = KINDS[options.kind](recipe)
@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         made = Path(scratch) / "tiny"
         save(made, model, tokenizer, held_out)
-        (made / "held_out.txt").unlink()  # it lies beside the Llama
+        (made / "held_out.txt").unlink()  # the Llama's folder has it
         model.float()
         measured = perplexity(model, held_tokens, recipe.length), unigram_perplexity(tokens, held_tokens, recipe.vocabulary)
         routed = dict(tokens_of_experts(model, held_tokens, recipe.length))
@@ -154,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"held-out perplexity {measured[0]:.2f}, unigram {measured[1]:.1f}, {size:,} bytes", *more, sep="\n")
         is_starved = any(n < LEAST_TOKENS for counts in routed.values() for n in counts)
         if measured[0] * 3 >= measured[1] or size > MAX_BYTES or is_starved:
-            print("not good enough: nothing is kept", file=sys.stderr)
+            print("the model is not good enough: nothing is kept", file=sys.stderr)
             return 1
         shutil.copytree(made, options.out, dirs_exist_ok=True)
     return 0

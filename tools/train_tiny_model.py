@@ -1,10 +1,10 @@
-"""Trains the bundled tiny Llama: tokenizer, weights, held-out text and provenance, from text files.
+"""Train the bundled tiny Llama from text files: tokenizer, weights, held-out text and provenance.
 
     python tools/train_tiny_model.py kjv.txt devils_dictionary.txt --out tiny_model/src/quark_tiny_model/llama
 
 Everything is seeded, so the same texts, torch build and number of threads give the same files. It prints the
-held-out perplexity of the model and that of a unigram model over the same tokens: the model must come in
-below a third of it, or nothing is kept.
+held-out perplexity of the model and of a unigram model over the same tokens. The model is kept only if its
+perplexity is below a third of the unigram model's.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 END = "<|endoftext|>"
-BLOCK = 6000  # characters that stay together, on one side of the split
-HELD_OUT_EVERY = 48  # one block in so many is held out
-MAX_BYTES = 4_000_000  # of the whole directory, the held-out text apart
+BLOCK = 6000  # characters of a block, which is on one side of the split
+HELD_OUT_EVERY = 48  # one block in every HELD_OUT_EVERY is held out
+MAX_BYTES = 4_000_000  # limit of the directory without the held-out text
 
 
 @attrs.frozen
@@ -53,7 +53,7 @@ class Recipe:
 
 
 def split(texts: Sequence[str]) -> tuple[str, str]:
-    """Training and held-out text: blocks of whole lines, one in `HELD_OUT_EVERY` held out, evenly."""
+    """Return training and held-out text: one block of whole lines in every `HELD_OUT_EVERY` is held out."""
     kept: list[str] = []
     held_out: list[str] = []
     count = 0
@@ -67,7 +67,7 @@ def split(texts: Sequence[str]) -> tuple[str, str]:
 
 
 def make_tokenizer(text: str, size: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer of ``size`` tokens, token 0 the end of a text; it adds no tokens."""
+    """Return a byte-level BPE tokenizer of ``size`` tokens. Token 0 ends a text; encoding adds no tokens."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
@@ -79,7 +79,7 @@ def make_tokenizer(text: str, size: int) -> PreTrainedTokenizerFast:
 
 
 def sizes(recipe: Recipe) -> dict[str, Any]:
-    """Fields of a configuration that models of all kinds have; the head is tied, token 0 is every mark."""
+    """Return the configuration fields of all kinds of models: tied head, token 0 as every special token."""
     return {
         "vocab_size": recipe.vocabulary,
         "hidden_size": recipe.hidden,
@@ -93,13 +93,13 @@ def sizes(recipe: Recipe) -> dict[str, Any]:
 
 
 def make_model(recipe: Recipe) -> LlamaForCausalLM:
-    """A Llama with tied embeddings, randomly initialised."""
+    """Return a randomly initialised Llama with tied embeddings."""
     own = {"intermediate_size": recipe.intermediate, "num_key_value_heads": recipe.kv_heads}
     return LlamaForCausalLM(LlamaConfig(**sizes(recipe), **own, max_position_embeddings=1024, initializer_range=0.04))
 
 
 def batches(tokens: Tensor, recipe: Recipe) -> Iterator[Tensor]:
-    """Endless batches ``[batch, length + 1]`` of windows: each pass has another offset and order."""
+    """Yield endless batches ``[batch, length + 1]``; each pass has another offset and order."""
     generator = torch.Generator().manual_seed(recipe.seed)
     span = recipe.length + 1
     while True:
@@ -111,7 +111,7 @@ def batches(tokens: Tensor, recipe: Recipe) -> Iterator[Tensor]:
 
 
 def rate(step: int, recipe: Recipe) -> float:
-    """Learning rate: linear warm-up, then half a cosine down to nothing."""
+    """Return the learning rate: linear warm-up, then half a cosine down to 0."""
     if step < recipe.warmup:
         return recipe.peak_rate * (step + 1) / recipe.warmup
     done = (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup)
@@ -119,7 +119,7 @@ def rate(step: int, recipe: Recipe) -> float:
 
 
 def train(model: PreTrainedModel, tokens: Tensor, recipe: Recipe) -> None:
-    """Train in place with AdamW; matrices decay, norms do not. Prints the loss now and then."""
+    """Train in place with AdamW, with weight decay for matrices only, and print the loss."""
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() == 1]
     groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
@@ -131,7 +131,7 @@ def train(model: PreTrainedModel, tokens: Tensor, recipe: Recipe) -> None:
             group["lr"] = rate(step, recipe)
         output = model(input_ids=windows[:, :-1])
         loss = torch.nn.functional.cross_entropy(output.logits.flatten(0, 1), windows[:, 1:].flatten())
-        if getattr(output, "aux_loss", None) is not None:  # of a mixture: how unevenly its experts are used
+        if getattr(output, "aux_loss", None) is not None:  # of a mixture: the loss for uneven use of experts
             loss = loss + model.config.router_aux_loss_coef * output.aux_loss
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -146,7 +146,7 @@ def train(model: PreTrainedModel, tokens: Tensor, recipe: Recipe) -> None:
 
 @torch.inference_mode()
 def perplexity(model: PreTrainedModel, tokens: Tensor, length: int) -> float:
-    """Held-out perplexity over non-overlapping windows, the tail dropped."""
+    """Return the held-out perplexity over non-overlapping windows, without the tail."""
     windows = tokens.unfold(0, length, length)
     total = sum(
         float(torch.nn.functional.cross_entropy(model(input_ids=w[None]).logits[0, :-1].float(), w[1:], reduction="sum")) for w in windows
@@ -155,13 +155,13 @@ def perplexity(model: PreTrainedModel, tokens: Tensor, length: int) -> float:
 
 
 def unigram_perplexity(train_tokens: Tensor, tokens: Tensor, size: int) -> float:
-    """Perplexity of a model of token frequencies in the training text, one added to every count."""
+    """Return the perplexity of token frequencies in the training text, with one added to every count."""
     counts = torch.bincount(train_tokens, minlength=size).double() + 1
     return math.exp(-float((counts / counts.sum()).log()[tokens].mean()))
 
 
 def provenance(sources: Sequence[Path], recipe: Recipe, measured: tuple[float, float]) -> str:
-    """The text of PROVENANCE.md."""
+    """Return the text of PROVENANCE.md."""
     rows = "\n".join(f"| `{s.name}` | {s.stat().st_size} | `{hashlib.sha256(s.read_bytes()).hexdigest()}` |" for s in sources)
     settings = "\n".join(f"| {key} | {value} |" for key, value in attrs.asdict(recipe).items())
     return f"""# Where this model comes from
@@ -190,7 +190,7 @@ def save(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFas
     model.generation_config = GenerationConfig(bos_token_id=0, eos_token_id=0, pad_token_id=0, do_sample=False, max_new_tokens=64)
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    # The name that transformers 4 and 5 both know.
+    # The name in both transformers 4 and 5.
     described = json.loads((folder / "tokenizer_config.json").read_text())
     described = {key: value for key, value in described.items() if key != "backend"} | {"tokenizer_class": "PreTrainedTokenizerFast"}
     (folder / "tokenizer_config.json").write_text(json.dumps(described, indent=2) + "\n")
@@ -202,7 +202,7 @@ def save(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFas
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("text", nargs="+", type=Path, help="plain-text files in the public domain")
-    parser.add_argument("--out", type=Path, required=True, help="directory to write; replaced only if the model is good enough")
+    parser.add_argument("--out", type=Path, required=True, help="output directory; replaced only if the model is good enough")
     parser.add_argument("--steps", type=int, default=Recipe().steps, help="training steps")
     options = parser.parse_args(arguments)
     recipe = Recipe(steps=options.steps)
@@ -221,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         size = sum(f.stat().st_size for f in made.iterdir() if f.name != "held_out.txt")
         print(f"held-out perplexity {measured[0]:.2f}, unigram {measured[1]:.1f}, {size:,} bytes")
         if measured[0] * 3 >= measured[1] or size > MAX_BYTES:
-            print("not good enough: nothing is kept", file=sys.stderr)
+            print("the model is not good enough: nothing is kept", file=sys.stderr)
             return 1
         shutil.copytree(made, options.out, dirs_exist_ok=True)
     return 0

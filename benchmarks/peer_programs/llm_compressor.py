@@ -20,14 +20,14 @@ from measuring import measured
 from torch import Tensor, nn
 
 ROUNDINGS = {"none": QuantizationModifier, "awq": QuantizationModifier, "gptq": GPTQModifier, "autoround": AutoRoundModifier}
-"""The modifier that chooses the codes, by the last of an algorithm's names; AWQ goes before it."""
+"""The modifier that chooses the codes, by the last name of a run's algorithms; AWQ runs before it."""
 WEIGHTS = {
     "int4_wo_64": {"num_bits": 4, "strategy": "group", "group_size": 64},
     "int3_wo_64": {"num_bits": 3, "strategy": "group", "group_size": 64},
     "int2_wo_64": {"num_bits": 2, "strategy": "group", "group_size": 64},
     "int4_wo_per_channel": {"num_bits": 4, "strategy": "channel"},
 }
-"""Integers, symmetric; other schemes are llm-compressor's own of that name."""
+"""Symmetric integers; other schemes have the same name in llm-compressor."""
 
 
 def scheme_of(name: str) -> QuantizationScheme:
@@ -38,7 +38,7 @@ def scheme_of(name: str) -> QuantizationScheme:
 
 def main(path: str, algorithm: str, scheme: str, tokens: str) -> None:
     if not torch.accelerator.is_available():
-        torch.Tensor.pin_memory = lambda tensor, *_: tensor  # AWQModifier pins what it keeps, which fails on a machine with a CPU alone
+        torch.Tensor.pin_memory = lambda tensor, *_: tensor  # AWQModifier pins memory, which fails on a machine without a GPU
 
     def quantize(model: nn.Module, calibration: Tensor) -> nn.Module:
         names = algorithm.split("+")

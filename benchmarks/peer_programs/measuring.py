@@ -1,4 +1,4 @@
-"""Measurements that every program makes of a model: time, memory, perplexity, divergence."""
+"""Measure a model in every program: time, memory, perplexity, divergence."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from transformers import AutoModelForCausalLM
 def measured(version: str, path: str, tokens: str, quantize: Callable[[nn.Module, Tensor], nn.Module]) -> None:
     """Load a model, quantize it, and print a line of JSON: version, time, memory and `accuracy`.
 
-    ``seconds`` and ``cpu`` are wall and processor time of quantization, ``forward`` and ``forward_cpu`` those
-    of the float model over the calibration tokens, ``peak`` the bytes by which resident memory grew beyond
-    the loaded model.
+    ``seconds`` and ``cpu`` are wall and CPU time of quantization. ``forward`` and ``forward_cpu`` are the
+    same for a forward of the float model over the calibration tokens. ``peak`` is the growth of resident
+    memory over the loaded model, in bytes.
 
     Args:
-        version: Of the program.
+        version: Version of the program.
         path: Directory of the float checkpoint.
-        tokens: Directory that `benchmarks.peers` has written: ``tokens.safetensors`` with ``calibration`` and
-            ``evaluation``, ``[sequences, length]``, and for row N of the latter the `log_probabilities` of
-            the float model, ``reference-N.safetensors``.
-        quantize: Returns the quantized model for a model and the calibration tokens.
+        tokens: Directory that `benchmarks.peers` has written. ``tokens.safetensors`` has ``calibration`` and
+            ``evaluation``, ``[sequences, length]``; ``reference-N.safetensors`` has the float model's
+            `log_probabilities` for row N of ``evaluation``.
+        quantize: Function from a model and the calibration tokens to the quantized model.
     """
     calibration = load_file(f"{tokens}/tokens.safetensors")["calibration"]
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
@@ -43,7 +43,7 @@ def measured(version: str, path: str, tokens: str, quantize: Callable[[nn.Module
 
 @torch.no_grad()
 def forward_seconds(model: nn.Module, rows: Tensor) -> tuple[float, float]:
-    """Return wall and processor time of a forward over all rows, one at a time."""
+    """Return wall and CPU time of a forward over all rows, one at a time."""
     model(rows[:1])
     wall, cpu = time.perf_counter(), time.process_time()
     for row in rows:
@@ -52,7 +52,7 @@ def forward_seconds(model: nn.Module, rows: Tensor) -> tuple[float, float]:
 
 
 def resident() -> int:
-    """Return the bytes of resident memory, and begin a new `peak` from them."""
+    """Return the bytes of resident memory, and reset `peak` to them."""
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     return peak()
 
@@ -74,8 +74,7 @@ def log_probabilities(model: nn.Module, row: Tensor) -> Tensor:
 def accuracy(model: nn.Module, tokens: str) -> dict[str, float]:
     """Return ``perplexity``, ``float_perplexity``, ``mean_kl`` in nats and ``top1`` agreement, 0 to 1.
 
-    The figures are those of `quark_workbench.evaluate.compare`, which an environment of another program does
-    not have.
+    `quark_workbench.evaluate.compare` gives the same figures, but other programs' environments lack it.
 
     Args:
         model: The quantized model.

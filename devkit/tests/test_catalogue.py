@@ -43,7 +43,7 @@ def test_one_that_is_applicable_is_enough(other: Check, order: Callable[[list[Ch
 
 def test_what_cannot_be_looked_at_on_this_machine_is_no_failure_and_alone_not_conformant() -> None:
     here = run_check(SUBJECT, can_be_checked("observer", [ABSENT, saying(NotHereError("its data are downloaded"))]))
-    assert (here.outcome, here.message) == ("not applicable", "nothing of it can be looked at on this machine: its data are downloaded")
+    assert (here.outcome, here.message) == ("not applicable", "none of its records can be checked on this machine: its data are downloaded")
     assert not is_conformant([here])
     assert is_conformant([here, run_check(SUBJECT, saying(None))])
 

@@ -48,7 +48,7 @@ def test_a_check_that_is_taken_away_later_is_missed() -> None:
 
 
 def test_a_class_without_a_subject_is_refused() -> None:
-    with pytest.raises(TypeError, match="TestNobody names no subject: write subject"):
+    with pytest.raises(TypeError, match="TestNobody has no subject: write subject"):
         type("TestNobody", (ObserverConformance,), {})
 
 

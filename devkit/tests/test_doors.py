@@ -82,14 +82,14 @@ def test_expected_failures_are_read_from_the_authors_file(capsys: pytest.Capture
     assert f"{len(NAMES) - 1} expected" in capsys.readouterr().out
     (tmp_path / "pyproject.toml").write_text(TABLE + f'"observer:acme_good:{NAMES[0]}" = "it works"\n', encoding="utf-8")
     assert quark("--kind", "observer", "--name", "acme_good") == 1
-    assert "passes, though it is declared as an expected failure (it works)" in capsys.readouterr().out
+    assert "is declared as an expected failure (it works)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--kind", "observe"), "'observe' is no kind of subject"),
-        (("--name", "nobody"), "registers nothing of the name 'nobody'"),
+        (("--kind", "observe"), "'observe' is not a kind of subject"),
+        (("--name", "nobody"), "registers nothing named 'nobody'"),
         (("--kind", "template"), "registers nothing of the kind template"),
     ],
 )

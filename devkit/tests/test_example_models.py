@@ -38,5 +38,5 @@ def test_the_module_of_a_model_class_is_imported_for_its_example(tmp_path: Path,
 
 
 def test_a_family_that_nobody_knows_is_told_what_is_missing() -> None:
-    with pytest.raises(NotApplicableError, match=r"write a function that returns one, and TemplateRecord\(example="):
+    with pytest.raises(NotApplicableError, match=r"set TemplateRecord\(example="):
         example_of(subject_of("nobodys_family", None))

@@ -43,7 +43,7 @@ def test_reasons_are_read_by_id(tmp_path: Path) -> None:
     [
         (TABLE + '"format:acme:saturates" = " "', "has no reason"),
         (TABLE + '"format:acme:saturates" = 3', "has no reason"),
-        ("[tool.quark.conformance]\nexpected-failures = 3", "is no table"),
+        ("[tool.quark.conformance]\nexpected-failures = 3", "is not a table"),
         ("[tool", "cannot be read"),
     ],
 )

@@ -59,7 +59,7 @@ def test_it_has_the_plugins_of_this_one_also_those_that_a_program_adds() -> None
 
 
 def test_what_cannot_be_taken_there_is_said() -> None:
-    with using(catalog_with(lambda: None)), pytest.raises(NotApplicableError, match="cannot be taken to another process"):
+    with using(catalog_with(lambda: None)), pytest.raises(NotApplicableError, match="cannot be sent to another process"):
         in_fresh_process(registered)
 
 

@@ -60,7 +60,7 @@ def test_ctrl_c_ends_the_run() -> None:
 
 def test_an_optional_check_is_asked_only_of_what_declares_the_capability() -> None:
     assert outcome(CheckFailedError("no"), level="optional", needs="streaming")[0] == "not applicable"
-    with pytest.raises(ValueError, match="names the capability"):
+    with pytest.raises(ValueError, match="name the capability"):
         raising(None, level="optional")
 
 
@@ -97,7 +97,7 @@ def test_a_check_is_made_of_a_function_whose_docstring_is_the_requirement() -> N
         require(subject.name, "is not")
 
     assert (two_words.id, two_words.sentence, two_words.level) == ("observer:two_words", "It is right.", "required")
-    with pytest.raises(ValueError, match="begins with the requirement"):
+    with pytest.raises(ValueError, match="must begin with the requirement"):
         check("observer")(lambda subject: None)
 
 

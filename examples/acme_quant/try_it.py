@@ -2,8 +2,8 @@
 
 The model is quantized, exported, loaded and compared.
 
-Usage: ``python try_it.py OUT``, where OUT is a directory that does not exist: ``plain`` and ``weighted`` will
-be in it. The plugin is named and never imported here.
+Usage: ``python try_it.py OUT``. OUT is a new directory for ``plain`` and ``weighted``. This file names the
+plugin and never imports it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from quark_workbench.evaluate import perplexity, token_windows
 
 
 def weight_only(dtype: str, observer: str) -> QConfig:
-    """Weights of all linear layers but the head in groups of 64."""
+    """Return a configuration: weights of all linear layers except the head, in groups of 64."""
     spec = QTensorConfig(
         dtype=dtype, observer_cls=observer, is_dynamic=False, qscheme="per_group", ch_axis=-1, group_size=64, symmetric=True
     )
@@ -42,9 +42,9 @@ def logits(model: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def tried(algorithm: str | None, out: Path, tokens: Tensor) -> tuple[nn.Module, dict[str, Any]]:
-    """Return the model as it is read back from ``out``, and figures of the way there and back."""
+    """Quantize, export and load; return the loaded model and figures."""
     config = LLMTemplate.get("llama").get_config(scheme="acme_nf3_g64", algorithm=algorithm)
-    # The beginning of the held-out text is for evaluation, the end for calibration: they do not meet.
+    # The beginning of the held-out text is for evaluation, the end for calibration; they do not overlap.
     model: Any = ModelQuantizer(config).quantize_model(tiny_model(), calibration_batches(8, 256))
     export_safetensors(model, out)
     loaded: Any = import_model_from_safetensors(None, out, device="cpu")

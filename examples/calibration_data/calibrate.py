@@ -1,7 +1,7 @@
 """Calibrate on data of your own: plain text, JSON lines (chats too) and Parquet, each by GPTQ.
 
-Run it with ``python examples/calibration_data/calibrate.py``. Parquet is left out where ``quark-core[data]``
-is not installed.
+Run it with ``python examples/calibration_data/calibrate.py``. Without ``quark-core[data]``, Parquet is left
+out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content
 
 
 def files(directory: Path) -> Iterator[Path]:
-    """Write a file of each kind, as you may have them, and yield its path."""
+    """Write an example file of each kind, and yield its path."""
     text = held_out_text()
     (directory / "text.txt").write_text(text[:6000], encoding="utf-8")
     yield directory / "text.txt"

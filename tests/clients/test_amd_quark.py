@@ -1,4 +1,4 @@
-"""transformers with AMD Quark in place of our packages loads our exports, and computes the same.
+"""transformers with AMD Quark instead of our packages loads our exports, and computes the same.
 
 Run with ``make clients AMDQ_PYTHON=/path/to/python`` of an environment with amd-quark and accelerate, where
 ours is not installed: both own `quark`.

@@ -243,7 +243,7 @@ class Server:
     """A running server.
 
     Attributes:
-        address: Of its API.
+        address: Address of its API.
         directory: The checkpoint that it serves.
     """
 

@@ -86,7 +86,7 @@ class Texts:
 
 
 def interpreter() -> str:
-    """Return the interpreter that has vLLM; a test that asks is skipped where there is none."""
+    """Return the interpreter that has vLLM; a test that asks is skipped if there is none."""
     python = os.environ.get("VLLM_PYTHON")
     if not python:
         pytest.skip("VLLM_PYTHON names no interpreter with vLLM")
@@ -123,7 +123,7 @@ def generate(vllm: ClientProcess, directory: Path, cache: str, dtype: torch.dtyp
         vllm: The process.
         directory: The checkpoint; what vLLM gives is written beside it.
         cache: vLLM's ``kv_cache_dtype``.
-        dtype: Of the activations.
+        dtype: Dtype of the activations.
         **options: More arguments of vLLM's ``LLM``.
 
     Raises:
@@ -146,7 +146,7 @@ def simulated(
     Args:
         directory: The checkpoint.
         texts: What is read.
-        dtype: Of the simulation.
+        dtype: Dtype of the simulation.
         held: The dtype in which vLLM runs, and in which it holds scales of the cache.
         cache: vLLM's ``kv_cache_dtype``; in other dtypes than FP8 it caches what it is given.
         own_layers: Whether vLLM computes the layers by quark's own, and not by its kernels.

@@ -4,8 +4,8 @@
 
 It reads one job a line from its standard input, as JSON, runs it in a fork of itself, and answers with what
 became of that process: its exit code, which is `REFUSED` for an error of quark's own, 1 for any other, and
-not these or 0 where it was killed. A fork begins with everything
-imported, and with no thread but its own; where there are none, a process of its own runs the job.
+not these or 0 if it was killed. A fork begins with everything
+imported, and with no thread but its own; if there are none, a process of its own runs the job.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class FailingDisk:
 
     Args:
         below: The directory.
-        number: Of the first operation that fails, from 0 on; None lets none fail.
+        number: Number of the first operation that fails, from 0 on; None lets none fail.
         error: The number of the error.
         is_sticky: Whether all later operations that write fail too.
 

@@ -43,7 +43,7 @@ def interrupted_and_resumed(folder: Path) -> None:
 
 
 def replaced(folder: Path) -> None:
-    """Export a model, with its inputs in files meanwhile, in place of another."""
+    """Export a model, with its inputs in files meanwhile, instead of another."""
     config = LLMTemplate.get("llama").get_config(scheme="int4_wo_64", algorithm="gptq")
     config.activation_memory, config.spill_directory = 0, str(folder)
     model = ModelQuantizer(config).quantize_model(load_model(tiny_model_dir()), calibration_batches(2, 256))

@@ -173,7 +173,7 @@ def test_the_plan_and_the_log_name_them(tmp_path: Path, caplog: pytest.LogCaptur
     planned = plan(source, config("qwen3_next"), probing=False)
     assert planned.plan is not None
     assert set(planned.plan.carried) == set(planned.plan.to_dict()["carried"]) == set(more)
-    assert f"{len(more)} tensor(s) of the checkpoint that a Qwen3NextForCausalLM does not take are carried over" in "\n".join(
+    assert f"{len(more)} tensor(s) of the checkpoint that a Qwen3NextForCausalLM does not use are copied unchanged" in "\n".join(
         planned_lines(planned)
     )
     assert planned.estimate is not None
@@ -204,9 +204,9 @@ def test_an_export_that_has_no_place_for_them_names_them(
     model = ModelQuantizer(config("llama", scheme)).quantize_model(load_model(source, "float32"), DATA)
     export_with(exporter, model, tmp_path / "out", ExportOptions(input_args=(DATA[0],)))
     (warning,) = [record.message for record in caplog.records if "are not in it" in record.message]
-    assert f"{len(more)} others of the float checkpoint are not in it" in warning
+    assert f"without {len(more)} others of the float" in warning
     assert "mtp.layers.0.fc.weight" in warning
-    assert f"A {exporter.upper()} file holds the tensors of a LlamaForCausalLM" in warning
+    assert f"A {exporter.upper()} file holds only the tensors of a LlamaForCausalLM" in warning
 
 
 def in_the_cache(source: Path, hub: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -240,7 +240,7 @@ def test_a_model_by_its_name_on_a_hub_has_what_its_directory_has(
         export_with("safetensors", ModelQuantizer(config("qwen3_next")).quantize_model(model), tmp_path / "out")
     check(tmp_path / "out", more)
     assert (tmp_path / "out" / "LICENSE").read_text() == "free"
-    assert f"Of 'somebody/Model' these files were in the cache of the hub ('{snapshot}'), and are copied" in caplog.text
+    assert f"Copied these files of 'somebody/Model' from the hub cache ('{snapshot}')" in caplog.text
     assert "LICENSE, tekken.json" in caplog.text
     export_with("safetensors", ModelQuantizer(config("qwen3_next")).quantize_model(load_model(kept)), tmp_path / "expected")
     assert contents(tmp_path / "out") == contents(tmp_path / "expected")
@@ -262,8 +262,8 @@ def test_a_model_whose_version_is_not_known_is_exported_with_a_warning(
     else:
         shutil.rmtree(tmp_path / "hub")
     export_with("safetensors", ModelQuantizer(config("llama")).quantize_model(model), tmp_path / "out")
-    assert "'somebody/Model', from which the model was loaded, is no directory" in caplog.text
-    assert "the cache of the hub (HF_HOME) has no version of it, or several" in caplog.text
+    assert "was loaded from 'somebody/Model', which is no directory" in caplog.text
+    assert "the hub cache (HF_HOME) has no version of it, or several" in caplog.text
     assert not stored(tmp_path / "out").keys() & more.keys()
     assert import_model_from_safetensors(None, tmp_path / "out", device="cpu") is not None
 

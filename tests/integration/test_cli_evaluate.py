@@ -78,7 +78,7 @@ def test_an_export_that_transformers_reads_by_another_library_is_read_here(
     export_with(layout, ModelQuantizer(config).quantize_model(load_model(tiny_model_dir()), calibration_batches(2, 64)), out)
     tiny_tokenizer().save_pretrained(out)
     found = run(out, *SHORT, *how)
-    assert f"read by quark's own reader of the layout '{layout}'" in caplog.text
+    assert f"quark's reader of the layout '{layout}' reads" in caplog.text
     assert found["perplexity"] == run(out, *SHORT, "--by-block")["perplexity"]
 
 
@@ -112,7 +112,7 @@ def without_tokenizer(folder: Path) -> Path:
         (["--dtype", "int3"], "dtype"),
         (["--device", "nowhere"], "device"),
         (["--reference", "/nowhere/at/all"], "no such directory"),
-        (["--text", "/nowhere/at/all.txt"], "neither a file nor a directory"),
+        (["--text", "/nowhere/at/all.txt"], "is not a file, a directory or a data source"),
     ],
 )
 def test_bad_options_are_refused_with_the_reason(options: list[str], says: str):

@@ -84,7 +84,7 @@ def test_each_source_of_calibration_gives_as_many_sequences(
     expected = [tiny_tokenizer()(file.read_text(), verbose=False)["input_ids"][:34] for file in (text, other)]
     assert torch.cat(asked["data"]).flatten().tolist() == expected[0] + expected[1][:17]
     assert run("quantize", tiny_model_dir(), tmp_path / "few", *options, 1, monkeypatch=monkeypatch) == 2
-    assert "less than one sequence of each of the 2" in capsys.readouterr().err
+    assert "less than one sequence for each of the 2" in capsys.readouterr().err
 
 
 def test_the_run_works_on_the_device_that_is_asked_for(asked: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +110,7 @@ def test_activations_go_where_that_is_asked(
     assert run("quantize", tiny_model_dir(), tmp_path / "out", *run_options, monkeypatch=monkeypatch) == 0
     assert (asked["config"].activation_memory, asked["config"].spill_directory) == (2_000_000, str(tmp_path))
     capsys.readouterr()
-    assert "each block is passed twice" in " ".join(plan(*options, monkeypatch=monkeypatch, capsys=capsys)["notes"])
+    assert "each block runs twice" in " ".join(plan(*options, monkeypatch=monkeypatch, capsys=capsys)["notes"])
     assert run("plan", tiny_model_dir(), *options, "--spill-directory", tmp_path / "missing", monkeypatch=monkeypatch) == 2
     assert "is not a directory: make it" in capsys.readouterr().err
 
@@ -154,7 +154,7 @@ WRONG = {
     "no option of the algorithm": (["--algorithm", "gptq", "--algorithm-option", "gptq.damp=1"], "has no option 'damp'"),
     "another type for an algorithm": (["--algorithm", "gptq", "--algorithm-option", "gptq.desc_act=0"], "wants bool"),
     "a value that it refuses": (["--algorithm", "gptq", "--algorithm-option", "gptq.damp_percent=2"], "refuses damp_percent=2.0"),
-    "an algorithm that is not applied": (["--algorithm-option", "gptq.desc_act=true"], "applies none: name it as an algorithm too"),
+    "an algorithm that is not applied": (["--algorithm-option", "gptq.desc_act=true"], "applies none: name 'gptq' as an algorithm too"),
     "an algorithm that is not there": (["--algorithm-option", "gtpq.desc_act=true"], "Did you mean 'gptq'?"),
     "no option of the exporter": (["--exporter-option", "pack_methd=order"], "Did you mean 'pack_method'?"),
     "another type for an exporter": (["--exporter-option", "zero_points=yes"], "wants bool for the option 'zero_points'"),

@@ -21,11 +21,14 @@ TAKES = {
     "Wav2Vec2ForCTC": "input_values",
     "CLIPModel": "pixel_values",
 }
-IN_PYTHON, BATCHES = "run it and its reference beside each other in Python", "give them to quark.runs.ModelQuantizer in Python"
+IN_PYTHON, BATCHES = "run the model and its reference in Python", "give them to quark.runs.ModelQuantizer in Python"
 COMMANDS: dict[str, tuple[list[str], str]] = {
-    "quantize": (["quantize", "model", "out", "--scheme", "int8", "--calib", "text.txt"], "needed by activations with static scales"),
-    "quantize without data": (["quantize", "model", "out", "--scheme", "int8"], "needed by activations with static scales"),
-    "plan": (["plan", "model", "--scheme", "int8", "--no-probe"], "needed by activations with static scales"),
+    "quantize": (
+        ["quantize", "model", "out", "--scheme", "int8", "--calib", "text.txt"],
+        "for activations with static scales",
+    ),
+    "quantize without data": (["quantize", "model", "out", "--scheme", "int8"], "for activations with static scales"),
+    "plan": (["plan", "model", "--scheme", "int8", "--no-probe"], "for activations with static scales"),
     "plan with data": (
         ["plan", "model", "--scheme", "int8", "--no-probe", "--calib", "text.txt"],
         BATCHES,
@@ -59,7 +62,7 @@ def test_a_command_that_reads_text_refuses_them_and_says_the_way(
     arguments, way = COMMANDS[command]
     assert run(*arguments, monkeypatch=monkeypatch) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert f"a {name} takes '{TAKES[name]}', and the command line reads texts: " in said
+    assert f"a {name} takes '{TAKES[name]}', but the command line reads texts: " in said
     assert way in said
     assert "copy tokenizer.json" not in said
     assert not (tmp_path / "out").exists()

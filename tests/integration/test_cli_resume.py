@@ -77,7 +77,7 @@ def test_a_command_that_is_finished_already_says_so_and_succeeds(
     quantized.clear()
     capsys.readouterr()
     assert run(*command(source, out, "--resume"), monkeypatch=monkeypatch) == 0
-    assert f"'{out}' is finished: this very run has written it" in caplog.text
+    assert f"'{out}' is complete: an earlier run with the same settings has written it" in caplog.text
     assert f"{out}: 21 layers in int4_wo_32" in capsys.readouterr().out
     assert quantized == []
     assert files(out) == before
@@ -94,9 +94,9 @@ def test_what_another_command_has_finished_is_refused_and_the_difference_is_name
     capsys.readouterr()
     assert run("quantize", source, out, "--scheme", "int4_wo_64", "--no-report", "--resume", monkeypatch=monkeypatch) == 2
     told = " ".join(capsys.readouterr().err.split())
-    assert f"the run that has written '{out}' is not the one that is asked for now. It differs in: settings.configuration" in told
+    assert f"the run that has written '{out}' differs from this run: settings.configuration" in told
     assert "choose another output directory" in told.lower()
     assert files(out) == before
     (out / "model.safetensors").unlink()
     assert run(*command(source, out, "--resume"), monkeypatch=monkeypatch) == 2
-    assert "has been changed since ('model.safetensors' is missing)" in capsys.readouterr().err
+    assert "has changed since ('model.safetensors' is missing)" in capsys.readouterr().err

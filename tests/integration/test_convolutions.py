@@ -151,7 +151,7 @@ def test_groups_run_along_the_input_channels_of_each_kernel_position(weight: obj
 
 def test_other_axes_and_groups_that_do_not_divide_are_refused_before_any_change() -> None:
     columns = QConfig(QLayerConfig(weight=Int8PerChannelSpec(ch_axis=1, symmetric=True)), exclude=["head"])
-    with pytest.raises(ConfigError, match=r"has scales of its columns.*axis 0 is the output channels, also where.*use ch_axis=0"):
+    with pytest.raises(ConfigError, match=r"has scales per input channel.*output channels on axis 0, also if.*use ch_axis=0"):
         ModelQuantizer(columns).plan(Picture())
     groups = QConfig(QLayerConfig(weight=Int4PerGroupSpec(ch_axis=-1, group_size=32)), exclude=["head"])
     with pytest.raises(ConfigError, match=r"has 27 elements along its last axis, which groups of 32 do not divide.*: first"):
@@ -165,8 +165,8 @@ def test_the_plan_says_types_groups_and_what_the_axes_mean() -> None:
     assert "picture.up conv_transpose2d 8×8×3×3 in 2 groups W int8/channel 0 (global)" in lines
     assert "picture.line conv1d 4×8×3 float (Conv1d stays float unless named)" in lines
     assert "embed embedding 8×4 W int8/channel 0 (type: Embedding)" in lines
-    assert "of 3 convolution(s), channel 0 of a weight is the output channels, also where it is transposed" in lines
-    assert "of 1 embedding(s), channel 0 of a weight is the token; their inputs are indices, which are not quantized: embed" in lines
+    assert "3 convolution(s): axis 0 of a weight is the output channels, also if it is transposed" in lines
+    assert "1 embedding(s): axis 0 of a weight is the token, and inputs are indices, which are not quantized: embed" in lines
 
 
 def test_gptq_leaves_convolutions_to_rounding_to_nearest_and_says_so() -> None:
@@ -175,7 +175,7 @@ def test_gptq_leaves_convolutions_to_rounding_to_nearest_and_says_so() -> None:
     config = QConfig(weight, algo_config=[gptq], exclude=["first", "depthwise"])
     plan = ModelQuantizer(config).plan(Picture())
     assert {row.name: row.algorithm for row in plan.quantized} == {"up": None, "head": "gptq"}
-    assert any("'gptq' rounds linear layers; rounded to nearest are 1 conv_transpose2d layer(s) (up)" in note for note in plan.notes)
+    assert any("'gptq' rounds linear layers; 1 conv_transpose2d layer(s) (up) are rounded to nearest" in note for note in plan.notes)
     config.exclude = [*config.exclude, "head"]
     with pytest.raises(ConfigError, match=r"matches no layer of this model \(it rounds linear layers, and here are 1 conv_transpose2d"):
         ModelQuantizer(config).plan(Picture())

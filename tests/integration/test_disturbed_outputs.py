@@ -41,13 +41,16 @@ def linked(out: Path, partial: Path) -> None:
 
 
 DISTURBANCES: dict[str, tuple[Callable[[Path, Path], object], str | None]] = {
-    "its weights are removed": (lambda out, partial: (partial / SHARD).unlink(), "is not the file that this run has written"),
-    "its weights are replaced": (lambda out, partial: copied(partial / SHARD), "is not the file that this run has written"),
-    "its directory is removed": (lambda out, partial: removed(partial), "is not the file|No such file"),
-    "its directory is renamed": (lambda out, partial: partial.rename(partial.with_name("other")), "is not the file|was moved meanwhile"),
-    "the directory above is renamed": (lambda out, partial: out.parent.rename(out.parent.with_name("other")), "is not the file|was moved"),
+    "its weights are removed": (lambda out, partial: (partial / SHARD).unlink(), "was removed, replaced or truncated"),
+    "its weights are replaced": (lambda out, partial: copied(partial / SHARD), "was removed, replaced or truncated"),
+    "its directory is removed": (lambda out, partial: removed(partial), "was removed, replaced|No such file"),
+    "its directory is renamed": (lambda out, partial: partial.rename(partial.with_name("other")), "was removed, replaced|was moved during"),
+    "the directory above is renamed": (
+        lambda out, partial: out.parent.rename(out.parent.with_name("other")),
+        "was removed, replaced|was moved",
+    ),
     "the output appears, empty": (lambda out, partial: out.mkdir(), None),
-    "the output appears, with a file": (lambda out, partial: occupied(out, "notes.txt"), r"is not empty, it holds 'notes\.txt'"),
+    "the output appears, with a file": (lambda out, partial: occupied(out, "notes.txt"), r"is not empty \(it holds 'notes\.txt'"),
     "the output appears, with a tokenizer": (lambda out, partial: occupied(out, "tokenizer_config.json"), None),
     "a file takes its name": (lambda out, partial: out.write_text("precious"), "is a file: choose a directory"),
     "a link takes its name": (linked, "could not be written"),

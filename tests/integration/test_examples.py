@@ -71,7 +71,7 @@ def test_a_custom_scheme_is_used_and_leaves_no_name_behind(tmp_path: Path) -> No
 
 def test_evaluate_and_report_says_how_good_it_is(tmp_path: Path) -> None:
     lines = main_of("evaluate_and_report")(tmp_path / "out")
-    found = re.match(r"perplexity ([\d.]+), that of the float model ([\d.]+)", lines[0])
+    found = re.match(r"perplexity ([\d.]+), float model ([\d.]+)", lines[0])
     assert found is not None
     assert float(found[1]) > float(found[2])
     assert lines[1].startswith("KL divergence 0.")

@@ -212,7 +212,7 @@ def test_a_value_of_a_quantization_config_that_cannot_be_used_names_the_checkpoi
     code, said = run(route, directory, tmp_path / "out", sources / TEXT)
     assert code == 2
     assert str(directory) in said
-    assert "'is_dynamic' is 7, where true or false is wanted" in said
+    assert "'is_dynamic' is 7 instead of true or false" in said
 
 
 def test_a_quantization_config_that_is_none_names_the_checkpoint(sources: Path, tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_a_quantization_config_that_is_none_names_the_checkpoint(sources: Path, 
     (directory / "config.json").write_text(json.dumps(config | {"quantization_config": True}))
     code, said = run("quantize", directory, tmp_path / "out", sources / TEXT)
     assert code == 2
-    assert f"the quantization_config in '{directory / 'config.json'}' cannot be used: it is a bool where a table is expected" in said
+    assert f"the quantization_config in '{directory / 'config.json'}' cannot be used: it is a bool instead of a table" in said
 
 
 @pytest.mark.parametrize("source", QUANTIZED)
@@ -264,7 +264,7 @@ def test_no_command_and_no_loader_fetches_code_that_a_config_names(
     else:
         code, said = run(route, directory, tmp_path / "out", sources / TEXT)
     assert code == 2
-    assert f"says {key} = 'evil/kern', which is code or a model of a hub" in said
+    assert f"says {key} = 'evil/kern', which is code or a model on a hub" in said
 
 
 def _refusal(call: Callable[..., object], *arguments: object) -> Exception:

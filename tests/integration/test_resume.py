@@ -15,6 +15,7 @@ import pytest
 from quark.base import files as files_of_systems
 from quark.checkpoint import ExportOptions
 from quark.checkpoint.atomic_directory import JOURNAL
+from quark.checkpoint.shard_writer import ShardWriter
 from quark.runs import quantize_checkpoint
 from quark.torch import LLMTemplate
 from quark_devkit.whole_runs import interrupted_behind
@@ -102,7 +103,7 @@ def test_the_memory_mode_is_that_of_the_interrupted_run_whatever_is_free_now(
     left_behind(source, tmp_path / "out", "gptq")
     monkeypatch.setattr("quark.runs.run.free_bytes", lambda _: 2**40)
     plan = quantize_checkpoint(source, tmp_path / "out", config("gptq"), DATA, resume=True)
-    assert any("passed twice" in note for note in plan.notes)
+    assert any("runs twice" in note for note in plan.notes)
     assert files(tmp_path / "out") == files(tmp_path / "once")
 
 
@@ -128,8 +129,8 @@ def test_blocks_from_the_first_damaged_one_on_are_quantized_again_and_it_is_name
         assert len(quantized) == 1
         return
     assert quantized == ["model.layers.1", "model.layers.2"]
-    assert "has written of 'model.layers.1' is damaged" in caplog.text
-    assert "this block and the 0 finished block(s) behind it are quantized again" in caplog.text
+    assert "The files of 'model.layers.1' from the interrupted run are damaged" in caplog.text
+    assert "This block and the 0 finished block(s) after it are quantized again" in caplog.text
     assert what == "end" or f"(1 of {sum('layers.1.' in n for n in header)} tensors: {name})" in caplog.text
 
 
@@ -160,21 +161,32 @@ def test_a_block_is_on_the_disk_before_the_journal_says_so_and_everything_before
         if hasattr(os, name):
             recorded(os, name, names.__getitem__)
     recorded(os, "rename", lambda path: Path(path).name)
+    plain_when_stored = ShardWriter.when_stored
+
+    def when_stored(writer: ShardWriter, then: Callable[..., None]) -> None:
+        if writer._pending is not None:
+            writer._pending.result()  # the block's tensors are in the files, and nothing of the next block is
+        events.append(("when_stored", ""))
+        plain_when_stored(writer, then)
+
+    monkeypatch.setattr(ShardWriter, "when_stored", when_stored)
     quantize_checkpoint(source, tmp_path / "out", config(), options=ExportOptions(max_shard_bytes=30_000))
     unsynchronized: set[str] = set()
-    due: set[str] | None = None  # what lay unsynchronized when a block began to be stored; the next one may be written meanwhile
+    due: list[set[str]] = []  # for each block that is being stored, what lay unsynchronized; the next block may be written meanwhile
     entries = 0
     for event, file in events:
         if event == "rename" and file == "checkpoint":
             assert not unsynchronized
         elif event == "pwrite" and file != "owner.lock":
             if file == JOURNAL:
-                assert not (unsynchronized if due is None else due)
-                entries, due = entries + 1, None
+                assert not (due.pop(0) if entries else unsynchronized)
+                entries += 1
             unsynchronized.add(file)
+        elif event == "when_stored":
+            due.append(set(unsynchronized))
         elif event in ("fsync", "fdatasync"):
-            due = (set(unsynchronized) if due is None else due) - {file}
-            unsynchronized.discard(file)
+            for files in (unsynchronized, *due):
+                files.discard(file)
     assert entries == 1 + BLOCKS
     renamed = events.index(("rename", "checkpoint"))
     behind_last_write = max(i for i, (event, _) in enumerate(events) if event == "pwrite")

@@ -70,7 +70,7 @@ def test_a_run_that_is_not_the_same_is_refused_and_the_difference_is_named(chang
     before = files(partial / "checkpoint")
     arguments, says = CHANGES[change]
     arguments = {"config": config("gptq"), "data": DATA, **arguments}
-    with pytest.raises(ResumeError, match=f"It differs in: {says}.*--restart") as caught:
+    with pytest.raises(ResumeError, match=f"differs from this run: {says}.*--restart") as caught:
         quantize_checkpoint(source, tmp_path / "out", resume=True, **arguments)
     assert caught.value.differences
     assert files(partial / "checkpoint") == before
@@ -196,7 +196,7 @@ def test_a_finished_output_is_left_as_it_is_and_another_runs_is_replaced_where_t
         assert {row.algorithm for row in plan.quantized} == {"gptq"}
     assert quantized == []
     assert files(out) == before
-    with pytest.raises(ResumeError, match=r"It differs in: data\.digest was .* or pass overwrite=True") as caught:
+    with pytest.raises(ResumeError, match=r"differs from this run: data\.digest was .* or pass overwrite=True") as caught:
         quantize_checkpoint(source, out, config("gptq"), [DATA[0], DATA[1] + 1], resume=True)
     assert len(caught.value.differences) == 1
     quantize_checkpoint(source, out, config(), options=ExportOptions(overwrite=True), resume=True)

@@ -152,7 +152,7 @@ def test_the_program_verifies_where_that_is_asked_for(
 ) -> None:
     quantize_checkpoint(source, tmp_path / "out", config(), options=OPTIONS)
     assert run("inspect", tmp_path / "out", "--verify", monkeypatch=monkeypatch) == 0
-    assert "tensors are as they were written" in capsys.readouterr().out
+    assert "tensors agree" in capsys.readouterr().out
     _, path, place = next(one for one in places(tmp_path / "out", 6) if one[0] == "codes")
     data = bytearray(path.read_bytes())
     data[place] ^= 1
@@ -161,8 +161,8 @@ def test_the_program_verifies_where_that_is_asked_for(
     capsys.readouterr()
     assert run("inspect", tmp_path / "out", "--verify", monkeypatch=monkeypatch) == 2
     said = capsys.readouterr()
-    assert f"damaged: 1 tensor(s) in '{path.name}' are not as they were written: model." in said.out
-    assert "make or fetch it again" in said.err
+    assert f"damaged: 1 tensor(s) in '{path.name}' have changed since they were written: model." in said.out
+    assert "export or download it again" in said.err
     assert run("inspect", source, "--verify", monkeypatch=monkeypatch) == 2
     assert "has no quark_run.json" in capsys.readouterr().err
 
@@ -177,7 +177,7 @@ def test_a_finished_run_that_has_been_changed_is_not_called_finished(source: Pat
     data = bytearray(path.read_bytes())
     data[place] ^= 1
     path.write_bytes(data)
-    with pytest.raises(OutputError, match=r"was complete, and has been changed since \(1 tensor\(s\) in 'model-"):
+    with pytest.raises(OutputError, match=r"was completed by this run, and has changed since \(1 tensor\(s\) in 'model-"):
         quantize_checkpoint(source, out, config(), options=OPTIONS, resume=True)
 
 
@@ -194,5 +194,5 @@ def test_exchanged_words_of_a_finished_block_are_noticed_on_resuming(
     data[one], data[other] = data[other], data[one]
     shard.write_bytes(data)
     quantize_checkpoint(source, tmp_path / "out", config("gptq"), DATA, resume=True)
-    assert "has written of 'model.layers.1' is damaged" in caplog.text
+    assert "The files of 'model.layers.1' from the interrupted run are damaged" in caplog.text
     assert files(tmp_path / "out") == files(tmp_path / "once")

@@ -1,4 +1,4 @@
-"""A few combinations of parameters in place of all."""
+"""A few combinations of parameters instead of all."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def covering(rows: Sequence[tuple[int, ...]], name: str, most: int) -> list[int]
     ones depends on ``name``, so that the tests together have every value.
 
     Args:
-        rows: Of each combination, the number of the value of each parameter, from 0.
-        name: Of the test function.
+        rows: Rows of each combination, the number of the value of each parameter, from 0.
+        name: Name of the test function.
         most: How many values of a column are kept.
     """
     numbers = {row: number for number, row in reversed(list(enumerate(rows)))}

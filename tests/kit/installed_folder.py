@@ -31,7 +31,7 @@ class LayerMapping:
         """Lay out one distribution with one module, named by its entry point; returns the module's name.
 
         Args:
-            name: Of the distribution, such as ``"acme-quant"``.
+            name: Name of the distribution, such as ``"acme-quant"``.
             code: The plugin module, below `HEADER`.
             version: Its version.
             entry_point: Its entry point; the distribution's name by default.

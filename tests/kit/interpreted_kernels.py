@@ -32,7 +32,7 @@ class Kernels:
 
 
 def kernels_or_skip(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
-    """Yield the kernels; skip where there is neither a GPU nor the interpreter.
+    """Yield the kernels; skip if there is neither a GPU nor the interpreter.
 
     Numpy, which interprets, warns of nothing.
     """

@@ -59,7 +59,7 @@ def test_transformers_reads_it_once_the_layouts_are_registered(third_party: Cata
 def test_transformers_cannot_read_files_of_a_layouts_own_and_says_what_can(third_party: Catalog, tmp_path: Path) -> None:
     export_safetensors(quantized(), tmp_path / "out", custom_mode="single_file")
     register_layouts()
-    with pytest.raises(ValueError, match=r"'single_file' has files of its own.*import_model_from_safetensors"):
+    with pytest.raises(ValueError, match=r"cannot read the files of the layout 'single_file'.*import_model_from_safetensors"):
         AutoModelForCausalLM.from_pretrained(tmp_path / "out", local_files_only=True)
 
 

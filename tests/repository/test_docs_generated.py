@@ -37,7 +37,7 @@ def test_the_marks_of_pages_stand_for_something() -> None:
 
 
 def test_an_unknown_mark_is_an_error_that_names_the_page() -> None:
-    with pytest.raises(ValueError, match=r"docs/index\.md: '\{\{ tabel schemes \}\}' is no mark: write one of table"):
+    with pytest.raises(ValueError, match=r"docs/index\.md: '\{\{ tabel schemes \}\}' is not a mark: write one of table"):
         marks.expand("{{ tabel schemes }}", "index.md")
 
 

@@ -12,6 +12,8 @@ from types import ModuleType
 import pytest
 
 from tools.mutants import covering_tests, drawn, forks
+from tools.mutants.behaviours import CONDITION, KEPT, KINDS, OPTION, ORDER, OTHER_SOURCE, RESTORE, behaviours_of
+from tools.mutants.equivalent import equivalent_changes, key
 from tools.mutants.operators import Mutation, mutations_of
 
 pytestmark = pytest.mark.thorough
@@ -166,11 +168,54 @@ def test_a_statement_is_changed_in_these_ways(source: str, expected: set[str]) -
     )
 
 
+BEHAVIOURS = '''
+def run(self, a: int, b: int, c: str, *, fast: bool = False) -> int:
+    """Return something."""
+    if a and b or fast:
+        raise ValueError(f"{a or b}")
+    with quiet(c):
+        self.add(a)
+        self.end()
+    try:
+        del self.memory
+    finally:
+        self.close()
+    return b
+'''
+
+
+def test_changes_of_behaviour_drop_exchange_keep_and_ignore() -> None:
+    found = {(m.kind, m.old, m.new) for m in behaviours_of("run.py", BEHAVIOURS)}
+    source = {(OTHER_SOURCE, "a", "b"), (OTHER_SOURCE, "b", "a")}
+    assert found - source == {
+        (CONDITION, "a and b or fast", "(a and b)"),
+        (CONDITION, "a and b or fast", "fast"),
+        (CONDITION, "a and b", "a"),
+        (CONDITION, "a and b", "b"),
+        (ORDER, "self.add(a)\n        self.end()", "self.end()\n        self.add(a)"),
+        (KEPT, "del self.memory", "pass"),
+        (KEPT, "self.close()", "pass"),
+        (RESTORE, "self.close()", "pass"),
+        (RESTORE, "with quiet(c):\n        self.add(a)\n        self.end()", "if True:\n        self.add(a)\n        self.end()"),
+        (OPTION, "", "fast = False\n    "),
+    }
+    assert source <= found
+    lines = {m.line for m in behaviours_of("run.py", BEHAVIOURS) if m.kind == OTHER_SOURCE}
+    assert lines == {4, 7, 13}, "what only a message reads is not changed"
+
+
+def test_kinds_take_turns() -> None:
+    drawn_ones = drawn.in_turn([*behaviours_of("run.py", BEHAVIOURS)])
+    assert {m.kind for m in drawn_ones[: len(KINDS)]} == set(KINDS)
+    assert len(drawn_ones) == len(behaviours_of("run.py", BEHAVIOURS))
+
+
+@pytest.mark.parametrize("changes_of", drawn.KINDS.values(), ids=drawn.KINDS)
 @pytest.mark.parametrize("path", ["core/src/quark/calibration/activation_scales.py"])
-def test_each_change_of_a_source_is_other_code_that_can_be_compiled(path: str) -> None:
+def test_each_change_of_a_source_is_other_code_that_can_be_compiled(path: str, changes_of: Callable[[str, str], list[Mutation]]) -> None:
     source = (ROOT / path).read_text(encoding="utf-8")
-    mutations = mutations_of(path, source)
-    assert len(mutations) > 50
+    mutations = changes_of(path, source)
+    assert len(mutations) > 25
     tree = ast.dump(ast.parse(source))
     for mutation in mutations:
         assert source[mutation.start : mutation.end] == mutation.old
@@ -189,8 +234,8 @@ def test_the_same_seed_draws_the_same_changes_one_a_line_whatever_other_files_be
     assert any(named(6, seed) != first for seed in range(1, 4))
     (tree / "other.py").write_text("x = 1\n" * 2)
     assert named(6, 0) == first
-    marked = drawn.key(tree, first[0])
-    assert marked not in {drawn.key(tree, mutation) for mutation in named(6, 0, {marked})}
+    marked = key(tree, first[0])
+    assert marked not in {key(tree, mutation) for mutation in named(6, 0, {marked})}
 
 
 @pytest.mark.slow
@@ -246,7 +291,7 @@ def test_a_fork_that_takes_too_long_is_ended_and_its_tree_restored(tree: Path) -
 
 
 def test_marks_of_changes_that_make_no_difference_give_a_reason() -> None:
-    marks = drawn.equivalent_changes(ROOT / "tools" / "mutants" / "equivalent.toml")
+    marks = equivalent_changes(ROOT / "tools" / "mutants" / "equivalent.toml")
     assert all(len(reason.split()) >= 4 for reason in marks.values())
     assert all((ROOT / file).is_file() for file, *_ in marks)
 

@@ -1,6 +1,6 @@
-"""Count the costs of runs in FLOPs, bytes, operations and waits, which no other work on the machine changes.
+"""Count the costs of runs in FLOPs, bytes, operations and waits, whatever else the machine does.
 
-    python -m tools.costs                               # counts; exit status 1 where one is not as recorded
+    python -m tools.costs                               # counts; exit status 1 if one is not as recorded
     python -m tools.costs record [NAME ...]             # writes them; a cost that rises needs --why
     python -m tools.costs parts NAME ...                # where the FLOPs and bytes of a run go
 
@@ -21,17 +21,20 @@ from tools.costs.runs import RUNS, cost_of, parts_of
 
 
 def main(arguments: list[str] | None = None) -> str | None:
-    """Count, and show or record; return the reason of a refusal."""
+    """Count, and show or record; return the reason if the program refuses."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=["show", "record", "parts"], nargs="?", default="show")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(RUNS)}; default: all")
     parser.add_argument("--why", help="why costs rise; kept beside them")
     args = parser.parse_args(arguments)
     if unknown := [name for name in args.names if name not in RUNS]:
-        parser.error(f"no run is named {unknown[0]!r}: the names are {', '.join(RUNS)}")
+        parser.error(f"no run is named {unknown[0]!r}: choose from {', '.join(RUNS)}")
     names = args.names or [name for name, case in RUNS.items() if case.can_be_counted]
     if uncountable := [name for name in names if not RUNS[name].can_be_counted]:
-        parser.error(f"{', '.join(uncountable)}: kernels are counted in Triton's interpreter: install Triton and set TRITON_INTERPRET=1")
+        parser.error(
+            f"{', '.join(uncountable)}: Triton's interpreter counts kernels, and it is not running. Install Triton and set "
+            f"TRITON_INTERPRET=1"
+        )
     if args.task == "parts":
         for name in names:
             _show_parts(name)
@@ -44,7 +47,7 @@ def main(arguments: list[str] | None = None) -> str | None:
         return f"{', '.join(differ)}: not what was recorded" if differ else None
     rising = [name for name in names if any(d.is_rise for d in differences(recorded.get(name), counted[name]))]
     if rising and not args.why:
-        return f"{', '.join(rising)}: costs more than was recorded. Find what made it so, or record it with --why 'the reason'"
+        return f"{', '.join(rising)}: the cost is higher than the recorded one. Find the cause, or record the cost with --why 'the reason'"
     write(recorded, counted, dict.fromkeys(rising, args.why))
     return None
 

@@ -19,7 +19,7 @@ __all__ = ["Counts", "OperationCounter"]
 
 _ATEN = torch.ops.aten
 _SERVING = ("quark.base.", "quark.numbers.", "quark_schemes.", "quark_devkit.")
-"""Prefixes of modules whose work is done for others."""
+"""Prefixes of modules that work on behalf of their callers."""
 
 
 @attrs.define
@@ -27,11 +27,11 @@ class Counts:
     """FLOPs, bytes and number of operations.
 
     Attributes:
-        flops: Of products, factorizations and solutions of systems: a multiplication and an addition are two.
-            Elementwise operations have none; their cost is the bytes that they move.
-        bytes: Read from operands and written to results, each operation for itself: what a cache saves is not
-            known. An operand that is broadcast is read once.
-        operations: Those that read or write; views do not count.
+        flops: FLOPs of products, factorizations and solutions of systems: a multiplication and an addition
+            are two. Elementwise operations have none; their cost is the bytes that they move.
+        bytes: Bytes read from operands and written to results by each operation, without the effect of
+            caches. A broadcast operand is read once.
+        operations: Number of operations that read or write; views do not count.
     """
 
     flops: float = 0.0
@@ -47,7 +47,7 @@ class OperationCounter(TorchDispatchMode):
     """Counts the operations of this thread, their FLOPs and bytes, while it is entered.
 
     Attributes:
-        phase: The phase that operations are counted in from now on.
+        phase: The phase to which the next operations belong.
         parts: `Counts` by phase and by the module of this project that asked for the operation, such as
             ``("solve", "quark_algos.scale_search")``; number formats and quantizers count with their callers.
 
@@ -76,13 +76,13 @@ class OperationCounter(TorchDispatchMode):
             written = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
             read = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
             if any(t.is_meta for t in written):
-                return result  # nothing is computed or moved; versions of torch differ in what they do there
+                return result  # this computes and moves nothing; versions of torch differ here
             moved = 0 if func.overloadpacket in _ALLOCATIONS else sum(map(_bytes, read + written))
             self.count(Counts(_flops(func, args, kwargs, result), moved, 1))
         return result
 
     def count(self, counts: Counts) -> None:
-        """Add counts to the part of the present phase and of the module that asks for the work."""
+        """Add counts to the part of the current phase and of the module that asks for the work."""
         part = self.phase, _module(sys._getframe())
         self.parts[part] = self.parts.get(part, Counts()) + counts
 
@@ -91,7 +91,7 @@ _ALLOCATIONS = {_ATEN.empty, _ATEN.empty_like, _ATEN.empty_strided, _ATEN.new_em
 
 
 def _module(frame: FrameType | None) -> str:
-    """Return the nearest module of this project that does not serve others; ``""`` where there is none."""
+    """Return the nearest calling module of this project that works for itself; ``""`` if there is none."""
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
         if name.startswith("quark") and not name.startswith(_SERVING):
@@ -101,7 +101,7 @@ def _module(frame: FrameType | None) -> str:
 
 
 def _is_view(func: Any) -> bool:
-    """Return whether the results of an operation share memory with its operands, and nothing is written."""
+    """Return whether the results of an operation share memory with its operands and nothing is written."""
     returned = [value.alias_info for value in func._schema.returns]
     return bool(returned) and all(alias is not None and not alias.is_write for alias in returned)
 
@@ -113,7 +113,7 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> float:
-    """Return the FLOPs of an operation: torch's own formulas of products, and those of `_OTHER_FLOPS`."""
+    """Return the FLOPs of an operation by torch's formulas or by `_OTHER_FLOPS`."""
     packet = func.overloadpacket
     if packet in _OTHER_FLOPS:
         return _OTHER_FLOPS[packet](*args)
@@ -122,7 +122,7 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> float:
 
 
 _IN_PLACE = {_ATEN.addmm_: _ATEN.addmm, _ATEN.baddbmm_: _ATEN.baddbmm}
-"""Products that are added to a tensor in place, whose formulas torch has under the other name."""
+"""Products that are added to a tensor in place; torch has their formulas under the other name."""
 
 
 _OTHER_FLOPS: Mapping[Any, Callable[..., float]] = {
@@ -141,4 +141,4 @@ _OTHER_FLOPS: Mapping[Any, Callable[..., float]] = {
     _ATEN._linalg_eigh: lambda a, *_: 9.0 * a.numel() * a.shape[-1],
     _ATEN.linalg_qr: lambda a, *_: 4.0 * a.numel() * a.shape[-1] / 3.0,
 }
-"""Leading terms of the FLOPs of operations for which torch has no formula, or not in every version."""
+"""Leading terms of the FLOPs of operations for which some versions of torch have no formula."""

@@ -17,15 +17,15 @@ from tools.costs.counter import Counts, OperationCounter
 __all__ = ["IS_INTERPRETED", "counted_kernels"]
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
-"""Whether kernels run on the CPU, in Triton's interpreter: what decides is there when Triton is imported."""
+"""Whether kernels run on the CPU, in Triton's interpreter; Triton decides when it is imported."""
 
 
 @contextmanager
 def counted_kernels(counter: OperationCounter) -> Iterator[None]:
     """Let tensors on the CPU use kernels, and count each launch as an operation of ``counter``.
 
-    Its bytes are those of the elements that a program of the kernel reads or writes, by their addresses: an
-    element that several lanes read counts once.
+    Its bytes belong to the elements that each program of the kernel reads or writes. An element that several
+    lanes read counts once.
     """
     import numpy as np
     from triton.runtime import interpreter
@@ -48,7 +48,7 @@ def counted_kernels(counter: OperationCounter) -> Iterator[None]:
 
     def counted_launch(self: Any, *args: Any, **named: Any) -> Any:
         moved.clear()
-        with _disable_current_modes():  # the copies of the interpreter are no work of the kernel
+        with _disable_current_modes():  # copies of the interpreter are not work of the kernel
             result = launch(self, *args, **named)
         counter.count(Counts(0.0, sum(moved), 1))
         return result

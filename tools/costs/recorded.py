@@ -43,7 +43,7 @@ class Difference:
 
 
 def differences(recorded: Cost | None, counted: Cost) -> list[Difference]:
-    """Return the counts that differ from the recorded ones; none where nothing was recorded."""
+    """Return the counts that differ from the recorded ones; none without recorded counts."""
     if recorded is None:
         return []
     pairs = ((unit, value, getattr(counted, unit)) for unit, value in attrs.asdict(recorded).items() if value is not None)
@@ -57,15 +57,15 @@ def read() -> dict[str, Cost]:
 
 
 def parts(name: str) -> list[Part]:
-    """Return the recorded parts of the cost of a run, those that move most bytes first."""
+    """Return the recorded parts of the cost of a run, in descending order of bytes."""
     entry = json.loads(FILE.read_text(encoding="utf-8"))[name]
     return [Part(*values) for values in entry["parts"]]
 
 
 def write(recorded: Mapping[str, Cost], counted: Mapping[str, Cost], reasons: Mapping[str, str | None]) -> None:
-    """Write costs that were counted over those that were recorded, with the reasons for costs that rise.
+    """Replace recorded costs by new counts, with the reasons for costs that rise.
 
-    Earlier reasons stay, so that the file tells how a cost came about.
+    Earlier reasons stay in the file.
     """
     entries = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
     for name, cost in counted.items():
@@ -79,7 +79,7 @@ def write(recorded: Mapping[str, Cost], counted: Mapping[str, Cost], reasons: Ma
 
 
 def _lines(entry: Mapping[str, Any]) -> str:
-    """Return an entry as JSON, each of its parts on a line."""
+    """Return an entry as JSON with a line for each part."""
     rows = ",\n".join(f"   {json.dumps(part)}" for part in entry["parts"])
     rest = ", ".join(f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in entry.items() if key != "parts")
     return f'{{{rest},\n  "parts": [\n{rows}\n  ]}}'

@@ -1,4 +1,4 @@
-"""The runs whose cost is counted: a small model, quantized by each algorithm and on each route."""
+"""The counted runs: each algorithm on each route quantizes a small model."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ from tools.costs.kernel_counter import IS_INTERPRETED, counted_kernels
 __all__ = ["RUNS", "Cost", "Part", "cost_of", "parts_of"]
 
 BLOCKS, HIDDEN, VOCABULARY, SAMPLES, TOKENS = 2, 128, 768, 8, 128
-"""Tokens ÷ channels, and the head's share of a forward, are those of SmolLM2-135M with 8 sequences of 512
-tokens; so the FLOPs of a run, in forwards, are near that model's.
+"""Tokens ÷ channels and the head's share of a forward match SmolLM2-135M with 8 sequences of 512 tokens.
+
+So the FLOPs of a run, in forwards, are near that model's.
 """
 
 
 @attrs.frozen(eq=False)
 class RunCase:
-    """A run that is counted.
+    """A run to count.
 
     Attributes:
         scheme: Name of the scheme.
         algorithms: Names of the algorithms, in order.
-        settings: Settings by name of the algorithm, where they differ from the defaults.
+        settings: Settings that differ from the defaults, by name of the algorithm.
         is_from_disk: Whether the model goes from a checkpoint to a checkpoint.
-        uses_kernels: Whether Triton's kernels round, in Triton's interpreter; a launch is an operation.
+        uses_kernels: Whether Triton's kernels round, in Triton's interpreter. A launch is an operation.
     """
 
     scheme: str
@@ -49,7 +50,7 @@ class RunCase:
 
     @property
     def can_be_counted(self) -> bool:
-        """Whether this process can count it: kernels need ``TRITON_INTERPRET=1`` and Triton."""
+        """Whether this process can count the run: kernels need Triton and ``TRITON_INTERPRET=1``."""
         return IS_INTERPRETED or not self.uses_kernels
 
 
@@ -80,11 +81,10 @@ class Cost:
     """The cost of a run, in units that do not depend on the machine.
 
     Attributes:
-        flops: FLOPs ÷ those of a float forward of the calibration tokens.
-        bytes: Bytes read and written ÷ those of the float weights of the decoder blocks.
+        flops: FLOPs ÷ FLOPs of a float forward over the calibration tokens.
+        bytes: Bytes read and written ÷ bytes of the float weights of the decoder blocks.
         operations: Operations for each block.
-        waits: Times that the host waits for a device, where the run is on one; None from disk and with
-            kernels.
+        waits: Number of times that the host waits for a device; None from disk and with kernels.
     """
 
     flops: float
@@ -100,9 +100,9 @@ class Part:
     Attributes:
         phase: Phase of the run.
         module: Module that does the work.
-        flops: As of `Cost`.
-        bytes: As of `Cost`.
-        operations: As of `Cost`.
+        flops: As in `Cost`.
+        bytes: As in `Cost`.
+        operations: As in `Cost`.
     """
 
     phase: str
@@ -121,7 +121,7 @@ def cost_of(case: RunCase) -> Cost:
 
 
 def parts_of(case: RunCase) -> list[Part]:
-    """Return the parts of the cost of a run, those that move most bytes first."""
+    """Return the parts of the cost of a run, in descending order of bytes."""
     forward, weights = _forward_and_weights()
     ordered = sorted(_counted(case).items(), key=lambda item: -item[1].bytes)
     return [Part(*part, round(c.flops / forward, 3), round(c.bytes / weights, 1), c.operations // BLOCKS) for part, c in ordered]
@@ -130,7 +130,7 @@ def parts_of(case: RunCase) -> list[Part]:
 def _counted(case: RunCase) -> dict[tuple[str, str], Counts]:
     """Return the `Counts` of a run by phase and module.
 
-    The plan is left out: its cost depends on what the process has planned before.
+    The plan is left out: its cost depends on earlier plans of the process.
     """
     config = _config(case)
     _warm_up(RUNS["rtn, from disk"])
@@ -149,7 +149,7 @@ def _counted(case: RunCase) -> dict[tuple[str, str], Counts]:
 
 @cache
 def _warm_up(case: RunCase) -> None:
-    """Do a run of one sample, after which the process has in its caches all that such runs find out once."""
+    """Do a run of one sample, which fills the caches of the process."""
     with _prepared(case, _config(case), samples=1) as run:
         run()
 
@@ -166,7 +166,7 @@ def _forward_and_weights() -> tuple[float, int]:
 
 @contextmanager
 def _prepared(case: RunCase, config: QConfig, samples: int = SAMPLES) -> Iterator[Callable[[], object]]:
-    """Yield a function that does the run, for which all is ready."""
+    """Yield a function that does the prepared run."""
     data = _tokens()[:samples] if _needs_data(case) else None
     if not case.is_from_disk:
         model = _model()
@@ -200,9 +200,9 @@ def _config(case: RunCase) -> QConfig:
 
 
 def _model() -> Any:
-    """Return a Llama of random weights, whose attention is written out in operations that have formulas.
+    """Return a Llama of random weights; its attention uses operations that have FLOP formulas.
 
-    Channels of norms differ much in scale: whether an equalization pays, and so what a run does, is clear on
+    Channels of norms differ much in scale. So an equalization clearly pays, and a run does the same work on
     every CPU.
     """
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -228,7 +228,7 @@ def _tokens() -> list[Tensor]:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Compute in this thread alone: others would not be counted."""
+    """Compute in this thread alone, since the counter sees no other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

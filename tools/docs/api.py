@@ -1,6 +1,6 @@
 """Pages of the Python API: one for each package or module of `PUBLIC`, with the names of its ``__all__``.
 
-What another page of the documentation describes, such as a protocol for plugins, is linked and not repeated.
+An object that another page describes, such as a protocol for plugins, is only linked.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def pages() -> tuple[Page, ...]:
 
 @functools.cache
 def targets() -> dict[str, str]:
-    """Return the identifier that a name in a docstring links to, by its name and by its full names."""
+    """Return the identifier to link for each short and full name in a docstring."""
     found: dict[str, str] = {}
     for path in _described().values():
         package, _, name = path.rpartition(".")
@@ -79,7 +79,7 @@ def targets() -> dict[str, str]:
 
 @functools.cache
 def _described() -> dict[object, str]:
-    """Return the identifier under which each public object is described: in the package nearest to it."""
+    """Return the identifier that describes each public object: in the nearest package."""
     found: dict[object, str] = {}
     for package in PUBLIC:
         for name in _public(package):
@@ -93,7 +93,7 @@ def _value(package: str, name: str) -> object:
 
 
 def _key(package: str, name: str) -> object:
-    """Return a key that two names of one class or function share; other values have a key for each name."""
+    """Return a key: the same for all names of a class or function, otherwise one for each name."""
     value = _value(package, name)
     return id(value) if inspect.isclass(value) or inspect.isfunction(value) else (package, name)
 
@@ -104,7 +104,7 @@ def _public(package: str) -> tuple[str, ...]:
 
 @functools.cache
 def _written_by_hand() -> dict[str, str]:
-    """Return the page of each identifier that a page of ``docs/`` describes with ``:::``."""
+    """Return the page of each identifier that ``docs/`` describes with ``:::``."""
     return {
         identifier: path.relative_to(ROOT / "docs").as_posix()
         for path in sorted((ROOT / "docs").rglob("*.md"))

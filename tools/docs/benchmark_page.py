@@ -1,4 +1,4 @@
-"""The page of benchmarks, from the results of ``make bench``: the last of each in full, others in a line."""
+"""The page of benchmarks: the last results of ``make bench`` in full, earlier ones in a line each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RESULTS = ROOT / "docs/data/benchmarks.json"
 
 
 def page(path: Path = RESULTS) -> str:
-    """Return date and machine, a table for each benchmark of its last run, and a line for other runs."""
+    """Return a table with date and machine for the last run of each benchmark, and a line for others."""
     runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
     if not runs:
         return "No run has been recorded yet."
@@ -60,7 +60,7 @@ def _value(value: float, unit: str) -> str:
 
 
 def _bar(row: Mapping[str, Any]) -> str:
-    """Return the bar, and whether it is met."""
+    """Return the bar and whether the figure meets it."""
     if row["bar"] is None:
         return ""
     return f"{row['bar']:g} {row['unit']}, {'met' if row['value'] <= row['bar'] else 'missed'}"

@@ -1,4 +1,4 @@
-"""Results of clients, as `make clients` has measured them: tables of ``docs/data/clients.json``.
+"""Tables of ``docs/data/clients.json``, the results of `make clients`.
 
 The file has, for each client, versions and the results by layout and scheme (`tests/clients/results.py`
 writes it): ``error`` and ``greedy``, or why it was ``refused``.
@@ -27,13 +27,13 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "onnxruntime": ("onnx",),
     "compressed-tensors": ("compressed_tensors",),
 }
-"""Client → the layouts that it reads, the first of which a cell of the table by client is about where it
-loads.
+"""Client → the layouts that it reads; the table by client shows the first layout that loads.
 """
 _MEANING = """\
-A cell has the relative error of the client's logits, `‖client − model‖ / ‖model‖` without their mean over the vocabulary, and the share of
-positions at which both choose the same token, on 128 tokens of held-out text and the model of `make demo`; `model` is the quantized one in
-memory. Runtimes round activations themselves and sum in other orders, so that inputs near the edge of a step get another code."""
+A cell has the relative error of the client's logits, `‖client − model‖ / ‖model‖` without their mean over the
+vocabulary, and the share of positions with the same best token, on 128 tokens of held-out text and the model
+of `make demo`. `model` is the quantized model in memory. Runtimes round activations themselves and sum in
+other orders, so inputs near the edge of a step get another code."""
 
 
 def client_results() -> dict[str, Any]:
@@ -52,7 +52,7 @@ def tables(data: Mapping[str, Any] | None = None) -> str:
     """Return tables by client and by layout, with a legend, the reasons of refusals, and versions.
 
     Args:
-        data: Content of the file; by default that of the repository.
+        data: Content of the file; default: the repository's file.
     """
     data, reasons = client_results() if data is None else data, _Reasons()
     by_client, by_layout = _by_client(data, reasons), _by_layout(data, reasons)
@@ -64,7 +64,7 @@ def tables(data: Mapping[str, Any] | None = None) -> str:
 
 
 def _by_client(data: Mapping[str, Any], reasons: _Reasons) -> str:
-    """Return a table with a scheme in each row, or several with the same results; a client in each column."""
+    """Return a table: clients in columns; schemes in rows, and schemes with equal results share one."""
     by_cells: dict[tuple[str, ...], list[str]] = {}
     for scheme in schemes():
         cells = tuple(_cell(_results(data, client, scheme), layouts[0], reasons) for client, layouts in COLUMNS.items())
@@ -97,7 +97,7 @@ class _Reasons:
 
 
 def _results(data: Mapping[str, Any], client: str, scheme: str) -> dict[str, Any]:
-    """Return layout → result of one client and scheme; None where it has not been run."""
+    """Return layout → result of one client and scheme; None without a run."""
     own = data.get(client, {}).get("results", {})
     return {layout: own.get(layout, {}).get(scheme) for layout in COLUMNS[client]}
 

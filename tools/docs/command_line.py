@@ -1,4 +1,4 @@
-"""The command line in the documentation: its reference, from the typer program, and what it prints."""
+"""The command line in the documentation: the reference from the typer program, and printed output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["plan_of_the_tiny_model", "reference"]
 
 
 def reference() -> str:
-    """Return a section for each command: what it does, its arguments and its options."""
+    """Return a section for each command: description, arguments and options."""
     return "\n\n".join(_command(name, typer_command(name)) for name in [*LISTINGS, *commands().in_order()])
 
 
@@ -34,13 +34,13 @@ def _command(name: str, command: Any) -> str:
 def _names(parameter: Any) -> str:
     if parameter.param_type_name == "argument":
         return code(parameter.name.upper())
-    form = re.match(r"[A-Z.]+=[A-Z]+", parameter.help or "")  # such as KEY=VALUE, with which its help begins
+    form = re.match(r"[A-Z.]+=[A-Z]+", parameter.help or "")  # such as KEY=VALUE, at the start of its help
     value = "" if parameter.is_flag else f" {form[0] if form else parameter.name.upper()}"
     return " ".join(code(f"{flag}{value}") for flag in [*parameter.opts, *parameter.secondary_opts])
 
 
 def _prose(text: str) -> str:
-    """Return a help text as Markdown, in which only text in backticks is markup."""
+    """Return a help text as Markdown; only text in backticks is markup."""
     return re.sub(r"\\`(.+?)\\`", r"`\1`", cell(text))
 
 

@@ -1,4 +1,4 @@
-"""The conformance suite as its catalogue lists it: checks of each kind, levels, outcomes."""
+"""The catalogue of the conformance suite: checks of each kind, levels, outcomes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["checks", "outcomes"]
 
 
 def checks() -> str:
-    """Return a section for each kind of subject: its checks with what each requires."""
+    """Return a section for each kind of subject, with the requirement of each check."""
     return "\n\n".join(f"### {kind}\n\n{_table(kind)}" for kind in KINDS)
 
 

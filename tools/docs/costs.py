@@ -1,4 +1,4 @@
-"""The counted costs of runs, which `tools.costs` has recorded, as a table."""
+"""A table of the costs that `tools.costs` has recorded."""
 
 from __future__ import annotations
 

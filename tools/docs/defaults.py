@@ -1,4 +1,4 @@
-"""Comparisons of settings on several models, which `benchmarks.defaults` has stored, as tables."""
+"""Tables of the comparisons of settings that `benchmarks.defaults` has stored."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _verdict(cells: Cells, first: str, other: str) -> str:
 
 
 def _table(cells: Cells, first: str, others: Sequence[str]) -> str:
-    """Return a row for each cell of a comparison, and two columns for each setting beside the first."""
+    """Return a row for each cell of a comparison, with two columns for each setting but the first."""
     rows = []
     for one in cells:
         compared = {other: row_of(one, first, other) for other in others}

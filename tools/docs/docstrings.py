@@ -1,4 +1,4 @@
-"""Docstrings for the API pages: as Markdown, and with links where they name something that has a page."""
+"""Docstrings for the API pages: as Markdown, with links for names that have a page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAME = re.compile(r"(?<![`\[])`([A-Za-z_][\w.]*)`(?![`\]])")
 
 
 class Docstrings(griffe.Extension):
-    """Rewrites every docstring when it is collected, and gives `quark.torch` the names of its stubs."""
+    """Rewrites every collected docstring, and gives `quark.torch` the names of its stubs."""
 
     def on_package(self, *, pkg: Any, loader: Any, **_: Any) -> None:
         """Add the names of `quark.torch`: griffe does not read partial stub packages, such as quark-amd's."""

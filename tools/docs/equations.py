@@ -13,7 +13,7 @@ _EQUATION = re.compile(r'<(span|div) class="arithmatex">\\[\(\[](.*?)\\[\)\]]</\
 
 
 def as_mathml(page: str) -> str:
-    """Return a page of HTML with each equation that pymdownx.arithmatex has marked as MathML."""
+    """Return a page of HTML with the equations of pymdownx.arithmatex as MathML."""
     return _EQUATION.sub(_mathml, page)
 
 

@@ -1,4 +1,4 @@
-"""The events of a run, from the docstrings of their classes: a section for each, with its fields."""
+"""The events of a run, from the docstrings of their classes: a section for each event and its fields."""
 
 from __future__ import annotations
 

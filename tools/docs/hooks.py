@@ -32,5 +32,5 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Replace equations in TeX by MathML, which browsers draw without a script."""
+    """Replace equations in TeX by MathML, which needs no script."""
     return equations.as_mathml(html)

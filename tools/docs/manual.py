@@ -12,11 +12,10 @@ __all__ = ["as_markdown", "hook"]
 
 
 def hook(name: str) -> str:
-    """Return the docstring of a hook, and its example: a block of code for each file.
+    """Return the docstring and the example of a hook, with a block of code for each file.
 
     Args:
-        name: Of the hook, such as ``"quark_register_formats"``; ``"all"`` for what the docstring of the class
-            says of every hook.
+        name: Name of the hook, such as ``"quark_register_formats"``; ``"all"`` for the rules of every hook.
     """
     if name == "all":
         text = inspect.getdoc(QuarkHooks) or ""

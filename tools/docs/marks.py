@@ -4,24 +4,24 @@
 ``{{ table KIND }}``      the records of a kind, such as ``schemes``
 ``{{ options KIND }}``    the options of each of these records
 ``{{ clients }}``         which program loads checkpoints of which scheme
-``{{ client_results }}``  what these programs have computed, as `make clients` has measured it
-``{{ neighbours }}``      what `make neighbours` has found beside other libraries
-``{{ protocols }}``       how perplexity may be measured
-``{{ capabilities }}``    what records may declare that they can do
-``{{ hook NAME }}``       what the docstring of a hook says, with its example
-``{{ events }}``          what listeners hear of a run: each event with its fields
+``{{ client_results }}``  the results of these programs by `make clients`
+``{{ neighbours }}``      the results of `make neighbours` beside other libraries
+``{{ protocols }}``       the protocols of perplexity
+``{{ capabilities }}``    the capabilities that a record may declare
+``{{ hook NAME }}``       the docstring of a hook, with its example
+``{{ events }}``          the events of a run with their fields
 ``{{ commands }}``        the command line: each command with its arguments
 ``{{ plan ARGUMENTS }}``  the plan by ``quark quantize MODEL OUT ARGUMENTS --dry-run`` for the tiny model
 ``{{ section FILE: HEADING }}``  a section of another document of the repository
 ``{{ new_plugin KIND FILE }}``  a file of what ``quark new-plugin acme-quant`` writes for a kind of plugin
 ``{{ conformance }}``     the checks of the conformance suite
-``{{ outcomes }}``        what a check can end in
+``{{ outcomes }}``        the outcomes of a check
 ``{{ benchmarks }}``      the page of benchmarks
 ``{{ costs }}``           the counted costs of runs
 ``{{ defaults }}``        comparisons of settings on several models
 ``{{ measured }}``        the table of measured accuracy
 ``{{ mixed }}``           the tables of measured choices of mixed precision
-``{{ peers }}``           the tables of the same work in several programs
+``{{ peers }}``           the tables of comparisons with other programs
 ``{{ versions }}``        the versions of Python, torch and transformers that are tested together
 ``{{ picture NAME: caption }}``  a drawing of `tools.docs.pictures`
 ========================  ==========================================================================
@@ -96,7 +96,7 @@ def expand(markdown: str, page: str) -> str:
     def generated(match: re.Match[str]) -> str:
         generator = _GENERATORS.get(match[1])
         if generator is None:
-            raise ValueError(f"docs/{page}: '{match[0]}' is no mark: write one of {', '.join(_GENERATORS)}")
+            raise ValueError(f"docs/{page}: '{match[0]}' is not a mark: write one of {', '.join(_GENERATORS)}")
         return generator((match[2] or "").strip(), page)
 
     return MARK.sub(generated, markdown)

@@ -2,9 +2,9 @@
 
     python -m tools.docs.measure MODEL TEXT_DIR docs/data/round_to_nearest.json [--schemes NAME,…]
 
-Protocol: that of `benchmarks.perplexity`, without the comparison with the float model. Schemes that do
-not fit the model's shapes are recorded with the reason. Schemes that the file has already are kept, so a
-measurement that was cut off goes on where it was; remove the file to measure again.
+The protocol is the one of `benchmarks.perplexity`, without the comparison with the float model. Schemes that
+do not fit the model's shapes are recorded with the reason. Schemes that are in the file already are skipped,
+so you can restart a measurement; remove the file to measure again.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def _measure(path: Path, scheme: str, calibration: list[torch.Tensor], evaluation: list[torch.Tensor]) -> float:
-    """Perplexity of the model in a scheme; of the model itself for ``"float"``."""
+    """Return the perplexity of the model in a scheme; ``"float"`` stands for the model itself."""
     model = load_model(path, "float32")
     if scheme != "float":
         config = LLMTemplate.get(model.config.model_type).get_config(scheme=scheme)

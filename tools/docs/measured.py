@@ -1,4 +1,4 @@
-"""Measured accuracy: by `tools.docs.measure` to nearest, by `benchmarks.calibrated` for algorithms."""
+"""Measured accuracy of round-to-nearest (`tools.docs.measure`) and algorithms (`benchmarks.calibrated`)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def calibrated() -> dict[str, dict[str, dict[str, float]]]:
 
 
 def table() -> str:
-    """Return the table of perplexities with round-to-nearest, best first, and which schemes are not in it."""
+    """Return the table of round-to-nearest perplexities, best first, and the schemes not in it."""
     facts, measured, refused = schemes(), round_to_nearest()["perplexity"], round_to_nearest()["refused"]
     rows = [
         [code(name), f"{facts[name]['effective_bits']:.4g}", facts[name]["weight"], facts[name]["input"], f"{measured[name]:.2f}"]

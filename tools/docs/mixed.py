@@ -1,4 +1,4 @@
-"""Measured choices of automatic mixed precision, which `benchmarks.mixed_precision` has stored, as tables."""
+"""Tables of the mixed-precision choices that `benchmarks.mixed_precision` has stored."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def measured() -> dict[str, Any]:
 
 
 def choices(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
-    """Return each choice by predicted losses, with the best one of the heuristic at the same size."""
+    """Return each choice by predicted losses, with the heuristic's best choice of the same size."""
     return [(row, min((r for r in rows if is_heuristic(r, row)), key=lambda r: r["kl"])) for row in rows if row["choice"] == "fisher"]
 
 
 def table() -> str:
-    """Return a table with a row for each size of each set of candidates, and one of the schemes alone."""
+    """Return a table with a row for each size of each set of candidates, and a table of single schemes."""
     rows = measured()["rows"]
     cells = []
     for row, ends in choices(rows):

@@ -1,4 +1,4 @@
-"""What `make neighbours` has found beside other libraries: a table of ``docs/data/neighbours.json``."""
+"""The table of ``docs/data/neighbours.json``, the results of `make neighbours`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["results", "table"]
 
 
 def results() -> dict[str, Any]:
-    """Return the content of the file: neighbour → its installation, versions, what quark changed, steps."""
+    """Return the content of the file: neighbour → installation, versions, changes by quark, steps."""
     data: dict[str, Any] = json.loads((ROOT / "docs/data/neighbours.json").read_text(encoding="utf-8"))
     return data
 
@@ -23,7 +23,7 @@ def table(data: Mapping[str, Any] | None = None) -> str:
     """Return a table with a neighbour in each column.
 
     Args:
-        data: Content of the file; by default that of the repository.
+        data: Content of the file; default: the repository's file.
     """
     data = results() if data is None else data
     columns = [data[name] for name in NEIGHBOURS if name in data]

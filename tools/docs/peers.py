@@ -1,4 +1,4 @@
-"""The same work in several programs, which `benchmarks.peers` has stored, as tables."""
+"""Tables of the comparisons with other programs that `benchmarks.peers` has stored."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def measured() -> list[Row]:
 
 
 def cost(row: Row) -> float:
-    """Return the processor time of quantization in forwards of the float model over the same tokens."""
+    """Return the CPU time of quantization in forwards of the float model over the same tokens."""
     return float(row["cpu"] / row["forward_cpu"])
 
 
 def table() -> str:
-    """Return a table for each model: schemes as they were measured, programs by perplexity."""
+    """Return a table for each model: schemes in the measured order, programs by perplexity."""
     rows = measured()
     parts = []
     for model in dict.fromkeys(row["model"] for row in rows):

@@ -1,7 +1,7 @@
 """Warn of prose that has to be read twice: ``python -m tools.docs.prose [FILE …]``.
 
-Markdown outside code is read line by line. A warning names a line with several sentences, a long sentence, or
-words of the vocabulary, each with what to write instead. Warnings fail nothing: the exit status is 0.
+The program reads Markdown outside code line by line. It warns of a line with several sentences, a long
+sentence, and words of the vocabulary, and says what to write instead. The exit status is always 0.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SENTENCE_END = re.compile(r"[.!?](?=\s+[A-Z`*])")
 
 
 def warnings(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the number of a line and what is wrong with its prose.
+    """Yield the number of a line and a warning about its prose.
 
     Args:
         text: A document in Markdown.

@@ -1,4 +1,4 @@
-"""Sections of the repository's documents, for the pages that show them: each text has one file."""
+"""Copy sections of the repository's documents into pages, so that each text is in one file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["ROOT", "new_plugin_file", "section"]
 
 ROOT = Path(__file__).resolve().parents[2]
 _PAGES = {"ARCHITECTURE.md#glossary": "reference/glossary.md", "plugins/quark_algos/README.md": "explanation/algorithms.md"}
-"""Where the site has what other documents of the repository link to."""
+"""The site's page for each target of links in other documents of the repository."""
 _LINK = re.compile(r"\[([^\]]+)\]\((?!https?://)([^)\s]+)\)")
 
 
@@ -48,7 +48,7 @@ def new_plugin_file(kind: str, file: str) -> str:
 
 
 def _link(text: str, target: str, file: str, page: str) -> str:
-    """Return a link for the page: to a page of the site where there is one, else only its text."""
+    """Return a link to a page of the site, or only its text if there is no such page."""
     path, hash_sign, anchor = target.partition("#")
     path = posixpath.normpath(posixpath.join(posixpath.dirname(file), path)) if path else file
     own = _PAGES.get(f"{path}{hash_sign}{anchor}") or _PAGES.get(path)

@@ -1,8 +1,8 @@
 """Record sessions of the program as pictures: ``python -m tools.docs.sessions docs/pictures``.
 
 Each session runs the real program on the tiny model in an empty folder, in a terminal of a fixed width.
-rich writes it as SVG. The report of the session ``quantize`` is kept too, and some plots of it are pictures.
-Times in the pictures are those of the machine that ran the program.
+rich writes it as SVG. Some plots of the report of the session ``quantize`` become pictures too. Times in the
+pictures depend on the machine that ran the program.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SESSIONS: dict[str, tuple[tuple[str, ...], int]] = {
 """Commands of each picture, and the columns of its terminal."""
 
 PLOTS = ("outputs", "gain")
-"""Plots of the report that are pictures of their own."""
+"""Plots of the report that become pictures."""
 
 _PROGRESS = re.compile(r"^ *\d+/\d+ .*\n", flags=re.MULTILINE)
 _FRAME = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
@@ -58,12 +58,12 @@ _FRAME = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="htt
 
 
 def recorded(commands: tuple[str, ...], columns: int, folder: Path) -> str:
-    """Return a picture of commands and of what they print.
+    """Return a picture of commands and their output.
 
     Args:
         commands: Lines of a shell; ``path/to/model`` stands for the tiny model.
         columns: Width of the terminal.
-        folder: An empty folder, in which they run.
+        folder: An empty folder, in which the commands run.
     """
     console = Console(record=True, width=columns, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     environ = os.environ | {"COLUMNS": str(columns), "FORCE_COLOR": "1", "TERM": "xterm-256color", "TQDM_DISABLE": "1"}
@@ -78,7 +78,7 @@ def recorded(commands: tuple[str, ...], columns: int, folder: Path) -> str:
 
 
 def plot(report: str, name: str) -> str:
-    """Return a plot of a report's page as a picture of its own, in the colours of a light page."""
+    """Return a plot of a report as a picture, in the colours of a light page."""
     style = re.search(r"<style>(.*?)</style>", report, flags=re.DOTALL)
     drawn = re.search(rf'<svg id="plot-{name}".*?</svg>', report, flags=re.DOTALL)
     assert style is not None
@@ -97,7 +97,7 @@ def plot(report: str, name: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--names", nargs="*", default=list(SESSIONS), help="of the pictures; by default all")
+    parser.add_argument("--names", nargs="*", default=list(SESSIONS), help="names of pictures; default: all")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     for name in args.names:

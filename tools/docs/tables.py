@@ -1,4 +1,4 @@
-"""Tables of the installed records, from the registry: as Markdown, for the reference pages."""
+"""Tables of the installed records in Markdown, for the reference pages."""
 
 from __future__ import annotations
 
@@ -46,11 +46,12 @@ _COLUMNS: dict[str, dict[str, str]] = {
     "graph_ops": {"operator": "name", "operators of torch": "operators", "modules": "modules", "moves values": "moves_values"},
     "commands": {"command": "name", "heading": "group", "does": "summary"},
 }
-"""For each kind: the title of a column, and the key of `quark_workbench.cli.installed.kind_report` that it
-shows. The first is the name.
+"""For each kind, titles of columns and their keys in `quark_workbench.cli.installed.kind_report`.
+
+The first column is the name.
 """
 _YES = ("needs_calibration", "kv_cache", "exporter", "reader", "dequantizer", "is_online", "needs_reference", "moves_values")
-"""Keys of which only matters whether there is a value."""
+"""Keys shown only as "has a value" or not."""
 _CODE = (
     *("name", "class_name", "decoder_blocks", "exclude_layers_name", "quant_methods", "layer", "quantized", "suffixes"),
     *("operators", "modules"),
@@ -59,7 +60,7 @@ _CODE = (
 
 
 def cell(text: object) -> str:
-    """Return a text as the cell of a table: Markdown and HTML are escaped, since records hold any text."""
+    """Return a text as a table cell, with Markdown and HTML escaped."""
     return re.sub(r"([\\`*_\[\]|{}~])", r"\\\1", html.escape(" ".join(str(text).split()), quote=False))
 
 

@@ -1,4 +1,4 @@
-"""The table of versions that are tested together, as `tools.matrix` has measured it."""
+"""The table of versions that `tools.matrix` has tested together."""
 
 from __future__ import annotations
 

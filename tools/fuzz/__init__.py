@@ -1,1 +1,1 @@
-"""Fuzzing of checkpoints: deterministic damage to their files, routes that read them, and outcomes."""
+"""Fuzzing of checkpoints: seeded damage to their files, routes that read them, and outcomes."""

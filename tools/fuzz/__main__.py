@@ -1,15 +1,15 @@
-"""Damages checkpoints in many ways, runs every route on each, and counts how the runs end.
+"""Damage checkpoints in many ways, run every route on each, and count the outcomes.
 
     python -m tools.fuzz                        # 500 damaged checkpoints, seeds 0 to 499
     python -m tools.fuzz --cases 50 --first 500 # others
     python -m tools.fuzz --only 17 --route gptq # one, with all that it says
 
-A run may give the right result, or another: of a float checkpoint with other weights, or of a quantized one
-whose checksums notice it. Or it gives one sentence that names the culprit, exit code 2, and nothing written
-but finished blocks, of which a warning says where they are. All else is printed with the seed that gives it
-again: a foreign traceback, files left behind, a run that takes more than ten seconds of processor time or 2
-GB, a
-crash. Each run is a process of its own. The exit status is 0 if all endings were as promised.
+Three outcomes are allowed. A run may give the right result. It may give another result, if the weights of a
+float checkpoint differ or checksums notice the damage of a quantized one. Or it fails with exit code 2 and
+one sentence that names the file. Then it leaves only finished blocks behind, and a warning names their
+folder. Every other outcome is printed with its seed: a foreign traceback, files left behind, more than ten
+seconds of CPU time or 2 GB, a crash. Each run has its own process. The exit status is 0 if all outcomes are
+allowed.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def case(seed: int, source: str, route: str, base: Path) -> tuple[str, str, str]:
-    """Return the damage, the kind of ending, and its defect or its message."""
+    """Return the damage, the kind of outcome, and the defect or message."""
     place = Path(tempfile.mkdtemp(prefix="case-", dir=base))
     directory, out = Path(shutil.copytree(base / source, place / "in")), place / "out"
     what = damage(directory, source, random.Random(seed))
@@ -90,7 +90,7 @@ def case(seed: int, source: str, route: str, base: Path) -> tuple[str, str, str]
 
 
 def _right(route: str, source: str, base: Path) -> Path:
-    """Return the output of a route for a source that is not damaged."""
+    """Return the output of a route for an undamaged source."""
     out = base / "right" / f"{route} of {source}"
     if route in ("quantize", "gptq") and not out.exists():
         code, said = run(route, base / source, out, base / TEXT)
@@ -99,7 +99,7 @@ def _right(route: str, source: str, base: Path) -> Path:
 
 
 def _answer(pipe: Connection) -> tuple[int, str, float, int] | None:
-    """Return the message of a child; None where it sends nothing in time, or ends without a word."""
+    """Return the message of a child; None if it sends nothing in time."""
     try:
         answer: tuple[int, str, float, int] | None = pipe.recv() if pipe.poll(PATIENCE) else None
     except EOFError:

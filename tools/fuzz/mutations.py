@@ -1,4 +1,4 @@
-"""Damage to the files of a checkpoint from a random generator: one seed gives the same damage."""
+"""Damage the files of a checkpoint at random; the same seed gives the same damage."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tools.fuzz.sources import FILES, QUANTIZED
 __all__ = ["DAMAGES", "damage", "damaged"]
 
 VALUES: list[Any] = [None, True, -1, 0, 7, 10**6, 1.5, "", "x", [], {}, [[1]], {"a": 1}, "\u0000", [None], 10**30, float("nan")]
-"""Values that a field of a JSON file becomes."""
+"""New values for a field of a JSON file."""
 _INDEX = "model.safetensors.index.json"
 _PLACES = ("../float/model.safetensors", "/etc/passwd", "sub/x.safetensors", "..", "", "\u0000", "gone.safetensors", "config.json")
 
@@ -80,7 +80,7 @@ def _index_place(directory: Path, source: str, rng: random.Random) -> str:
 
 
 def _extra_file(directory: Path, source: str, rng: random.Random) -> str:
-    """Copy a shard over another, or to a name that changes which files belong to the checkpoint."""
+    """Copy a shard over another, or to a name that changes the checkpoint's set of files."""
     shards = sorted(directory.glob("*.safetensors"))
     from_, to = rng.choice(shards), directory / rng.choice([s.name for s in shards] + ["model.safetensors"])
     if from_ != to:
@@ -98,7 +98,7 @@ def _link(directory: Path, source: str, rng: random.Random) -> str:
 
 
 def _other_numbers(directory: Path, source: str, rng: random.Random) -> str:
-    """Change the data of a file: NaN, zeros, ones, whole or of a part."""
+    """Change all or a part of a file's data to NaN, zeros or ones."""
     file = rng.choice(sorted(directory.glob("*.safetensors")))
     header, body = _split(file.read_bytes())
     begin = rng.randrange(len(body)) if rng.random() < 0.7 else 0
@@ -119,7 +119,7 @@ def _bit(directory: Path, source: str, rng: random.Random) -> str:
 
 
 def _header_swap(directory: Path, source: str, rng: random.Random) -> str:
-    """Give a tensor another's entry, another name or another dtype of the same width."""
+    """Give a tensor another tensor's entry, another name, or another dtype of the same width."""
     file = rng.choice(sorted(directory.glob("*.safetensors")))
     header, body = _split(file.read_bytes())
     entries = json.loads(header)
@@ -140,7 +140,7 @@ def _header_swap(directory: Path, source: str, rng: random.Random) -> str:
 
 
 def _own_code(directory: Path, source: str, rng: random.Random) -> str:
-    """Have a configuration name code of the checkpoint, which would leave a file behind."""
+    """Let a configuration name code in the checkpoint; the code would write a file if it ran."""
     name = rng.choice(["config.json", "tokenizer_config.json"])
     (directory / "own.py").write_text(f"open({str(directory.parent / 'ran')!r}, 'w').close()\nclass Own: pass\n")
     kinds = {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own", "AutoTokenizer": ["own.Own", "own.Own"]}
@@ -167,7 +167,7 @@ DAMAGES: dict[str, tuple[tuple[str, ...], Callable[[Path, str, random.Random], s
     "an entry of a header": (_ALL, _header_swap),
     "code of its own": (_ALL, _own_code),
 }
-"""Kinds of damage: the sources they are for, and the function that does it."""
+"""Kinds of damage: their sources and functions."""
 
 
 def _split(data: bytes) -> tuple[bytes, bytes]:
@@ -181,7 +181,7 @@ def _joined(header: bytes, what: str, body: bytes) -> tuple[bytes, str]:
 
 
 def _places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Return paths to the values within a JSON value; of large objects, to the first sixty."""
+    """Return paths to the values within a JSON value; at most sixty in each object."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [path for key, inner in list(items)[:60] for path in ((*at, key), *_places(inner, (*at, key)))]
 

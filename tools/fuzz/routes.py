@@ -1,4 +1,4 @@
-"""The routes by which a checkpoint is read, and the defects in the endings and results of their runs."""
+"""The routes that read a checkpoint, and the defects in their outcomes."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ ROUTES: dict[str, tuple[str, ...]] = {
     "verify": QUANTIZED,
     "report": QUANTIZED,
 }
-"""The routes, and the sources that each is tried on."""
+"""The routes and their sources."""
 RESULT, REFUSED, ANOTHER = "a result", "one sentence", "another result"
 PROMISED = (RESULT, REFUSED, ANOTHER)
-"""The endings that are as promised.
+"""The allowed outcomes.
 
-The last is that of other weights: a float checkpoint may have them, and those of a quantized one are noticed
-by its checksums.
+The last is a result of other weights: a float checkpoint may have them; in a quantized one, checksums notice
+them.
 """
 
 
 def run(route: str, directory: Path, out: Path, text: Path) -> tuple[int, str]:
-    """Return the exit code of a route, and its text on stderr.
+    """Return the exit code of a route and its text on stderr.
 
-    ``out`` lies in a directory that holds nothing but ``directory``.
+    ``out`` lies in a directory that holds only ``directory``.
     """
     if route == "reader":
         try:
@@ -74,7 +74,7 @@ def run(route: str, directory: Path, out: Path, text: Path) -> tuple[int, str]:
 
 
 def ending(route: str, directory: Path, out: Path, code: int, said: str) -> str:
-    """Return `RESULT`, `REFUSED`, or the defect in the ending of a run."""
+    """Return `RESULT`, `REFUSED`, or the defect in the outcome of a run."""
     left = sorted(p.name for p in out.parent.iterdir() if p != directory)
     if code == 0:
         return RESULT if left == ([out.name] if route in ("quantize", "gptq") else []) else f"exit code 0, and there is {left}"
@@ -82,7 +82,7 @@ def ending(route: str, directory: Path, out: Path, code: int, said: str) -> str:
     last = "\n".join(said.splitlines()[said.splitlines().index(sentences[-1]) :]) if sentences else said.strip()
     if code != 2 or not sentences or "--debug" in last:
         return f"exit code {code}: {last}"
-    unnamed = [name for name in left if not (name.endswith(".partial") and name in said)]  # finished blocks stay, and it is said where
+    unnamed = [name for name in left if not (name.endswith(".partial") and name in said)]  # a message names finished blocks
     if unnamed:
         return f"left behind {unnamed}"
     is_named = str(directory) in last or "layer" in last or "tensor(s): " in last
@@ -90,14 +90,14 @@ def ending(route: str, directory: Path, out: Path, code: int, said: str) -> str:
 
 
 def judged(route: str, directory: Path, out: Path, undamaged: Path, right: Path) -> str:
-    """Return `RESULT`, `ANOTHER`, or the defect in a result: damage that nothing notices.
+    """Return `RESULT`, `ANOTHER`, or the defect in a result: unnoticed damage.
 
     Args:
-        route: Of the run, whose ending is `RESULT`.
+        route: Route of the run, which ended in `RESULT`.
         directory: The damaged checkpoint.
         out: The output of the run.
-        undamaged: The checkpoint before.
-        right: The output of the same run on that.
+        undamaged: The checkpoint before the damage.
+        right: The output of the same run on the undamaged checkpoint.
     """
     if route == "verify":
         changed = [

@@ -1,4 +1,4 @@
-"""The checkpoints that are damaged: one small model in one file, in shards, and quantized in several ways."""
+"""The checkpoints to damage: one small model in one file, in shards, and quantized in several ways."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SIZES: dict[str, Any] = {
     "bos_token_id": 0,
     "eos_token_id": 0,
 }
-"""Of the model, as its config.json has them."""
+"""Fields of the model's config.json."""
 
 _COMMON = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
 _LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -46,7 +46,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "sharded": (*_COMMON, "model.safetensors.index.json", "model-00001-of-00003.safetensors"),
     **dict.fromkeys(_LAYOUTS, (*_COMMON, "model.safetensors", RUN_FILE)),
 }
-"""The files of each source that are damaged."""
+"""The files of each source to damage."""
 SOURCES = tuple(FILES)
 FLOAT, QUANTIZED = ("float", "sharded"), tuple(_LAYOUTS)
 TEXT = "text.txt"

@@ -4,9 +4,9 @@
     python -m tools.matrix 3.13 5.19.0     # the cells with any of these versions, or of these names
     python -m tools.matrix --list
 
-Each cell has an environment of its own, which is removed when its tests have run, unless ``--keep`` is given;
-it takes up to 6 GB if torch is a build for GPUs. A cell is passed over if its interpreter is not on this
-machine. Results go into `docs/data/versions.json`, of which `tools.docs.versions` makes a table.
+Each cell has its own environment, which takes up to 6 GB if torch is a build for GPUs. It is removed after
+the tests, unless you give ``--keep``. A cell is skipped if its interpreter is not on this machine. Results go
+into `docs/data/versions.json`, and `tools.docs.versions` shows them as a table.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tools.matrix", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cells", nargs="*", metavar="VERSION", help="names or versions of cells; default: all")
     parser.add_argument("--list", action="store_true", help="list the cells")
-    parser.add_argument("--keep", action="store_true", help="keep the environments, .venv-matrix-NAME, and use those that are there")
+    parser.add_argument("--keep", action="store_true", help="keep the environments, .venv-matrix-NAME, and use existing ones")
     parser.add_argument("--no-results", action="store_true", help="leave docs/data/versions.json as it is")
-    parser.add_argument("--if-possible", action="store_true", help="pass over a cell whose torch cannot be installed")
-    parser.add_argument("--workers", default="auto", help="processes that share the tests")
+    parser.add_argument("--if-possible", action="store_true", help="skip a cell whose torch cannot be installed")
+    parser.add_argument("--workers", default="auto", help="number of processes that share the tests")
     args = parser.parse_args(arguments)
     chosen = [cell for cell in CELLS if not args.cells or {cell.name, *_versions(cell)} & set(args.cells)]
     if unknown := set(args.cells) - {text for cell in chosen for text in (cell.name, *_versions(cell))}:
@@ -73,7 +73,7 @@ def _versions(cell: Cell) -> tuple[str, str, str]:
 
 
 def has_torch(cell: Cell, python: Path, place: Path) -> bool:
-    """Make the environment of a cell if it is not there, and return whether torch is in it."""
+    """Make the environment of a cell if it is missing, and return whether it has torch."""
     if (place / ".installed").is_file():
         return True
     subprocess.run([python, "-m", "venv", "--clear", place], check=True)
@@ -83,7 +83,7 @@ def has_torch(cell: Cell, python: Path, place: Path) -> bool:
 
 
 def environment(cell: Cell, place: Path) -> Path:
-    """Return the interpreter of an environment with all that the tests of a cell need; torch is there."""
+    """Install what the tests of a cell need into its environment, which has torch; return the interpreter."""
     own, pip = place / "bin" / "python", _pip(place)
     if (place / ".installed").is_file():
         return own

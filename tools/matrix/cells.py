@@ -1,4 +1,4 @@
-"""The cells of the matrix: versions that are tested together, the tests of each, and their results."""
+"""The cells of the matrix: versions tested together, the tests of each cell, and the results."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ RESULTS = ROOT / "docs/data/versions.json"
 
 @attrs.frozen
 class Cell:
-    """Versions that are tested together.
+    """Versions tested together.
 
     Attributes:
-        python: Such as ``"3.13"``.
-        torch, transformers: Releases.
+        python: Version of Python, such as ``"3.13"``.
+        torch, transformers: Versions of the packages.
         why: Who has these versions.
-        constraints: A file with the versions of other packages; the newest, if it is empty.
+        constraints: A file with the versions of other packages; empty for the newest ones.
     """
 
     python: str
@@ -34,7 +34,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """What it is called on the command line: ``"3.13-2.14.1-5.24.0"``."""
+        """Its name on the command line: ``"3.13-2.14.1-5.24.0"``."""
         return f"{self.python}-{self.torch}-{self.transformers}"
 
 
@@ -62,7 +62,7 @@ TESTS = (
     "tests/integration/test_resume.py",
     "tests/integration/test_shared_resume.py",
 )
-"""What runs in each cell: export, reload, families of models, resuming, several processes, commands."""
+"""The tests of each cell: export, reload, families of models, resuming, several processes, commands."""
 
 PACKAGES = tuple(
     re.search(r"^PACKAGES := (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)[1].split()  # type: ignore[index]
@@ -72,14 +72,14 @@ PACKAGES = tuple(
 
 @attrs.frozen
 class Result:
-    """What the tests of a cell came to.
+    """The result of the tests of a cell.
 
     Attributes:
-        commit: Of the repository, short.
-        versions: Package → the version that was there.
+        commit: Commit of the repository, short.
+        versions: Package → installed version.
         demo: Whether ``quark demo`` ended well.
         passed, failed, skipped: Numbers of tests.
-        minutes: That the tests took.
+        minutes: Time of the tests.
     """
 
     commit: str
@@ -99,13 +99,13 @@ def read() -> dict[str, Result]:
 
 
 def write(name: str, result: Result) -> None:
-    """Keep the result of a cell, in place of an earlier one."""
+    """Store the result of a cell over an earlier one."""
     results = {key: attrs.asdict(value) for key, value in (read() | {name: result}).items()}
     RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def lowest(requirement: str) -> str:
-    """Return the lowest version of a package that quark-core allows: of ``"torch"``, ``"2.8"``."""
+    """Return the lowest version of a package that quark-core allows, such as ``"2.8"`` for ``"torch"``."""
     project = tomllib.loads((ROOT / "core/pyproject.toml").read_text(encoding="utf-8"))["project"]
     (text,) = (text for text in project["dependencies"] if re.match(rf"{requirement}\b", text))
     match = re.search(r">=([\d.]+)", text)

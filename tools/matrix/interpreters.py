@@ -1,4 +1,4 @@
-"""Interpreters of other versions of Python: those on PATH, and those that pyenv has installed."""
+"""Interpreters of other versions of Python, on PATH or installed by pyenv."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _candidates(version: str) -> Iterator[Path]:
 
 
 def _is_of(path: Path, version: str) -> bool:
-    """Return whether an interpreter starts and is of that version: what pyenv puts on PATH may do neither."""
+    """Return whether an interpreter starts and has that version; a pyenv shim on PATH may do neither."""
     said = subprocess.run(
         [path, "-c", "import sys; print(*sys.version_info[:2], sep='.')"], capture_output=True, text=True, check=False
     ).stdout

@@ -4,11 +4,10 @@
     python -m tools.mutants NAME ...        # changes whose name starts with one of these
     python -m tools.mutants --whole NAME    # where the listed tests pass, the whole suite is asked too
 
-The work is done in a copy of the working tree, so nothing here is ever left broken. First the listed tests
-run unchanged: they must pass. A change is then *killed* (a test failed: the line names it and says why), or
-it *survived* (every test passed). It is *stale* if a text that it replaces does not occur exactly once any
-more, and *broken* if pytest could not run the tests (an import failed, a path is gone). The exit status is 0
-if every change was killed.
+The program changes a copy of the working tree. The listed tests must first pass without a change. Then a
+change is *killed* if a test fails; the line names the test and the reason. It *survives* if every test
+passes. It is *stale* if a text that it replaces does not occur exactly once, and *broken* if pytest cannot
+run the tests, for example after a failed import. The exit status is 0 if every change is killed.
 
 A table is a TOML file of changes:
 
@@ -43,11 +42,11 @@ import attrs
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-SECONDS = 900  # of one run of pytest; a change that makes the code run for ever is noticed too
+SECONDS = 900  # limit of one run of pytest: a change that never ends is noticed too
 
 
 class Verdict(enum.Enum):
-    """The kinds of verdict on one change."""
+    """The verdicts on a change."""
 
     KILLED = "killed"
     SURVIVED = "survived"
@@ -57,7 +56,7 @@ class Verdict(enum.Enum):
 
 @attrs.frozen
 class Edit:
-    """Text of one file, and the text that takes its place."""
+    """Text of one file and its replacement."""
 
     file: str
     old: str
@@ -66,7 +65,7 @@ class Edit:
 
 @attrs.frozen
 class Mutant:
-    """A change of the code that makes it wrong, and the tests that must notice."""
+    """A change that makes the code wrong, and the tests that must notice."""
 
     name: str
     says: str
@@ -76,7 +75,7 @@ class Mutant:
 
 @attrs.frozen
 class Outcome:
-    """The verdict on one change, and the line of pytest or the text that explains it."""
+    """The verdict on one change, with pytest's line or a reason."""
 
     verdict: Verdict
     reason: str
@@ -85,7 +84,7 @@ class Outcome:
 def read_tables(tables: Sequence[Path]) -> list[Mutant]:
     """Returns the changes of all tables, in order.
 
-    Raises ValueError where two have one name, or one has no test or no edit.
+    Raises ValueError if two have one name, or one has no test or no edit.
     """
     mutants = [
         Mutant(entry["name"], entry["says"], tuple(entry["tests"]), tuple(Edit(**edit) for edit in entry["edits"]))
@@ -113,7 +112,7 @@ def chosen(mutants: Sequence[Mutant], prefixes: Sequence[str]) -> list[Mutant]:
 
 
 def copy_of_the_tree(root: Path, target: Path) -> Path:
-    """Copies files of `root` that git tracks or does not ignore to `target`; returns `target`."""
+    """Copies the files of `root` that git does not ignore to `target`; returns `target`."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=root, check=True, capture_output=True, text=True
     )
@@ -167,7 +166,7 @@ def run_tests(tree: Path, tests: Sequence[str]) -> tuple[int, str]:
 
 
 def outcome(tree: Path, mutant: Mutant, *, whole: bool) -> Outcome:
-    """Applies one change and runs its tests; with `whole`, then also the suite where they pass."""
+    """Applies one change and runs its tests; with `whole`, also the whole suite if they pass."""
     if (stale := stale_edit(tree, mutant)) is not None:
         return Outcome(Verdict.STALE, stale)
     with applied(tree, mutant):
@@ -179,14 +178,14 @@ def outcome(tree: Path, mutant: Mutant, *, whole: bool) -> Outcome:
     failures = re.findall(r"^(?:FAILED|ERROR) (.*)$", output, re.MULTILINE)
     errors = re.findall(r"^E  +(.*)$", output, re.MULTILINE)
     verdict = Verdict.KILLED if status == 1 else Verdict.BROKEN
-    named = sorted(errors, key=lambda line: "Error" not in line)  # of several lines, the one that names the exception
+    named = sorted(errors, key=lambda line: "Error" not in line)  # of several lines, the line with the exception
     return Outcome(verdict, " | ".join([*failures[:1], *named[:1]]) or " ".join(output.split())[-400:])
 
 
 def run_all(tree: Path, mutants: Sequence[Mutant], *, whole: bool, say: Callable[[str], None]) -> dict[str, Outcome]:
     """Returns the outcome of each change, by name.
 
-    Raises ValueError where a listed test fails in the unchanged tree.
+    Raises ValueError if a listed test fails in the unchanged tree.
     """
     status, output = run_tests(tree, list(dict.fromkeys(test for mutant in mutants for test in mutant.tests)))
     if status != 0:
@@ -203,9 +202,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     says = "break the code on purpose; say which changes the tests notice"
     parser = argparse.ArgumentParser(prog="python -m tools.mutants", description=says)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="beginnings of names of changes (all changes, if there is none)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="beginnings of names of changes; default: all changes")
     parser.add_argument("--whole", action="store_true", help="run the whole suite for a change that its own tests do not notice")
-    parser.add_argument("--list", action="store_true", help="list the changes, and which are stale; run nothing")
+    parser.add_argument("--list", action="store_true", help="list the changes and their staleness; run nothing")
     options = parser.parse_args(arguments)
     mutants = chosen(read_tables(sorted(HERE.glob("*.toml"))), options.names)
     if options.list:

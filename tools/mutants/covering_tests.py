@@ -1,8 +1,7 @@
-"""Which tests run which line: measured for each test file, and kept until its sources change.
+"""Measure which tests run which line, for each test file; keep the result until its sources change.
 
-Each statement of the sources writes a byte when it runs, into memory that forks share; so that greenlets,
-threads and forked processes are counted, and a test costs little more than without. What a subprocess does is
-not seen.
+Each statement of the sources writes a byte into shared memory when it runs. So greenlets, threads and forks
+are counted, and tests are hardly slower. Subprocesses are not counted.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from _pytest.assertion.rewrite import AssertionRewritingHook
 
 from tools.mutants import forks
 
-SECONDS = 900  # of CPU for one test file
-PER_LINE = 6  # tests of one file that are kept for a line, each of another function while there are others
+SECONDS = 900  # seconds of CPU for one test file
+PER_LINE = 6  # tests of one file kept for a line, of different functions if possible
 SIZE = 1 << 20  # statements that can be counted
 HITS = "_statements_that_ran"
 
 
 @attrs.frozen
 class Test:
-    """One test, and how long it takes with its fixtures."""
+    """One test and its time with fixtures."""
 
     name: str
     seconds: float
@@ -43,7 +42,7 @@ class Test:
 
 @attrs.frozen
 class FileRecord:
-    """The lines that one test file runs: for each source and line, positions of tests in `tests`."""
+    """The lines that one test file runs: positions in `tests` for each source and line."""
 
     digest: str
     sources: dict[str, str]
@@ -52,17 +51,17 @@ class FileRecord:
     seconds: float
 
     def is_of(self, tree: Path, file: str) -> bool:
-        """Whether the file and all the sources that it ran are unchanged."""
+        """Whether the file and all sources that it ran are unchanged."""
         return self.digest == digest(tree / file) and all(digest(tree / path) == old for path, old in self.sources.items())
 
 
 def digest(path: Path) -> str:
-    """Returns the digest of a file, or an empty text where there is none."""
+    """Returns the digest of a file, or an empty text if there is none."""
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ""
 
 
 class Statements:
-    """Numbers for the statements of the sources, and modules that note which of them run."""
+    """Numbers the statements of the sources, and loads modules that note which of them run."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self.places: list[tuple[str, int]] = []
@@ -71,7 +70,7 @@ class Statements:
         }
 
     def install(self) -> None:
-        """Lets Python run the sources with their notes from now on, in this process and its forks."""
+        """Lets this process and its forks import the sources with notes."""
         self.ran = mmap.mmap(-1, SIZE)
         setattr(builtins, HITS, self.ran)
         original = importlib.machinery.SourceFileLoader.get_code
@@ -86,14 +85,14 @@ class Statements:
             code = self.codes.get(str(module.__spec__.origin))
             if code is None:
                 return rewriting(hook, module)
-            hook._rewritten_names[module.__name__] = Path(str(module.__spec__.origin))  # where it looks for files beside the module
+            hook._rewritten_names[module.__name__] = Path(str(module.__spec__.origin))  # it looks for files beside the module there
             exec(code, module.__dict__)
 
         importlib.machinery.SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
         AssertionRewritingHook.exec_module = exec_module  # type: ignore[method-assign]  # pytest loads modules of its plugins' distributions
 
     def noted(self, path: Path) -> ast.Module:
-        """Returns the module of a file in which a note precedes each statement."""
+        """Returns the syntax tree of a file with a note before each statement."""
         module = ast.parse(path.read_text(encoding="utf-8"))
         for node in ast.walk(module):
             for field in ("body", "orelse", "finalbody"):
@@ -115,7 +114,7 @@ class Statements:
         return ast.copy_location(ast.Assign([target], ast.copy_location(ast.Constant(1), statement)), statement)
 
     def taken(self) -> list[int]:
-        """Returns the numbers of the statements that ran since it was last asked."""
+        """Returns the numbers of the statements that ran since the last call."""
         text = self.ran[: len(self.places)]
         self.ran[: len(self.places)] = bytes(len(self.places))
         found, at = [], text.find(1)
@@ -126,7 +125,7 @@ class Statements:
 
 
 class Recorder:
-    """A plugin of pytest that notes, for each test that passes, its time and the statements that it ran."""
+    """A plugin of pytest that notes the time and the statements of each test that passes."""
 
     def __init__(self, statements: Statements) -> None:
         self.statements = statements
@@ -149,7 +148,7 @@ class Recorder:
         self.passed &= report.passed
 
     def lines(self) -> dict[str, dict[int, list[int]]]:
-        """Returns the best tests of each line: quick ones, of as many functions as there are."""
+        """Returns the best tests of each line: quick tests of many functions."""
         lines: dict[str, dict[int, list[int]]] = defaultdict(dict)
         for number, tests in self.ran.items():
             path, line = self.statements.places[number]
@@ -180,7 +179,7 @@ def _measure(tree: Path, file: str, output: Path, statements: Statements, argume
 
 
 def read_record(path: Path) -> FileRecord | None:
-    """Returns a record that was written, or None where there is none."""
+    """Returns a written record, or None."""
     if not path.is_file():
         return None
     data: dict[str, Any] = json.loads(path.read_text())
@@ -189,14 +188,14 @@ def read_record(path: Path) -> FileRecord | None:
 
 
 def record_path(cache: Path, file: str) -> Path:
-    """Returns where the record of a test file is kept."""
+    """Returns the path of a test file's record."""
     return cache / (file.removesuffix(".py").replace("/", ".") + ".json")
 
 
 def measure_all(
     files: Sequence[str], tree: Path, cache: Path, arguments: Sequence[str], *, at_once: int
 ) -> Iterator[tuple[str, int, float]]:
-    """Measures test files without a current record; yields each with pytest's status and its seconds."""
+    """Measures test files without a current record; yields each with pytest's status and the seconds."""
     cache.mkdir(parents=True, exist_ok=True)
     stale = []
     for file in files:

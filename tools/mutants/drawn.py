@@ -1,19 +1,19 @@
-"""Breaks the code in ways that nobody chose: random changes, each run against the tests of its line.
+"""Break the code by random changes, and run the tests of each changed line.
 
     python -m tools.mutants.drawn                # 400 changes, over all packages; the score of each
     python -m tools.mutants.drawn --packages core/runs --count 60 --seed 1
-    python -m tools.mutants.drawn --again        # only those that the last run left
+    python -m tools.mutants.drawn --again        # only the last run's survivors
 
 A package is a folder directly under the sources of the core (its loose modules are one more), or a plugin
 distribution. Each has a share of the changes in proportion to its lines, and no less than a few. The same
-seed draws the same changes, whatever other files become.
+seed draws the same changes, whatever other files become. ``--kind`` chooses changes of single operators or of
+behaviour (`behaviours.py`), whose kinds take turns.
 
-Which tests run a line is measured first, file by file, and kept in `.mutants/` until a test or what it runs
-changes. A change meets the tests of the mirrored file and then others that run its line, the quickest first.
-It is *noticed* if one fails or time is up; else it *survived*: its lines are written to
-`.mutants/survivors.diff`. A change that makes no difference to what the code is for is named in
-`equivalent.toml`, with the reason, and is not drawn again. The exit status is 0 if every package has the
-wanted score.
+First the program measures which tests run a line, file by file. It keeps the result in `.mutants/` until a
+test or its sources change. A change is tried on the tests of the mirrored file, then on other tests of its
+line, the quickest first. It is *noticed* if a test fails or time is up. Otherwise it *survived*, and its
+lines are written to `.mutants/survivors.diff`. `equivalent.toml` lists changes that make no difference, with
+the reason; they are not drawn again. The exit status is 0 if every package has the wanted score.
 """
 
 from __future__ import annotations
@@ -21,16 +21,14 @@ from __future__ import annotations
 import argparse
 import ast
 import difflib
-import importlib.util
 import json
 import os
 import re
 import shutil
 import sys
 import tempfile
-import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -40,20 +38,19 @@ import pytest
 
 from tools.mutants import forks
 from tools.mutants.__main__ import HERE, ROOT, copy_of_the_tree
+from tools.mutants.behaviours import behaviours_of
 from tools.mutants.covering_tests import FileRecord, measure_all, read_record, record_path
+from tools.mutants.equivalent import changed_lines, equivalent_changes, key, skipped, stale_marks
 from tools.mutants.operators import Mutation, mutations_of, one_of_each_line
 
 CACHE = ROOT / ".mutants"
-SCORE = 0.85  # of the changes of a package that its tests have to notice
-LEAST = 6  # changes of a package
-WHOLE, NEAR = (
-    30.0,
-    15.0,
-)  # seconds up to which the mirrored test file is run whole, and others of the same folder of which a test runs the line
-OTHERS = 8.0  # seconds of the tests of other files
-AT_IMPORT = 240.0  # seconds of the tests of its distribution that meet a line which runs when its module is imported
-MOST, FEW = 80, 12  # tests of other folders; those that go first where there are no nearer ones
-SECONDS = 300  # to compile
+SCORE = 0.85  # share of the changes that a package's tests must notice
+LEAST = 6  # least number of changes of a package
+WHOLE, NEAR = 30.0, 15.0  # seconds within which the mirrored test file runs whole, and files of its folder with a test of the line
+OTHERS = 8.0  # seconds for tests of other files
+AT_IMPORT = 240.0  # seconds for tests of the distribution if the line runs at import
+MOST, FEW = 80, 12  # tests of other folders; first tests if there are no nearer ones
+SECONDS = 300  # seconds to compile
 PYTEST = (
     "-q",
     "-p",
@@ -63,12 +60,13 @@ PYTEST = (
     "-W",
     "ignore:Module already imported:pytest.PytestAssertRewriteWarning",
 )
-NOTHING_RAN = {4, 5}  # statuses of pytest: a test has another name now, or there is none
+KINDS: dict[str, Callable[[str, str], list[Mutation]]] = {"operators": mutations_of, "behaviours": behaviours_of}
+NOTHING_RAN = {4, 5}  # statuses of pytest: a test was renamed or removed
 
 
 @attrs.frozen
 class Result:
-    """The verdict on one drawn change: the test that failed, or an empty text."""
+    """The verdict on one drawn change: the failed test, or an empty text."""
 
     package: str
     mutation: Mutation
@@ -92,8 +90,19 @@ def packages_of(tree: Path) -> dict[str, list[str]]:
     return packages
 
 
-def drawn(tree: Path, files: dict[str, list[str]], *, count: int, seed: int, known: set[tuple[str, ...]]) -> dict[str, list[Mutation]]:
-    """Returns the changes of each package: its share of `count`, at least `LEAST`, without `known` ones."""
+def drawn(
+    tree: Path,
+    files: dict[str, list[str]],
+    *,
+    count: int,
+    seed: int,
+    known: set[tuple[str, ...]],
+    changes_of: Callable[[str, str], Sequence[Mutation]] = mutations_of,
+) -> dict[str, list[Mutation]]:
+    """Returns the changes of each package: its share of `count`, at least `LEAST`, without `known` ones.
+
+    Kinds take turns, so that a rare one is drawn as often as a common one while there are any.
+    """
     whole, numbers = skipped(HERE / "equivalent.toml")
     marked = {file for file, *_ in known}
 
@@ -105,45 +114,18 @@ def drawn(tree: Path, files: dict[str, list[str]], *, count: int, seed: int, kno
     pools: dict[str, list[Mutation]] = {}
     for package, paths in files.items():
         sources = {path: (tree / path).read_text(encoding="utf-8") for path in paths if path not in whole}
-        every = (mutation for path, source in sources.items() for mutation in mutations_of(path, source))
-        pools[package] = one_of_each_line(list(filter(is_drawn, every)), seed)
+        every = (mutation for path, source in sources.items() for mutation in changes_of(path, source))
+        pools[package] = in_turn(one_of_each_line(list(filter(is_drawn, every)), seed))
     lines = sum(map(len, pools.values()))
     return {package: pool[: max(LEAST, round(count * len(pool) / lines))] for package, pool in pools.items() if pool}
 
 
-def stale_marks(tree: Path, known: set[tuple[str, ...]]) -> list[str]:
-    """Returns the marks of changes that the code no longer allows, as file and line of code."""
-    files = {file for file, *_ in known if (tree / file).is_file()}
-    there = {key(tree, one) for file in files for one in mutations_of(file, (tree / file).read_text(encoding="utf-8"))}
-    return sorted(f"{file}: {old}" for file, function, old, new in known if (file, function, old, new) not in there)
-
-
-def key(tree: Path, mutation: Mutation) -> tuple[str, ...]:
-    """Returns the key of a change in `equivalent.toml`: file, function, and lines before and after."""
-    before, after = changed_lines(tree, mutation)
-    return mutation.file, mutation.function, before, after
-
-
-def changed_lines(tree: Path, mutation: Mutation) -> tuple[str, str]:
-    """Returns the lines that a change touches, before and after it, in one line of text each."""
-    source = (tree / mutation.file).read_text(encoding="utf-8")
-    begin = source.rfind("\n", 0, mutation.start) + 1
-    end = source.find("\n", mutation.end) if "\n" in source[mutation.end :] else len(source)
-    before, after = source[begin:end], source[begin : mutation.start] + mutation.new + source[mutation.end : end]
-    return " ".join(before.split()), " ".join(after.split())
-
-
-def skipped(table: Path) -> tuple[list[str], list[str]]:
-    """Returns the files that are skipped, and those whose numbers are: pictures, with places on a page."""
-    entries = tomllib.loads(table.read_text(encoding="utf-8")).get("skipped", [])
-    needed = [entry for entry in entries if "needs" in entry and importlib.util.find_spec(entry["needs"]) is None]
-    return [entry["file"] for entry in needed], [entry["file"] for entry in entries if entry.get("numbers")]
-
-
-def equivalent_changes(table: Path) -> dict[tuple[str, ...], str]:
-    """Returns the reason for which a change makes no difference, by its key."""
-    entries = tomllib.loads(table.read_text(encoding="utf-8")).get("equivalent", [])
-    return {(entry["file"], entry["function"], entry["old"], entry["new"]): entry["reason"] for entry in entries}
+def in_turn(mutations: Sequence[Mutation]) -> list[Mutation]:
+    """Returns mutations with their kinds in turn, each kind in the order that it had."""
+    kinds: dict[str, list[Mutation]] = defaultdict(list)
+    for mutation in mutations:
+        kinds[mutation.kind].append(mutation)
+    return [one for some in zip_longest(*(kinds[kind] for kind in sorted(kinds))) for one in some if one is not None]
 
 
 @attrs.frozen
@@ -154,15 +136,15 @@ class Map:
 
     @classmethod
     def read(cls, cache: Path, files: Sequence[str]) -> Map:
-        """Returns the records that were measured."""
+        """Returns the measured records."""
         records = {file: read_record(record_path(cache, file)) for file in files}
         return cls({file: record for file, record in records.items() if record is not None})
 
     def tests_of(self, mutation: Mutation, tree: Path = ROOT) -> tuple[list[list[str]], float]:
-        """Returns the tests that meet a change, in two rounds, and the seconds of all.
+        """Returns the tests of a change in two rounds, and their seconds.
 
-        First those of the same folder that run its line; then all others of their files, and the quickest of
-        other folders. ``tree`` has the sources.
+        The first round has the tests of the same folder that run the line. The second has the other tests of
+        these files, and the quickest tests of other folders. ``tree`` has the sources.
         """
         near, whole, far = [], [], []
         ran_at_all = {line for record in self.records.values() for line in record.lines.get(mutation.file, ())}
@@ -172,7 +154,7 @@ class Map:
             ran = record.lines.get(mutation.file, {})
             ran_it = set(ran.get(statement, ()))
             if ran and runs_at_import and _distribution(file) == _distribution(mutation.file):
-                ran_it = set(range(len(record.tests)))  # it ran for the first of them, and any may look at what came of it
+                ran_it = set(range(len(record.tests)))  # it ran for the first test, but any test may check its result
             tests = sorted((record.tests[test] for test in ran_it), key=lambda test: test.seconds)
             seconds = sum(test.seconds for test in record.tests)
             is_mirrored = mirrors(file, mutation.file)
@@ -202,7 +184,7 @@ def _is_in_a_function(mutation: Mutation, tree: Path) -> bool:
 
 
 def mirrors(test: str, source: str) -> bool:
-    """Returns whether a test file belongs to a source or a folder, by its name and its place."""
+    """Returns whether a test file mirrors a source or a folder, by its path."""
     if _distribution(test) != _distribution(source):
         return False
     path, name = Path(source), Path(test).stem.removeprefix("test_")
@@ -237,7 +219,7 @@ class _FirstFailure:
 
 
 def _run_tests(tree: Path, rounds: Sequence[Sequence[str]], output: Path) -> int:
-    """Runs the tests of a change, in a fork, round by round until one fails; writes its number."""
+    """Runs the tests of a change in a fork, round by round until one fails; writes its number."""
     forks.quiet(output.with_suffix(".log"))
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
@@ -245,7 +227,7 @@ def _run_tests(tree: Path, rounds: Sequence[Sequence[str]], output: Path) -> int
     arguments = ["-x", f"--basetemp={tree}/.tmp", *PYTEST]
     for tests in rounds:
         status = int(pytest.main([*arguments, *tests], plugins=[failure]))
-        if status in NOTHING_RAN and not failure.name:  # parameters changed with the code: functions then
+        if status in NOTHING_RAN and not failure.name:  # parameters changed with the code: run whole functions
             status = int(pytest.main([*arguments, *dict.fromkeys(test.partition("[")[0] for test in tests)], plugins=[failure]))
         if failure.name or status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             output.write_text(failure.name)
@@ -307,30 +289,28 @@ def diff(tree: Path, mutation: Mutation) -> str:
     return "".join(lines)
 
 
-def scores(results: Sequence[Result]) -> dict[str, tuple[int, int]]:
+def scores(results: Sequence[Result], of: Callable[[Result], str] = lambda result: result.package) -> dict[str, tuple[int, int]]:
     """Returns how many changes of each package were noticed, and how many there were."""
-    tried = Counter(result.package for result in results)
-    noticed = Counter(result.package for result in results if result.noticed)
-    return {package: (noticed[package], tried[package]) for package in sorted(tried)}
+    tried, noticed = Counter(map(of, results)), Counter(of(result) for result in results if result.noticed)
+    return {name: (noticed[name], tried[name]) for name in sorted(tried)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m tools.mutants.drawn", description="break the code at random; say what the tests notice"
+        prog="python -m tools.mutants.drawn", description="break the code at random; say which changes the tests notice"
     )
     parser.add_argument("--count", type=int, default=400, help="changes over all packages (400); small packages have a few more")
     parser.add_argument("--seed", type=int, default=0, help="which of all changes are drawn (0)")
+    parser.add_argument("--kind", choices=KINDS, default="operators", help="changes of operators, or of behaviour (operators)")
     parser.add_argument("--packages", nargs="*", default=(), metavar="NAME", help="only these packages, such as core/runs or quark_algos")
+    parser.add_argument("--at-once", type=int, default=os.cpu_count(), help="number of changes tried at the same time (one for each core)")
+    parser.add_argument("--again", action="store_true", help="only the survivors of the last run whose code is unchanged")
     parser.add_argument(
-        "--at-once", type=int, default=os.cpu_count(), help="how many changes are tried at the same time (one for each core)"
+        "--tests", nargs="*", metavar="PATH", help="folders and files of tests to measure (default: every distribution's, and tests/)"
     )
-    parser.add_argument("--again", action="store_true", help="only the changes that the last run left, as far as the code is the same")
-    parser.add_argument(
-        "--tests", nargs="*", metavar="PATH", help="folders and files of tests to measure (those of every distribution, and tests/)"
-    )
-    parser.add_argument("--keep-map", action="store_true", help="take the measured lines as they are, though tests have changed since")
-    parser.add_argument("--json", type=Path, help="where the results are written, each with its change")
+    parser.add_argument("--keep-map", action="store_true", help="use the measured lines even if tests have changed since")
+    parser.add_argument("--json", type=Path, help="file for the results, each with its change")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
         return _run(options, copy_of_the_tree(ROOT, Path(directory).resolve() / "pristine"))
@@ -342,9 +322,10 @@ def _run(options: argparse.Namespace, pristine: Path) -> int:
     if unknown := set(options.packages) - set(files):
         raise ValueError(f"no package is named {sorted(unknown)[0]!r}; there are: {', '.join(files)}")
     marks = equivalent_changes(HERE / "equivalent.toml")
-    mutations = drawn(pristine, files, count=options.count, seed=options.seed, known=set(marks))
+    changes_of = KINDS[options.kind]
+    mutations = drawn(pristine, files, count=options.count, seed=options.seed, known=set(marks), changes_of=changes_of)
     for stale in stale_marks(pristine, set(marks)):
-        print(f"equivalent.toml names a change that there is no more: {stale}")
+        print(f"equivalent.toml names a change that no longer exists: {stale}. Remove its entry")
     if options.packages:
         mutations = {package: mutations[package] for package in options.packages}
     if options.again:
@@ -361,12 +342,13 @@ def _run(options: argparse.Namespace, pristine: Path) -> int:
         before, after = changed_lines(pristine, result.mutation)
         place = f"{result.mutation.file}:{result.mutation.line}"
         verdict, by = ("noticed", result.noticed_by) if result.noticed else ("SURVIVED", f"{result.tests} tests")
-        print(f"{verdict:8} {result.seconds:4.0f} s  {place}  {before}  ->  {after}  [{by}]", flush=True)
+        kind = "" if result.mutation.kind == "operator" else f"{result.mutation.kind}: "
+        print(f"{verdict:8} {result.seconds:4.0f} s  {place}  {kind}{before}  ->  {after}  [{by}]", flush=True)
     return report(pristine, results, options.json)
 
 
 def test_files(tree: Path, paths: Sequence[str] | None) -> list[str]:
-    """Returns the test files under `paths`, or all that may run a source: not those of other programs."""
+    """Returns the test files under `paths`, or all that may run a source; tests of other programs do not."""
     distributions = sorted([*tree.glob("*/tests"), *tree.glob("plugins/*/tests")])
     roots = paths or [*(str(path.relative_to(tree)) for path in distributions), "tests"]
     found = [path for root in roots for path in ([tree / root] if (tree / root).is_file() else sorted((tree / root).rglob("test_*.py")))]
@@ -387,6 +369,8 @@ def report(tree: Path, results: Sequence[Result], output: Path | None) -> int:
         print(
             f"{package:22} {noticed:4} of {tried:4} {noticed / tried:6.0%}" + ("" if noticed / tried >= SCORE else f"  below {SCORE:.0%}")
         )
+    for kind, (noticed, tried) in scores(results, lambda result: result.mutation.kind).items():
+        print(f"{kind:42} {noticed:4} of {tried:4} {noticed / tried:6.0%}")
     noticed, tried = (sum(one[place] for one in table.values()) for place in (0, 1))
     print(f"{'all':22} {noticed:4} of {tried:4} {noticed / max(tried, 1):6.0%}; what survived is in {CACHE / 'survivors.diff'}")
     return 0 if all(noticed / tried >= SCORE for noticed, tried in table.values()) else 1

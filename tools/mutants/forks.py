@@ -1,4 +1,4 @@
-"""Forks of one process that has imported torch, transformers and pytest, each with its own working tree."""
+"""Fork one process that has imported torch, transformers and pytest; each fork has its own working tree."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import Any
 
 import attrs
 
-MEMORY = 8 << 30  # bytes of data: a change that fills memory must not take the machine with it
-WAITING = 3  # times its seconds of CPU that a fork may take by the clock, on a machine that does other work too
-TIMEOUT = 124  # the status of a fork that was ended
+MEMORY = 8 << 30  # limit of data in bytes: a change that fills memory must not stop the machine
+WAITING = 3  # limit of wall time in CPU time: the machine does other work too
+TIMEOUT = 124  # status of a fork that was killed
 PRELOADED = ("numpy", "hypothesis", "pytest", "torch", "transformers.models.llama.modeling_llama", "safetensors.torch", "greenlet")
 
 
 @attrs.frozen
 class Job:
-    """The work of one fork: the parent prepares its tree and restores it; `run` returns its exit status."""
+    """The work of one fork: the parent prepares and restores its tree; `run` returns the exit status."""
 
     what: Any
     run: Callable[[Path], int]
@@ -32,19 +32,19 @@ class Job:
 
 
 def preload() -> None:
-    """Imports modules that nearly every test needs and no change touches."""
+    """Imports modules that nearly every test needs and that no change touches."""
     for name in PRELOADED:
         __import__(name)
 
 
 def source_folders(tree: Path) -> list[str]:
-    """Returns the folders of `tree` on the import path: the tree and the sources of each distribution."""
+    """Returns the folders of `tree` for the import path: the tree and the sources of each distribution."""
     found = [path for pattern in ("core/src", "*/src", "*/*/src", "src") for path in sorted(tree.glob(pattern)) if path.is_dir()]
     return [str(tree), *dict.fromkeys(str(path) for path in found)]
 
 
 def run_all(jobs: Iterable[Job], trees: Sequence[Path]) -> Iterator[tuple[Job, int, float]]:
-    """Runs each job in a fork, one for each tree at a time; yields it with exit status and seconds."""
+    """Runs each job in a fork, at most one fork per tree; yields the job with exit status and seconds."""
     waiting, free, running = iter(jobs), list(trees), {}
     while True:
         while free and (job := next(waiting, None)) is not None:
@@ -69,13 +69,13 @@ def run_all(jobs: Iterable[Job], trees: Sequence[Path]) -> Iterator[tuple[Job, i
 
 
 def _fork(job: Job, tree: Path) -> int:
-    """Starts the fork of a job and returns its process id, which is that of its process group too."""
+    """Starts the fork of a job; returns the id of its process and process group."""
     sys.stdout.flush()
     sys.stderr.flush()
     if (pid := os.fork()) != 0:
         return pid
     try:
-        import resource  # which Windows does not have, nor forks
+        import resource  # Windows has neither this nor forks
 
         os.setsid()
         limit = int(job.seconds) + 1
@@ -92,7 +92,7 @@ def _fork(job: Job, tree: Path) -> int:
 
 
 def _kill_group(pid: int) -> None:
-    """Ends the processes that a fork has left running."""
+    """Ends the processes that a fork left running."""
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""Single changes of Python code, a few characters each: another comparison, no statement, another return."""
+"""Single changes of Python code, such as another comparison, a removed statement, another return value."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ OPPOSITES = (
     "clamp_min clamp_max",
 )
 OPPOSITE = {a: b for pair in OPPOSITES for a, b in (pair.split(), pair.split()[::-1])}
-# Calls whose arguments are words for people, and methods of which nothing but such words comes.
+# Calls with messages as arguments, and methods that return only messages.
 SPEAKING = {"warn", "warning", "info", "debug", "error", "exception", "log", "print", "say", "add_argument"}
 TEXT_METHODS = {"__repr__", "__str__"}
 COMMUTATIVE = {"min", "max", "minimum", "maximum", "gcd", "equal", "isclose", "allclose", "add", "mul"}
-UNTESTED = {"TYPE_CHECKING", "overload", "jit"}  # conditions and decorators of code that does not run here
+UNTESTED = {"TYPE_CHECKING", "overload", "jit"}  # conditions and decorators of code that never runs here
 
 
 @attrs.frozen(order=True)
 class Mutation:
     """One change of a file: characters from `start` to `end` become `new`.
 
-    `function` is the dotted name of the innermost definition.
+    `function` is the dotted name of the innermost definition, `kind` what kind of mistake it is.
     """
 
     file: str
@@ -66,9 +66,10 @@ class Mutation:
     end: int
     old: str
     new: str
+    kind: str = "operator"
 
     def rank(self, seed: int) -> str:
-        """Returns a text that orders mutations at random, independent of other files and of earlier lines."""
+        """Returns a random sort key of a mutation, independent of other files and of earlier lines."""
         return hashlib.sha256(f"{seed} {self.file} {self.function} {self.old} {self.new}".encode()).hexdigest()
 
     def applied(self, source: str) -> str:
@@ -79,12 +80,12 @@ class Mutation:
 def mutations_of(file: str, source: str) -> list[Mutation]:
     """Returns all changes of a file, in its order.
 
-    Left out is what only types, messages and log texts are made of.
+    Types, messages and log texts are left out.
     """
-    return sorted(set(_Visitor(file, source).visit_body(ast.parse(source))))
+    return sorted(set(Visitor(file, source).visit_body(ast.parse(source))))
 
 
-class _Visitor:
+class Visitor:
     """Goes through the statements of a file, and knows in which function it is."""
 
     def __init__(self, file: str, source: str) -> None:
@@ -98,13 +99,20 @@ class _Visitor:
         self.arguments: list[list[str]] = []
 
     def offset(self, line: int, column: int) -> int:
-        """Returns the position in the source of a line and column of the parser."""
+        """Returns the position in the source for the parser's line and column."""
         return self.offsets[line - 1] + len(self.lines[line - 1][:column].decode())
+
+    def span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
+        """Returns where a node begins and ends in the source."""
+        return self.offset(node.lineno, node.col_offset), self.offset(node.end_lineno or 0, node.end_col_offset or 0)
+
+    def text(self, node: ast.expr | ast.stmt) -> str:
+        """Returns the source of a node."""
+        return self.source[slice(*self.span(node))]
 
     def change(self, node: ast.expr | ast.stmt, new: str | ast.AST) -> Iterator[Mutation]:
         """Yields the change that puts other code in the place of a node, if it is other code."""
-        start = self.offset(node.lineno, node.col_offset)
-        end = self.offset(node.end_lineno or 0, node.end_col_offset or 0)
+        start, end = self.span(node)
         old = self.source[start:end]
         text = new if isinstance(new, str) else ast.unparse(new)
         if isinstance(node, ast.expr) and isinstance(new, ast.BoolOp | ast.BinOp | ast.Compare | ast.UnaryOp | ast.IfExp | ast.Lambda):
@@ -132,7 +140,7 @@ class _Visitor:
             case ast.If(test=ast.Compare(left=ast.Name("__name__"))):
                 return
             case ast.AnnAssign(value=None) | ast.JoinedStr() | ast.Assign(value=ast.BinOp(op=ast.BitOr())) if not self.arguments:
-                return  # the last is a type under another name
+                return  # the last is an alias of a type
             case ast.AnnAssign(value=None) | ast.JoinedStr():
                 return
             case ast.AnnAssign(target=target, value=value) if value is not None:
@@ -146,24 +154,35 @@ class _Visitor:
             case ast.Call():
                 yield from self.call(node)
             case ast.keyword(arg="strict"):
-                return  # of zip: what must be of one length is
+                return  # of zip: its arguments have one length
             case ast.expr():
                 yield from self.expression(node)
                 yield from self.visit_body(node)
             case _:
-                for condition in getattr(node, "ifs", ()):  # of a comprehension
+                for condition in getattr(node, "ifs", ()):  # part of a comprehension
                     yield from self.change(condition, ast.UnaryOp(ast.Not(), condition))
                 yield from self.visit_body(node)
 
-    def function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Mutation]:
-        """Yields the changes of a function: of its defaults and its body."""
+    @staticmethod
+    def is_untested(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+        """Returns whether a function does not run here, or makes nothing but words for people."""
         decorators = {
             name.id if isinstance(name, ast.Name) else name.attr
             for one in node.decorator_list
             for name in ast.walk(one)
             if isinstance(name, ast.Name | ast.Attribute)
         }
-        if decorators & UNTESTED or node.name in TEXT_METHODS:
+        return bool(decorators & UNTESTED) or node.name in TEXT_METHODS
+
+    @staticmethod
+    def says_something(node: ast.Call) -> bool:
+        """Returns whether the arguments of a call are words for people."""
+        name = _name(node.func)
+        return name in SPEAKING or name.endswith(("Error", "Warning"))
+
+    def function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Mutation]:
+        """Yields the changes of a function: of its defaults and its body."""
+        if self.is_untested(node):
             return
         self.names.append(node.name)
         self.arguments.append([argument.arg for argument in node.args.args if argument.arg not in {"self", "cls"}])
@@ -229,10 +248,9 @@ class _Visitor:
 
     def call(self, node: ast.Call) -> Iterator[Mutation]:
         """Yields the changes of a call: arguments exchanged, a keyword dropped, and those of its parts."""
-        name = _name(node.func)
-        if name in SPEAKING or name.endswith(("Error", "Warning")):
+        if self.says_something(node):
             return
-        if name in {"isinstance", "issubclass", "cast", "TypeVar"}:
+        if (name := _name(node.func)) in {"isinstance", "issubclass", "cast", "TypeVar"}:
             yield from self.visit(node.args[0])
             return
         if len(node.args) >= 2 and name not in COMMUTATIVE and not any(isinstance(one, ast.Starred) for one in node.args[:2]):

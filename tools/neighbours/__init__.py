@@ -1,7 +1,7 @@
-"""The neighbours of quark: the libraries beside which people quantize and serve, and how each is installed.
+"""The neighbours of quark: libraries that people install beside it, and how to install each.
 
-`python -m tools.neighbours` makes an environment for each, installs the wheels of this repository in it, and
-does there what people do. The table of the documentation has its results.
+`python -m tools.neighbours` makes an environment for each, installs the wheels of this repository there, and
+uses both. The documentation shows the results in a table.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import attrs
 __all__ = ["CPU_TORCH", "NEIGHBOURS", "Neighbour"]
 
 CPU_TORCH = "https://download.pytorch.org/whl/cpu"
-"""The index that has torch and its companions for machines without a GPU."""
+"""The index of torch for machines without a GPU."""
 
 
 @attrs.frozen
@@ -22,10 +22,10 @@ class Neighbour:
     """A library beside which quark has to work.
 
     Attributes:
-        requirement: What is installed, for pip.
-        ours: The distributions of this repository that people install beside it.
-        on_cpu: Whether its release for machines without a GPU is installed, with torch from `CPU_TORCH`.
-        gigabytes: The disk that its environment takes, about.
+        requirement: The requirement for pip.
+        ours: The distributions of this repository that are installed beside it.
+        on_cpu: Whether to install its release for machines without a GPU, with torch from `CPU_TORCH`.
+        gigabytes: Approximate disk space of its environment.
     """
 
     requirement: str
@@ -42,7 +42,7 @@ class Neighbour:
         """Return the arguments of ``pip`` that install it.
 
         Args:
-            torch_index: The index that has torch for CPUs; an empty text for none but pip's own.
+            torch_index: The index of torch for CPUs; empty for pip's own index.
         """
         index = ["--extra-index-url", torch_index] if self.on_cpu and torch_index else []
         return ["install", *index, self.requirement]

@@ -2,9 +2,9 @@
 
     python -m tools.neighbours [NAME ...] [--wheels dist] [--folder .venv-neighbours] [--results FILE]
 
-Environments are left in the folder, one for each name. torch and torchvision have to come from one place:
-``--torch-index ""`` takes both from pip's own indexes. ``--environment NAME=PYTHON`` uses an environment that
-has the neighbour already, and nothing of ours.
+The environments stay in the folder. torch and torchvision must come from one index: ``--torch-index ""``
+takes both from pip's own. ``--environment NAME=PYTHON`` uses an environment that already has the neighbour,
+and no wheel of ours.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SHOWN = ("torch", "transformers", "compressed-tensors", "quark-core")
 
 
 def main() -> int:
-    """Return 1 if anything fails beside a neighbour."""
+    """Return 1 if a step fails beside a neighbour."""
     arguments = parsed()
     arguments.folder.mkdir(exist_ok=True)
     given = dict(pair.split("=", 1) for pair in arguments.environment)
@@ -40,7 +40,7 @@ def main() -> int:
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", default=list(NEIGHBOURS), metavar="NAME", help=f"of {', '.join(NEIGHBOURS)}; all by default")
+    parser.add_argument("names", nargs="*", default=list(NEIGHBOURS), metavar="NAME", help=f"any of {', '.join(NEIGHBOURS)}; default: all")
     parser.add_argument("--wheels", type=Path, default=Path("dist"))
     parser.add_argument("--folder", type=Path, default=Path(".venv-neighbours"))
     parser.add_argument("--results", type=Path)
@@ -55,10 +55,10 @@ def parsed() -> argparse.Namespace:
 
 
 def result_of(name: str, python: str | None, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the result of a neighbour: versions, what our wheels changed, and how each step went."""
+    """Return the result of a neighbour: versions, changes by our wheels, and the result of each step."""
     neighbour, folder = NEIGHBOURS[name], (arguments.folder / name).absolute()
     environment = Environment(Path(python)) if python else Environment.made(folder, neighbour, arguments.torch_index)
-    environment.run("-c", "import transformers; transformers.LlamaConfig")  # torchvision of another place than torch breaks this
+    environment.run("-c", "import transformers; transformers.LlamaConfig")  # torchvision from another index than torch breaks this
     changed = changes(environment, neighbour, arguments.wheels.absolute())
     packages = environment.packages()
     versions = {package: packages[package] for package in (neighbour.distribution, *SHOWN) if package in packages}
@@ -84,12 +84,12 @@ def result_of(name: str, python: str | None, arguments: argparse.Namespace) -> d
 
 
 def is_fine(result: dict[str, Any]) -> bool:
-    """Return whether our wheels changed nothing of a neighbour, and all steps went well."""
+    """Return whether our wheels changed nothing of a neighbour and all steps succeeded."""
     return not (result["changed"] or result["complaints"] or any(text.startswith("failed") for text in result["steps"].values()))
 
 
 def add(path: Path, name: str, result: dict[str, Any]) -> None:
-    """Put a result into the file, in the place of an earlier one."""
+    """Store a result in the file over an earlier one."""
     results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     path.write_text(json.dumps(results | {name: result}, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""An environment of a neighbour: made by pip, asked what is installed in it and what pip complains of."""
+"""An environment of a neighbour: make it with pip, and list its packages and pip's complaints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Changes", "Environment", "FailedCommandError", "changes", "differenc
 
 
 class FailedCommandError(Exception):
-    """A command in an environment failed; the message has the command and the end of what it printed."""
+    """A command in an environment failed; the message has the command and the end of its output."""
 
 
 @attrs.frozen
@@ -31,25 +31,25 @@ class Environment:
 
     @classmethod
     def made(cls, folder: Path, neighbour: Neighbour, torch_index: str) -> Environment:
-        """Make a fresh environment, and install a neighbour in it as its users do."""
+        """Make a fresh environment, and install a neighbour as its users do."""
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
         environment = cls(folder / "bin/python")
         environment.pip(*neighbour.install(torch_index))
         return environment
 
     def pip(self, *arguments: str, may_fail: bool = False) -> str:
-        """Run pip, and return what it prints."""
+        """Run pip, and return its output."""
         return self.run("-m", "pip", *arguments, may_fail=may_fail)
 
     def quark(self, *arguments: object, cwd: Path) -> str:
-        """Run the program of quark, and return what it prints."""
+        """Run the program of quark, and return its output."""
         return self.run("-c", "from quark_workbench.cli.main import main; main()", *map(str, arguments), cwd=cwd)
 
     def run(self, *arguments: str, cwd: Path | None = None, may_fail: bool = False) -> str:
-        """Run the interpreter, and return what it prints.
+        """Run the interpreter, and return its output.
 
         Raises:
-            FailedCommandError: It does not end with zero, and may not do so.
+            FailedCommandError: The exit status is not zero, and it must be.
         """
         command = [str(self.python), *arguments]
         done = subprocess.run(command, cwd=cwd, env=self.variables(), capture_output=True, text=True, check=False)
@@ -58,7 +58,7 @@ class Environment:
         return done.stdout
 
     def variables(self) -> dict[str, str]:
-        """Return environment variables that show nothing of this checkout, with the Hub offline."""
+        """Return environment variables without traces of this checkout, with the Hub offline."""
         inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
         return inherited | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2", "VLLM_CPU_KVCACHE_SPACE": "1"}
 
@@ -68,18 +68,18 @@ class Environment:
         return {name: rest for name, _, rest in (line.replace(" @ ", "==").partition("==") for line in lines) if name}
 
     def complaints(self) -> list[str]:
-        """Return what ``pip check`` complains of."""
+        """Return the complaints of ``pip check``."""
         return [line for line in self.pip("check", may_fail=True).splitlines() if line != "No broken requirements found."]
 
 
 @attrs.frozen
 class Changes:
-    """What an installation changed.
+    """The changes of an installation.
 
     Attributes:
-        added: Distributions that were not there.
-        changed: ``NAME OLD → NEW``, of those that were; NEW is ``none`` if it is gone.
-        complaints: What ``pip check`` complains of since then.
+        added: New distributions.
+        changed: ``NAME OLD → NEW`` for existing distributions; NEW is ``none`` if it is gone.
+        complaints: New complaints of ``pip check``.
     """
 
     added: Sequence[str]
@@ -88,7 +88,7 @@ class Changes:
 
 
 def changes(environment: Environment, neighbour: Neighbour, wheels: Path) -> Changes:
-    """Install our wheels beside a neighbour, and return what that changed."""
+    """Install our wheels beside a neighbour, and return the changes."""
     before, complaints = environment.packages(), environment.complaints()
     environment.pip("install", "--find-links", str(wheels), *neighbour.ours)
     after = environment.packages()
@@ -96,6 +96,6 @@ def changes(environment: Environment, neighbour: Neighbour, wheels: Path) -> Cha
 
 
 def difference(before: dict[str, str], after: dict[str, str]) -> tuple[list[str], list[str]]:
-    """Return what is new, and what is no longer as it was, of name → version before and after."""
+    """Return the added and the changed packages, from name → version before and after."""
     added = [name for name in after if name not in before]
     return added, [f"{name} {old} → {after.get(name, 'none')}" for name, old in before.items() if after.get(name) != old]

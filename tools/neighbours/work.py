@@ -1,4 +1,4 @@
-"""What people do in the environment of a neighbour, with the tiny model: quantize, evaluate, load, serve."""
+"""Steps in the environment of a neighbour with the tiny model: quantize, evaluate, load, serve."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from tools.neighbours.environments import Environment, FailedCommandError
 __all__ = ["MOST_NATS", "PAGE", "compared_over_http", "work"]
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/how-to/serve-anything.md"
-"""The page that compares a server with the model; its code is run here."""
+"""The page that compares a server with the model; a step runs its code."""
 SCHEMES = ("int4_wo_64", "mx6")
 MOST_NATS = 0.02
-"""By which vLLM's log-probabilities of the tiny model in mx6 and float32 may differ, in the mean. Sums in
-other orders give 0.005, inputs that are not rounded 0.05, the float model 0.06.
+"""Largest mean difference of vLLM's log-probabilities for the tiny model in mx6 and float32.
+
+Another order of summation gives 0.005, inputs that are not rounded 0.05, the float model 0.06.
 """
 _SCALES_IN_BFLOAT16 = 2.0**-6
-"""Share of the logits' norm that may differ: compressed-tensors rounds scales to the model's dtype."""
+"""Largest relative error of the logits: compressed-tensors rounds scales to the model's dtype."""
 
 _LOADED = """
 import sys, torch
@@ -59,11 +60,11 @@ oneshot(model=sys.argv[1], recipe=recipe, output_dir=sys.argv[2])
 
 
 def work(name: str, environment: Environment, folder: Path) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Yield the steps of a neighbour: what is done, and a function that does it and says how it went.
+    """Yield the steps of a neighbour: a description, and a function that returns the step's result.
 
     Args:
         name: One of `NEIGHBOURS`.
-        environment: Its environment, with our wheels.
+        environment: Environment of the neighbour, with our wheels.
         folder: An empty folder for checkpoints.
     """
     tiny = environment.run("-c", "from quark_tiny_model import tiny_model_dir; print(tiny_model_dir())").strip()
@@ -89,16 +90,16 @@ def work(name: str, environment: Environment, folder: Path) -> Iterator[tuple[st
 
 
 def loaded(environment: Environment, folder: Path, checkpoint: str, reader: str, most: float = 0) -> str:
-    """Load a checkpoint in transformers by a reader and by quark's own, and return how far the logits differ.
+    """Load a checkpoint in transformers and by quark, and return the difference of the logits.
 
     Raises:
-        FailedCommandError: By more than the given share of their norm.
+        FailedCommandError: The relative error of the logits is too large.
     """
     return environment.run("-c", _LOADED, checkpoint, reader, str(most), cwd=folder).strip().splitlines()[-1]
 
 
 def _mixture(environment: Environment, folder: Path) -> str:
-    """Quantize a random mixture of experts, and load it: what loaders do with experts differs by release."""
+    """Quantize a random mixture of experts, and load it: loaders of experts differ by release."""
     environment.run("-c", _MIXTURE, cwd=folder)
     for scheme in SCHEMES:
         environment.quark("quantize", "mixture", f"mixture-{scheme}", "--scheme", scheme, cwd=folder)
@@ -107,7 +108,7 @@ def _mixture(environment: Environment, folder: Path) -> str:
 
 
 def perplexity(printed: str) -> float:
-    """Return the perplexity in what ``quark evaluate --json`` prints."""
+    """Return the perplexity in the output of ``quark evaluate --json``."""
     return float(re.findall(r'"perplexity": ?([\d.]+)', printed)[0])
 
 
@@ -134,7 +135,7 @@ def _llmcompressor(environment: Environment, folder: Path, tiny: str) -> Iterato
 def _sglang(environment: Environment, folder: Path, tiny: str) -> Iterator[tuple[str, Callable[[], str]]]:
     def start() -> str:
         environment.run("-c", "import quark.torch; from sglang.srt.server_args import ServerArgs; import sglang.srt.configs", cwd=folder)
-        return "is imported; its server does not start without a GPU"
+        return "is only imported; its server needs a GPU"
 
     yield "load by compressed-tensors", lambda: _by_compressed_tensors(environment, folder, tiny)
     yield "serve over HTTP", start
@@ -150,10 +151,11 @@ _OF_NEIGHBOUR = {"vllm": _vllm, "llmcompressor": _llmcompressor, "sglang": _sgla
 
 
 def compared_over_http(environment: Environment, folder: Path) -> str:
-    """Run the comparison that the page of the documentation has, and return what it prints.
+    """Run the comparison of the documentation's page, and return its output.
 
     Raises:
-        FailedCommandError: It fails, or the difference is larger than sums in another order lead to.
+        FailedCommandError: The comparison fails, or the difference is larger than another order of summation
+            explains.
     """
     (code,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     (folder / "text.txt").write_text(environment.run("-c", "import quark_tiny_model as m; print(m.held_out_text()[:2000])"))
@@ -167,7 +169,7 @@ def compared_over_http(environment: Environment, folder: Path) -> str:
 
 @contextmanager
 def served(environment: Environment, folder: Path, model: str, *options: str) -> Iterator[str]:
-    """Yield the address of vLLM's server of a checkpoint, which ends with the context."""
+    """Serve a checkpoint by vLLM in the context, and yield the server's address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -1,1 +1,1 @@
-"""The names and signatures of the plugin API, recorded for each version, so that none vanishes unseen."""
+"""The names and signatures of the plugin API, recorded for each version."""

@@ -1,4 +1,4 @@
-"""Lists names that are gone from the recorded plugin API, and new ones; with ``--write``, records these.
+"""List lost and new names of the plugin API; with ``--write``, record the new ones.
 
 python -m tools.plugin_api             # exit status 1 for any difference
 python -m tools.plugin_api --write     # adds new names; a lost name needs an alias, or a higher API_VERSION
@@ -16,8 +16,8 @@ from tools.plugin_api.names import breaks, current, path_of, recorded
 
 def main() -> int:
     """Compare, and write."""
-    parser = argparse.ArgumentParser(prog="python -m tools.plugin_api", description="The recorded plugin API, and the one there is.")
-    parser.add_argument("--write", action="store_true", help="record what is new")
+    parser = argparse.ArgumentParser(prog="python -m tools.plugin_api", description="Compare the recorded and the current plugin API.")
+    parser.add_argument("--write", action="store_true", help="record the new names")
     now, before = current(), recorded(API_VERSION)
     broken = breaks(before, now)
     print(*broken, sep="\n", end="\n" if broken else "")

@@ -1,8 +1,8 @@
 """The names of the plugin API with their signatures, and which changes of them break a plugin.
 
-The API is what the pages of ``docs/plugins`` show: what they document (``:::``), and what their code, the
-templates of ``quark new-plugin`` and the example distribution import from quark. Of a class that is its
-constructor and its public members.
+The API is everything that the pages of ``docs/plugins`` document (``:::``), and all imports from quark in
+their code, in the templates of ``quark new-plugin`` and in the example distribution. For a class it is the
+constructor and the public members.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Signature", "breaks", "current", "imports_of", "path_of", "recorded"
 ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("quark", "quark_devkit", "quark_tiny_model", "quark_workbench")
 Signature = str | None
-"""Parameters: ``"x, y="``, of which y has a default, ``"*z"`` by keyword alone; None for other objects."""
+"""Parameters: ``"x, y="`` with a default of y, ``"*z"`` for keyword only; None for other objects."""
 
 
 def path_of(version: int) -> Path:
@@ -34,7 +34,7 @@ def path_of(version: int) -> Path:
 
 
 def recorded(version: int) -> dict[str, Signature]:
-    """Return the recorded names of a version; nothing where there is no file."""
+    """Return the recorded names of a version; nothing if there is no file."""
     file = path_of(version)
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
@@ -53,25 +53,25 @@ def current() -> dict[str, Signature]:
 
 
 def breaks(before: Mapping[str, Signature], now: Mapping[str, Signature]) -> list[str]:
-    """Return, in a sentence each, the names that a plugin written for ``before`` misses or cannot call."""
+    """Return a sentence for each name that a plugin written for ``before`` misses or cannot call."""
     broken = []
     for name, old in before.items():
         if name not in now:
             broken.append(f"{name} is gone: leave a deprecated alias, or raise API_VERSION and add a row to docs/plugins/compatibility.md")
         elif old is not None and (why := _unlike(old, now[name])):
-            broken.append(f"{name} {why}: keep what was there, or raise API_VERSION and add a row to docs/plugins/compatibility.md")
+            broken.append(f"{name} {why}: keep the old signature, or raise API_VERSION and add a row to docs/plugins/compatibility.md")
     return broken
 
 
 def imports_of(code: str) -> Iterator[tuple[str, str]]:
-    """Yield modules of quark that code imports from, each with a name."""
+    """Yield module and name of each import from quark."""
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.partition(".")[0] in _PACKAGES:
             yield from ((node.module, alias.name) for alias in node.names)
 
 
 def _shown() -> set[tuple[str, str]]:
-    """Return the names in pages, templates and the example, each as module and name."""
+    """Return module and name of each API name in pages, templates and the example."""
     shown = {("quark.plugins", "QuarkHooks")}
     for page in (ROOT / "docs/plugins").glob("*.md"):
         text = page.read_text(encoding="utf-8")
@@ -88,13 +88,13 @@ def _shown() -> set[tuple[str, str]]:
 
 
 def _recorded_objects() -> set[tuple[str, str]]:
-    """Return the names recorded for this version, without members: they stay public on or off a page."""
+    """Return the recorded names of this version without members; they stay public without a page."""
     names = (name for name in recorded(API_VERSION) if _is_module(name.rpartition(".")[0]))
     return {(module, name) for module, _, name in (text.rpartition(".") for text in names)}
 
 
 def _is_module(module: str) -> bool:
-    """Return whether that is a module."""
+    """Return whether a name is a module."""
     try:
         return find_spec(module) is not None
     except ModuleNotFoundError:
@@ -102,7 +102,7 @@ def _is_module(module: str) -> bool:
 
 
 def _members(kind: type) -> Iterator[tuple[str, Any]]:
-    """Yield the public attributes of a class and its bases within quark, but for checks."""
+    """Yield the public attributes of a class and its bases within quark, except checks."""
     names = {name for base in kind.__mro__ if base.__module__.partition(".")[0] in _PACKAGES for name in (*vars(base), *_annotated(base))}
     yield from ((name, getattr(kind, name, None)) for name in sorted(names) if not name.startswith(("_", "test_")))
 
@@ -112,10 +112,10 @@ def _annotated(base: type) -> list[str]:
 
 
 def _signature(value: Any) -> Signature:
-    if not callable(value) or get_origin(value) is not None:  # an alias such as dict[str, float] is not called
+    if not callable(value) or get_origin(value) is not None:  # nobody calls an alias such as dict[str, float]
         return None
     if isinstance(value, EnumType):
-        return "value"  # a member by its value: what `inspect` says of an enumeration differs from Python to Python
+        return "value"  # a member by its value: `inspect` of an enumeration differs between versions of Python
     try:
         parameters = inspect.signature(value).parameters.values()
     except (ValueError, TypeError):
@@ -125,7 +125,7 @@ def _signature(value: Any) -> Signature:
 
 
 def _unlike(before: str, now: Signature) -> str | None:
-    """Say why a call that fits the old parameters may not fit the new ones; None where each does."""
+    """Return why a call with the old parameters may fail with the new ones; None if every call fits."""
     if now is None:
         return "can no longer be called"
     old, new = ([part for part in text.split(", ") if part] for text in (before, now))

@@ -72,13 +72,13 @@ def test_a_family_is_a_base_and_what_differs(tmp_path: Path) -> None:
     ("data", "says"),
     [
         ("{", "is not JSON"),
-        ([], "it holds a list, and one object is wanted"),
-        ({}, "its field 'model_type' is a model's config.model_type"),
-        ({"heads": "out"}, "a field 'heads', which there is not; did you mean 'head'?"),
-        ({"head": ["out"]}, r"its field 'head' is \['out'\], where a text or null is wanted"),
-        ({"norm_has_weight": 1}, "its field 'norm_has_weight' is 1, where true or false is wanted"),
-        ({"attention_value_rows": "first"}, '\'first\', where "all" or "last" or "last_of_each_head" is wanted'),
-        ({"attention_inner_norms": [["a", ["b", 3]]]}, r"its field 'attention_inner_norms\[0\]\[1\]\[1\]' is 3, where a text is wanted"),
+        ([], "it holds a list: write one object"),
+        ({}, "its field 'model_type' is missing or no text"),
+        ({"heads": "out"}, "an unknown field 'heads'; did you mean 'head'?"),
+        ({"head": ["out"]}, r"its field 'head' is \['out'\]: give a text or null"),
+        ({"norm_has_weight": 1}, "its field 'norm_has_weight' is 1: give true or false"),
+        ({"attention_value_rows": "first"}, '\'first\': give "all" or "last" or "last_of_each_head"'),
+        ({"attention_inner_norms": [["a", ["b", 3]]]}, r"its field 'attention_inner_norms\[0\]\[1\]\[1\]' is 3: give a text"),
         ({"base": "lama"}, "there is no template 'lama'. Did you mean 'llama'?"),
         ({"algorithm_configs": {"gptq": {"name": "awq"}}}, "'algorithm_configs.gptq' has settings of 'awq'"),
         ({"algorithm_configs": {"gptq": {"name": "gptq", "dampp": 1}}}, "'algorithm_configs.gptq' cannot be read: .*dampp"),
@@ -108,7 +108,7 @@ def test_the_command_line_takes_it(tmp_path: Path) -> None:
     floats = {name for name, config in linear.items() if config is None}
     assert floats
     assert floats == {name for name in linear if name.endswith("down_proj")}, "what the installed template leaves float is quantized"
-    with pytest.raises(QuarkError, match="is about the model type 'zenith_net', and this model is of 'llama'"):
+    with pytest.raises(QuarkError, match="describes the model type 'zenith_net', but this model has the type 'llama'"):
         CliRunner().invoke(program(), [*common, str(file_of(tmp_path, AMD))], catch_exceptions=False)
 
 

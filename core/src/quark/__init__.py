@@ -1,10 +1,9 @@
 """quark: post-training quantization for PyTorch, in which everything that varies is a plugin.
 
-The registries of what is installed are `quark.plugins.formats` and its siblings, re-exported here:
-``quark.schemes().get("fp8")``. Importing this package imports next to nothing else; plugins are found when a
-registry is first asked for. ``quark.algorithms`` is a package too, which answers when it is called (see
-`quark.base.lazy.make_callable`). `quark.torch` hands over to the distribution that has AMD Quark's import
-paths.
+Registries such as `quark.plugins.formats` are re-exported here: ``quark.schemes().get("fp8")``. They find
+plugins on first use; importing this package imports almost nothing else. ``quark.algorithms`` is a package
+that can also be called (see `quark.base.lazy.make_callable`). `quark.torch` hands over to the distribution
+that has AMD Quark's import paths.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ __all__ = [
 ]
 
 if _HandsOver not in sys.meta_path:
-    sys.meta_path.append(_HandsOver)  # it is asked for modules that are no files
+    sys.meta_path.append(_HandsOver)  # asked only for modules without a file here
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Every exception quark raises on purpose: each names the thing, the cause and the fix."""
+"""The exceptions that quark raises on purpose. Each message names the thing, the cause and the fix."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class UnknownNameError(ConfigError):
 
     Attributes:
         kind: Kind of thing that was asked for, such as ``"scheme"``.
-        name: The name that is not there.
-        known: The names that are there.
+        name: The unknown name.
+        known: The known names.
     """
 
     def __init__(self, message: str, *, kind: str, name: str, known: Sequence[str] = ()) -> None:
@@ -68,7 +68,7 @@ class RankError(QuarkError):
     """Another process of the run has failed or is gone; the message says which, and why if that is known.
 
     Attributes:
-        is_told: Whether the first rank tells it too, so that the others need not.
+        is_told: Whether the first rank reports the error too, so that other ranks need not.
     """
 
     def __init__(self, message: str, *, is_told: bool = False) -> None:
@@ -77,8 +77,7 @@ class RankError(QuarkError):
 
 
 class MissingPluginError(QuarkError, ImportError):
-    """A module or a name belongs to a distribution that is not active; the message gives the reason and the
-    fix."""
+    """A module or a name belongs to a distribution that is not active; the message has reason and fix."""
 
 
 class CheckpointError(QuarkError):
@@ -106,7 +105,7 @@ class NonFiniteError(QuarkError, ValueError):
 
 
 class UnsupportedError(QuarkError, NotImplementedError):
-    """A combination that is understood but cannot be done, and why."""
+    """The request is understood but cannot be done; the message says why."""
 
 
 class OutputError(QuarkError, OSError):
@@ -114,9 +113,9 @@ class OutputError(QuarkError, OSError):
 
 
 class ResumeError(OutputError):
-    """Finished blocks of an interrupted run are in the way, or the run cannot go on from them.
+    """An interrupted run left finished blocks, or the run cannot continue from them.
 
-    The message names both ways out.
+    The message says how to resume and how to restart.
 
     Attributes:
         differences: Differences from the interrupted run, one line each.
@@ -128,4 +127,4 @@ class ResumeError(OutputError):
 
 
 class EnvironmentConflictError(QuarkError, RuntimeError):
-    """What is installed beside this package does not fit: a rival, another version, or a broken library."""
+    """The environment does not fit: a rival package, an unsupported version, or a broken library."""

@@ -229,7 +229,7 @@ def test_a_rank_tells_what_has_happened_unless_the_first_does(store: Any, is_tol
     monkeypatch.setattr(process_group, "_PATIENCE", 0.2)
     error = _ProcessGroup(1, 2, store)._cause(RuntimeError("Connection closed by peer"))
     assert error.is_told is is_told
-    assert "another process of this run is gone without a word" in str(error)
+    assert "another process of this run ended without a message" in str(error)
 
 
 ALONE_IN_THE_END = """
@@ -258,7 +258,7 @@ def test_a_rank_whose_first_rank_is_killed_says_so_in_a_sentence() -> None:
     ranks = [subprocess.Popen(command, env={**common, "RANK": rank}, stderr=subprocess.PIPE, text=True) for rank in "01"]
     said = [process.communicate(timeout=120)[1] for process in ranks]
     assert [process.returncode for process in ranks] == [9, 2], said[1]
-    assert "quark (rank 1): another process of this run is gone without a word" in said[1]
+    assert "quark (rank 1): another process of this run ended without a message" in said[1]
 
 
 def test_a_rank_that_waits_for_others_says_whom_it_waits_for(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -269,7 +269,7 @@ def test_a_rank_that_waits_for_others_says_whom_it_waits_for(monkeypatch: pytest
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(process_group, "_SILENCE", 0.1)
     monkeypatch.setattr(process_group, "TIMEOUT", timedelta(seconds=2))
-    with pytest.raises(RankError, match="cannot meet at") as caught, ranks_of_environment(CPU):
+    with pytest.raises(RankError, match="cannot connect to") as caught, ranks_of_environment(CPU):
         pass
     assert not caught.value.is_told
     assert f"Rank 1 waits at 127.0.0.1:{port} until all 2 processes of this run have started" in caplog.text
@@ -297,7 +297,7 @@ def test_an_incomplete_environment_is_refused_in_words(monkeypatch: pytest.Monke
 def test_one_gpu_for_all_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="'cuda:1' would be that of all processes"), ranks_of_environment(torch.device("cuda:1")):
+    with pytest.raises(ConfigError, match="all processes would use the device 'cuda:1'"), ranks_of_environment(torch.device("cuda:1")):
         pass
 
 

@@ -349,7 +349,7 @@ def test_too_little_memory_for_activations_means_two_passes_and_the_plan_says_so
     monkeypatch.setattr("quark.runs.run.algorithms_of", lambda _: Algorithms(rounding=Spy()))
     for memory, expected in ((0, 1), (1 << 40, 0), (None, 0)):
         model = ModelQuantizer(attrs.evolve(config(), activation_memory=memory)).quantize_model(tiny.tiny_model(), IDS)
-        assert sum("passed twice" in note for note in model.quark_plan.notes) == expected
+        assert sum("runs twice" in note for note in model.quark_plan.notes) == expected
 
 
 def test_a_rank_that_no_token_reaches_sets_the_scales_inside_attention_that_the_others_set() -> None:

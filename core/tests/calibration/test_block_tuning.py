@@ -189,7 +189,7 @@ class BreaksWeights(Sees):
 
 @pytest.mark.parametrize(
     ("mutant", "message"),
-    [(BreaksNorms, r"now holds NaN or Inf"), (BreaksWeights, r"'self_attn.q_proj' now holds values that no codes stand for")],
+    [(BreaksNorms, r"now holds NaN or Inf"), (BreaksWeights, r"'self_attn.q_proj' now holds values that no code represents")],
 )
 def test_a_broken_tuning_ends_the_run_with_its_name(quantized: Quantized, mutant: Any, message: str) -> None:
     with pytest.raises(PluginError, match=rf"'breaking' of .*broken-quant 0\.3.* has tuned '{FIRST}', in which .*{message}"):
@@ -200,7 +200,7 @@ def test_several_processes_are_refused_before_any_work() -> None:
     config = LLMTemplate.get("llama").get_config(scheme="int4_wo_32", algorithm=["tuning"])
     model = tiny.tiny_model()
     planned = plan_run(model, config)
-    with pytest.raises(UnsupportedError, match="'tuning' tunes each block on all calibration samples in turn, and 2 processes share them"):
+    with pytest.raises(UnsupportedError, match="'tuning' tunes each block on all calibration samples, but 2 processes divide them"):
         planned.with_data(model, IDS, torch.device("cpu"), Ranks(size=2))
 
 

@@ -162,16 +162,16 @@ class NotAsked(AbsMax):
 WEIGHTS = {
     leaves_nan: "now holds NaN or Inf",
     leaves_inf: "now holds NaN or Inf",
-    off_grid: "now holds values that no codes stand for",
-    float_weights: "now holds values that no codes stand for",
-    wrong_scales: "now holds values that no codes stand for",
+    off_grid: "now holds values that no code represents",
+    float_weights: "now holds values that no code represents",
+    wrong_scales: "now holds values that no code represents",
     nan_scales: "now has a scale that is NaN, infinite, zero or negative",
     negative_scales: "now has a scale that is NaN, infinite, zero or negative",
-    scales_of_another_shape: r"now has a scale of shape \[\d+, 1\] where \[\d+, 8\] is wanted",
+    scales_of_another_shape: r"now has a scale of shape \[\d+, 1\] instead of \[\d+, 8\]",
     no_qparams: "now has no scales",
-    wrong_shape: r"now has a weight torch.float32\[256, 32\] where a parameter torch.float32\[256, 256\] is wanted",
-    wrong_dtype: r"now has a weight torch.float16\[256, 256\] where a parameter torch.float32",
-    no_parameter: r"now has a weight torch.float32\[2, 2\] where a parameter torch.float32",
+    wrong_shape: r"now has a weight torch.float32\[256, 32\] instead of a parameter torch.float32\[256, 256\]",
+    wrong_dtype: r"now has a weight torch.float16\[256, 256\] instead of a parameter torch.float32",
+    no_parameter: r"now has a weight torch.float32\[2, 2\] instead of a parameter torch.float32",
 }
 
 
@@ -193,9 +193,9 @@ def test_codes_that_a_weight_no_longer_has_are_no_error(quantized: Quantized) ->
 @pytest.mark.parametrize(
     ("mutant", "complaint"),
     [
-        (answering(lambda _: None), "reports None where a mapping is wanted"),
-        (answering(lambda p: dict.fromkeys(p.layers, 1.0)), "reports a dict where a mapping is wanted, from names of layers to mappings"),
-        (answering(lambda p: {n: {"error": torch.ones(())} for n in p.layers}), "metrics in JSON values"),
+        (answering(lambda _: None), "reports None instead of a mapping"),
+        (answering(lambda p: dict.fromkeys(p.layers, 1.0)), "reports a dict instead of a mapping from layer names"),
+        (answering(lambda p: {n: {"error": torch.ones(())} for n in p.layers}), "mappings of metrics, whose values are JSON"),
         (DoesNothing, "has no scales"),
         (HalfTheLayers, "has no scales"),
         (Raising, f"raised KeyError: 'boom' .*while rounding '{FIRST}.self_attn.q_proj' and 2 more"),
@@ -242,11 +242,11 @@ def fails_to_be_made() -> Any:
 @pytest.mark.parametrize(
     ("mutant", "complaint"),
     [
-        (Bare, "makes a Bare, whose class is no subclass of quark.algorithms.Rounding: derive it from that"),
+        (Bare, "makes a Bare: its class must derive from quark.algorithms.Rounding"),
         (NoRound, "raised TypeError: Can't instantiate abstract class NoRound"),
         (NeedsNone, "raised TypeError: 'NoneType' object is not iterable"),
-        (NeedsNothingKnown, "needs the class dict, which is no concrete subclass of quark.algorithms.Statistic"),
-        (NeedsAbstract, "needs the class NoAdd, which is no concrete subclass of quark.algorithms.Statistic"),
+        (NeedsNothingKnown, "needs the class dict, which is not a concrete subclass of quark.algorithms.Statistic"),
+        (NeedsAbstract, "needs the class NoAdd, which is not a concrete subclass of quark.algorithms.Statistic"),
         (fails_to_be_made, "raised ValueError: no luck .*while being made of its settings"),
     ],
 )

@@ -80,7 +80,7 @@ def test_outputs_of_an_expert_without_tokens_have_the_range_of_its_siblings(sync
         assert not torch.equal(first, second), "outputs are not pooled"
         assert torch.equal(idle, torch.maximum(first, second))
     (line,) = [r.message for r in caplog.records if "reached 2 layer(s) of experts: experts.2.up_proj, experts.2.down_proj." in r.message]
-    assert "Their ranges are those of the other experts" in line
+    assert "They use the ranges of the other experts" in line
 
 
 def test_where_no_expert_is_reached_the_range_would_be_made_up() -> None:
@@ -98,5 +98,5 @@ def test_experts_with_different_observers_cannot_share_a_range() -> None:
     other = layer.copied()
     other.input_tensors.observer_cls = "PerTensorPercentileObserver"  # type: ignore[union-attr]
     config = QConfig(global_quant_config=layer, layer_quant_config={"*experts.1.*": other}, sync_moe_expert_input_amax=True)
-    with pytest.raises(ConfigError, match="PerTensorMinMaxObserver and a PerTensorPercentileObserver have seen cannot be merged"):
+    with pytest.raises(ConfigError, match="PerTensorMinMaxObserver and a PerTensorPercentileObserver cannot be merged"):
         ModelQuantizer(config).quantize_model(Mixture(), [torch.randn(40, 32)])

@@ -25,7 +25,7 @@ def test_layers_with_few_tokens_and_with_none_are_folded() -> None:
     report.unreached += EVERY[:3]
     few, none = report.lines()
     assert "180 of 180 layers" in few
-    assert "7 at the least: model.layers.{0-179}.mlp.up_proj." in few
+    assert "(the fewest: 7): model.layers.{0-179}.mlp.up_proj." in few
     assert "3 layer(s): model.layers.{0-2}.mlp.up_proj." in none
 
 

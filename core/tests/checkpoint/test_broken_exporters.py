@@ -147,7 +147,7 @@ def no_scale(layer: Any) -> None:
     ("change", "complaint"),
     [
         (nan, "it holds NaN or Inf"),
-        (trained, "it holds values that no codes stand for"),
+        (trained, "it holds values that no code represents"),
         (no_scale, "has a scale that is NaN, infinite, zero"),
     ],
 )

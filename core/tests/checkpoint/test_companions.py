@@ -48,7 +48,7 @@ def test_files_of_a_directory_of_another_model_stay_there_with_a_warning(tmp_pat
     save_companions(model, tmp_path / "out")
     assert not (tmp_path / "out/tokenizer.json").exists()
     (warning,) = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-    assert f"'{other}', from which the model was loaded, has no config.json of the model type 'llama'" in warning
+    assert f"was loaded from '{other}', which has no config.json of the model type 'llama'" in warning
 
 
 def test_a_tokenizer_that_is_given_takes_their_place(tmp_path: Path) -> None:

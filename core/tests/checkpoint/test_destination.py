@@ -291,7 +291,7 @@ def test_what_an_exporter_writes_beyond_its_record_replaces_nothing(tmp_path: Pa
     out = earlier(tmp_path / "out")
     before = contents(out)
     with (
-        pytest.raises(OutputError, match=r"holds 'config\.json' of another exporter, which 'gguf' writes too"),
+        pytest.raises(OutputError, match=r"holds 'config\.json' of another exporter, and 'gguf' writes it too"),
         building(out, "gguf") as directory,
     ):
         (directory / "config.json").write_text("new")

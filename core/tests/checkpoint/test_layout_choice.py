@@ -106,7 +106,7 @@ def test_the_layout_with_the_most_marks_that_fit_is_taken() -> None:
 @pytest.mark.usefixtures("registry")
 def test_a_layout_without_a_reader_is_named() -> None:
     register("writer-only")
-    with pytest.raises(CheckpointError, match=r"the layout 'writer-only' of box-quant 0\.3, which writes it and cannot read it"):
+    with pytest.raises(CheckpointError, match=r"the layout 'writer-only' of box-quant 0\.3, which writes it but cannot read it"):
         layout_for({"quant_method": "box"}, PATH)
 
 
@@ -122,7 +122,7 @@ def test_a_method_of_any_json_type_is_refused(value: Any) -> None:
 
 
 def test_transformers_entry_refuses_methods_that_no_layout_reads() -> None:
-    with pytest.raises(UnsupportedError, match=r"custom_mode 'gptq' are not read here.*Installed ones read .*'quark'"):
+    with pytest.raises(UnsupportedError, match=r"custom_mode 'gptq' cannot be read.*Installed ones read .*'quark'"):
         map_to_quark(nn.Linear(2, 2), QConfig(QLayerConfig()), custom_mode="gptq")
 
 
@@ -133,8 +133,8 @@ def test_transformers_entry_refuses_methods_that_no_layout_reads() -> None:
         ("RaisesInPrepare", "box-quant 0.3.* raised RuntimeError: half way"),
         ("RaisesInConfiguration", "box-quant 0.3.* raised KeyError: 'half'"),
         ("CannotBeMade", "the exporter 'box' of box-quant 0.3 raised ValueError: no luck"),
-        ("ReturnsNoPlan", "box-quant 0.3 returns None from 'prepare' where a QuantPlan is expected"),
-        ("ReturnsNoConfiguration", "box-quant 0.3 returns a dict from 'configuration' where a StoredConfig is expected"),
+        ("ReturnsNoPlan", "box-quant 0.3 returns None from 'prepare' instead of a QuantPlan"),
+        ("ReturnsNoConfiguration", "box-quant 0.3 returns a dict from 'configuration' instead of a StoredConfig"),
         ("NoPlaces", "has no 'place_of'"),
         ("DerivesFromNothing", "has a reader that does not derive from quark.checkpoint.LayoutReader"),
     ],
@@ -148,5 +148,5 @@ def test_a_broken_reader_is_named(reader: str, complaint: str, export: Path) -> 
 @pytest.mark.usefixtures("registry")
 def test_tensors_that_do_not_fit_the_place_that_a_reader_gives_are_an_error(export: Path) -> None:
     register("box", reader=f"{__name__}:Reader")
-    with pytest.raises(CheckpointError, match=r"has the shape .* where the model wants .*: the export is damaged"):
+    with pytest.raises(CheckpointError, match=r"has the shape .* instead of .*: the export is damaged"):
         import_model_from_safetensors(None, export)

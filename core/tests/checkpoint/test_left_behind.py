@@ -32,7 +32,7 @@ def test_a_name_that_the_disk_may_not_hold_is_a_warning_about_a_complete_output(
         if has_journal:
             (directory.parent / JOURNAL).write_text("header\nblock\n")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    assert "out' is complete, and its files are on the disk; whether its name is" in caplog.text
+    assert "out' is complete, but the system could not confirm" in caplog.text
     assert "finished block" not in caplog.text
 
 
@@ -68,7 +68,7 @@ def test_what_was_moved_away_meanwhile_is_not_called_removed(tmp_path: Path) -> 
             (tmp_path / "parent").rename(tmp_path / "elsewhere")
             (directory / "a").write_text("x")
 
-    with pytest.raises(OutputError, match="was moved meanwhile, or a directory above it") as caught:
+    with pytest.raises(OutputError, match="or a directory above it was moved") as caught:
         run()
     assert "Nothing was left behind" not in str(caught.value)
     assert len(list((tmp_path / "elsewhere").glob(".out.*/journal.jsonl"))) == 1

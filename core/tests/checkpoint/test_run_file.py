@@ -68,10 +68,10 @@ def test_the_message_names_the_tensor_or_the_header(copy: Path) -> None:
     start = 8 + int.from_bytes(data[:8], "little")
     data[start] ^= 1
     path.write_bytes(data)
-    assert verify(copy).changes == (f"1 tensor(s) in '{path.name}' are not as they were written: a",)
+    assert verify(copy).changes == (f"1 tensor(s) in '{path.name}' have changed since they were written: a",)
     data[12] ^= 1
     path.write_bytes(data)
-    assert verify(copy).changes == (f"the header of '{path.name}' is not as it was written",)
+    assert verify(copy).changes == (f"the header of '{path.name}' has changed since it was written",)
     path.write_bytes(data[:-1])
     assert verify(copy).changes == (f"'{path.name}' has {len(data) - 1:,} bytes, and had {len(data):,} when it was written",)
     path.unlink()
@@ -88,17 +88,17 @@ def edited(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]
 
 
 UNUSABLE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no file": (lambda d: (d / RUN_FILE).unlink(), "has no quark_run.json, in which quark keeps checksums"),
+    "no file": (lambda d: (d / RUN_FILE).unlink(), "has no quark_run.json"),
     "no JSON": (lambda d: (d / RUN_FILE).write_text("{"), "is no JSON file"),
-    "no checksums": (edited(lambda v: v.pop("checksums")), "has no checksums: an earlier version"),
-    "another kind": (edited(lambda v: v.update(checksums=[])), "has no checksums: an earlier version"),
-    "no sizes": (edited(lambda v: v.pop("files")), "is damaged: its sizes and checksums are not those"),
+    "no checksums": (edited(lambda v: v.pop("checksums")), "has no checksums, because an earlier version"),
+    "another kind": (edited(lambda v: v.update(checksums=[])), "has no checksums, because an earlier version"),
+    "no sizes": (edited(lambda v: v.pop("files")), "is damaged: its sizes and checksums do not match"),
     "a size that is none": (edited(lambda v: v["files"].update({"config.json": "x"})), "is damaged: its sizes"),
     "a file elsewhere": (edited(lambda v: v["files"].update({"../other": 3})), "is damaged: its sizes"),
     "no tensors": (edited(lambda v: v["checksums"].pop("tensors")), "is damaged: its sizes and checksums"),
     "a checksum that is none": (edited(lambda v: v["checksums"]["tensors"].update(a=3)), "is damaged: its sizes"),
-    "no header": (edited(lambda v: v["checksums"].update(headers={})), "has sizes and checksums of different files"),
-    "a file too many": (edited(lambda v: v["files"].update(other=3)), "has sizes and checksums of different files"),
+    "no header": (edited(lambda v: v["checksums"].update(headers={})), "its sizes and its checksums name different files"),
+    "a file too many": (edited(lambda v: v["files"].update(other=3)), "its sizes and its checksums name different files"),
 }
 
 

@@ -7,12 +7,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
 
+import attrs
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from quark.checkpoint import shard_writer
+from quark.checkpoint import destination, shard_writer
 from quark.checkpoint.destination import RUN_FILE
 from quark.checkpoint.shard_layout import ShardLayout
 from quark.checkpoint.shard_writer import ShardWriter
@@ -101,7 +102,7 @@ def test_a_part_larger_than_a_shard_gets_one_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_dtype_the_format_has_no_name_for_is_refused_by_tensor(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match=r"'a' is of torch\.complex64"):
+    with pytest.raises(UnsupportedError, match=r"'a' has the dtype torch\.complex64"):
         write_shards([{"a": torch.zeros(2, dtype=torch.complex64)}], tmp_path, 10**9)
 
 
@@ -109,6 +110,18 @@ def test_a_disk_that_is_too_small_is_told_before_anything_is_made(tmp_path: Path
     with pytest.raises(OSError, match="No space left"):
         opened([{"a": torch.empty(2**50, dtype=torch.uint8, device="meta")}], tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_space_that_its_files_hold_already_is_not_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    part = {"a": torch.ones(1 << 16)}
+    write_shards([part], tmp_path, 10**9)
+    full = attrs.make_class("Full", {"free": attrs.field(default=1 << 12)})
+    monkeypatch.setattr(destination.shutil, "disk_usage", lambda _: full())
+    with opened([on_meta(part)], tmp_path) as writer:
+        writer.write(part)
+    (tmp_path / "other").mkdir()
+    with pytest.raises(OSError, match="No space left"):
+        opened([on_meta(part)], tmp_path / "other")
 
 
 def test_parts_may_come_in_any_order(tmp_path: Path) -> None:
@@ -151,7 +164,7 @@ def test_a_file_that_is_no_longer_the_one_that_was_written_is_no_finished_export
         if what == "linked elsewhere":
             (tmp_path / "other").write_bytes(copy)
             path.symlink_to(tmp_path / "other")
-        with pytest.raises(OutputError, match=r"model\.safetensors' is not the file that this run has written"):
+        with pytest.raises(OutputError, match=r"model\.safetensors' was removed, replaced or truncated"):
             writer.finish()
 
 

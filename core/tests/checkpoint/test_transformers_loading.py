@@ -77,7 +77,7 @@ def test_the_reader_here_gives_the_model_of_that_of_transformers(
     expected = load_model(tmp_path, dtype, packed=packed)
     monkeypatch.setattr(transformers_loading, "is_read_here", lambda method: False)
     model = load_checkpoint(tmp_path, dtype, packed=packed)
-    assert "quark's own reader of the layout 'safetensors'" in caplog.text
+    assert "quark's reader of the layout 'safetensors'" in caplog.text
     assert {tensor.dtype for tensor in model.parameters()} == {tensor.dtype for tensor in expected.parameters()}
     assert torch.equal(logits(model), logits(expected))
 
@@ -99,7 +99,7 @@ def test_a_tensor_that_the_loader_loses_is_its_fault_and_not_that_of_the_file(lo
     exported(tmp_path)
     with pytest.raises(UnsupportedError, match=rf"transformers {transformers_version()} does not load 1 tensor.*up_proj") as caught:
         load(tmp_path)
-    assert f"though '{tmp_path}' holds them. Read it with quark.checkpoint.import_model_from_safetensors" in str(caught.value)
+    assert f"but '{tmp_path}' holds them. Read it with quark.checkpoint.import_model_from_safetensors" in str(caught.value)
 
 
 def test_a_tensor_that_no_file_has_is_the_fault_of_the_checkpoint(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_tensor_that_no_file_has_is_the_fault_of_the_checkpoint(tmp_path: Path
     tensors = load_file(tmp_path / "model.safetensors")
     del tensors[LOST]
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(CheckpointError, match=r"gives no values for 1 tensor.*up_proj.*It is incomplete"):
+    with pytest.raises(CheckpointError, match=r"has no values for 1 tensor.*up_proj.*It is incomplete"):
         AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
@@ -131,5 +131,5 @@ def test_the_model_without_a_head_loads_too(tmp_path: Path) -> None:
 
 def test_a_head_that_the_export_has_no_values_for_is_not_made_up(tmp_path: Path) -> None:
     exported(tmp_path)
-    with pytest.raises(CheckpointError, match=r"LlamaForSequenceClassification: score\.weight.*or of another class of models"):
+    with pytest.raises(CheckpointError, match=r"LlamaForSequenceClassification: score\.weight.*or of another model class"):
         AutoModelForSequenceClassification.from_pretrained(tmp_path)

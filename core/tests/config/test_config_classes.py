@@ -162,7 +162,7 @@ def test_older_json_keys_of_a_tensor_are_understood() -> None:
         (lambda: QTensorConfig(dtype=8), "expected a Dtype"),
         (lambda: QLayerConfig(weight="int8"), "is a QTensorConfig"),
         (lambda: QConfig(global_quant_config=None), "is a QLayerConfig"),
-        (lambda: QConfig(global_quant_config=QLayerConfig(), exclude="lm_head"), "a list of patterns"),
+        (lambda: QConfig(global_quant_config=QLayerConfig(), exclude="lm_head"), "must be a list"),
         (lambda: QConfig(global_quant_config=QLayerConfig(), min_kv_scale=-5), "negative"),
         (lambda: QConfig.from_dict({}), "no 'global_quant_config'"),
     ],

@@ -47,7 +47,7 @@ def test_torch_dtypes_are_known(name: str) -> None:
 
 
 def test_a_torch_dtype_that_is_none_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"torch\.complex64 is no number format"):
+    with pytest.raises(ValueError, match=r"torch\.complex64 is not a number format"):
         Dtype.from_torch_dtype(torch.complex64)
 
 

@@ -57,7 +57,7 @@ BROKEN = {
         "@hookimpl\ndef quark_register_schemes():\n"
         "    yield FormatRecord(name='f', format='json:dumps', bits=4)\n    yield scheme('after')",
         "validate",
-        "the hook 'quark_register_schemes' yields a FormatRecord where a SchemeRecord is wanted",
+        "the hook 'quark_register_schemes' yields a FormatRecord instead of a SchemeRecord",
         ["after"],
     ),
     "not records at all": (
@@ -216,7 +216,7 @@ def test_a_hook_that_yields_nothing_but_wrong_records_is_cut_off_too(site: Any) 
     site.install("bad-quant", "@hookimpl\ndef quark_register_schemes():\n    while True:\n        yield 'no record'")
     failures = site.collect().failures()
     assert len(failures) == collection.MOST_FAILURES + 1
-    assert "what it yields after them is left out" in failures[-1].error
+    assert "the records after them are left out" in failures[-1].error
 
 
 @pytest.mark.parametrize(

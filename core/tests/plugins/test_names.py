@@ -157,7 +157,7 @@ def test_what_a_plugin_brings_cannot_be_unregistered(site: Any) -> None:
 
 def test_only_records_of_the_kind_are_registered(site: Any) -> None:
     catalog = site.collect()
-    with pytest.raises(ConfigError, match="a FormatRecord is wanted"):
+    with pytest.raises(ConfigError, match="a FormatRecord is needed"):
         catalog.registries["formats"].register(SchemeRecord(name="x", config="json:dumps"))
 
 

@@ -61,7 +61,7 @@ def test_codes_that_are_not_those_of_the_float_weight_are_found(monkeypatch: pyt
     with torch.no_grad():
         other = layer.weight + 1
     monkeypatch.setattr(type(module), "codes_of", lambda self, weight: self.quantizer.quantize(other, self.qparams))
-    with pytest.raises(ConfigError, match="values that no codes stand for"):
+    with pytest.raises(ConfigError, match="values that no code represents"):
         stored_tensors("layer", module, layer.weight, "reorder")
 
 

@@ -130,6 +130,23 @@ def test_a_source_with_other_weights_or_another_configuration_is_another_run(tmp
     assert [name for name in first if identity_of_source(edited)[name] != first[name]] == ["config.json"]
 
 
+@pytest.mark.parametrize("place", [0, 1 / 4, 1 / 2, 3 / 4, 1])
+def test_a_piece_of_a_large_file_that_changes_anywhere_makes_another_source(place: float, tmp_path: Path) -> None:
+    one, other = (Path(shutil.copytree(tiny_model_dir(), tmp_path / name)) for name in ("one", "other"))
+    tensors = {**load_file(one / "model.safetensors"), "more": torch.zeros(3 << 20, dtype=torch.uint8)}
+    for directory in (one, other):
+        save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    path = other / "model.safetensors"
+    data, changed = bytearray(path.read_bytes()), 1 << 18
+    header = 8 + int.from_bytes(data[:8], "little")
+    begin = header + int(place * (len(data) - header - changed))
+    data[begin : begin + changed] = bytes(255 - byte for byte in data[begin : begin + changed])
+    path.write_bytes(data)
+    before, now = identity_of_source(one), identity_of_source(other)
+    assert [name for name in before if now[name] != before[name]] == ["model.safetensors"]
+    assert now["model.safetensors"]["header"] == before["model.safetensors"]["header"]
+
+
 def identity_of_source(directory: Path) -> dict[str, Any]:
     return _identity_of_source(opened_checkpoint(directory)[0])
 

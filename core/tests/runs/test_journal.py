@@ -91,6 +91,17 @@ def test_entries_that_are_cut_off_are_replaced(tmp_path: Path) -> None:
     assert path.read_bytes() == raw
 
 
+@pytest.mark.parametrize("count", range(len(BLOCKS)))
+def test_an_entry_behind_a_cut_is_the_last_one(count: int, tmp_path: Path) -> None:
+    path = written(tmp_path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    journal = Journal.read(tmp_path)
+    journal.cut(count)
+    journal.add(BLOCKS[-1])
+    assert list(Journal.read(tmp_path).finished) == [*BLOCKS[:count], BLOCKS[-1]]
+    assert path.read_bytes() == b"".join([*lines[: 1 + count], lines[-1]])
+
+
 def test_what_differs_is_named_and_both_ways_on(tmp_path: Path) -> None:
     written(tmp_path)
     other = RunIdentity({"dtype": "torch.float16", "list": [1, 3]}, {"torch": "2.0"}, {"config.json": "ab"}, {"calls": 2, "more": 1})

@@ -51,7 +51,7 @@ def test_what_is_not_in_the_run_is_no_constraint(order: Order) -> None:
 
 
 def test_two_of_one_role_are_refused_with_both_distributions(order: Order) -> None:
-    with pytest.raises(ConfigError, match=r"'t_a' and 't_b' \(of t_a-quant 0\.3 and t_b-quant 0\.3\) do the same thing .*, as 't_x'"):
+    with pytest.raises(ConfigError, match=r"'t_a' and 't_b' \(of t_a-quant 0\.3 and t_b-quant 0\.3\) have the same role 't_x'"):
         order(t_a={"role": "t_x"}, t_b={"role": "t_x"})
 
 

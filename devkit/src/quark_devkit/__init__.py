@@ -1,10 +1,10 @@
 """The conformance suite for plugin authors, and the tiny model.
 
-Three doors lead to the same checks: a test class
+You can run the same checks in three ways: a test class
 (``class TestAcme(SchemeConformance): subject = "acme_int3"``), pytest without a test file
 (``pytest --quark-conformance acme-quant``), and the command line (``quark check acme-quant``).
 
-Names are imported when they are used: pytest imports this package in every session.
+Names are imported on first use, since pytest imports this package in every session.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Settings of algorithms for runs on the small model, on an accelerator too, and the error of its logits."""
+"""Settings of algorithms for runs on the small model, also on an accelerator, and the error of its logits."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ __all__ = [
 ]
 
 HARM = 1.5
-"""How much larger than without an algorithm the error of logits may be: it rests on a few tokens of a model
-of random weights.
+"""Allowed ratio of the logits' error with an algorithm to that without; large, since the model is random and
+tokens are few.
 """
 
 
 def schemes_for(subject: Subject) -> list[str]:
-    """Return a scheme of coarse weights, and one that quantizes inputs as well, but for excluded ones.
+    """Return a scheme with coarse weights and one that also quantizes inputs, except excluded schemes.
 
     Raises:
         NotApplicableError: The record of a rounding excludes both.
@@ -56,11 +56,11 @@ def settings_of(subject: Subject, *, is_fused: bool = False) -> AlgoConfig:
 
     Args:
         subject: The algorithm.
-        is_fused: Whether the small model with fused projections is meant.
+        is_fused: Whether to use the small model with fused projections.
 
     Raises:
-        NotApplicableError: It refuses that family.
-        CheckFailedError: It has neither.
+        NotApplicableError: The algorithm refuses that family.
+        CheckFailedError: The algorithm has neither.
     """
     kind, architecture = subject.load("config"), small_family(is_fused=is_fused)
     reason = kind.refusal(architecture)
@@ -68,22 +68,22 @@ def settings_of(subject: Subject, *, is_fused: bool = False) -> AlgoConfig:
     settings = derived_config(subject.lookup_name, architecture)
     if settings is not None:
         return settings
-    with complaining("has no settings without arguments, and derives none from a family's facts", TypeError):
+    with complaining("cannot build settings without arguments or from a family's facts", TypeError):
         return kind()
 
 
 def processor_of(subject: Subject, settings: AlgoConfig | None = None) -> Any:
-    """Return the object that the subject's processor makes of its settings.
+    """Return the object that the subject's processor creates from its settings.
 
     Raises:
-        NotApplicableError: The record brings a configuration only.
+        NotApplicableError: The record has only a configuration.
     """
-    assume(subject.record.processor is not None, "the record brings a configuration only, and no processor")
+    assume(subject.record.processor is not None, "the record has a configuration but no processor")
     return subject.load("processor")(settings_of(subject) if settings is None else settings)
 
 
 def valid_settings(subject: Subject, *, is_fused: bool = False) -> AlgoConfig:
-    """Return an algorithm's settings for the small model, after a check that its processor takes them."""
+    """Return an algorithm's settings for the small model, checked by its processor."""
     processor_of(subject)
     return settings_of(subject, is_fused=is_fused)
 
@@ -94,7 +94,7 @@ def run_with(subject: Subject) -> QConfig:
 
 
 def others(subject: Subject, kind: str) -> Iterator[tuple[AlgorithmRecord, AlgoConfig]]:
-    """Yield the other algorithms of a kind that go into a run in the coarsest scheme, with their settings."""
+    """Yield the other algorithms of a kind that a plan allows in the coarsest scheme, with their settings."""
     for record in algorithms():
         excluded = record.role is not None and record.role == subject.record.role
         if record.kind != kind or record.name == subject.name or excluded or record.processor is None:
@@ -102,7 +102,7 @@ def others(subject: Subject, kind: str) -> Iterator[tuple[AlgorithmRecord, AlgoC
         try:
             settings = settings_of(find_subject(subject.catalog, kind, record.name))
             plan_run(small_model(), run_config(coarse_scheme(), settings))
-        except QuarkError:  # it does not fit the small model or its scheme, or is broken, which is not what is checked here
+        except QuarkError:  # other checks find algorithms that do not fit the small model or its scheme, or are broken
             continue
         yield record, settings
 
@@ -117,7 +117,7 @@ def accelerator() -> Iterator[SimulatedDevice]:
     """Yield the simulated accelerator.
 
     Raises:
-        NotApplicableError: This process has another device in its place.
+        NotApplicableError: Another device uses its place in this process.
     """
     with ExitStack() as stack:
         try:

@@ -27,7 +27,7 @@ def all_checks() -> Mapping[str, Check]:
 
 @cache
 def checks_of(kind: str) -> tuple[Check, ...]:
-    """Return the checks of one kind of subject; the last one asks whether another is applicable.
+    """Return the checks of one kind of subject; the last check requires that another is applicable.
 
     Checks of other kinds are not imported.
     """
@@ -41,7 +41,7 @@ def can_be_checked(kind: str, checks: Sequence[Check]) -> Check:
 
     @check(kind, since=2)
     def can_be_checked(subject: Subject) -> None:
-        """At least one required check is applicable: nothing is conformant of which nothing was looked at."""
+        """At least one required check is applicable: a subject without any check is not conformant."""
         reasons: list[NotApplicableError] = []
         for one in required:
             try:
@@ -53,7 +53,7 @@ def can_be_checked(kind: str, checks: Sequence[Check]) -> Check:
                 return
             return
         if elsewhere := next((reason for reason in reasons if isinstance(reason, NotHereError)), None):
-            raise NotApplicableError(f"nothing of it can be looked at on this machine: {elsewhere}")
+            raise NotApplicableError(f"none of its records can be checked on this machine: {elsewhere}")
         raise CheckFailedError(f"meets none of the {len(required)} required checks, since none is applicable: {reasons[0]}")
 
     return can_be_checked
@@ -66,11 +66,11 @@ def subjects_of(catalog: Catalog, distribution: str, kinds: Sequence[str], pypro
         catalog: The plugins.
         distribution: Name of the distribution.
         kinds: Kinds of subjects; empty for all.
-        pyproject: Its ``pyproject.toml``; None where it is not known.
+        pyproject: Its ``pyproject.toml``; None if it is not known.
 
     Raises:
-        ConfigError, UnknownNameError: As `quark_devkit.subject.subjects`; or an expected failure names no
-            check.
+        ConfigError, UnknownNameError: As `quark_devkit.subject.subjects`; or an expected failure names an
+            unknown check.
     """
     expected = expected_failures(pyproject)
     everything = list(subjects(catalog, distribution, kinds or KINDS, None if pyproject is None else pyproject.parent))

@@ -1,4 +1,4 @@
-"""Check: one requirement that what a plugin registers has to meet, as a plain function of a `Subject`."""
+"""Check: one requirement on a registered object, as a plain function of a `Subject`."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ __all__ = [
 ]
 
 LEVELS = ("required", "optional", "advisory")
-"""``required``: everything of the kind has to pass. ``optional``: only what declares the capability has to
-pass; the check is left out for
-the rest. ``advisory``: a failure is reported and is no failure of the suite; so new checks begin."""
+"""``required``: every subject of the kind must pass. ``optional``: only subjects that declare the capability
+must pass. ``advisory``: a failure is reported but does not fail the suite; new checks start with this level.
+"""
 
 
 class CheckFailedError(QuarkError, AssertionError):
@@ -36,11 +36,11 @@ class CheckFailedError(QuarkError, AssertionError):
 
 
 class NotApplicableError(QuarkError):
-    """A check has nothing to look at in this subject; the message says why."""
+    """A check does not apply to this subject; the message says why."""
 
 
 class NotHereError(NotApplicableError):
-    """A check cannot look at this subject here: data are downloaded, or a package is not installed."""
+    """A check cannot run here: data would be downloaded, or a package is not installed."""
 
 
 @attrs.frozen(eq=False)
@@ -48,14 +48,14 @@ class Check:
     """One requirement.
 
     Attributes:
-        kind: Of the subjects that it is for: ``"format"``, ``"rounding"``, ``"distribution"`` …
+        kind: Kind of its subjects: ``"format"``, ``"rounding"``, ``"distribution"`` …
         name: Unique within its kind; the name of its function.
-        sentence: What is required, in one sentence: the first of the function's docstring.
-        run: Raises `CheckFailedError` where a subject does not meet the requirement, and `NotApplicableError`
-            where it cannot be asked. Any other exception of it is a failure too.
+        sentence: The requirement in one sentence, the first of the function's docstring.
+        run: Raises `CheckFailedError` if a subject does not meet the requirement, and `NotApplicableError` if
+            it does not apply. Any other exception is a failure too.
         level: One of `LEVELS`.
-        needs: Capability of the record that the check is about, for optional checks; None for the others.
-        since: Version of the plugin API in which it was added.
+        needs: Capability that an optional check needs; None for other checks.
+        since: Version of the plugin API that added it.
     """
 
     kind: str
@@ -68,7 +68,7 @@ class Check:
 
     def __attrs_post_init__(self) -> None:
         if (self.level == "optional") != (self.needs is not None):
-            raise ValueError(f"{self.id}: an optional check names the capability that it needs, and only an optional one does")
+            raise ValueError(f"{self.id}: an optional check must name the capability that it needs, and other checks must not")
 
     @property
     def id(self) -> str:
@@ -79,12 +79,12 @@ class Check:
 def check(
     kind: str, *, each: Callable[[Subject], Iterable[Any]] | None = None, level: str = "required", needs: str | None = None, since: int = 1
 ) -> Callable[[Callable[[Any], None]], Check]:
-    """Return a decorator that makes a `Check` of a function, whose docstring begins with the requirement.
+    """Return a decorator that turns a function into a `Check`; its docstring begins with the requirement.
 
     Args:
         kind: As `Check.kind`.
-        each: Gives the cases of a subject, such as a spec of each granularity. The function then gets each
-            case in place of the subject, and a failure names the case.
+        each: Yields the cases of a subject, such as a spec of each granularity. The function then gets each
+            case instead of the subject, and failures name the case.
         level: As `Check.level`.
         needs: As `Check.needs`.
         since: As `Check.since`.
@@ -102,7 +102,7 @@ def check(
         paragraph = (function.__doc__ or "").strip().partition("\n\n")[0]
         sentence = " ".join(paragraph.split())
         if not sentence.endswith("."):
-            raise ValueError(f"the docstring of the check '{function.__name__}' begins with the requirement, as one sentence")
+            raise ValueError(f"the docstring of the check '{function.__name__}' must begin with the requirement, as one sentence")
 
         def run_each(subject: Subject) -> None:
             assert each is not None
@@ -122,7 +122,7 @@ def require(condition: object, message: str) -> None:
 
     Args:
         condition: Anything with a truth value.
-        message: A predicate about the subject: what was seen, and what is wanted.
+        message: A predicate about the subject: the observation and the requirement.
     """
     if not condition:
         raise CheckFailedError(message)
@@ -139,10 +139,10 @@ def raises(errors: type[Exception] | tuple[type[Exception], ...], function: Call
 
 @contextmanager
 def complaining(complaint: str, *errors: type[Exception]) -> Iterator[None]:
-    """Raise `CheckFailedError`, the complaint with the error's text, where the body raises such an error.
+    """Raise `CheckFailedError` with the complaint and the error's text if the body raises such an error.
 
     Args:
-        complaint: A predicate about the subject: which thing it refuses, or cannot do.
+        complaint: A predicate about the subject, such as a refusal.
         *errors: Classes of errors.
     """
     try:
@@ -156,7 +156,7 @@ def assume(condition: object, reason: str) -> None:
 
     Args:
         condition: Anything with a truth value.
-        reason: A clause about the subject: why there is nothing to look at.
+        reason: A clause about the subject: why the check does not apply.
     """
     if not condition:
         raise NotApplicableError(reason)

@@ -7,9 +7,8 @@
     class TestAcmeInt3(SchemeConformance):
         subject = "acme_int3"
 
-Every check is a test method, ``test_`` and its name. A subclass can neither override nor remove one: what
-fails for a good reason is declared with that reason in ``pyproject.toml``, see
-`quark_devkit.expected_failures`.
+Every check is a test method, ``test_`` and its name. A subclass can neither override nor remove one. Declare
+an intended failure, with a reason, in ``pyproject.toml`` (see `quark_devkit.expected_failures`).
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Conformance:
         subject: Registered name of the record, or name of the distribution.
 
     Raises:
-        TypeError: When a subclass is defined: it names no subject, or overrides or removes a check.
+        TypeError: A subclass names no subject, or overrides or removes a check; raised at its definition.
     """
 
     kind: ClassVar[str] = ""
@@ -60,11 +59,11 @@ class Conformance:
         ]
         if changed:
             raise TypeError(
-                f"{cls.__name__} changes '{changed[0]}' of the conformance suite: declare an expected failure, with the reason, under "
-                "[tool.quark.conformance.expected-failures] of pyproject.toml instead"
+                f"{cls.__name__} changes '{changed[0]}' of the conformance suite: declare an expected failure under "
+                f"[tool.quark.conformance.expected-failures] of pyproject.toml instead"
             )
         if not cls.subject:
-            raise TypeError(f"{cls.__name__} names no subject: write subject = 'the registered name'")
+            raise TypeError(f"{cls.__name__} has no subject: write subject = 'the registered name'")
 
     def run_one(self, check: Check) -> Result:
         """Run one check on the subject among the plugins of this process."""
@@ -74,7 +73,7 @@ class Conformance:
         return run_check(own, check, expected_failures(pyproject).get(f"{subject.id}:{check.name}"))
 
     def test_every_check_is_there(self) -> None:
-        """No check of the kind was taken away, and each is the catalogue's own."""
+        """No check of the kind is missing or replaced."""
         missing = [
             check.name
             for check in checks_of(self.kind)
@@ -91,13 +90,13 @@ def raise_for(result: Result) -> None:
         CheckFailedError: The check failed, or passed against expectation.
         unittest.SkipTest: The check is not applicable.
     """
-    __tracebackhide__ = True  # pytest: the message says it all
+    __tracebackhide__ = True  # pytest: the message is enough
     if result.is_failure:
         raise CheckFailedError(f"{result.subject}: {result.message}\nwanted: {result.check.sentence}\n{result.details}".rstrip())
     if result.outcome == "not applicable":
         raise unittest.SkipTest(result.message)
     if result.outcome == "expected":
-        import pytest  # these classes are run by pytest; importing this module must do without it
+        import pytest  # pytest runs these classes, but importing this module must not need pytest
 
         pytest.xfail(result.message)
     if result.outcome == "advised":

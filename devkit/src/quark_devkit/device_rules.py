@@ -1,4 +1,4 @@
-"""Rules of the simulated device: operators that a GPU refuses, and operators for which the host waits."""
+"""Rules of the simulated device: operators that a GPU refuses, and operators that make the host wait."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["NAME", "Wait", "WaitKind", "refuse_mixed", "wait_of"]
 NAME = "simulated"
 """Name of the device."""
 _MOVING = ("copy_", "_to_copy", "index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "set_", "lift_fresh")
-"""Operators that take tensors of both devices: copies, and indices, which are moved to the device."""
+"""Operators that accept tensors of both devices: copies, and indexing, which moves indices to the device."""
 _CHECKED = ("_linalg_check_errors", "_linalg_eigh", "_linalg_svd", "linalg_eig")
-"""Operators that read values to check them, in their kernels for GPUs."""
+"""Operators whose GPU kernels read values to check them."""
 
 
 WaitKind = Literal["value", "shape", "to host", "from host"]
@@ -29,14 +29,14 @@ WaitKind = Literal["value", "shape", "to host", "from host"]
 
 @attrs.frozen
 class Wait:
-    """One time that the host waits for the device.
+    """A wait of the host for the device.
 
     Attributes:
         kind: ``"value"``: Python reads a value, as ``float(x)`` and ``bool(x)`` do; ``"shape"``: a result's
             shape depends on values, as that of ``x[mask]`` does; ``"to host"`` and ``"from host"``: a copy
             that is not ``non_blocking``.
-        place: File, line and function outside of torch that asked for it, ``"gptq/damping.py:90 damped"``.
-        operator: Such as ``"aten::_local_scalar_dense"``.
+        place: File, line and function outside torch that caused it, ``"gptq/damping.py:90 damped"``.
+        operator: Name of the operator, such as ``"aten::_local_scalar_dense"``.
     """
 
     kind: WaitKind
@@ -45,7 +45,7 @@ class Wait:
 
 
 def refuse_mixed(func: Any, name: str, tensors: Sequence[Tensor], args: Any, kwargs: Mapping[str, Any]) -> None:
-    """Raise RuntimeError, as torch does, where tensors of both devices meet that must be of one."""
+    """Raise RuntimeError, like torch, if an operator mixes tensors of both devices."""
     generator = kwargs.get("generator")
     if generator is not None and generator.device.type != NAME:
         raise RuntimeError(f"Expected a '{NAME}' device type for generator but found '{generator.device.type}' ({func}, {_place()})")
@@ -66,7 +66,7 @@ def refuse_mixed(func: Any, name: str, tensors: Sequence[Tensor], args: Any, kwa
 
 
 def wait_of(func: Any, name: str, args: Any, kwargs: Mapping[str, Any]) -> Wait | None:
-    """Return how the host waits for an operator; None where it does not."""
+    """Return how the host waits for an operator; None if it does not."""
     kind: WaitKind | None = None
     if name == "copy_":
         kind = _copied(args[0], args[1], kwargs.get("non_blocking", args[2] if len(args) > 2 else False))
@@ -93,7 +93,7 @@ def _indexed(args: Any, *, is_written: bool) -> WaitKind | None:
     """Return how indexing waits: for the elements of a mask, or for indices from the host."""
     indices = [x for x in args[1] if isinstance(x, Tensor)]
     if any(x.dtype in (torch.bool, torch.uint8) for x in indices):
-        is_filled = is_written and len(indices) == 1 and args[2].numel() == 1  # then torch fills in place of indexing
+        is_filled = is_written and len(indices) == 1 and args[2].numel() == 1  # then torch fills instead of indexing
         return None if is_filled else "shape"
     return "from host" if any(x.device.type == "cpu" for x in indices) else None
 
@@ -105,11 +105,11 @@ _PASSED_OVER = (
     __file__,
     "<",
 )
-"""What the names of files begin with whose functions are not the place that asks for something."""
+"""Path prefixes of files that do not count as the place of a wait."""
 
 
 def _place() -> str:
-    """Return the innermost place outside of torch and the device: end of path, line and function."""
+    """Return the innermost place outside torch and the device: end of path, line and function."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename

@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 IDS = torch.arange(3, 63).reshape(3, 20)
-"""What example models are run on: their vocabulary has at least 64 tokens."""
+"""Input tokens for example models, whose vocabulary has at least 64 tokens."""
 SIZES = {
     "vocab_size": 64,
     "hidden_size": 32,
@@ -53,7 +53,7 @@ SIZES = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-"""Sizes of a model of a family without an example, as far as its configuration has the name."""
+"""Sizes for a family without an example, if its configuration has the name."""
 
 
 def facts_of(subject: Subject) -> Architecture:
@@ -63,7 +63,7 @@ def facts_of(subject: Subject) -> Architecture:
 
 
 def example_of(subject: Subject) -> Any:
-    """Return a tiny float32 model of a template's family, the caller's own.
+    """Return a new tiny float32 model of a template's family.
 
     Raises:
         NotApplicableError: The record has no example, and transformers does not know the family.
@@ -84,7 +84,7 @@ def separated(subject: Subject, dtype: torch.dtype = torch.float64) -> Any:
 
 
 def coarse_config(subject: Subject) -> QConfig:
-    """Return a configuration in coarse weights of all layers that the template does not exclude."""
+    """Return a configuration with coarse weights for all layers that the template does not exclude."""
     return run_config_of(facts_of(subject))
 
 
@@ -104,7 +104,7 @@ def of_experts(facts: Architecture, *names: str) -> tuple[str, ...]:
 
 
 def readers_of_norms(facts: Architecture) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield norms of a block with the names or patterns of all that read each."""
+    """Yield norms of a block with the names or patterns of their readers."""
     mixer = tuple(name for name in facts.mixer[:-1] if name not in facts.mixer_context)
     experts = of_experts(facts, *facts.expert_inputs)
     mixture = (*facts.shared_experts[:-1], *(() if facts.experts_norm else (*experts, facts.router)), facts.shared_expert_gate)
@@ -120,7 +120,7 @@ def readers_of_norms(facts: Architecture) -> Iterator[tuple[str, tuple[str, ...]
 
 
 def rows_of(module: nn.Module) -> Tensor:
-    """Return a view of a weight with one row for each output; of norms their weight itself."""
+    """Return a view of a weight with one row for each output; for norms, the weight itself."""
     weight: Any = module.weight
     return weight if weight.ndim != 2 else linear_weight(module)
 
@@ -146,7 +146,7 @@ def batches_of(model: Any) -> list[dict[str, Tensor]]:
 
 @torch.no_grad()
 def logits_of(model: Any) -> Tensor:
-    """Return the logits of an example model; the embeddings of one that has several, side by side."""
+    """Return the logits of an example model, or its concatenated embeddings."""
     outputs = model(**inputs_of(model))
     logits: Tensor = outputs.logits if "logits" in outputs else torch.cat([outputs.text_embeds, outputs.image_embeds], dim=-1)
     return logits
@@ -167,8 +167,8 @@ def _built(record: TemplateRecord) -> Any:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     except Exception as error:
         raise NotApplicableError(
-            f"no tiny model of '{record.name}' can be built: its record names no example, and of a small configuration transformers makes "
-            f"none ({type(error).__name__}): write a function that returns one, and TemplateRecord(example='package.module:function')"
+            f"transformers cannot build a tiny model of '{record.name}' ({type(error).__name__}), and its record has no example: write a "
+            f"function that returns a model, and set TemplateRecord(example='package.module:function')"
         ) from None
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Example specs: configurations of a tensor that a number format or an observer accepts, found by trying."""
+"""Example specs: tensor configurations that a number format or an observer accepts, found by trial."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _SCALES: tuple[dict[str, Any], ...] = ({}, {"scale_format": "e8m0", "scale_calcu
 
 @attrs.frozen(eq=False)
 class Example:
-    """A spec that is accepted, and its quantizer.
+    """An accepted spec and its quantizer.
 
     Attributes:
         spec: As written.
-        quantizer: Of a weight with that spec.
+        quantizer: Quantizer of a weight with that spec.
     """
 
     spec: QTensorConfig
@@ -53,8 +53,8 @@ class Example:
 def example_specs(dtype: str) -> Iterator[QTensorConfig]:
     """Yield specs of a number format to try, of every granularity, with and without zero points.
 
-    The first ones are those of registered schemes, whose authors know which further fields the format needs.
-    The last one is of scales, for formats that hold nothing else.
+    The first specs come from registered schemes, which set further fields that the format needs. The last
+    spec is for scales, for formats that hold only scales.
     """
     yield from (spec for spec in _specs_of_schemes(*_state()) if spec.dtype is Dtype(dtype))
     yield from _tried({"dtype": dtype})
@@ -69,7 +69,7 @@ def examples(dtypes: Iterable[str], observer_cls: str | None = None) -> tuple[Ex
 
     Args:
         dtypes: Names of number formats.
-        observer_cls: Class name of the observer; None for that of the format.
+        observer_cls: Class name of the observer; None for the format's observer.
     """
     return _examples(tuple(dtypes), observer_cls, *_state())
 
@@ -115,7 +115,7 @@ def registered_formats() -> list[str]:
 
 
 def _state() -> tuple[Catalog, tuple[object, ...]]:
-    """Return the plugins of this process, and a value that changes whenever their records do."""
+    """Return the plugins of this process, and a value that changes with their records."""
     return catalog(), (formats().revision, observers().revision, schemes().revision)
 
 
@@ -139,7 +139,7 @@ def _accepted(spec: QTensorConfig) -> TensorQuantizer | None:
     try:
         quantizer = quantizer_for(spec, activation=False)
         return quantizer if quantizer.shape_error(SHAPE) is None else None
-    except Exception:  # of any kind: a plugin that breaks here is found by the checks of its own
+    except Exception:  # of any kind: the plugin's own checks find a failure here
         return None
 
 
@@ -157,7 +157,7 @@ def _specs_of_schemes(plugins: Catalog, revision: object) -> tuple[QTensorConfig
         try:
             layer = schemes().load_config(name)()
             written = [level for spec in (layer.weight, layer.input_tensors) for level in levels(spec) if not level.is_scale_quant]
-        except Exception:  # of any kind: a scheme that cannot be built is found by the checks of schemes
+        except Exception:  # of any kind: the checks of schemes find a scheme that cannot be built
             continue
         specs += (level.set(is_dynamic=False) if level.is_dynamic else level for level in written)
     return tuple(specs)

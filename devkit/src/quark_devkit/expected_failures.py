@@ -5,8 +5,8 @@
     [tool.quark.conformance.expected-failures]
     "format:acme_int3:saturates" = "values beyond the range wrap around on purpose"
 
-An expected failure has to fail: once the check passes, the entry has to go. An entry that names no check of
-the distribution is an error.
+An expected failure must fail: if the check passes, remove the entry. An entry that names no check of the
+distribution is an error.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def find_pyproject(distribution: str, start: Path | None = None) -> Path | None:
         start: Directory to begin with; the working directory by default.
 
     Returns:
-        None where neither a directory above nor an editable installation leads to a ``pyproject.toml`` of
+        None if neither a directory above nor an editable installation leads to a ``pyproject.toml`` of
         that name.
     """
     start = (start or Path.cwd()).resolve()
@@ -51,7 +51,7 @@ def expected_failures(pyproject: Path | None) -> dict[str, str]:
     """Return the reasons of expected failures by ``"kind:name:check"``; empty without a file.
 
     Raises:
-        ConfigError: The file is no TOML, or its table is not made of reasons by id.
+        ConfigError: The file is not TOML, or its table does not map ids to reasons.
     """
     if pyproject is None:
         return {}
@@ -59,7 +59,7 @@ def expected_failures(pyproject: Path | None) -> dict[str, str]:
     for key in _TABLE.split("."):
         table = table.get(key, {}) if isinstance(table, dict) else {}
     if not isinstance(table, dict):
-        raise ConfigError(f'[{_TABLE}] of {pyproject} is no table: write \'"format:acme_int3:saturates" = "the reason"\' below it')
+        raise ConfigError(f'[{_TABLE}] of {pyproject} is not a table: write \'"format:acme_int3:saturates" = "the reason"\' below it')
     for key, reason in table.items():
         if not isinstance(reason, str) or not reason.strip():
             raise ConfigError(f"'{key}' in [{_TABLE}] of {pyproject} has no reason: write why the check fails")
@@ -67,7 +67,7 @@ def expected_failures(pyproject: Path | None) -> dict[str, str]:
 
 
 def refuse_unknown(expected: Mapping[str, str], known: Iterable[str]) -> None:
-    """Raise ConfigError where an expected failure names no check that there is.
+    """Raise ConfigError if an expected failure names an unknown check.
 
     Args:
         expected: As `expected_failures` returns them.
@@ -78,7 +78,7 @@ def refuse_unknown(expected: Mapping[str, str], known: Iterable[str]) -> None:
         if key not in ids:
             near = closest(key, ids)
             hint = f"; did you mean {near!r}?" if near else ""
-            raise ConfigError(f"the expected failure '{key}' names no check of this distribution{hint}: correct it or take it out")
+            raise ConfigError(f"the expected failure '{key}' names no check of this distribution{hint}: correct or remove it")
 
 
 def _is_of(pyproject: Path, distribution: str) -> bool:

@@ -1,7 +1,7 @@
-"""Work in a fresh process with this one's plugins: classes and modules are as after an import.
+"""Work in a fresh process with the plugins of this one, with classes and modules as after import.
 
-One server for the life of this process has torch and transformers imported, and is forked for each piece of
-work; Windows has no forks.
+A server with torch and transformers imported lives as long as this process and forks for each piece of work,
+except on Windows.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ T = TypeVar("T")
 
 _PRELOADED = ("quark.runs", "quark_devkit.whole_runs", "transformers.models.llama.modeling_llama")
 _TIMEOUT = 600
-"""Seconds after which a process is given up."""
+"""Timeout of a process in seconds."""
 
 
 def in_fresh_process(work: Callable[..., T], *arguments: Any) -> T:
-    """Return the result of a function in a process that has run nothing before, with the plugins of this one.
+    """Return the result of a function in a fresh process, with the plugins of this one.
 
     Args:
         work: A function of a module; it, its arguments and its result are pickled.
-        *arguments: Of it.
+        *arguments: Arguments of the function.
 
     Raises:
         NotApplicableError: A plugin of this process is an object that cannot be pickled.
-        BaseException: What ``work`` raises.
+        BaseException: The exception that ``work`` raises.
     """
     sources = tuple(source for source in catalog().sources() if source.module)
     try:
         added = ForkingPickler.dumps(_added(catalog()))
-    except Exception as error:  # a plugin's objects are anybody's
-        raise NotApplicableError(f"a plugin of the running program cannot be taken to another process ({error})") from None
+    except Exception as error:  # a plugin's objects may raise anything
+        raise NotApplicableError(f"a plugin of the running program cannot be sent to another process ({error})") from None
     context = _context()
     with ProcessPoolExecutor(1, mp_context=context, initializer=_look_in, initargs=(_places(),)) as process:
         with _without_main():
@@ -59,7 +59,7 @@ def in_fresh_process(work: Callable[..., T], *arguments: Any) -> T:
 
 
 def _context() -> BaseContext:
-    """Return how processes begin: as forks of one that has the imports, or by themselves on Windows."""
+    """Return how processes start: as forks of a server with the imports, or alone on Windows."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -80,7 +80,7 @@ ForkingPickler.register(MappingProxyType, _reduced)
 
 @contextmanager
 def _without_main() -> Iterator[None]:
-    """Let processes that the body starts not import this program's main module, which may do work."""
+    """Keep processes that the body starts from importing this program's main module, which may do work."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:

@@ -1,4 +1,4 @@
-"""Effects of options: whether a result is another one for a value of each option that is not its default."""
+"""Effects of options: whether a non-default value of each option changes a result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quark_devkit.check import assume, require
 __all__ = ["REFUSALS", "digest", "others", "require_effects"]
 
 REFUSALS = (QuarkError, ValueError, TypeError)
-"""What a value that is not accepted raises."""
+"""Exceptions that refuse a value."""
 _NUMBERS = (2, 1, 4, 3, 0.5, 0.9, 0.1, 0.01, 0)
 _NAME = "a_name_of_nothing"
 
@@ -26,15 +26,15 @@ _NAME = "a_name_of_nothing"
 def require_effects(
     options: Iterable[Option], results: Callable[[Mapping[str, Any]], Iterable[Any]], current: Mapping[str, Any] | None = None
 ) -> None:
-    """Require that another value of each option is accepted and changes a result, or that none is accepted.
+    """Require that another value of each option changes a result, or that no other value is accepted.
 
-    Options that are declared to change speed or memory alone are left out
+    Options that are declared to change only speed or memory are left out
     (`quark.plugins.options.OptionNote`).
 
     Args:
         options: The options.
-        results: Yields results, which are compared with ``==``, for these values of options, and the others
-            as they are; raises one of `REFUSALS` where it refuses them.
+        results: Yields results for some option values, compared with ``==``; raises one of `REFUSALS` to
+            refuse them.
         current: Values of options that differ from their defaults.
 
     Raises:
@@ -56,12 +56,12 @@ def require_effects(
                 accepted.append(other)
         else:
             ignored += [f"'{option.name}' ({', '.join(map(repr, accepted))}: as {value!r})"] if accepted else []
-    fix = "name a value that does by OptionNote(examples=…) in its annotation, or say is_cost_only=True there, or take it out"
-    require(not ignored, f"accepts these options, and values of them change nothing: {', '.join(ignored)}; {fix}")
+    fix = "name a value with an effect in OptionNote(examples=…) of its annotation, set is_cost_only=True there, or remove the option"
+    require(not ignored, f"accepts options whose values change nothing: {', '.join(ignored)}; {fix}")
 
 
 def _changes(results: Callable[[], Iterable[Any]], usual: Iterable[Any]) -> bool | None:
-    """Return whether a result is another than usual; None where one is refused."""
+    """Return whether a result differs from the default's; None if a value is refused."""
     try:
         ours = iter(results())
     except REFUSALS:
@@ -77,7 +77,7 @@ def _changes(results: Callable[[], Iterable[Any]], usual: Iterable[Any]) -> bool
 
 
 def digest(*values: Any) -> str:
-    """Return a short text that differs where tensors, or other values by their text, differ."""
+    """Return a short text that differs if tensors, or the texts of other values, differ."""
     hashed = hashlib.sha256()
     for value in values:
         if isinstance(value, Tensor):
@@ -87,7 +87,7 @@ def digest(*values: Any) -> str:
 
 
 class _Remembered:
-    """Iterates over values as often as is wanted, and computes each once, when it is first wanted."""
+    """Iterates over values repeatedly, and computes each value once, on first use."""
 
     def __init__(self, values: Iterable[Any]) -> None:
         self.source = iter(values)
@@ -101,7 +101,7 @@ class _Remembered:
 
 
 def others(option: Option, value: Any) -> Iterator[Any]:
-    """Yield values to try: the examples, or else those that the type and the present value lead to."""
+    """Yield values to try: the examples, or values that follow from the type and the current value."""
     tried = option.note.examples or [*_like(value), *_of_type(option.type)]
     seen = [value]
     for other in tried:

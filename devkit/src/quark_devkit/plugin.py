@@ -19,11 +19,11 @@ def quark_register_commands() -> Iterator[CommandRecord]:
     """Yield the commands for authors of plugins."""
     yield CommandRecord(
         name="new-plugin",
-        summary="Write a distribution with a plugin of each chosen kind: typed code, conformance tests, a README, files for CI.",
+        summary="Write a distribution with plugins of the chosen kinds: typed code, conformance tests, a README, files for CI.",
         command="quark_devkit.commands.new_plugin:new_plugin",
     )
     yield CommandRecord(
         name="check",
-        summary="Check that the records of a distribution keep the contracts of quark's plugin API; exit code 1 where one does not.",
+        summary="Check a distribution against the contracts of quark's plugin API; the exit code is 1 if a check fails.",
         command="quark_devkit.commands.check:check",
     )

@@ -37,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="DISTRIBUTION",
-        help="run every conformance check of this installed distribution; without paths, nothing else is run",
+        help="run every conformance check of this installed distribution, and nothing else unless paths are given",
     )
     group.addoption(
         "--quark-conformance-kind",
@@ -49,7 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(config: pytest.Config) -> bool | None:
-    """Leave out the directory's own tests where the option is given and no path is."""
+    """Leave out the directory's own tests if the option is given without paths."""
     alone = config.getoption("--quark-conformance") and config.args_source is not pytest.Config.ArgsSource.ARGS
     return True if alone else None
 
@@ -62,14 +62,14 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
-    """Take note of conformance checks that -k, -m or --deselect leave out."""
+    """Remember conformance checks that -k, -m or --deselect leave out."""
     for item in items:
         if isinstance(item, _ConformanceItem):
             item.config.stash.setdefault(_DESELECTED, []).append(item.name)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail a session that left checks out: a suite of which a part has run says nothing of conformance."""
+    """Fail a session that left checks out, since a partial suite does not show conformance."""
     if session.config.stash.get(_DESELECTED, []) and session.exitstatus == 0:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

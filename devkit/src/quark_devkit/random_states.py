@@ -1,4 +1,4 @@
-"""Random states that all code of a process shares: drawing from one changes what everybody else draws."""
+"""Random states that all code of a process shares, so that drawing from one affects all users."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["random_states_kept"]
 
 @contextmanager
 def random_states_kept() -> Iterator[None]:
-    """Require that the body leaves the random states of torch, Python and numpy as they were."""
+    """Require that the body does not change the random states of torch, Python and numpy."""
     before, python = _states(), random.getstate()
     with torch.random.fork_rng(devices=[]):
         yield
         changed = [name for name, state in _states().items() if state != before.get(name, state)]
     random.setstate(python)
-    require(not changed, f"changes the random state of {' and '.join(changed)}, which others draw from: use a generator of its own")
+    require(not changed, f"changes the random state of {' and '.join(changed)}, which other code uses: use a separate generator")
 
 
 def _states() -> dict[str, object]:

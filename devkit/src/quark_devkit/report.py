@@ -20,10 +20,10 @@ _XML_CONTROLS = dict.fromkeys((*range(9), 11, 12, *range(14, 32)), "?")
 def lines_of(results: Iterable[Result], *, verbose: bool = False) -> list[str]:
     """Return a line for each subject with its counts, and below it a line for each check that did not pass.
 
-    Checks that fail in the same words share a line.
+    Checks with the same failure message share a line.
 
     Args:
-        results: The results; those of one subject follow one another.
+        results: The results, ordered by subject.
         verbose: Whether checks that passed, or are not applicable, have lines too.
     """
     by_subject: dict[str, list[Result]] = {}
@@ -34,7 +34,7 @@ def lines_of(results: Iterable[Result], *, verbose: bool = False) -> list[str]:
         lines.append(f"{'FAILED' if any(r.is_failure for r in own) else 'ok':6}  {own[0].subject}: {_counts(own)}")
         alike: dict[str, list[Result]] = {}
         for result in own:
-            # What cannot be loaded fails every check in the same words, and these are said once.
+            # A record that cannot be loaded fails every check with the same message, which is printed once.
             is_said_once = not verbose and result.outcome in ("failed", "advised")
             alike.setdefault(result.message if is_said_once else f"{result.outcome} {result.check.name}", []).append(result)
         for results_alike in alike.values():

@@ -1,4 +1,4 @@
-"""Runs checks: each with a random state of its own, so that its outcome does not depend on the others."""
+"""Runs checks, each with its own random state, so that outcomes are independent."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ __all__ = ["OUTCOMES", "Result", "is_conformant", "quietly", "run_check", "run_c
 OUTCOMES = {
     "passed": "the requirement is met",
     "failed": "it is not",
-    "advised": "it is not, and the check is advisory",
-    "expected": "it is not, as the author's pyproject.toml says, with the reason",
-    "unexpected": "it is met, though the author's pyproject.toml says that it is not",
-    "not applicable": "it cannot be asked of this subject",
+    "advised": "it is not met, and the check is advisory",
+    "expected": "it is not met, as the author's pyproject.toml declares with a reason",
+    "unexpected": "it is met, but the author's pyproject.toml declares a failure",
+    "not applicable": "it does not apply to this subject",
 }
-"""What a check can end in, and what that means."""
+"""Possible outcomes of a check, with their meaning."""
 _FAILURES = {"failed", "unexpected"}
 
 
@@ -41,10 +41,10 @@ class Result:
         subject: The subject.
         check: The check.
         outcome: One of `OUTCOMES`.
-        message: What was seen and what is wanted; the reason where it was expected, or is not applicable;
-            empty where it passed.
-        seconds: How long it took.
-        details: Traceback of an exception that is not a `quark.errors.QuarkError`; empty for the others.
+        message: The observation and the requirement; the reason if it was expected or not applicable; empty
+            if it passed.
+        seconds: Duration in seconds.
+        details: Traceback of an exception that is not a `quark.errors.QuarkError`; else empty.
     """
 
     subject: Subject
@@ -61,7 +61,7 @@ class Result:
 
     @property
     def is_failure(self) -> bool:
-        """Whether the subject is not conformant for it."""
+        """Whether it makes the subject non-conformant."""
         return self.outcome in _FAILURES
 
 
@@ -83,7 +83,7 @@ def run_check(subject: Subject, check: Check, reason: str | None = None) -> Resu
     Args:
         subject: The subject.
         check: The check, of the same kind.
-        reason: Why it is expected to fail; None where it is not.
+        reason: Why it is expected to fail; None if it is not.
     """
     begin = time.perf_counter()
     outcome, message, details = _outcome(subject, check)
@@ -92,12 +92,12 @@ def run_check(subject: Subject, check: Check, reason: str | None = None) -> Resu
             outcome, message, details = "expected", reason, message
         elif outcome == "passed":
             outcome = "unexpected"
-            message = f"passes, though it is declared as an expected failure ({reason}): take that out of pyproject.toml"
+            message = f"passes, but is declared as an expected failure ({reason}): remove that from pyproject.toml"
     return Result(subject, check, outcome, message, time.perf_counter() - begin, details)
 
 
 def is_conformant(results: Sequence[Result]) -> bool:
-    """Return whether something has passed, or failed as declared, and nothing else has failed."""
+    """Return whether at least one check passed or failed as declared, and no other check failed."""
     return any(result.outcome in ("passed", "expected") for result in results) and not any(result.is_failure for result in results)
 
 
@@ -118,7 +118,7 @@ def _outcome(subject: Subject, check: Check) -> tuple[str, str, str]:
         return failed, str(error), ""
     except QuarkError as error:
         return failed, f"raises {type(error).__name__}: {error}", ""
-    except (Exception, SystemExit) as error:  # whatever a plugin does must not end the report on it
+    except (Exception, SystemExit) as error:  # no error of a plugin may end its report
         return failed, f"raises {type(error).__name__}: {error}", traceback.format_exc()
     finally:
         random.setstate(python_state)

@@ -1,17 +1,16 @@
-"""A simulated accelerator: a torch device of its own, whose tensors have real values that the CPU computes.
+"""A simulated accelerator: a torch device whose tensors have real values, computed on the CPU.
 
-Code that works on an accelerator can be run without one: models move to the device ``"simulated"``, and
-everything computes there, autograd and autocast included. The device is a stand-in of a GPU in what goes
-wrong on one:
+It runs accelerator code without an accelerator: models move to the device ``"simulated"`` and compute there,
+autograd and autocast included. It imitates the problems of a GPU:
 
 - an operator that mixes tensors of the device with tensors of the CPU raises, as on a GPU (a CPU tensor
   without dimensions may be an operand of an elementwise operator);
-- what makes the host wait for the device is counted with the place in the code: values that Python reads,
+- waits of the host for the device are counted, with their place in the code: values that Python reads,
   shapes that depend on values, and copies between host and device;
-- a quotient by a number of the host is a product with its reciprocal, as in CUDA: its last bit may differ;
-- the bytes of tensors that are alive, and their peak, are counted.
+- division by a host number is multiplication by its reciprocal, as in CUDA, so the last bit may differ;
+- the bytes of live tensors, and their peak, are counted.
 
-Otherwise results equal those of the CPU bit for bit where the code computes the same. What is not simulated:
+Otherwise results equal the CPU's results bit for bit if the code computes the same. What is not simulated:
 streams, memory inside of an operator, the other kernels of a GPU and the order of their sums. torch keeps the
 device until the process ends; importing this module makes none.
 """
@@ -35,29 +34,27 @@ from quark_devkit.device_rules import NAME, Wait, WaitKind, refuse_mixed, wait_o
 __all__ = ["CAPACITY", "NAME", "SimulatedDevice", "SimulatedTensor", "Wait", "simulated_device"]
 
 CAPACITY = 1 << 34
-"""Bytes of memory that the device says it has."""
+"""Reported memory of the device in bytes."""
 _ALIGNED = 512
-"""Bytes that memory is given out in, as by torch's allocator for GPUs."""
+"""Allocation unit in bytes, as in torch's allocator for GPUs."""
 _LOWER_PRECISION = ("addbmm", "addmm", "baddbmm", "bmm", "linear", "matmul", "mm", "scaled_dot_product_attention")
-"""Operators that autocast computes in the lower precision: those of its list for CPUs that language models
-use.
+"""Operators that autocast runs in the lower precision, from its CPU list, as language models use them.
 """
 _WHOLE = ("silu_backward",)
-"""Operators of which CPUs and GPUs have kernels, and torch composes others for all other devices, with other
-last bits.
+"""Operators with kernels for CPUs and GPUs that torch composes on other devices, with other last bits.
 """
 _AUTOCAST: Any = getattr(torch._C.DispatchKey, "AutocastPrivateUse1")  # noqa: B009  (its type stub does not have all)
 
 
 @attrs.define(eq=False)
 class SimulatedDevice:
-    """Record of the waits and the memory of the device while `simulated_device` is entered.
+    """Record of the device's waits and memory inside `simulated_device`.
 
     Attributes:
-        name: For ``tensor.to`` and ``device=``.
-        waits: In the order in which they happened.
-        bytes: Of the tensors that are alive, also of those that were there before.
-        peak: The most that `bytes` has been.
+        name: Name of the device for ``tensor.to`` and ``device=``.
+        waits: The waits, in order.
+        bytes: Bytes of the live tensors, also of earlier ones.
+        peak: The largest value of `bytes`.
     """
 
     name: str = NAME
@@ -71,11 +68,11 @@ class SimulatedDevice:
         return torch.device(NAME, 0)
 
     def counted(self, *kinds: WaitKind, within: str = "") -> dict[str, int]:
-        """Return how often each place has waited, most often first.
+        """Return the number of waits of each place, the most frequent first.
 
         Args:
-            kinds: Those that count; all where none is given.
-            within: Part of the places that count.
+            kinds: Kinds of waits to count; all by default.
+            within: Substring of the places to count.
         """
         counts = Counter(wait.place for wait in self.waits if (not kinds or wait.kind in kinds) and within in wait.place)
         return dict(counts.most_common())
@@ -92,10 +89,10 @@ class SimulatedDevice:
 
 @contextmanager
 def simulated_device() -> Iterator[SimulatedDevice]:
-    """Yield the record of a fresh device ``"simulated"``; tensors may be on it during the body, and after.
+    """Yield the record of a fresh device ``"simulated"``; its tensors stay valid after the body.
 
     Raises:
-        UnsupportedError: A package has registered a device of its own with torch, which has a place for one.
+        UnsupportedError: Another package already uses torch's only place for a device.
     """
     _register()
     record = SimulatedDevice(bytes=sum(_Backend.sizes.values()))
@@ -137,11 +134,11 @@ class SimulatedTensor(Tensor):
         return _dispatched(func, args, kwargs or {})
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        """Return the values, and where they are."""
+        """Return the values and their place."""
         return f"SimulatedTensor({self.inside!r})"
 
     def __format__(self, spec: str) -> str:
-        """Format a number, as of any other tensor."""
+        """Format a number, like any tensor."""
         return format(self.item(), spec) if self.dim() == 0 else repr(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
@@ -168,26 +165,26 @@ class SimulatedTensor(Tensor):
 
     @property
     def data(self) -> Tensor:
-        """The tensor without its history; a tensor that is set gives its shape and values."""
+        """The tensor without its history; setting it takes shape and values."""
         return self.detach()
 
     @data.setter
     def data(self, new: Tensor) -> None:
         if not isinstance(new, SimulatedTensor):
-            raise TypeError("a tensor of the simulated device cannot get the data of a tensor of another one")
+            raise TypeError("a tensor of the simulated device cannot take the data of another device's tensor")
         Tensor.data.__set__(self, new)  # type: ignore[attr-defined]
         self.inside = new.inside
 
 
 class _Backend:
-    """The device as torch sees it, and its memory."""
+    """The device for torch, and its memory."""
 
     record: ClassVar[SimulatedDevice] = SimulatedDevice()
     sizes: ClassVar[dict[int, int]] = {}
 
     @classmethod
     def see(cls, inside: Tensor) -> None:
-        """Count the memory of a tensor until no tensor has it any more."""
+        """Count the memory of a tensor until no tensor uses it."""
         storage = inside.untyped_storage()
         key = storage._cdata
         if key in cls.sizes:
@@ -247,11 +244,13 @@ class _Backend:
 
 @cache
 def _register() -> tuple[torch.library.Library, ...]:
-    """Register the device with torch, once in a process, and return the libraries, which have to be kept."""
+    """Register the device with torch, once per process, and return the libraries, which must stay alive."""
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
     if (taken := torch._C._get_privateuse1_backend_name()) != "privateuseone":
-        raise UnsupportedError(f"there is no room for a simulated device in this process: torch has one place, and '{taken}' has it")
+        raise UnsupportedError(
+            f"this process cannot have a simulated device, since '{taken}' uses torch's only place: start another process"
+        )
     _setup_privateuseone_for_python_backend(NAME, _Backend())
     made = torch.library.Library("aten", "IMPL")
     made.impl("empty.memory_format", _empty, "PrivateUse1")
@@ -275,7 +274,7 @@ def _empty_strided(size: Sequence[int], stride: Sequence[int], *, dtype: Any = N
 
 
 def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
-    """Copy where torch calls no dispatcher of tensors: in `torch.tensor`."""
+    """Copy in `torch.tensor`, which calls no tensor dispatcher."""
     return _dispatched(torch.ops.aten.copy_.default, (target, source, non_blocking), {})
 
 
@@ -296,7 +295,7 @@ def _in_lower_precision(operator: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _dispatched(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Return an operator's result, computed on the CPU; refuse it where no GPU has it, and count waits."""
+    """Return an operator's result, computed on the CPU; refuse it if no GPU has it, and count waits."""
     tensors: list[Tensor] = []
     _map(tensors.append, (args, tuple(kwargs.values())))
     own = [x for x in tensors if isinstance(x, SimulatedTensor)]
@@ -343,7 +342,7 @@ def _inside(x: Tensor) -> Tensor:
 
 
 def _is_of_host(x: Any) -> bool:
-    """Return whether an operand is a number that the host has."""
+    """Return whether an operand is a number on the host."""
     return not isinstance(x, Tensor) or (x.dim() == 0 and not isinstance(x, SimulatedTensor))
 
 
@@ -354,19 +353,19 @@ def _times_reciprocal(x: Tensor, number: Any) -> Tensor:
 
 
 def _multiply_by_reciprocal(x: Tensor, number: Any) -> Tensor:
-    """Do so in place."""
+    """Multiply by the reciprocal in place."""
     return x.copy_(_times_reciprocal(x, number))
 
 
 def _product_in(a: Tensor, b: Tensor, out_dtype: torch.dtype) -> Tensor:
-    """Return ``a b`` of 16-bit matrices in float32, which only GPUs have an operator for."""
+    """Return ``a b`` of 16-bit matrices in float32, an operator that only GPUs have."""
     return a.to(out_dtype) @ b.to(out_dtype)
 
 
 def _add_product_in(x: Tensor, a: Tensor, b: Tensor, out_dtype: torch.dtype, *, out: Tensor) -> Tensor:
-    """Return ``x + a b``, likewise."""
+    """Return ``x + a b`` of 16-bit matrices in float32, an operator that only GPUs have."""
     return torch.addmm(x, a.to(out_dtype), b.to(out_dtype), out=out)
 
 
 _KERNELS: dict[str, Callable[..., Any]] = {"aten.mm.dtype": _product_in, "aten.addmm.dtype_out": _add_product_in}
-"""Operators that have kernels for GPUs alone."""
+"""Operators with kernels only for GPUs."""

@@ -44,20 +44,20 @@ __all__ = [
 
 VOCABULARY, HIDDEN, INTERMEDIATE, BLOCKS, HEADS, KV_HEADS = 96, 64, 128, 2, 4, 2
 _SHAPES = ((HIDDEN, HIDDEN), (HIDDEN, INTERMEDIATE))
-"""Shapes that a scheme of the small model has to fit."""
+"""Shapes of the small model's layers, which a scheme must fit."""
 OUTLIERS = (3, 17, 40)
-"""Channels of the residual stream that norms make large, as in trained models: what equalization is for."""
+"""Channels of the residual stream that norms make large, as in trained models, for equalization."""
 
 
 def small_model(dtype: torch.dtype = torch.float32, *, is_fused: bool = False) -> nn.Module:
     """Return a model of two decoder blocks, with grouped queries and a few channels of large activations.
 
-    Its layers have biases, and its head is tied to the embedding. The other one has fused q/k/v and gate/up
-    projections without biases, and a head of its own.
+    Its layers have biases, and its embeddings are tied. The fused variant has q/k/v and gate/up projections
+    without biases, and a separate head.
 
     Args:
-        dtype: Of its parameters.
-        is_fused: Whether to return the one with fused projections.
+        dtype: Dtype of its parameters.
+        is_fused: Whether to return the fused variant.
 
     Raises:
         NotApplicableError: No installed template knows its family.
@@ -107,7 +107,7 @@ def _small_config(is_fused: bool) -> tuple[Any, Any]:
 
 
 def batches(count: int = 4, length: int = 48, seed: int = 0) -> list[Tensor]:
-    """Return sequences of tokens, each ``[1, length]``, the same each time; of another seed, other ones."""
+    """Return sequences of tokens, each ``[1, length]``, fixed by the seed."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(3, VOCABULARY, (1, length), generator=generator) for _ in range(count)]
 
@@ -120,10 +120,10 @@ def saved(directory: Path, dtype: torch.dtype = torch.bfloat16) -> Path:
 
 
 def coarse_scheme() -> str:
-    """Return the name of the scheme with the fewest bits, of weights alone, that fits the small model.
+    """Return the name of the weight-only scheme with the fewest bits that fits the small model.
 
     Raises:
-        NotApplicableError: There is none.
+        NotApplicableError: There is no such scheme.
     """
     return _coarsest(_SHAPES, "a model with 64 channels")
 
@@ -136,9 +136,9 @@ def scheme_with_inputs() -> str | None:
 
 
 def fitting_schemes() -> list[str]:
-    """Return a fitting scheme of weights for each number format, granularity and way of storing scales.
+    """Return a fitting weight scheme for each number format, granularity and scale format.
 
-    Those with float inputs come first, and those with codes of few bits before others.
+    Schemes with float inputs come first, then fewer bits.
     """
     found: dict[object, tuple[bool, float, str]] = {}
     for name, config in fitting(_SHAPES).items():
@@ -149,12 +149,12 @@ def fitting_schemes() -> list[str]:
 
 
 def run_config_of(facts: Architecture) -> QConfig:
-    """Return a configuration in the coarsest scheme of weights alone that fits 32 input channels.
+    """Return a configuration in the coarsest weight-only scheme that fits 32 input channels.
 
-    Everything is quantized but the layers that the family excludes.
+    All layers are quantized except the family's exclusions.
 
     Raises:
-        NotApplicableError: There is none.
+        NotApplicableError: There is no such scheme.
     """
     name = _coarsest((*_SHAPES, (8, 32)), "layers with 32 input channels")
     return QConfig(global_quant_config=schemes().load_config(name)(), exclude=facts.with_modules(facts.exclude_layers_name))
@@ -179,7 +179,7 @@ def run_config(scheme: str | QLayerConfig, *algorithms: AlgoConfig, exclude: tup
 
 
 def with_cache(config: QConfig) -> QConfig:
-    """Return a configuration that also quantizes keys and values, where a scheme offers that."""
+    """Return a configuration that also quantizes keys and values, if a scheme supports it."""
     name = next((record.name for record in schemes() if record.kv_cache is not None), None)
     if name is None:
         return config
@@ -195,7 +195,7 @@ def quantized(config: QConfig, dtype: torch.dtype = torch.float32, data: list[Te
 
 @torch.no_grad()
 def logits(model: nn.Module, data: list[Tensor] | None = None) -> Tensor:
-    """Return the model's logits, ``[tokens, vocabulary]``; by default on tokens that no calibration sees."""
+    """Return the model's logits, ``[tokens, vocabulary]``, by default on tokens outside calibration."""
     return torch.cat([model(x).logits[0] for x in (batches(4, seed=1) if data is None else data)])
 
 
@@ -204,7 +204,7 @@ def _bits(config: QLayerConfig) -> float:
 
 
 def _coarsest(shapes: Iterable[tuple[int, int]], wanted: str) -> str:
-    """Return the scheme with the fewest bits, of weights alone, that fits these shapes."""
+    """Return the weight-only scheme with the fewest bits that fits these shapes."""
     of_weights = {name: config for name, config in fitting(shapes).items() if config.input_tensors is None}
     found = [(_bits(config), name) for name, config in of_weights.items() if len(levels(config.weight)) == 1]
     assume(found, f"no registered scheme quantizes weights alone and fits {wanted}")
@@ -221,13 +221,13 @@ def fitting(shapes: Iterable[tuple[int, int]]) -> dict[str, QLayerConfig]:
                 quantizer = quantizer_for(config.weight, activation=False)
                 if all(quantizer.shape_error(shape) is None for shape in shapes):
                     found[name] = config
-        except (QuarkError, ValueError, TypeError):  # a broken scheme is not what is checked here
+        except (QuarkError, ValueError, TypeError):  # other checks find broken schemes
             continue
     return found
 
 
 class InFloat64(TorchFunctionMode):
-    """A context in which models compute in float64 also norms, softmax and routers."""
+    """A context in which norms, softmax and routers compute in float64 too."""
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         args = tuple(torch.float64 if arg is torch.float32 else arg for arg in args)

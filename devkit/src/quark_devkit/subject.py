@@ -1,4 +1,4 @@
-"""Subject: what a check looks at: one record of a plugin, or a distribution as a whole."""
+"""Subject of a check: one record of a plugin, or a whole distribution."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from quark.plugins.registry import Registered
 __all__ = ["KINDS", "Subject", "distributions", "find_subject", "subjects"]
 
 SUITE = "quark-devkit"
-"""The distribution of the suite itself, whose commands and the tiny model stay beside what is checked."""
+"""The suite's own distribution, which stays active during checks."""
 _REGISTRIES = {
     "format": "formats",
     "observer": "observers",
@@ -49,14 +49,13 @@ class Subject:
 
     Attributes:
         kind: One of `KINDS`.
-        name: Of the record; of a distribution its own.
-        distribution: The distribution that brings it.
-        version: Of that distribution.
+        name: Name of the record or the distribution.
+        distribution: The distribution of the record.
+        version: Version of that distribution.
         record: The record; None for a distribution.
-        catalog: The plugins among which it is checked, which are the plugins of the process while a check
-            runs: for a record those of its distribution, of what this one requires, and the built-in ones;
-            for a distribution, whose names others may claim, all.
-        source_directory: The directory of the distribution's ``pyproject.toml``; None where it is not known.
+        catalog: The active plugins during a check. For a record: its distribution, the requirements, and the
+            built-in plugins. For a distribution: all plugins, since they may claim the same names.
+        source_directory: The directory of the distribution's ``pyproject.toml``; None if it is not known.
     """
 
     kind: str = attrs.field(validator=attrs.validators.in_(KINDS))
@@ -74,7 +73,7 @@ class Subject:
 
     @property
     def lookup_name(self) -> str:
-        """The name by which its registry gives this record alone: full where several claim it."""
+        """The name that leads only to this record: the full name if several claim it."""
         full = f"{self.distribution}:{self.name}"
         return full if self.name in self.registry.conflicts() or self.registry.get(self.name) is not self.record else self.name
 
@@ -84,7 +83,7 @@ class Subject:
         return self.catalog.registries[_REGISTRIES[self.kind]]
 
     def load(self, field: str) -> Any:
-        """Return the object that a field of the record points at: ``load("observer")``."""
+        """Return the object that a field of the record references: ``load("observer")``."""
         return getattr(self.registry, f"load_{field}")(self.lookup_name)
 
     def declares(self, capability: str) -> bool:
@@ -96,23 +95,23 @@ class Subject:
 
 
 def distributions(catalog: Catalog) -> dict[str, str]:
-    """Return the distributions that bring plugins, failed and left-out ones too, with their versions."""
+    """Return the distributions with plugins, including failed and denied ones, with their versions."""
     sources = [*catalog.sources(), *(failure.source for failure in catalog.failures()), *catalog.left_out]
     return {source.distribution: source.version for source in sources}
 
 
 def subjects(catalog: Catalog, distribution: str, kinds: Sequence[str] = KINDS, source_directory: Path | None = None) -> Iterator[Subject]:
-    """Yield the records of a distribution as subjects, kind by kind, and at the end the distribution itself.
+    """Yield the records of a distribution as subjects, kind by kind, then the distribution itself.
 
     Args:
         catalog: The plugins.
         distribution: Its name, in any spelling.
-        kinds: Kinds to leave the others out.
+        kinds: Kinds to yield; empty for all.
         source_directory: The directory of its ``pyproject.toml``, for checks of the distribution.
 
     Raises:
-        UnknownNameError: It has no plugin among them.
-        ConfigError: A kind is none.
+        UnknownNameError: The distribution has no plugin.
+        ConfigError: A kind is unknown.
     """
     wanted, versions = normalized(distribution), distributions(catalog)
     if wanted not in versions:
@@ -126,7 +125,7 @@ def subjects(catalog: Catalog, distribution: str, kinds: Sequence[str] = KINDS, 
             known=sorted(versions),
         )
     if unknown := [kind for kind in kinds if kind not in KINDS]:
-        raise ConfigError(f"{unknown[0]!r} is no kind of subject: there are {', '.join(KINDS)}")
+        raise ConfigError(f"{unknown[0]!r} is not a kind of subject: use one of {', '.join(KINDS)}")
     own = _among_its_own(catalog, wanted)
     for kind in (kind for kind in KINDS if kind in kinds):
         if kind == "distribution":
@@ -148,15 +147,19 @@ def find_subject(catalog: Catalog, kind: str, name: str) -> Subject:
 
     Raises:
         UnknownNameError, AmbiguousNameError: As `quark.plugins.Registry.get`.
-        ConfigError: The algorithm of that name is of another kind.
+        ConfigError: The algorithm of that name has another kind.
     """
     if kind == "distribution":
         return next(subjects(catalog, name, [kind]))
     registry = catalog.registries[_REGISTRIES[kind]]
     record, source = registry.get(name), registry.source(name)
     if not _is_of(kind, record):
-        why = "nothing here writes that layout" if isinstance(record, ExporterRecord) else "it is registered as another kind of algorithm"
-        raise ConfigError(f"'{record.name}' is no {kind} to check: {why}")
+        why = (
+            "no installed plugin writes that layout"
+            if isinstance(record, ExporterRecord)
+            else "it is registered as another kind of algorithm"
+        )
+        raise ConfigError(f"'{record.name}' cannot be checked as {kind}: {why}")
     return Subject(kind, record.name, source.distribution, source.version, record, _among_its_own(catalog, source.distribution))
 
 

@@ -1,4 +1,4 @@
-"""Ranks in one process: a thread for each, so that a test or a check need start no processes."""
+"""Ranks as threads of one process, so that tests and checks need no processes."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ __all__ = ["in_threads"]
 T = TypeVar("T")
 
 _TIMEOUT = 60.0
-"""Seconds that a rank waits for the others."""
+"""Seconds that a rank waits for other ranks."""
 
 
 def in_threads(work: Callable[[Ranks], T], size: int, *, is_deterministic: bool = False) -> list[T]:
     """Return ``[work(ranks)]`` of ``size`` ranks, which run in threads of this process.
 
-    Ranks share nothing by this but what they exchange: each needs a model of its own, made in ``work``.
+    Each rank needs its own model, created in ``work``.
 
     Args:
-        work: What each rank does.
-        size: How many ranks there are.
-        is_deterministic: As of `quark.base.ranks.Ranks`.
+        work: Function that each rank calls.
+        size: Number of ranks.
+        is_deterministic: As in `quark.base.ranks.Ranks`.
 
     Raises:
-        BaseException: What ``work`` has raised on the first rank that has failed.
+        BaseException: The exception of ``work`` on the first failed rank.
     """
     meeting = _Meeting(size)
     errors: dict[int, BaseException] = {}
@@ -60,7 +60,7 @@ def in_threads(work: Callable[[Ranks], T], size: int, *, is_deterministic: bool 
 
 
 class _Meeting:
-    """The place where ranks leave data for each other."""
+    """Exchange point of the ranks' data."""
 
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size)

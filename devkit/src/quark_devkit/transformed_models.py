@@ -1,4 +1,4 @@
-"""A small float64 model after transforms, with nothing rounded: whether it computes the same can be seen."""
+"""A small float64 model after transforms, without rounding, to compare its outputs."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class TransformedModel:
     """A model after the transforms of a run.
 
     Attributes:
-        model: In float64, its layers float.
-        before: The same model as it was.
-        report: What the transforms reported.
-        settings: As the run resolved them for this model.
+        model: The float64 model with float layers.
+        before: The model before the transforms.
+        report: Report of the transforms.
+        settings: Settings, resolved for this model.
     """
 
     model: nn.Module
@@ -44,12 +44,12 @@ class TransformedModel:
 
     @property
     def changed(self) -> list[str]:
-        """Names of parameters that have another value, or that only one of the two models has."""
+        """Names of parameters that differ or that only one model has."""
         return different_parameters(self.before, self.model)
 
 
 class _LeaveFloat(Rounding):
-    """A rounding that leaves weights as they are."""
+    """A rounding that does not change weights."""
 
     def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
         return {}
@@ -65,13 +65,13 @@ class _Discard(BlockSink):
 def transformed(
     scheme: str | QLayerConfig, *settings: AlgoConfig, exclude: tuple[str, ...] = (), is_fused: bool = False
 ) -> TransformedModel:
-    """Return the small model as the transforms of these settings leave it on the way to a scheme.
+    """Return the small model after the transforms with these settings, for a scheme.
 
-    Validation that comes before a run, and would leave a transform out, is left out here.
+    There is no validation before the run, which could omit a transform.
 
     Args:
         scheme: Name of a scheme, or a configuration of layers.
-        *settings: Of the transforms.
+        *settings: Settings of the transforms.
         exclude: Patterns of layers that stay float.
         is_fused: Whether to take the model with fused projections.
     """
@@ -85,7 +85,7 @@ def transformed(
 
 
 def _with_biases(is_fused: bool) -> nn.Module:
-    """Return the small model in float64, with biases in its blocks also where its family has none."""
+    """Return the small model in float64, with biases in its blocks even if its family has none."""
     model = small_model(torch.float64, is_fused=is_fused)
     generator = torch.Generator().manual_seed(1)
     layers: dict[str, Any] = {n: layer for n, layer in model.named_modules() if isinstance(layer, nn.Linear) and ".layers." in n}
@@ -117,7 +117,7 @@ def different_parameters(one: nn.Module, other: nn.Module) -> list[str]:
 def named_parts(model: nn.Module) -> dict[str, list[str]]:
     """Return names of all modules, parameters, buffers and hooks.
 
-    A tied parameter is there by each name; a module with hooks once for each hook.
+    A tied parameter occurs under each name; a module with hooks occurs once per hook.
     """
     return {
         "module": [f"{name} ({type(module).__name__})" for name, module in model.named_modules()],

@@ -55,7 +55,7 @@ __all__ = [
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    """Return every file of an export by its relative path, but for the file that identifies the run."""
+    """Return every file of an export by its relative path, without the run's identity file."""
     paths = [path for path in sorted(directory.rglob("*")) if path.is_file() and path.name != RUN_FILE]
     return {str(path.relative_to(directory)): path.read_bytes() for path in paths}
 
@@ -66,12 +66,12 @@ def first_difference(one: Mapping[str, object], other: Mapping[str, object]) -> 
 
 
 def readable_layout() -> str:
-    """Return the name of a registered layout that streams and is read back, the one that can do most.
+    """Return the name of the most capable registered layout that streams and can be loaded.
 
-    If there is one, it can be resumed, keeps all values, and its checkpoints can be the source of a run.
+    Preferably it can be resumed, keeps all values, and its checkpoints can be sources of runs.
 
     Raises:
-        NotApplicableError: There is none.
+        NotApplicableError: There is no such scheme.
     """
     found = [record for record in exporters() if record.reader is not None and "streaming" in record.capabilities]
     assume(found, "no registered checkpoint layout streams and is read back: install quark-exporters")
@@ -86,9 +86,9 @@ def require_same_from_disk(config: QConfig, layout: str | None = None, options: 
     """Require that a checkpoint quantized block by block has the bytes of one quantized in memory.
 
     Args:
-        config: Of the run.
+        config: Config of the run.
         layout: Name of an exporter; None for `readable_layout`.
-        options: Of the export.
+        options: Options of the export.
     """
     layout = readable_layout() if layout is None else layout
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
@@ -98,20 +98,19 @@ def require_same_from_disk(config: QConfig, layout: str | None = None, options: 
         model = ModelQuantizer(config).quantize_model(load_model(source), batches())
         export_with(layout, model, memory, options)
         different = first_difference(contents(disk), contents(memory))
-        require(different is None, f"gives another {different} when it is run from disk than in memory")
+        require(different is None, f"gives a different {different} from disk than in memory")
 
 
 def require_same_after_resume(config: QConfig) -> None:
-    """Require that a run that fails behind its first block, and is resumed, gives the same bytes.
+    """Require that a run that fails after its first block and is resumed gives the same bytes.
 
-    Each of the three is a process of its own: what code has kept in a class or a module is lost where a run
-    stops.
+    Each of the three runs is a separate process, so that state in classes and modules is lost.
 
     Args:
-        config: Of the run.
+        config: Config of the run.
 
     Raises:
-        NotApplicableError: No registered layout that is read back can be resumed.
+        NotApplicableError: No registered layout can be both loaded and resumed.
     """
     layout = readable_layout()
     assume("resumable" in exporters().get(layout).capabilities, f"an export in the layout '{layout}' cannot be resumed")
@@ -121,23 +120,23 @@ def require_same_after_resume(config: QConfig) -> None:
         for out, part in ((whole, "whole"), (resumed, "first"), (resumed, "rest")):
             in_fresh_process(_run_part, source, out, config, layout, part)
         different = first_difference(contents(whole), contents(resumed))
-        require(different is None, f"gives another {different} when its run is resumed behind the first block")
+        require(different is None, f"gives a different {different} if its run is resumed after the first block")
 
 
 def _run_part(source: Path, out: Path, config: QConfig, layout: str, part: str) -> None:
-    """Quantize a checkpoint: ``"whole"``; ``"first"``, to a failure behind the first block; or ``"rest"``."""
+    """Quantize a checkpoint: ``"whole"``; ``"first"``, until it fails after one block; or ``"rest"``."""
     with interrupted_behind(1) if part == "first" else nullcontext():
         quantize_checkpoint(source, out, config, batches(), exporter=layout, resume=part == "rest")
 
 
 def require_same_by_two_ranks(config: QConfig) -> None:
-    """Require that two ranks, each with half of the data, give the tensors and the report of one, to the bit.
+    """Require that two ranks, each with half of the data, give the tensors and report of one, to the bit.
 
     Args:
-        config: Of the run, which is deterministic.
+        config: Config of the deterministic run.
     """
 
-    models = [small_model() for _ in range(3)]  # made here: what makes one is not for several threads
+    models = [small_model() for _ in range(3)]  # created here, since creation is not thread-safe
 
     def quantized_by(ranks: Ranks) -> dict[str, Any]:
         model = models.pop()
@@ -148,11 +147,11 @@ def require_same_by_two_ranks(config: QConfig) -> None:
     (alone,) = in_threads(quantized_by, 1, is_deterministic=True)
     for rank, other in enumerate(in_threads(quantized_by, 2, is_deterministic=True)):
         different = sorted(name for name in {*alone, *other} if not is_same(alone.get(name), other.get(name)))
-        require(not different, f"gives another {different[0] if different else ''} on rank {rank} of two than on one")
+        require(not different, f"gives a different {different[0] if different else ''} on rank {rank} of two than in one process")
 
 
 def shared_report(report: CalibrationReport) -> dict[str, Any]:
-    """Return the part of a report that all ranks agree on: no times, no figures of own samples."""
+    """Return the part of a report that is equal on all ranks: no times and no figures of own samples."""
     of_a_rank = ("weights", "histograms", "blocks", "seconds")
     return {**{name: value for name, value in report.to_dict().items() if name not in of_a_rank}, "figures of": sorted(report.weights)}
 
@@ -173,7 +172,7 @@ def require_reload(
         model: The quantized model.
         layout: Name of an exporter.
         read: Reads the checkpoint; None for quark's own reader.
-        options: Of the export.
+        options: Options of the export.
     """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
         out = Path(temporary) / "out"
@@ -186,9 +185,9 @@ def require_same_logits(model: nn.Module, directory: Path, read: Callable[[Path]
 
     Args:
         model: The quantized model.
-        directory: Of its export.
+        directory: Directory of its export.
         read: Reads the checkpoint; None for quark's own reader.
-        how: It was exported, for the message.
+        how: Kind of the export, for the message.
     """
     again = import_model_from_safetensors(None, directory, device="cpu") if read is None else read(directory)
     one, other = logits(model), logits(again)
@@ -202,10 +201,10 @@ class _InterruptedRunError(QuarkError):
 
 @contextmanager
 def interrupted_behind(blocks: int) -> Iterator[None]:
-    """Let the run of the body fail when it has finished that many blocks, and end quietly.
+    """Let the run of the body fail after that many blocks, and end quietly.
 
     Raises:
-        AssertionError: The run has ended before; or it keeps no journal, and so cannot be resumed.
+        AssertionError: The run ended earlier, or it keeps no journal and cannot be resumed.
     """
     end_block, count = JournaledSink.end_block, 0
 
@@ -223,11 +222,11 @@ def interrupted_behind(blocks: int) -> Iterator[None]:
         return
     finally:
         JournaledSink.end_block = end_block  # type: ignore[method-assign]
-    raise AssertionError(f"the run has ended before it had finished {blocks} blocks, or it keeps no journal")
+    raise AssertionError(f"the run ended before it finished {blocks} blocks, or it keeps no journal")
 
 
 class _Recording(RoundToNearest):
-    """Rounds to nearest when it has seen the inputs of layers.
+    """Records the inputs of layers, then rounds to nearest.
 
     Attributes:
         inputs: The Hessian of the input of each task.
@@ -244,14 +243,14 @@ class _Recording(RoundToNearest):
 
 
 def require_same_when_resumed(config: QConfig, layout: str, options: ExportOptions | None = None) -> None:
-    """Require that a run that fails in its last block and is resumed writes the bytes of one that does not.
+    """Require that a run that fails in its last block and is resumed writes the same bytes as a complete run.
 
-    A finished block whose bytes are damaged is noticed and quantized again.
+    A damaged finished block is detected and quantized again.
 
     Args:
-        config: Of the run.
+        config: Config of the run.
         layout: Name of an exporter.
-        options: Of the export.
+        options: Options of the export.
 
     Raises:
         NotApplicableError: The exporter cannot resume.
@@ -266,24 +265,24 @@ def require_same_when_resumed(config: QConfig, layout: str, options: ExportOptio
                 _recorded(source, out, config, layout, options)
             partial_output = next(out.parent.glob(f".{out.name}.*"), out)
             is_begun = finished_blocks(partial_output)
-            require(is_begun, "has no finished blocks after a failure in the last one: 'when_stored' has to call its argument")
+            require(is_begun, "has no finished blocks after a failure in the last block: 'when_stored' must call its argument")
             if damaged:
                 _spoil(partial_output)
             resumed = _recorded(source, out, config, layout, options, resume=True)
             different = first_difference(contents(once), contents(out))
             how = "a damaged block" if damaged else "its finished blocks"
-            require(different is None, f"gives another {different} when a run is resumed from {how}")
+            require(different is None, f"gives a different {different} when a run is resumed from {how}")
             is_again = len(resumed.inputs) == len(whole.inputs)
             require(is_again == damaged, "takes a damaged block for a finished one" if damaged else "forgets the finished blocks")
             same = all(torch.equal(a, b) for a, b in zip(reversed(resumed.inputs), reversed(whole.inputs), strict=False))
-            fix = "'read' has to give what was written"
-            require(same, f"gives layers of the last block other inputs when a run is resumed from {how}: {fix}")
+            fix = "'read' must return the data that was written"
+            require(same, f"gives layers of the last block different inputs if a run is resumed from {how}: {fix}")
 
 
 def _recorded(source: Path, out: Path, config: QConfig, layout: str, options: ExportOptions, *, resume: bool = False) -> _Recording:
-    """Quantize a checkpoint as `quark.runs.quantize_checkpoint` does, to nearest; return the rounding."""
+    """Quantize a checkpoint with `quark.runs.quantize_checkpoint` to nearest; return the rounding."""
     output = Output.of(out, layout, options, resume=resume)
-    assume(output.writer.resumes, "it does not resume: its runs start from the beginning")
+    assume(output.writer.resumes, "it does not resume, so its runs start from the beginning")
     rounding = _Recording()
     shards, tensors = opened_checkpoint(source)
     run = attrs.evolve(plan_run(tensors.model, config), algorithms=Algorithms(rounding=rounding))
@@ -296,7 +295,7 @@ def _recorded(source: Path, out: Path, config: QConfig, layout: str, options: Ex
 
 
 def _spoil(partial_output: Path) -> None:
-    """Let the journal say that the first finished block was stored with other bytes."""
+    """Make the journal's checksum of the first finished block wrong."""
     journal = Journal.read(partial_output)
     first, *others = journal.finished
     journal.cut(0)

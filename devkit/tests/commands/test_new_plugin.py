@@ -48,7 +48,7 @@ def test_by_default_it_writes_into_a_directory_of_the_name(
     ("arguments", "message"),
     [
         (["acme-quant"], "nothing to write: choose at least one of --scheme, --format"),
-        (["acme quant", "--scheme"], "is no name of a distribution"),
+        (["acme quant", "--scheme"], "is not a distribution name"),
         (["torch", "--scheme"], "is another package"),
     ],
 )

@@ -25,7 +25,7 @@ class Settings(AlgoConfig):
     """Settings of the healthy transform.
 
     Attributes:
-        exponent: Of the power of two that is moved from norms to layers.
+        exponent: Exponent of the power of two that is moved from norms to layers.
     """
 
     name: str = "mutant_transform"

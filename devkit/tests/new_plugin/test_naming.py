@@ -31,13 +31,13 @@ def test_names_follow_from_the_name_of_the_distribution(name: str, package: str,
 
 @pytest.mark.parametrize("name", ["", "-acme", "acme-", "acme quant", "acme/quant", "../acme", "acmé", "acme\n", "acme;rm", "a$b"])
 def test_what_is_no_name_of_a_distribution_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="is no name of a distribution"):
+    with pytest.raises(ConfigError, match="is not a distribution name"):
         Naming.of(name)
 
 
 @pytest.mark.parametrize("name", ["3com-quant", "class", "import", "Lambda"])
 def test_what_python_cannot_import_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="is no name in Python"):
+    with pytest.raises(ConfigError, match="not a valid name in Python"):
         Naming.of(name)
 
 

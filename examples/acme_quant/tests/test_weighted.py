@@ -206,7 +206,7 @@ def test_a_checkpoint_in_a_common_format_is_read_back_where_the_algorithm_is_not
 def test_settings_come_back_from_json_and_those_without_sense_are_refused() -> None:
     settings = AcmeWeightedConfig(narrowest=0.8, widest=1.0, steps=3)
     assert algo_config_from_dict(settings.to_dict()) == settings
-    with pytest.raises(ConfigError, match=r"widest=0\.5 is not more than narrowest=0\.6"):
+    with pytest.raises(ConfigError, match=r"widest=0\.5 is not above narrowest=0\.6"):
         AcmeWeightedConfig(widest=0.5)
     with pytest.raises(ValueError, match="steps"):
         AcmeWeightedConfig(steps=1)

@@ -44,9 +44,9 @@ def test_perplexity_of_a_cache_is_that_of_the_tokens_after_each_context() -> Non
 
 
 def test_what_is_not_offered_says_what_to_use() -> None:
-    with pytest.raises(UnsupportedError, match="rouge_eval is not offered: use tasks of lm-evaluation-harness"):
+    with pytest.raises(UnsupportedError, match="rouge_eval is not supported: use tasks of lm-evaluation-harness"):
         rouge_eval(1, 2)
-    with pytest.raises(UnsupportedError, match="task_eval does not take log_samples"):
+    with pytest.raises(UnsupportedError, match="task_eval does not support log_samples"):
         task_eval(tiny_model(), tiny_tokenizer(), tasks="a", log_samples=True)
 
 

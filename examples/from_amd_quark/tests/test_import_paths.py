@@ -65,7 +65,7 @@ def test_an_unknown_name_is_a_plain_attribute_error() -> None:
 def test_a_path_says_what_to_install_where_the_distribution_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "amd_quark_scripts" else find_spec(name))
-    with pytest.raises(MissingPluginError, match=r"quark\.common\.profiler is for .*pip install examples/from_amd_quark"):
+    with pytest.raises(MissingPluginError, match=r"quark\.common\.profiler is .*pip install examples/from_amd_quark"):
         importlib.import_module("quark.common.profiler").no_name_that_was_loaded_before
 
 

@@ -87,7 +87,7 @@ def test_a_group_size_chooses_among_schemes(scheme: str, size: int, name: str) -
 
 @pytest.mark.parametrize(("scheme", "size"), [("int4_wo_128", 48), ("mxfp4", 16), ("fp8", 32)])
 def test_a_group_size_that_a_scheme_does_not_have_is_refused(scheme: str, size: int) -> None:
-    with pytest.raises(ConfigError, match=f"does not come with groups of {size}"):
+    with pytest.raises(ConfigError, match=f"with groups of {size}"):
         with_group_size(scheme, size)
 
 
@@ -98,10 +98,14 @@ def test_a_group_size_that_a_scheme_does_not_have_is_refused(scheme: str, size: 
         (["--params_load"], ConfigError, "--params_load reads two files: give --json_path and --safetensors_path"),
         (["--evaluation_dataset", "wikitext_gpt_oss_20b"], UnsupportedError, "quark evaluate --text"),
         (["--custom_mode", "nowhere"], UnsupportedError, "needs an exporter of that name"),
-        (["--file2file_quantization", "--model_export", "gguf"], ConfigError, "--file2file_quantization writes a checkpoint"),
-        (["--quant_flow", "file2file", "--model_export", "gguf"], ConfigError, "writes a checkpoint"),
-        (["--quant_flow", "per_block", "--file2file_quantization"], ConfigError, "contradict each other"),
-        (["--quant_algo", "awq,smoothquant"], ConfigError, "'awq' and 'smoothquant' .* do the same thing by different rules"),
+        (
+            ["--file2file_quantization", "--model_export", "gguf"],
+            ConfigError,
+            "--file2file_quantization writes only --model_export hf_format",
+        ),
+        (["--quant_flow", "file2file", "--model_export", "gguf"], ConfigError, "--model_export hf_format"),
+        (["--quant_flow", "per_block", "--file2file_quantization"], ConfigError, "contradicts --quant_flow per_block"),
+        (["--quant_algo", "awq,smoothquant"], ConfigError, "'awq' and 'smoothquant' .* have the same role"),
         (["--quant_algo_config_file", "awq", "/nowhere.json"], ConfigError, "there is no file '/nowhere.json'"),
     ],
 )
@@ -113,7 +117,7 @@ def test_flags_that_are_not_offered_are_refused_before_any_work(flags: list[str]
 
 def test_exporters_that_are_not_installed_are_refused() -> None:
     args = argument_parser().parse_args(["--model_dir", "/nowhere", "--quant_scheme", "fp8", "--model_export", "onnx"])
-    with using(Catalog(())), pytest.raises(UnsupportedError, match="needs an exporter 'onnx', which no installed plugin brings"):
+    with using(Catalog(())), pytest.raises(UnsupportedError, match="needs the exporter 'onnx': install a plugin"):
         check_arguments(args)
 
 
@@ -160,7 +164,7 @@ def test_a_second_export_that_cannot_be_written_is_refused_before_any_work(
 ) -> None:
     monkeypatch.setattr("amd_quark_scripts.quantize_quark.get_model", lambda *_, **__: pytest.fail("the model is loaded"))
     flags = ["--model_export", "hf_format"]
-    for second, says in (("gguf", "Layouts that hold this model:"), ("quark_format", "asks for the exporter 'quark' twice")):
+    for second, says in (("gguf", "Layouts that hold this model:"), ("quark_format", "names the exporter 'quark' twice")):
         with pytest.raises(SystemExit):
             run("--skip_evaluation", "--quant_scheme", "fp8", *flags, "--model_export", second, "--output_dir", tmp_path / "out")
         assert says in capsys.readouterr().err
@@ -195,7 +199,7 @@ def test_a_package_for_the_evaluation_is_missed_before_any_work(
     monkeypatch.setattr("amd_quark_scripts.quantize_quark.local_checkpoint", lambda *_: pytest.fail("the model is looked for"))
     with pytest.raises(SystemExit):
         run("--quant_scheme", "int8")
-    assert "without --skip_evaluation, need the package 'datasets', which is not installed: pip install" in capsys.readouterr().err
+    assert "need the package 'datasets'. Install it: pip install" in capsys.readouterr().err
 
 
 def test_it_takes_a_template_from_a_file(tmp_path: Path) -> None:

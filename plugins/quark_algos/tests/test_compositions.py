@@ -139,7 +139,7 @@ ROUNDINGS, SCALINGS = ("gptq", "gptaq", "qronos"), ("awq", "smoothquant", "autos
     ("names", "words"),
     [
         *((pair, "both choose the codes of weights") for pair in itertools.combinations(ROUNDINGS, 2)),
-        *((pair, "do the same thing by different rules") for pair in itertools.combinations(SCALINGS, 2)),
+        *((pair, "have the same role") for pair in itertools.combinations(SCALINGS, 2)),
         (("rotation", "gptq", "awq", "qronos"), "'gptq' and 'qronos' both choose the codes"),
         *(((name, name), "is named twice") for name in (*ROUNDINGS, *SCALINGS, "rotation")),
         (("awq", "gptq", "awq"), "'awq' is named twice"),
@@ -178,7 +178,7 @@ def test_rotations_of_a_user_stream_are_run_and_reloaded(tmp_path: Path) -> None
 
 
 def test_user_streams_that_leave_a_layer_out_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"leave out model\.layers\.1\.self_attn\.[kv]_proj"):
+    with pytest.raises(ConfigError, match=r"lack model\.layers\.1\.self_attn\.[kv]_proj"):
         run([user_stream_settings(next_modules=["model.layers.layer_id.self_attn.q_proj"])], "int4_wo_32")
 
 

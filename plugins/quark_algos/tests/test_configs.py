@@ -178,7 +178,7 @@ def test_arguments_may_be_positional_in_the_order_of_amd_quark(kind: type[Any]) 
     parameters = inspect.signature(kind).parameters.values()
     assert [p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD] == list(by_name)
     first = next(iter(by_name))
-    with pytest.raises(TypeError, match=f"{kind.__name__} got '{first}' by position and by name"):
+    with pytest.raises(TypeError, match=f"{kind.__name__} got '{first}' both by position and by name"):
         kind(*by_name.values(), **{first: by_name[first]})
     with pytest.raises(TypeError, match="takes at most"):
         kind(*range(30))

@@ -175,7 +175,7 @@ def test_a_family_without_known_projections_is_refused_with_the_reason() -> None
     assert all(refusal(name, bare) for name in transforms)
     without_blocks = Architecture(model_type="bare")
     assert all(LLMTemplate.from_architecture(without_blocks).algo_config[name] is None for name in ALGORITHMS)
-    assert {refusal(name, without_blocks) for name in ROUNDINGS} == {"its decoder blocks are not known"}
+    assert {refusal(name, without_blocks) for name in ROUNDINGS} == {"its template names no decoder blocks"}
 
 
 @pytest.mark.parametrize("experts", [None, "mlp.experts"])

@@ -47,7 +47,7 @@ def test_what_has_left_the_core_says_where_it_is(statement: str) -> None:
 def test_it_is_said_in_a_fresh_process_too() -> None:
     code = "try:\n    import quark.experimental.cli\nexcept ImportError as error:\n    print(error)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "quark quantize --template-file takes a template from a JSON file" in done.stdout
+    assert "quark quantize --template-file" in done.stdout
 
 
 def test_what_nobody_has_is_not_found_as_ever() -> None:

@@ -1,4 +1,4 @@
-"""AMD Quark's import paths: their objects, names of plugins, and errors where one is missing."""
+"""AMD Quark's import paths: their objects, names of plugins, and errors if one is missing."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_a_scale_type_knows_its_torch_dtype() -> None:
     names = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float8_e5m3": torch.uint8, "float8_e8m0fnu": torch.float8_e8m0fnu}
     assert {name: ScaleType[name].to_torch_dtype() for name in names} == names
     for name in ("float", "pof2"):
-        with pytest.raises(ValueError, match=f"ScaleType.{name} says how scales are made"):
+        with pytest.raises(ValueError, match=f"ScaleType.{name} says how scales are computed"):
             ScaleType[name].to_torch_dtype()
 
 

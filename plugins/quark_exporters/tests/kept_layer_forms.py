@@ -120,7 +120,7 @@ class Form:
         block: The ``quantization_config``.
         template: Name of the template.
         excluded: Patterns of layers that come quantized and stay so.
-        scheme: Of the others.
+        scheme: Scheme of the others.
         kept: How many layers stay as they are.
     """
 

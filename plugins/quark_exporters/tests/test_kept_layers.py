@@ -124,7 +124,7 @@ def test_the_plan_says_so_and_counts_their_bytes(form: Form, source: Path) -> No
     assert planned.plan is not None
     assert planned.estimate is not None
     assert planned.plan.kept
-    assert {row.reason.rpartition("; ")[2] for row in planned.plan.rows if row.is_kept} == {"stays as it is, from the source"}
+    assert {row.reason.rpartition("; ")[2] for row in planned.plan.rows if row.is_kept} == {"kept as quantized in the source"}
     floats = plan(source, form.config(keep_prequantized_layers=False), probing=False)
     assert floats.estimate is not None
     assert planned.estimate.output is not None
@@ -186,7 +186,7 @@ def test_two_processes_write_the_bytes_of_one(source: Path, form: Form, tmp_path
 
 
 def test_a_layout_that_cannot_hold_them_is_refused_before_any_work(tmp_path: Path, source: Path, form: Form) -> None:
-    with pytest.raises(UnsupportedError, match=r"stay quantized as they come: .* keep_prequantized_layers=False") as refusal:
+    with pytest.raises(UnsupportedError, match=r"keep the quantization of the source: .* keep_prequantized_layers=False") as refusal:
         quantize_checkpoint(source, tmp_path / "out", form.config(), batches(), exporter="awq")
     assert not (tmp_path / "out").exists()
     assert "cannot hold this model" in str(refusal.value)
@@ -213,7 +213,7 @@ def test_what_has_no_exact_expression_is_dequantized_and_the_plan_says_so(tmp_pa
     planned = plan(made(form, tmp_path), form.config(), probing=False)
     assert planned.plan is not None
     assert not planned.plan.kept
-    assert any("10 layer(s) come quantized and are written dequantized" in warning for warning in planned.plan.warnings)
+    assert any("10 layer(s) are quantized in the source but written dequantized" in warning for warning in planned.plan.warnings)
 
 
 def test_inputs_of_deepseek_v3_1_have_powers_of_two_as_scales(tmp_path: Path) -> None:

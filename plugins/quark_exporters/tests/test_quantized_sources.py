@@ -266,7 +266,7 @@ def test_weight_converters_are_applied_to_the_float_tensors(llama: Path, tmp_pat
         quantizer.direct_quantize_checkpoint(codes, tmp_path / name, True, device="cpu", weight_converters=[converter])
         quantizer.direct_quantize_checkpoint(floats, tmp_path / f"{name}_from_floats", True, device="cpu")
         assert contents(tmp_path / name) == contents(tmp_path / f"{name}_from_floats")
-    assert "layer(s) come quantized and are written dequantized" in caplog.text
+    assert "layer(s) are quantized in the source but written dequantized" in caplog.text
 
 
 @pytest.mark.parametrize("where", ["config", "text_config"])
@@ -284,6 +284,6 @@ def test_codes_without_scales_are_refused(llama: Path, tmp_path: Path) -> None:
         return {name: tensor.to(torch.float8_e4m3fn)} if name == "model.layers.1.mlp.up_proj.weight" else {name: tensor}
 
     source = rewritten(llama, tmp_path / "codes", without, {"quant_method": "fp8"})
-    with pytest.raises(CheckpointError, match=r"holds model\.layers\.1\.mlp\.up_proj\.weight as codes of 8 bits, and no scales"):
+    with pytest.raises(CheckpointError, match=r"holds model\.layers\.1\.mlp\.up_proj\.weight as codes of 8 bits, but no scales"):
         quantize_checkpoint(source, tmp_path / "out", LLMTemplate.get("llama").get_config(scheme="int4_wo_per_channel"))
     assert not (tmp_path / "out").exists()

@@ -12,7 +12,7 @@ from quark_graph.insertion import observe
 
 
 class Raising(nn.Module):
-    """Raises an error in place of a forward."""
+    """Raises an error instead of a forward."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__()
@@ -38,5 +38,7 @@ def test_an_error_that_names_its_cause_and_fix_is_raised_as_it_is() -> None:
 
 
 def test_any_other_error_is_told_with_the_batch_and_the_inputs() -> None:
-    with pytest.raises(CalibrationError, match=r"calibration batch 0 \(RuntimeError: shapes\)\. Its inputs are x"):
+    with pytest.raises(
+        CalibrationError, match=r"calibration batch 0 \(RuntimeError: shapes\)\. Give batches that hold only its inputs \(x"
+    ):
         observed_with(RuntimeError("shapes"))

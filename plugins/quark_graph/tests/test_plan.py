@@ -129,12 +129,12 @@ def test_a_model_in_training_mode_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"call model.eval\(\)"):
         capture(Small(), (X,))
     training = torch.export.export(Small().train(), (X,)).module()
-    with pytest.raises(ConfigError, match="work as in training"):
+    with pytest.raises(ConfigError, match="in training mode"):
         quantize_graph(training, config(), [X])
 
 
 def test_a_graph_of_symbolic_trace_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no operators of torch"):
+    with pytest.raises(ConfigError, match="not torch operators"):
         quantize_graph(fx.symbolic_trace(Small().eval()), config(), [X])
 
 
@@ -154,7 +154,7 @@ def test_a_quantized_graph_is_refused() -> None:
 
 
 def test_a_plan_needs_a_graph() -> None:
-    with pytest.raises(ConfigError, match="is no graph: capture it"):
+    with pytest.raises(ConfigError, match="is not a graph: capture it"):
         ModelQuantizer(config()).plan(Small())
 
 
@@ -167,7 +167,7 @@ def test_a_checkpoint_cannot_be_quantized_so() -> None:
     ("data", "message"),
     [
         (None, "calibration data is needed"),
-        ([X, X[:, :, :4]], "batch 1 .*Its inputs are x"),
+        ([X, X[:, :, :4]], "batch 1 .*only its inputs \\(x"),
         ([(X, torch.zeros(2))], "batch 0"),
     ],
 )

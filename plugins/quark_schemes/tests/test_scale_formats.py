@@ -91,7 +91,7 @@ def test_two_dimensional_blocks_have_a_scale_each_and_reload(dtype: str, scale: 
     quantizer = quantizer_for(spec, activation=False)
     x = torch.randn(16, 64, generator=torch.Generator().manual_seed(0))
     assert quantizer.shape_error((16, 64)) is None
-    assert "is not made of blocks of [4, 8]" in str(quantizer.shape_error((16, 60)))
+    assert "cannot be divided into blocks of [4, 8]" in str(quantizer.shape_error((16, 60)))
     values, qparams = quantizer.round_to_nearest(x)
     packed = quantizer.pack(quantizer.codes_of(values, qparams), qparams)
     assert packed["scale"].shape == (4, 8)

@@ -19,7 +19,7 @@ IN_TRANSFORMERS = {*DENSE, *MIXTURES, *CONVOLUTIONAL, *MULTIMODAL, *OWN_FORMS, *
 
 @cache
 def why_lacking(model_type: str) -> str | None:
-    """Return why there is no model of a family in the installed transformers; None where there is one."""
+    """Return why there is no model of a family in the installed transformers; None if there is one."""
     from transformers import CONFIG_MAPPING
 
     if model_type not in CONFIG_MAPPING:

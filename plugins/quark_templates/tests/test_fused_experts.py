@@ -141,5 +141,5 @@ def test_only_what_sorted_tokens_go_through_is_called_with_them() -> None:
 
 def test_a_model_that_calls_its_experts_in_another_way_is_told_so() -> None:
     _, apart, (tokens, *_), _ = case("stacked")
-    with pytest.raises(UnsupportedError, match="calls its experts with chosen_experts, and not with the experts' indices"):
+    with pytest.raises(UnsupportedError, match="calls its experts with chosen_experts, but without the experts' indices"):
         apart(tokens, chosen_experts=tokens)

@@ -119,7 +119,7 @@ def test_a_cache_is_refused_where_runtimes_hold_something_else(model_type: str) 
     if model_type not in REFUSED:
         assert quantizer.plan(model_of(model_type)).config.kv_cache_post_rope is True
         return
-    with pytest.raises(ConfigError, match=r"is not what runtimes cache.*kv_cache_post_rope=False"):
+    with pytest.raises(ConfigError, match=r"so runtimes do not cache it.*kv_cache_post_rope=False"):
         quantizer.plan(model_of(model_type))
 
 

@@ -1,6 +1,6 @@
 """Mixtures with forms of their own.
 
-Every fact on a tiny random model, with its vision tower where there is one.
+Every fact on a tiny random model, with its vision tower if there is one.
 """
 
 from __future__ import annotations

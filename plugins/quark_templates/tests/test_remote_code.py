@@ -158,7 +158,7 @@ def test_kv_layers_put_out_what_enters_the_cache(family: tuple[Skeleton, Archite
     model, facts = family
     for block in blocks_of(model, facts):
         attention = next((m for m in block.modules() if isinstance(m, Attending)), None)
-        if attention is None:  # a state in place of a cache
+        if attention is None:  # a state instead of a cache
             assert facts.mixer
             continue
         sources = [m for name, m in block.named_modules() if any(fnmatchcase(f"x.{name}", p) for p in facts.kv_layers_name or ())]

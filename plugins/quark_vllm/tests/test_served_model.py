@@ -115,7 +115,7 @@ def test_values_are_not_rotated() -> None:
 
 def test_quantized_probabilities_are_refused(tmp_path: Path) -> None:
     model = served(tmp_path / "out", LLMTemplate.get("llama").get_config("fp8", attention_scheme="fp8"))
-    with pytest.raises(UnsupportedError, match="probabilities of attention, which fused kernels never hold"):
+    with pytest.raises(UnsupportedError, match="quantizes attention probabilities"):
         model.parts("model.layers.0.mlp.down_proj")
 
 

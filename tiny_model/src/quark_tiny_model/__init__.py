@@ -1,10 +1,9 @@
 """A Llama of 1.7 million parameters with tokenizer and held-out text, for demonstrations and tests.
 
-Beside it are two smaller models of other kinds: a mixture of experts (Qwen2-MoE: two of eight by a router,
-and a shared one), and a model with LayerNorms, biases and learned positions (OPT). Their weights are trained,
-and need no network.
+There are two smaller trained models: a mixture of experts (Qwen2-MoE: a router picks two of eight, and one is
+shared), and a model with LayerNorms, biases and learned positions (OPT). No model needs a network.
 
-torch and transformers are imported inside the functions: paths and text do without them.
+torch and transformers are imported inside the functions, since paths and text do not need them.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ if TYPE_CHECKING:
 __all__ = ["DIRECTORY", "KINDS", "calibration_batches", "held_out_text", "tiny_model", "tiny_model_dir", "tiny_template", "tiny_tokenizer"]
 
 DIRECTORY = Path(__file__).with_name("llama")
-"""The checkpoint, in Hugging Face form; ``held_out.txt`` and ``PROVENANCE.md`` lie beside it."""
+"""The checkpoint, in Hugging Face form, with ``held_out.txt`` and ``PROVENANCE.md``."""
 KINDS = ("llama", "mixture", "layernorm")
-"""The models, by names of directories; all have the tokenizer and the held-out text of the Llama."""
+"""Directory names of the models; all use the tokenizer and the held-out text of the Llama."""
 
 
 def tiny_model_dir(kind: str = "llama") -> Path:
-    """Return the directory of a checkpoint, in Hugging Face form, bfloat16; read it, write elsewhere.
+    """Return the directory of a checkpoint in Hugging Face form, bfloat16. Do not write to it.
 
     ``kind`` is one of `KINDS`.
     """
@@ -40,8 +39,8 @@ def tiny_model(dtype: torch.dtype | None = None, blocks: int | None = None, kind
     """Return a fresh copy of a model, in evaluation mode on the CPU.
 
     Args:
-        dtype: Of its parameters; None for float32.
-        blocks: How many of its decoder blocks it keeps, from the first; None for all.
+        dtype: Dtype of its parameters; None for float32.
+        blocks: Number of decoder blocks to keep, from the first; None for all.
         kind: One of `KINDS`.
     """
     import torch
@@ -71,14 +70,14 @@ def tiny_tokenizer() -> Any:
 
 
 def held_out_text() -> str:
-    """Return text from the same sources as the training text, and not part of it."""
+    """Return text from the sources of the training text that was not used for training."""
     return (DIRECTORY / "held_out.txt").read_text(encoding="utf-8")
 
 
 def calibration_batches(n: int = 8, length: int = 128) -> list[Tensor]:
     """Return ``n`` sequences of tokens, each ``[1, length]``, from the end of the held-out text.
 
-    Evaluation uses its beginning.
+    Evaluation uses the beginning of the text.
 
     Raises:
         ConfigError: (a ValueError) The text does not have that many tokens.
@@ -87,7 +86,9 @@ def calibration_batches(n: int = 8, length: int = 128) -> list[Tensor]:
 
     tokens = _held_out_tokens()
     if n < 1 or length < 1 or n * length > len(tokens):
-        raise ConfigError(f"{n} sequences of {length} tokens are more than the {len(tokens)} tokens of the held-out text")
+        raise ConfigError(
+            f"{n} sequences of {length} tokens exceed the {len(tokens)} tokens of the held-out text: give fewer or shorter ones"
+        )
     return [row[None].clone() for row in tokens[len(tokens) - n * length :].split(length)]
 
 

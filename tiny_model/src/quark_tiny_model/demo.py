@@ -23,7 +23,7 @@ __all__ = ["demo"]
 
 def demo(
     out: Annotated[Path | None, typer.Option(help="Keep the exported checkpoints here; must not exist or be empty.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON and nothing else.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the table, as JSON.")] = False,
 ) -> None:
     """Quantize the bundled tiny model with every scheme, export it, load it again and compare it with the
     original."""
@@ -97,8 +97,9 @@ def _conclude(console: Console, rows: list[Row], refusals: list[Refusal], out: P
         names = ", ".join(refusal.name for refusal in refusals if refusal.reason == reason)
         console.print(f"{names}: {reason}", markup=False)
     console.print(
-        "\nBits: size of a weight on disk, its share of scales and zero points included. Perplexity: how many tokens the model wavers "
-        "between; lower is better. KL: divergence of its predictions from the original's, in nats per token. Top-1: how often both predict "
+        "\nBits: size of a weight on disk, its share of scales and zero points included. Perplexity: the number of tokens among which the "
+        "model is undecided; lower is better. KL: divergence of its predictions from the original's, in nats per token. Top-1: how often "
+        "both predict "
         "the same token. Reload = equal: the model read from disk gives the same logits as the one in memory, bit for bit.\n"
     )
     last = min(rows, key=lambda row: row.size.bits)

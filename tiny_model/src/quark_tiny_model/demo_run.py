@@ -54,7 +54,7 @@ class Row:
     """One line of the table.
 
     Attributes:
-        name: Name of the scheme, and that of the KV cache if it has one.
+        name: Name of the scheme, and of the KV cache's scheme if there is one.
         size: Size of the checkpoint.
         comparison: Metrics of the model loaded from disk against the float model.
         seconds: Time to quantize and export.
@@ -77,7 +77,7 @@ class Refusal:
     Attributes:
         name: As in `Row`.
         reason: The error message.
-        expected: Whether planning refused the scheme, since it does not fit the model; False where it failed
+        expected: Whether planning refused the scheme, since it does not fit the model; False if it failed
             later.
     """
 
@@ -105,7 +105,7 @@ class Bench:
             return cls(tokenizer, tiny.tiny_model(DTYPE), windows, tiny.calibration_batches(8, 128), new_tokens)
 
     def jobs(self) -> list[tuple[str, str | None]]:
-        """Return scheme and cache scheme of each run: every scheme, one of them also with a KV cache."""
+        """Return scheme and cache scheme of each run: every scheme, and one scheme also with a KV cache."""
         names = schemes().names()
         caching = [name for name in names if schemes().get(name).kv_cache is not None][:1]
         return [(name, None) for name in names] + [(name, name) for name in caching]

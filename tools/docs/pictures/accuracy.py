@@ -12,13 +12,13 @@ __all__ = ["accuracy_against_bits"]
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 20, 56, 54
 _SIZE = 11
 _BELOW = 0.9
-"""Where the scale begins, as a share of the float model's perplexity."""
+"""Start of the perplexity axis, as a multiple of the float model's perplexity."""
 _ROUNDINGS = {"gptq": "GPTQ", "gptaq": "GPTAQ", "qronos": "Qronos"}
 Rectangle = tuple[float, float, float, float]
 
 
 def accuracy_against_bits() -> Drawing:
-    """Perplexity of SmolLM2-135M by bits of a weight; lower and further left is better."""
+    """Draw the perplexity of SmolLM2-135M by bits per weight; lower and further left is better."""
     drawing = Drawing(900, 640)
     facts = measured.schemes()
     nearest = {name: value for name, value in measured.round_to_nearest()["perplexity"].items() if name in facts}
@@ -34,7 +34,7 @@ def accuracy_against_bits() -> Drawing:
     top = max(nearest.values()) * 1.15
 
     def x_of(name: str) -> float:
-        """Columns stand apart evenly, since most schemes have between four and five bits."""
+        """Return the x of a scheme; columns have equal distances, since most have four to five bits."""
         return _LEFT + (columns.index(bits[name]) + 0.35) * (drawing.width - _LEFT - _RIGHT) / len(columns)
 
     def y_of(perplexity: float) -> float:
@@ -77,7 +77,7 @@ def _axes(drawing: Drawing, y_of, reference: float, top: float) -> None:  # type
 
 
 def _label(drawing: Drawing, taken: list[Rectangle], x: float, y: float, text: str, color: str) -> None:
-    """Write a label beside a point where it covers nothing, with a line to the point where it is far."""
+    """Write a label beside a point where it covers nothing, with a line to the point if it is far."""
     width = len(text) * _SIZE * TEXT_WIDTH
     for distance in range(0, 200, 6):
         for dy in (distance, -distance):

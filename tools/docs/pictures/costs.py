@@ -1,4 +1,4 @@
-"""Where the FLOPs and the bytes of a run go, by module."""
+"""The FLOPs and bytes of a run by module."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["cost_of_awq_gptq", "cost_of_gptq"]
 
 _COLORS = {"forward": GREY, "statistics": GREEN, "transforms": ORANGE, "solve": BLUE}
 _LEAST = 0.01
-"""Parts of a smaller share are drawn as one."""
+"""Parts below this share are drawn as one."""
 _LEFT, _WIDTH, _ROW = 350, 220, 22
 
 
@@ -45,7 +45,7 @@ def _bars(run: str) -> Drawing:
 
 
 def _rows(every: list[Part]) -> list[Part]:
-    """Return the parts that are drawn, and last the sum of those that are too small."""
+    """Return the parts to draw, and last the sum of the small ones."""
     flops, moved = sum(part.flops for part in every), sum(part.bytes for part in every)
     small = [part for part in every if part.flops < _LEAST * flops and part.bytes < _LEAST * moved]
     rest = Part("all others", "", sum(p.flops for p in small), sum(p.bytes for p in small), sum(p.operations for p in small))

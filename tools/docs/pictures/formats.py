@@ -33,7 +33,7 @@ def values_of(number_format: NumberFormat) -> list[float]:
 
 
 def _example() -> NumberFormat:
-    """The codebook format of the example distribution, which need not be installed."""
+    """Return the codebook format of the example distribution, which need not be installed."""
     path = ROOT / "examples/acme_quant/src/acme_quant/codebook.py"
     spec = importlib.util.spec_from_file_location("codebook", path)
     assert spec is not None
@@ -44,7 +44,7 @@ def _example() -> NumberFormat:
 
 
 def number_lines() -> Drawing:
-    """Draw each format's values between its smallest and its largest: where it is fine, where coarse."""
+    """Draw each format's values on a line, which shows its fine and its coarse regions."""
     names = ["int2", "int3", "int4", "fp4", "fp6_e2m3", "fp6_e3m2", "fp8_e4m3"]
     rows = [("acme_nf3", _example()), *((name, formats().load_format(name)) for name in names)]
     drawing = Drawing(_WIDTH, 46 + 44 * len(rows))
@@ -66,7 +66,7 @@ def number_lines() -> Drawing:
 
 
 def dynamic_range() -> Drawing:
-    """Draw each format's positive values on a scale of powers of two: its reach, and values per doubling."""
+    """Draw each format's positive values on a logarithmic scale: its range, and values per doubling."""
     names = ["int4", "int8", "fp4", "fp6_e2m3", "fp6_e3m2", "fp8_e4m3", "fp8_e5m2", "fp8_e5m3"]
     lowest, highest = -18, 18
     drawing = Drawing(_WIDTH, 60 + 40 * len(names))
@@ -91,7 +91,7 @@ def _superscript(exponent: int) -> str:
 
 
 def bit_fields() -> Drawing:
-    """Sign, exponent and mantissa of the small floating-point formats."""
+    """Draw sign, exponent and mantissa of the small floating-point formats."""
     small_floats: list[tuple[str, Any]] = [
         (name, number_format.shape)
         for name in formats().names()
@@ -116,7 +116,7 @@ def bit_fields() -> Drawing:
 
 
 def bits_per_weight() -> Drawing:
-    """The bits of a weight in each scheme: its element, and its share of scales and zero points."""
+    """Draw the bits of a weight in each scheme: its code, and its share of scales and zero points."""
     rows = sorted(kind_report(catalog(), "schemes")["schemes"], key=lambda row: (row["effective_bits"], row["name"]))
     drawing = Drawing(_WIDTH, 40 + 20 * len(rows))
     left, unit = 190, (_WIDTH - 300) / 10

@@ -1,4 +1,4 @@
-"""The same work in several programs: KL divergence against the time of quantization, a point for each run."""
+"""Several programs compared: KL divergence against the time of quantization, a point for each run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COLORS = {OURS: GREEN, "AMD Quark": ORANGE, "llm-compressor": BLUE, "auto-round
 
 
 def kl_against_time(model: str = "SmolLM2-135M", scheme: str = "int4_wo_64") -> Drawing:
-    """KL divergence by forwards of the float model that quantization takes; both scales are logarithmic."""
+    """Draw KL divergence by the time of quantization in forwards of the float model, both logarithmic."""
     drawing = Drawing(900, 380)
     rows = [row for row in measured() if (row["model"], row["scheme"]) == (model, scheme) and row["algorithm"] != "none"]
     fastest, slowest = (0.8 * min(map(cost, rows)), 1.2 * max(map(cost, rows)))

@@ -9,7 +9,7 @@ __all__ = ["block_pipeline", "lock_step"]
 
 
 def block_pipeline() -> Drawing:
-    """Source, transforms, calibration and rounding, sink: once for each decoder block."""
+    """Draw the steps of each decoder block: source, transforms, calibration and rounding, sink."""
     drawing = Drawing(860, 268)
     drawing.box(118, 36, 620, 150, GREY, 0.06, 8)
     drawing.text(130, 56, "for each decoder block; one is in memory at a time", 12, GREY)

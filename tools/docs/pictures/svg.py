@@ -1,4 +1,4 @@
-"""Drawing: lines, boxes and texts that become SVG.
+"""Draw lines, boxes and texts as SVG.
 
 Neutral parts take the colour of the text around them, light or dark.
 """
@@ -22,8 +22,8 @@ class Drawing:
     """A picture under construction. Coordinates are pixels from the top left corner.
 
     Attributes:
-        width: Of the whole picture.
-        height: Of the whole picture.
+        width: Width of the whole picture.
+        height: Height of the whole picture.
     """
 
     width: float
@@ -36,7 +36,7 @@ class Drawing:
         self._elements.append(f'<line {ends} stroke="{color}" stroke-width="{width}" stroke-opacity="{opacity}"/>')
 
     def arrow(self, points: list[tuple[float, float]], color: str = "currentColor") -> None:
-        """Draw a line through points with a head at the last one."""
+        """Draw a line through points with an arrowhead at the last point."""
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         self._elements.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.5"/>')
         (x0, y0), (x1, y1) = points[-2:]
@@ -51,7 +51,7 @@ class Drawing:
         self._elements.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{fill}" stroke="{color}" stroke-width="1.5"/>')
 
     def box(self, x: float, y: float, width: float, height: float, color: str = GREY, fill: float = 0.15, radius: float = 4) -> None:
-        """Draw a rectangle, its inside with an opacity of ``fill``."""
+        """Draw a rectangle, filled with the opacity ``fill``."""
         place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="{radius}"'
         self._elements.append(f'<rect {place} fill="{color}" fill-opacity="{fill}" stroke="{color}" stroke-width="1"/>')
 
@@ -64,7 +64,7 @@ class Drawing:
         self._elements.append(f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(text)}</text>')
 
     def svg(self, title: str) -> str:
-        """Return the picture, on a single line, with a title for people who cannot see it."""
+        """Return the picture on a single line, with a title for screen readers."""
         head = (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width:g} {self.height:g}" role="img" aria-label="{escape(title)}"'
         )

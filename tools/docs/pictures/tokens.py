@@ -1,4 +1,4 @@
-"""KL divergence against calibration tokens: a line for each model and algorithm that has been compared."""
+"""KL divergence against calibration tokens: a line for each compared model and algorithm."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["accuracy_against_tokens"]
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 60, 250, 40, 54
 _SIZE = re.compile(r"(\d+)×(\d+)")
-"""Name of a setting: sequences × tokens of each."""
+"""Name of a setting: sequences × tokens per sequence."""
 _LINE_HEIGHT = 16
 _COLORS = {"gptq": ORANGE, "awq+gptq": BLUE, "awq+gptq+tuning": GREEN}
 
 
 class _Series(NamedTuple):
-    """KL divergence by tokens, ÷ that with the fewest: a geometric mean over sequences."""
+    """KL divergence by tokens ÷ the divergence with the fewest tokens: a geometric mean over sequences."""
 
     model: str
     algorithms: str
@@ -31,9 +31,9 @@ class _Series(NamedTuple):
 
 
 def _measured() -> Iterator[_Series]:
-    """Yield a series for each model and algorithm: of sequences as long as those of the fewest tokens.
+    """Yield a series for each model and algorithm; all its settings have sequences of equal length.
 
-    Comparisons of the first blocks alone are left out.
+    Comparisons with ``--blocks`` are left out.
     """
     found: dict[tuple[str, str], dict[int, float]] = {}
     for comparison in json.loads(RESULTS.read_text(encoding="utf-8"))["comparisons"]:
@@ -53,7 +53,7 @@ def _measured() -> Iterator[_Series]:
 
 
 def accuracy_against_tokens() -> Drawing:
-    """KL divergence by calibration tokens, ÷ that with the fewest; both scales are logarithmic."""
+    """Draw KL divergence by calibration tokens ÷ the divergence with the fewest, both logarithmic."""
     drawing = Drawing(900, 420)
     series = list(_measured())
     points = [point for one in series for point in one.points]

@@ -1,1 +1,1 @@
-"""Commands that work on models and checkpoints; evaluation, reports and mixed precision of their runs."""
+"""The commands on models and checkpoints, with evaluation, reports and mixed precision."""

@@ -1,4 +1,4 @@
-"""The records of quark-workbench: commands, sources of text, metrics, a selector; and the display of runs.
+"""The records of quark-workbench: commands, data sources, metrics, a selector; and the display of runs.
 
 Nothing heavy is imported.
 """
@@ -29,22 +29,21 @@ QUARK_API = (2, 2)
 def quark_register_commands() -> Iterator[CommandRecord]:
     """Yield the commands that work on models and checkpoints."""
     yield _command("quantize", "Quantize the checkpoint MODEL and write the result to OUT.")
-    yield _command("plan", "Print the plan of `quark quantize MODEL` with these options: layers, sizes, memory, time and refusals.")
+    yield _command("plan", "Print the plan of `quark quantize MODEL` with these options: layers, sizes, memory, time, and errors.")
     yield _command(
         "evaluate",
-        "Print the perplexity of MODEL on a text; with --reference also the KL divergence from it, or how similar the outputs of "
-        "embedders, classifiers and encoders are; with --tasks its scores in tasks.",
+        "Print the perplexity of MODEL, its KL divergence from a reference, or its scores in tasks.",
     )
-    yield _command("report", "Write the report of the export OUT, quark_report.html and quark_report.json, and print its findings.")
+    yield _command("report", "Write the report of the export OUT (quark_report.html and .json), and print its findings.")
     yield _command(
         "inspect",
-        "Print whether a quantized checkpoint is whole, which runtimes would load it, by which of their methods, and why others refuse.",
+        "Print whether a quantized checkpoint is complete, which runtimes load it, and why others do not.",
     )
 
 
 @hookimpl
 def quark_on_event(event: Event) -> None:
-    """Show how far a run is: by a bar on a terminal, or by lines in the log."""
+    """Show the progress of a run, with a bar on a terminal or with lines in the log."""
     from quark_workbench.cli.display import display  # not above: listings have no events
 
     display(event)
@@ -54,7 +53,7 @@ def quark_on_event(event: Event) -> None:
 def quark_register_datasets() -> Iterator[DatasetRecord]:
     """Yield the sources of text: kinds of files, data sets of the Hugging Face Hub, known data sets."""
     yield _files("text", (".txt",), "plain text: one sample a file, or parts of it")
-    yield _files("json_lines", (".jsonl", ".ndjson", ".json"), "JSON: an object with a text or a chat in each line, or a list of such")
+    yield _files("json_lines", (".jsonl", ".ndjson", ".json"), "JSON: an object with a text or a chat in each line, or a list of objects")
     yield _files("parquet", (".parquet",), "Parquet tables with a column of texts or chats")
     yield _online("huggingface", "any data set of the package `datasets`: of the Hub, or a local directory")
     yield _online("pileval", "the Pile's validation data, as AWQ calibrates")
@@ -65,7 +64,7 @@ def quark_register_datasets() -> Iterator[DatasetRecord]:
 
 @hookimpl
 def quark_register_metrics() -> Iterator[MetricRecord]:
-    """Yield the metrics beside perplexity and KL divergence, which every evaluation gives."""
+    """Yield the metrics in addition to perplexity and KL divergence."""
     metrics = "quark_workbench.evaluate.metrics"
     yield MetricRecord(name="accuracy", metric=f"{metrics}:accuracy", summary="share of tokens that are the most likely one")
     yield MetricRecord(name="entropy", metric=f"{metrics}:entropy", summary="entropy of the predictions, in nats")

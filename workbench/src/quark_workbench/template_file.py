@@ -1,4 +1,4 @@
-"""Templates of model families from JSON files: facts as data, checked by field; nothing is executed."""
+"""Templates of model families from JSON files; each field is checked, and nothing is executed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from quark.plugins import templates
 __all__ = ["read_template_file", "register_template_file"]
 
 _OWN = ("base", "algorithm_configs")
-"""Keys beside those of `Architecture`."""
+"""Keys in addition to those of `Architecture`."""
 
 
 def register_template_file(path: str | Path) -> LLMTemplate:
@@ -29,7 +29,7 @@ def register_template_file(path: str | Path) -> LLMTemplate:
 
     Errors as `read_template_file`.
 
-    A resumed run needs the file again: the facts are part of the identity of a run.
+    A resumed run needs the file again, since the facts identify the run.
     """
     template = read_template_file(path)
     LLMTemplate.register_template(template)
@@ -40,20 +40,19 @@ def read_template_file(path: str | Path) -> LLMTemplate:
     """Return the template that a JSON file describes.
 
     The file has one object. Its keys are the attributes of `quark.config.architecture.Architecture`, of which
-    ``model_type`` alone is required, and
+    only ``model_type`` is required, and
 
-    - ``base``: the model type of an installed template, whose facts are taken where the file has none;
+    - ``base``: the model type of an installed template, which gives the facts that the file lacks;
     - ``algorithm_configs``: settings by name of algorithm, each an object with its own ``name``.
 
-    AMD Quark's form of such a file is among these. With patterns alone, the structure of the family is
-    inferred from its modules.
+    AMD Quark's template files work too. If the file has only patterns, quark infers the structure of the
+    family from its modules.
 
     Args:
         path: The file.
 
     Raises:
-        ConfigError: (a ValueError) It cannot be read, or a field of it cannot; the message names file and
-            field.
+        ConfigError: (a ValueError) The file or one of its fields is invalid; the message names both.
     """
     path = Path(path)
     data = json_of(path, "template file")
@@ -65,14 +64,14 @@ def read_template_file(path: str | Path) -> LLMTemplate:
 
 def _template(data: Any) -> LLMTemplate:
     if not isinstance(data, Mapping):
-        raise ConfigError(f"it holds a {type(data).__name__}, and one object is wanted")
+        raise ConfigError(f"it holds a {type(data).__name__}: write one object")
     hints = get_type_hints(Architecture)
     for key in data:
         if key not in hints and key not in _OWN:
             near = closest(key, [*hints, *_OWN])
-            raise ConfigError(f"it has a field '{key}', which there is not" + (f"; did you mean '{near}'?" if near else ""))
+            raise ConfigError(f"it has an unknown field '{key}'" + (f"; did you mean '{near}'?" if near else ""))
     if not isinstance(data.get("model_type"), str) or not data["model_type"]:
-        raise ConfigError("its field 'model_type' is a model's config.model_type, such as \"llama\", and it is missing or no text")
+        raise ConfigError("its field 'model_type' is missing or no text: give the model's config.model_type, such as \"llama\"")
     facts = {key: _value(value, hints[key], key) for key, value in data.items() if key not in _OWN}
     settings, base_name = _settings(data.get("algorithm_configs")), _value(data.get("base"), str | None, "base")
     if base_name is None and all(key in ("model_type", *PATTERNS) for key in facts):
@@ -97,9 +96,9 @@ def _settings(data: Any) -> dict[str, Any]:
 
 
 def _value(value: Any, hint: Any, field: str) -> Any:
-    """Return a JSON value as a field of that type has it, lists as tuples.
+    """Return a JSON value as the type of a field, lists as tuples.
 
-    Raises ConfigError with the field where it is of another.
+    Raises ConfigError with the field if the type differs.
     """
     kind, arguments = get_origin(hint), get_args(hint)
     if hint is Any or (hint is type(None) and value is None):
@@ -123,7 +122,7 @@ def _value(value: Any, hint: Any, field: str) -> Any:
         return {key: _value(v, arguments[1], f"{field}.{key}") for key, v in value.items()}
     if kind is tuple and arguments == (str, ...) and isinstance(value, str):
         return (value,)
-    raise ConfigError(f"its field '{field}' is {value!r}, where {_wanted(hint)} is wanted")
+    raise ConfigError(f"its field '{field}' is {value!r}: give {_wanted(hint)}")
 
 
 def _wanted(hint: Any) -> str:
@@ -135,5 +134,11 @@ def _wanted(hint: Any) -> str:
         return " or ".join(f'"{one}"' for one in arguments)
     if kind is tuple:
         return f"a list of {'texts' if arguments == (str, ...) else 'lists' if arguments[-1] is Ellipsis else len(arguments)}"
-    words = {str: "a text", bool: "true or false", int: "a whole number", type(None): "null", LazyRef: "code, which only a base brings,"}
+    words = {
+        str: "a text",
+        bool: "true or false",
+        int: "a whole number",
+        type(None): "null",
+        LazyRef: "code, which only a base template has,",
+    }
     return words.get(hint, "an object")

@@ -105,7 +105,7 @@ def test_a_command_whose_code_cannot_be_imported_names_its_plugin_and_leaves_the
     assert called(catalog, "inspect", "--help")[0] == 0
 
 
-@pytest.mark.parametrize(("target", "said"), [(7, "is a int where something to call is wanted"), (unreadable, "cannot be read by typer")])
+@pytest.mark.parametrize(("target", "said"), [(7, "is a int instead of a callable"), (unreadable, "cannot be read by typer")])
 def test_a_command_that_is_none_is_an_error_of_its_plugin(target: object, said: str) -> None:
     with pytest.raises(PluginError, match=rf"(?s){said}.*acme-quant|acme-quant.*{said}"):
         called(with_commands(command("acme-none", target)), "acme-none")

@@ -182,9 +182,7 @@ def test_plugins_are_listed_with_failures_and_conflicts(catalog: Catalog) -> Non
     assert failure["fix"]
     assert [s["distribution"] for s in report["conflicts"]["schemes"]["good"]] == ["good-quant", "rival-quant"]
     text = shown(catalog, "plugins")
-    assert (
-        "The name 'good' (schemes) is claimed by good-quant 2.5 and rival-quant 1.0: ask for good-quant:good or rival-quant:good." in text
-    )
+    assert "The name 'good' (schemes) is claimed by good-quant 2.5 and rival-quant 1.0. Use good-quant:good or rival-quant:good." in text
     assert "plugin 'bad' of bad-quant 0.3" in text
 
 

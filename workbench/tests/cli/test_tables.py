@@ -1,4 +1,4 @@
-"""Tables fit the terminal, a line for each row, and are whole where there is none."""
+"""Tables fit the terminal, a line for each row, and are whole if there is none."""
 
 from __future__ import annotations
 

@@ -72,5 +72,5 @@ def test_a_size_is_a_number_and_a_unit(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "GB", "-5GB", "5 parsecs", "0", "0.1B", "5GBB", "5IB", "nan", "1e9", "5 G"])
 def test_what_is_no_size_is_refused_with_the_option(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"^--size .* is no size: .*such as 5GB"):
+    with pytest.raises(ConfigError, match=r"^--size .* is not a size: .*such as 5GB"):
         size_in_bytes(text, "--size")

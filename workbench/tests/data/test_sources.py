@@ -1,6 +1,6 @@
 """Sources of samples.
 
-Files by their endings, names of the registry, and what is said where there is nothing to read.
+Files by their endings, names of the registry, and what is said if there is nothing to read.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def test_json_lines_hold_chats_and_other_columns(tmp_path: Path) -> None:
     [
         ('{"text": "one"}\n{"text": }\n', "line 2 of .* is not JSON"),
         ('{"body": "one"}\n', "neither a column 'text' nor 'messages': it has body; name one with the option column=NAME"),
-        ('{"text": 3}\n', "gives a int where a sample is wanted"),
-        ("nothing of the kind", "holds no JSON"),
-        ('{\n"text": "one"\n}', "write one a line, or a list"),
+        ('{"text": 3}\n', "is a int, which is not a sample"),
+        ("nothing of the kind", "is not JSON"),
+        ('{\n"text": "one"\n}', "write one object a line, or a list"),
         ("\n\n", "holds no text"),
         ('{"text": "  "}\n', "holds no text"),
     ],
@@ -100,7 +100,7 @@ def test_rows_of_all_batches_of_a_parquet_file_are_samples(tmp_path: Path, monke
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", SimpleNamespace(ParquetFile=ParquetFile))
     written(tmp_path / "a.parquet", "")
     assert list(read_samples(tmp_path / "a.parquet")) == ["one", "two"]
-    with pytest.raises(CalibrationError, match=r"a\.parquet' gives a int where a sample is wanted"):
+    with pytest.raises(CalibrationError, match=r"a\.parquet' is a int, which is not a sample"):
         list(read_samples(tmp_path / "a.parquet", {"column": "chat"}))
 
 
@@ -118,11 +118,11 @@ def test_a_directory_is_its_files_in_order_of_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "options", "error", "says"),
     [
-        ("nowhere.txt", {}, CalibrationError, "neither a file nor a directory, nor one of the sources of data: .*pileval"),
+        ("nowhere.txt", {}, CalibrationError, "is not a file, a directory or a data source.*pileval"),
         ("text", {}, CalibrationError, "reads files"),
         ("text", {"path": "nowhere"}, CalibrationError, "there is no file 'nowhere'"),
         ("pileval", {"spit": "x"}, ConfigError, "no option 'spit'. Did you mean 'split'"),
-        (".", {}, CalibrationError, "no file that can be read as text: there are sources for .*jsonl"),
+        (".", {}, CalibrationError, "no file that a source can read: give files of the kinds .*jsonl"),
     ],
 )
 def test_what_cannot_be_read_is_refused_before_it_is_read(
@@ -190,7 +190,7 @@ def test_two_sources_of_one_ending_are_an_error_that_names_both(registered: Call
 
 @pytest.mark.parametrize("value", [3, None, b"bytes", [], [{"role": "user"}], {"text": "x"}])
 def test_other_values_are_no_samples(value: object) -> None:
-    with pytest.raises(CalibrationError, match="where a sample is wanted"):
+    with pytest.raises(CalibrationError, match="is not a sample"):
         sample_of(value, "a source")
 
 

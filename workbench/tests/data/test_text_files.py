@@ -69,11 +69,11 @@ def test_zstandard_is_read_if_its_library_is_there_and_otherwise_named(tmp_path:
         (LINES.encode("utf-16-le"), "bytes 0.*UTF-16"),
         (LINES.encode("utf-16-be"), "bytes 0.*UTF-16"),
         (LINES.encode("utf-32"), "UTF-32|bytes 0"),
-        ("für".encode("latin-1"), "no text in UTF-8.*0xfc.*iconv"),
+        ("für".encode("latin-1"), "not UTF-8 text.*0xfc.*iconv"),
         (LINES.encode() + b"\0", "bytes 0"),
-        (b'{"text": "one"}\n\xff\n', "no text in UTF-8.*0xff"),
-        (random.Random(0).randbytes(4096), "no text in UTF-8|bytes 0"),
-        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "no text in UTF-8|bytes 0"),
+        (b'{"text": "one"}\n\xff\n', "not UTF-8 text.*0xff"),
+        (random.Random(0).randbytes(4096), "not UTF-8 text"),
+        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "not UTF-8 text"),
         (bytes(10_000), "bytes 0"),
     ],
     ids=["utf-16", "utf-16-le", "utf-16-be", "utf-32", "latin-1", "a byte 0 at the end", "a bad byte", "random", "png", "zeros"],
@@ -81,7 +81,7 @@ def test_zstandard_is_read_if_its_library_is_there_and_otherwise_named(tmp_path:
 def test_what_is_no_text_is_refused_by_its_name(data: bytes, says: str, name: str, compressed: bool, tmp_path: Path) -> None:
     file = tmp_path / name
     file.write_bytes(gzip.compress(data) if compressed else data)
-    wanted = "no text in UTF-8|bytes 0" if compressed else says
+    wanted = "not UTF-8 text" if compressed else says
     with pytest.raises(CalibrationError, match=rf"'.*{name}'.*({wanted})"):
         list(read_samples(file))
 
@@ -90,7 +90,7 @@ def test_what_is_no_text_is_refused_by_its_name(data: bytes, says: str, name: st
 def test_a_damaged_archive_is_refused_by_its_name(compression: str, tmp_path: Path) -> None:
     file = tmp_path / f"c.jsonl{compression}"
     file.write_bytes(COMPRESSIONS[compression]((LINES * 1000).encode())[:-12])
-    with pytest.raises(CalibrationError, match=rf"c\.jsonl\{compression}' cannot be read .*damaged"):
+    with pytest.raises(CalibrationError, match=rf"c\.jsonl\{compression}' is damaged"):
         list(read_samples(file))
 
 
@@ -103,7 +103,7 @@ def test_pipes_and_devices_are_refused_before_they_are_opened(tmp_path: Path) ->
             read_samples(path)
         with pytest.raises(CalibrationError, match="there is no file"):
             read_samples("text", {"path": str(path)})
-    with pytest.raises(CalibrationError, match="no file that can be read"):
+    with pytest.raises(CalibrationError, match="no file that a source can read"):
         read_samples(tmp_path)
 
 
@@ -115,7 +115,7 @@ def test_half_of_a_surrogate_pair_costs_its_sample(tmp_path: Path, caplog: pytes
     with file.open("ab") as more:
         more.write(b'{"text": "as bytes \xed\xa0\xbd"}\n{"text": "last"}\n')
     assert list(read_samples(file)) == ["one", "a pair \U0001f600", "last"]
-    assert "3 sample(s) hold half of a surrogate pair" in caplog.text
+    assert "half of a surrogate pair" in caplog.text
     assert token_sequences(tiny_tokenizer(), read_samples(file), 4, 8)
 
 

@@ -83,7 +83,7 @@ def test_one_block_is_in_memory_at_a_time(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_comparison_leaves_no_forward_behind(tmp_path: Path) -> None:
     assert lockstep.current_forward() is None
-    with pytest.raises(ConfigError, match="no tokens to evaluate"):
+    with pytest.raises(ConfigError, match="the batches are empty"):
         likelihood_by_block(FLOAT, [])
 
 

@@ -71,14 +71,14 @@ def test_a_decoder_gives_next_tokens_and_what_takes_no_tokens_is_refused() -> No
     images = ViTModel(
         ViTConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4)
     )
-    with pytest.raises(UnsupportedError, match="a ViTModel takes pixel_values, and a text gives token ids"):
+    with pytest.raises(UnsupportedError, match="a ViTModel takes pixel_values, not token ids"):
         compare_outputs(images, images, [WINDOWS])
 
 
 def test_the_command_compares_outputs_or_says_why_there_is_no_perplexity(tmp_path: Path) -> None:
     MODELS["base"][0].save_pretrained(tmp_path)  # type: ignore[operator]
     where: dict[str, Any] = {"device": "cpu", "dtype": "auto", "trust_remote_code": False, "packed": False}
-    with pytest.raises(ConfigError, match=r"a BertModel gives no probabilities of next tokens, .* give --reference MODEL"):
+    with pytest.raises(ConfigError, match=r"a BertModel does not predict tokens, .* give --reference MODEL"):
         _measured((tmp_path, None), WINDOWS, [], where, by_block=False)
     with pytest.raises(UnsupportedError, match="leave out --by-block"):
         _measured((tmp_path, tmp_path), WINDOWS, [], where, by_block=True)

@@ -133,11 +133,11 @@ def test_a_limit_keeps_the_first_windows() -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: protocol_of("wikitex"), "there are quark, wikitext, llama.cpp, lm-eval"),
+        (lambda: protocol_of("wikitex"), "use one of quark, wikitext, llama.cpp, lm-eval"),
         (lambda: protocol_of("wikitext", seq_len=1), "at least 2"),
-        (lambda: protocol_of("wikitext", seq_len=8, stride=9), "stride=9 is not between 1 and the sequence length, 8"),
+        (lambda: protocol_of("wikitext", seq_len=8, stride=9), "stride=9 must be between 1 and the sequence length, 8"),
         (lambda: protocol_of("wikitext", seq_len=8, score_from=8), "leaves no token"),
-        (lambda: protocol_of("wikitext", bos="always"), "is none of auto, each, first, none"),
+        (lambda: protocol_of("wikitext", bos="always"), "use one of auto, each, first, none"),
         (lambda: protocol_of("lm-eval", stride=4), "scores each token once"),
         (lambda: scored_windows(Letters(), TEXT, protocol_of("lm-eval"), 3), "leave the limit out"),
         (lambda: scored_windows(Letters(bos=False), TEXT, protocol_of("quark", bos="each")), "no BOS token"),

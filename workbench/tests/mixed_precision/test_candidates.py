@@ -52,5 +52,5 @@ def test_one_candidate_is_no_choice() -> None:
 
 def test_a_runtime_has_to_load_every_candidate() -> None:
     assert list(candidates_of(["fp8", "mxfp4", "bf16"], "vllm")) == ["fp8", "mxfp4", FLOAT]
-    with pytest.raises(ConfigError, match=r"'vLLM' does not load the scheme 'int4_wo_per_channel', by its record: it is loaded by"):
+    with pytest.raises(ConfigError, match=r"'vLLM' does not load the scheme 'int4_wo_per_channel'; runtimes that load it:"):
         candidates_of(["fp8", "int4_wo_per_channel"], "vLLM")

@@ -56,9 +56,9 @@ def test_weights_of_a_group_are_counted() -> None:
 
 
 def test_there_is_one_budget() -> None:
-    with pytest.raises(ConfigError, match="has one budget, and none is given"):
+    with pytest.raises(ConfigError, match="needs exactly one budget, and none is given"):
         Budget()
-    with pytest.raises(ConfigError, match="has one budget, and bits and kl are given"):
+    with pytest.raises(ConfigError, match="needs exactly one budget, and bits and kl are given"):
         Budget(bits=5, kl=0.1)
 
 

@@ -131,9 +131,9 @@ def test_a_candidate_that_does_not_fit_a_group_is_not_offered_for_it() -> None:
 @pytest.mark.parametrize(
     ("budget", "message"),
     [
-        (Budget(bits=3), r"a budget of 3 bits per weight cannot be met with fp8, mxfp4: these reach 4\.25 to 8\.0\d* bits per weight over"),
+        (Budget(bits=3), r"a budget of 3 bits per weight cannot be met with fp8, mxfp4: they reach 4\.25 to 8\.0\d* bits per weight over"),
         (Budget(bits=9), r"Give a smaller budget, or a larger candidate"),
-        (Budget(size=1000), r"these reach 1,\d{3},\d{3} to 2,\d{3},\d{3} bytes .* Give a larger budget, or a smaller candidate"),
+        (Budget(size=1000), r"they reach 1,\d{3},\d{3} to 2,\d{3},\d{3} bytes .* Give a larger budget, or a smaller candidate"),
     ],
 )
 def test_a_budget_out_of_reach_is_refused_with_the_range(budget: Budget, message: str) -> None:
@@ -142,9 +142,11 @@ def test_a_budget_out_of_reach_is_refused_with_the_range(budget: Budget, message
 
 
 def test_what_a_selector_must_not_do_is_named() -> None:
-    with pytest.raises(PluginError, match=r"the selector Chooses chooses 'fp4' for 'model\.layers\.0\..*', for which there are fp8, mxfp4"):
+    with pytest.raises(
+        PluginError, match=r"the selector Chooses chooses 'fp4' for 'model\.layers\.0\..*', whose candidates are fp8, mxfp4"
+    ):
         selected(lambda *_: "fp4", "fp8", "mxfp4")
-    with pytest.raises(PluginError, match=r"chooses [\d,]+ bytes, and the budget leaves"):
+    with pytest.raises(PluginError, match=r"chooses [\d,]+ bytes, but the budget allows"):
         selected(lambda *_: "fp8", "fp8", "mxfp4", budget=Budget(bits=5))
 
 

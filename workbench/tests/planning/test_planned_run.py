@@ -117,7 +117,7 @@ def test_a_budget_for_activations_decides_the_memory_mode() -> None:
     assert planned.plan is not None
     assert planned.estimate is not None
     assert free.estimate is not None
-    assert any("each block is passed twice" in note for note in planned.plan.notes)
+    assert any("each block runs twice" in note for note in planned.plan.notes)
     assert (planned.estimate.work.forwards, free.estimate.work.forwards) == (2, 0)
 
 

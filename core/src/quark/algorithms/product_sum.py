@@ -18,11 +18,11 @@ from quark.base.ranks import Ranks
 _STRIP = 128
 """Rows of a Hessian that are summed at a time, from the diagonal on: little more than half the product."""
 _FEW_STRIPS = 4
-"""Number of strips on devices that process one strip at a time: 5/8 of the full product."""
+"""Number of strips on devices that process one strip at a time; they compute 5/8 of the full product."""
 _WAITING = 2048
-"""Tokens that are collected, on CPUs, before their products are added at once."""
+"""Tokens that are collected on CPUs before their products are added together."""
 _CONVERTED = 512
-"""Tokens in 16 bits that are converted at a time, on CPUs: caches hold them until they are multiplied."""
+"""Tokens in 16 bits that CPUs convert at a time, so that they stay in the cache for the product."""
 HALVES = (torch.float16, torch.bfloat16)
 _PRECISION = threading.Lock()
 
@@ -30,18 +30,18 @@ _PRECISION = threading.Lock()
 class ProductSum:
     """``Σ aᵀ b [rows, K]`` over batches of tokens, summed by strips of rows in several threads.
 
-    On CPUs batches are collected until they have `_WAITING` tokens, so that threads synchronize once.
+    On CPUs, batches are collected until they have `_WAITING` tokens, so that threads synchronize once.
 
     Args:
-        rows: The number of channels of a.
-        columns: K, that of b.
+        rows: Number of channels of a.
+        columns: K, the number of channels of b.
         dtype: Dtype of the sum over batches; within a batch it is float32.
         device: Device of the batches.
-        is_symmetric: Whether a is b in every batch: then strips are summed from the diagonal on, and fourth
-            moments as well.
+        is_symmetric: Whether a is b in every batch. Then strips are summed from the diagonal on, and fourth
+            moments are summed too.
 
     Attributes:
-        others: Sums of fourth moments, as of `_fourth_moments`; complete once `total` has been called.
+        others: Sums of fourth moments, as in `_fourth_moments`; complete after a call of `total`.
     """
 
     def __init__(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device, *, is_symmetric: bool) -> None:
@@ -54,7 +54,7 @@ class ProductSum:
     def add(self, a: Tensor, b: Tensor) -> None:
         """Add the product of ``a [tokens, rows]`` and ``b [tokens, K]``.
 
-        They are kept without a copy and must not be changed.
+        The tensors are kept without a copy and must not be changed.
         """
         self._waiting.append((a, b))
         if a.device.type != "cpu" or sum(len(tokens) for tokens, _ in self._waiting) >= _WAITING:
@@ -67,7 +67,7 @@ class ProductSum:
         self.others = self.others + other.others
 
     def sum_over(self, ranks: Ranks) -> None:
-        """Add the sums of all other ranks; of a symmetric sum a triangle is exchanged."""
+        """Add the sums of all other ranks; for a symmetric sum, only a triangle is exchanged."""
         if ranks.size == 1:
             return
         self._sum_up()
@@ -83,7 +83,7 @@ class ProductSum:
         self.others = sum(ranks.gather(self.others), start=0.0)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for other ranks: the sum, and no batch that has still to be added."""
+        """Return the state for other ranks: the sum, after all waiting batches are added."""
         self._sum_up()
         return self.__dict__
 
@@ -134,10 +134,10 @@ def _mirror_upper_(h: Tensor) -> None:
 
 @contextmanager
 def _multiplied_as_bfloat16() -> Iterator[None]:
-    """Let CPUs multiply float32 matrices, whose values are bfloat16, as bfloat16 while the body runs.
+    """Let CPUs multiply float32 matrices with bfloat16 values as bfloat16 while the body runs.
 
-    oneDNN does, by AMX or else all of AVX-512, which MKL uses on Intel's alone. One thread at a time borrows
-    the setting, the process's. Sums stay float32.
+    oneDNN uses AMX, or else AVX-512; MKL uses AVX-512 only on Intel's processors. One thread at a time
+    changes this setting of the process. Sums stay float32.
     """
     matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # set when torch replaces the module
     with _PRECISION:

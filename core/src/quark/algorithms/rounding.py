@@ -20,22 +20,22 @@ from quark.numbers import GroupScales, Observer, RoundedGrid, WeightGrid
 S = TypeVar("S", bound=Statistic)
 T = TypeVar("T")
 Metrics = Mapping[str, float | int | str | bool]
-"""What a rounding reports of one layer, by name: JSON values."""
+"""Metrics of a rounding for one layer, by name; JSON values."""
 
 
 _ROWS = 256
-"""Rows of a slice that is rounded by itself in a deterministic run."""
+"""Rows of a slice that is rounded separately in a deterministic run."""
 
 
 @attrs.frozen(eq=False)
 class HeldOut:
-    """Tokens that are in no statistic; codes, and the choices that lead to them, are validated on these.
+    """Tokens that are in no statistic, for validating codes and the choices that lead to them.
 
     Attributes:
         x: Inputs of the layers in the quantized model, ``[n, K]``, in the model's dtype.
-        reference: Their inputs in the float model, likewise; None where no statistic needs them, or they are
-            not known.
-        float_outputs: The output of a single layer in the float model, without bias, ``[n, N]``, in place of
+        reference: Their inputs in the float model, likewise; None if no statistic needs them, or they are
+            unknown.
+        float_outputs: Output of a single layer in the float model, without bias, ``[n, N]``, instead of
             ``reference`` (`Statistic.of_outputs`); else None.
     """
 
@@ -67,16 +67,16 @@ class HeldOut:
 class RoundingTask:
     """Layers that are rounded together.
 
-    All weights have one spec, and, where there are statistics, all layers one input.
+    All weights have one spec. If there are statistics, all layers have the same input.
 
     Attributes:
-        layers: By full name. Their ``weight`` is the float one.
-        statistics: Of their input, by class; empty for a rounding that needs none, and for layers that no
-            calibration token has reached.
-        shares_scale: Whether they get one common scale over the whole tensor.
-        held_out: Tokens of their input to validate codes on; None where there are too few.
+        layers: Layers by full name. Their ``weight`` is the float weight.
+        statistics: Statistics of their input, by class; empty for a rounding that needs none, and for layers
+            that no calibration token has reached.
+        shares_scale: Whether they share one scale over the whole tensor.
+        held_out: Tokens of their input to validate codes on; None if there are too few.
         ranks: The processes that have this task, with the same weights, statistics and held-out tokens. All
-            of them round the layers, and come to the same result.
+            of them round the layers, and get the same result.
     """
 
     layers: Mapping[str, QuantizedLayer]
@@ -88,7 +88,7 @@ class RoundingTask:
     def statistic(self, kind: type[S]) -> S:
         """Return the statistic of that class.
 
-        Raises KeyError where the rounding does not declare it in its ``needs``.
+        Raises KeyError if the rounding does not declare it in its ``needs``.
         """
         if kind not in self.statistics:
             names = ", ".join(k.__name__ for k in self.statistics) or "none"
@@ -96,7 +96,7 @@ class RoundingTask:
         return cast("S", self.statistics[kind])
 
     def stacked(self) -> StackedWeights:
-        """Return the weights of all layers as one matrix, with their grid and the way back into the layers.
+        """Return the weights of all layers as one matrix, with their grid and the way back to the layers.
 
         Example:
             The body of a rounding that leaves scales as they are::
@@ -123,15 +123,13 @@ class RoundingTask:
     def by_rows(self, work: Callable[[slice], T], rows: int) -> list[T]:
         """Return the results of ``work`` on consecutive slices of the rows, the same on all ranks.
 
-        Each slice is worked on by one rank.
-
-        In a deterministic run the slices do not depend on the number of ranks: what a matrix product makes of
-        a row depends, in its last bits, on how many rows there are.
+        Each slice is processed by one rank. In a deterministic run, slices do not depend on the number of
+        ranks: the last bits of a row in a matrix product depend on the number of rows.
 
         Args:
-            work: Does not depend on other rows than those of its slice. What it returns is sent to the other
+            work: Function of a slice, which must not depend on other rows. Its result is sent to the other
                 ranks.
-            rows: How many there are.
+            rows: Number of rows.
         """
         most = _ROWS if self.ranks.is_deterministic else -(-rows // self.ranks.size)
         slices = row_slices(rows, 1, most)
@@ -143,14 +141,14 @@ class StackedWeights:
     """The weights of layers that are rounded together, as one matrix.
 
     Args:
-        layers: By full name, with the float weights; all weights have one spec and the same number of input
-            channels.
-        shares_scale: Whether the layers get one common scale over the whole tensor.
+        layers: Layers by full name, with float weights. All weights have one spec and the same number of
+            input channels.
+        shares_scale: Whether the layers share one scale over the whole tensor.
 
     Attributes:
-        wt: ``Wᵀ [K, N]``, float32, contiguous: an input channel is a row. A copy, which the algorithm may
+        wt: ``Wᵀ [K, N]``, float32, contiguous: each row is an input channel. A copy, which the algorithm may
             change.
-        rows: How many of the N output channels each layer has.
+        rows: Number of output channels of each layer, N in total.
     """
 
     def __init__(self, layers: Mapping[str, QuantizedLayer], *, shares_scale: bool = False) -> None:
@@ -164,13 +162,13 @@ class StackedWeights:
     def grid(self) -> WeightGrid:
         """Return the `WeightGrid` of the weights.
 
-        Scales that span rows or layers are those of `wt` as it is now, changes included.
+        Scales that span rows or layers come from `wt` as it is now, including your changes.
         """
         quantizers = [weight_quantizer(layer).quantizer for layer in self._layers.values()]
         return WeightGrid(quantizers, self.rows, self.wt, shared=self._shares_scale)
 
     def rounded_grid(self) -> RoundedGrid:
-        """Return the grid of weights that are rounded already, with the scales that the layers have."""
+        """Return the grid of weights that are rounded already, with the scales of the layers."""
         modules = [weight_quantizer(layer) for layer in self._layers.values()]
         qparams = [module.qparams for module in modules]
         if any(q is None for q in qparams):
@@ -178,19 +176,19 @@ class StackedWeights:
         return RoundedGrid([module.quantizer for module in modules], self.rows, self.wt, qparams)  # type: ignore[arg-type]
 
     def keep(self, grid: WeightGrid, qt: Tensor, scales: GroupScales) -> None:
-        """Give the layers their rounded weights and their scales, and their codes where these are known.
+        """Give the layers their rounded weights and scales, and their codes if known.
 
         Args:
-            grid: As `grid` returned it.
+            grid: Result of `grid`.
             qt: ``Qᵀ [K, N]``, values of the grid.
-            scales: Of all groups.
+            scales: Scales of all groups.
         """
         for layer, (values, qparams, codes) in zip(self._layers.values(), grid.weights(qt, scales, self._dtype), strict=True):
             weight_quantizer(layer).set_qparams(qparams, codes=codes)
             layer.weight = nn.Parameter(values, requires_grad=False)
 
     def by_layer(self, per_row: Tensor) -> dict[str, Tensor]:
-        """Return the part of each layer, by full name, of values ``[N]`` for all output channels."""
+        """Split values ``[N]`` of all output channels by layer, and return them by full name."""
         return dict(zip(self._layers, per_row.split(self.rows), strict=True))
 
 
@@ -214,22 +212,22 @@ class Rounding(ABC):
     """Chooses the codes of weights. A subclass defines `round`.
 
     Attributes:
-        needs: Statistics of the layers' inputs; without any, no data are wanted.
+        needs: Statistics of the layers' inputs; without any, no calibration data are needed.
     """
 
     needs: Sequence[type[Statistic]] = ()
 
     def applies_to(self, name: str) -> bool:
-        """Return whether it rounds the layer of that name, relative to its block: by default, each.
+        """Return whether it rounds the layer of that name, relative to its block; by default always.
 
-        Others are rounded to nearest.
+        Other layers are rounded to nearest.
         """
         return True
 
     def unmatched(self, names: Sequence[str]) -> Sequence[str]:
-        """Return the names in the settings that match none of the layers, named relative to their blocks.
+        """Return the names in the settings that match no layer; ``names`` are relative to their blocks.
 
-        The plan warns of them. By default the settings name no layers.
+        The plan warns of them. By default, the settings name no layers.
         """
         return ()
 
@@ -237,41 +235,41 @@ class Rounding(ABC):
     def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
         """Round the weights of the layers.
 
-        On return each layer's ``weight`` is a new parameter with values on the grid of its
-        ``weight_quantizer``, whose scales are set. Nothing else of the layers differs: bias, hooks, what
-        modules they hold. A bias where there was none has no place in a checkpoint. Returns metrics by layer,
-        in JSON values. A run checks weights, scales and metrics, and the conformance suite all of this.
+        On return, each layer's ``weight`` is a new parameter with values on the grid of its
+        ``weight_quantizer``, whose scales are set. Nothing else of the layers may change, such as bias, hooks
+        or submodules: a checkpoint has no place for a new bias. Returns metrics by layer, as JSON values. A
+        run checks weights, scales and metrics, and the conformance suite checks all of this.
         `RoundingTask.stacked` helps with weights, grid and scales.
 
-        The pipeline validates the codes: layers whose outputs on held-out tokens are worse than with
-        round-to-nearest get that instead.
+        The pipeline validates the codes. Layers whose outputs on held-out tokens are worse than with
+        round-to-nearest get round-to-nearest instead.
 
         Raises:
-            RoundingError: No codes can be found from these statistics: the layers are rounded to nearest
+            RoundingError: No codes can be found from these statistics; the layers are rounded to nearest
                 instead.
         """
 
 
 class RoundToNearest(Rounding):
-    """Rounds every element to the nearest value that its scale allows, which needs no data.
+    """Rounds every element to the nearest value that its scale allows, without data.
 
-    A layer gets a new parameter, and lets its old one go: weights that are mapped from a checkpoint are read
-    once and never written, which would copy them page by page, and a parameter that another module shares
-    stays what it is there.
+    A layer gets a new parameter. Weights that are mapped from a checkpoint are then read once and never
+    written, which would copy them page by page. A parameter that another module shares keeps its values
+    there.
 
     Args:
-        defers: Whether weights stay float where their codes are known to be the same without rounded values
-            (`quark.models.layers.QuantizerModule.is_deferred`): for layers that are stored, and run no more.
+        defers: Whether weights stay float if they give the same codes as rounded values would
+            (`quark.models.layers.QuantizerModule.is_deferred`); for layers that are only stored.
     """
 
-    _defers = False  # of subclasses with a constructor of their own
+    _defers = False  # for subclasses with their own constructor
 
     def __init__(self, *, defers: bool = False) -> None:
         self._defers = defers
 
     @torch.no_grad()
     def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
-        """Round the layers to nearest; there is nothing to report."""
+        """Round the layers to nearest; there are no metrics."""
         shared = task.shared_observer()
 
         def round_layer(layer: QuantizedLayer) -> None:
@@ -286,7 +284,7 @@ class RoundToNearest(Rounding):
             quantizer.set_qparams(qparams, is_deferred=is_deferred)
 
         layers = list(task.layers.values())
-        # Few parts of one layer keep few threads busy; where it is alone, they have to.
+        # Few parts of one layer keep few threads busy, so a lone layer is split by rows instead.
         if len(layers) > 1 and all(float_weight(layer).numel() <= SMALL for layer in layers):
             parallel_map(round_layer, layers, float_weight(layers[0]).device)
         else:

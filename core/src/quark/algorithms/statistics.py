@@ -1,4 +1,4 @@
-"""Statistics of layers' inputs: declared by an algorithm as ``needs``, collected once per input group."""
+"""Statistics of layers' inputs, declared by an algorithm as ``needs`` and collected once per input group."""
 
 from __future__ import annotations
 
@@ -23,20 +23,19 @@ class Statistic(ABC):
     """A sum over the input tokens of an input group.
 
     Two statistics can be merged; the result equals one statistic of both sets of tokens. So several processes
-    can share the tokens: each has a statistic of its own, which is sent to the others with all its
-    attributes.
+    can share the tokens: each has its own statistic, and sends it to the others with all its attributes.
 
     Args:
-        columns: K, the layers' number of input channels.
-        device: The device of the inputs.
+        columns: K, the number of input channels of the layers.
+        device: Device of the inputs.
 
     Attributes:
         wants_float: Whether the inputs in the float model are needed too, which doubles the forwards.
         one_in: The run passes every n-th token of a call, evenly spaced.
-        of_outputs: `OutputMoment`, a cheaper statistic that the run may collect instead if a layer has an
-            input of its own and fewer outputs than inputs. None if the statistic cannot be replaced.
-        tokens: The number of tokens in the sum.
-        inputs_last: Whether inputs stay as they are until the next `flush`, so that none has to be copied.
+        of_outputs: `OutputMoment`, a cheaper statistic that the run may collect instead if a layer has its
+            own input and fewer outputs than inputs. None if the statistic cannot be replaced.
+        tokens: Number of tokens in the sum.
+        inputs_last: Whether inputs stay unchanged until the next `flush`, so that no copy is needed.
 
     Example:
         A custom statistic, the largest value of each channel::
@@ -69,7 +68,7 @@ class Statistic(ABC):
 
         Args:
             x: The layers' input in the quantized model, ``[tokens, K]``, in the model's dtype.
-            reference: The layers' input in the float model, likewise; None if unknown or not wanted.
+            reference: The layers' input in the float model, likewise; None if unknown or not needed.
 
         Raises:
             PluginError: The statistic has changed ``x``.
@@ -89,9 +88,9 @@ class Statistic(ABC):
         self.add(other)
 
     def of_all_ranks(self, ranks: Ranks) -> Self:
-        """Return the statistic of the tokens of all ranks, the same on each; this one is used up.
+        """Return the statistic of the tokens of all ranks, the same on each; this one must not be used again.
 
-        By default the statistics of all ranks are merged in their order; a large sum has a faster way.
+        By default, the statistics of all ranks are merged in rank order; large sums have a faster way.
         """
         first, *others = ranks.gather(self)
         for other in others:
@@ -103,8 +102,8 @@ class Statistic(ABC):
         """Return ``compute(self, *arguments)``, computed once for an input group until tokens are added.
 
         Args:
-            compute: A function of a module: the value is kept for it and its arguments.
-            arguments: What it takes beside the statistic; hashable.
+            compute: A function of a module; the value is stored for it and its arguments.
+            arguments: Its arguments besides the statistic; hashable.
         """
         key = (compute, arguments)
         if key not in self._derived:
@@ -113,20 +112,22 @@ class Statistic(ABC):
 
     @property
     def flops(self) -> int:
-        """Least floating-point operations of the updates so far; 0 where moving the data takes longer."""
+        """Lower bound of the floating-point operations of the updates so far; 0 if moving the data takes
+        longer.
+        """
         return 0
 
     def flush(self) -> None:
-        """Compute sums that updates have put off, so that the next use of them does not wait."""
+        """Compute sums that updates have postponed, so that their next use does not wait."""
         return
 
     @abstractmethod
     def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
-        """Add at least one token; called by `update`, which counts tokens."""
+        """Add at least one token; `update` calls it and counts the tokens."""
 
     @abstractmethod
     def add(self, other: Self) -> None:
-        """Add another statistic's sums; called by `merge`, which adds the token counts."""
+        """Add another statistic's sums; `merge` calls it and adds the token counts."""
 
 
 class _Moment(Statistic):
@@ -140,14 +141,14 @@ class _Moment(Statistic):
         self._products = ProductSum(rows or columns, columns, self.master, device, is_symmetric=self._is_symmetric)
 
     def matrix(self) -> Tensor:
-        """Return the accumulated tensor itself, symmetric in a Hessian, which must not be changed."""
+        """Return the accumulated tensor itself (symmetric for a Hessian), which must not be changed."""
         return self._products.total()
 
     def flush(self) -> None:
         self._products.total()
 
     def _kept(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return ``x`` in a dtype, to be multiplied later; a copy where layers may change it before that."""
+        """Return ``x`` in a dtype, to be multiplied later; a copy if layers may change it before that."""
         with coarsely(x.numel(), x.device):
             return x.to(dtype, copy=x.device.type == "cpu" and not self.inputs_last)
 
@@ -163,8 +164,8 @@ class _Moment(Statistic):
 class Hessian(_Moment):
     """The Hessian ``H = Σ x xᵀ [K, K]`` of the layer's input, an unnormalized sum in float32.
 
-    H is the uncentred second moment of the input: the Hessian of the layer's squared output error up to a
-    factor. Products of 16-bit inputs are exact in float32, in which they are summed.
+    H is the uncentred second moment of the input: the Hessian of the layer's squared output error, up to a
+    factor. Products of 16-bit inputs are exact in float32, the dtype of the sum.
     """
 
     def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
@@ -181,8 +182,8 @@ class Hessian(_Moment):
 
         An intensity is the estimated variance of the entries, from the tokens' fourth moments, divided by
         their sum of squares. Shrinking by it minimizes the expected squared distance to the Hessian of
-        infinitely many tokens. Source: Ledoit, Wolf, "A well-conditioned estimator for large-dimensional
-        covariance matrices", 2004; here the diagonal and the rest have an intensity each.
+        infinitely many tokens. Here the diagonal and the rest have separate intensities. Source: Ledoit,
+        Wolf, "A well-conditioned estimator for large-dimensional covariance matrices", 2004.
         """
         if self.tokens < 2:
             return 1.0, 1.0
@@ -221,15 +222,15 @@ class CrossMoment(_Moment):
 
     @property
     def flops(self) -> int:
-        """A multiplication and an addition for each token and each entry of D."""
+        """One multiplication and one addition for each token and each entry of D."""
         return 2 * self.tokens * self.columns**2
 
 
 class OutputMoment(_Moment):
     """The cross moment ``Σ y xᵀ [N, K]`` of a layer's float output, without bias, and its input, float32.
 
-    ``y`` is the output in the float model, ``W x_float``: with H and D of the same tokens this is
-    ``W (D + H)``, for ``N ÷ K`` of the work and memory of D.
+    ``y`` is the output in the float model, ``W x_float``. With H and D of the same tokens this is
+    ``W (D + H)``, at ``N ÷ K`` of the work and memory of D.
     """
 
     wants_float = True
@@ -242,7 +243,7 @@ class OutputMoment(_Moment):
 
     @property
     def flops(self) -> int:
-        """A multiplication and an addition for each token and each entry."""
+        """One multiplication and one addition for each token and each entry."""
         return 2 * self.tokens * self.matrix().numel()
 
 

@@ -1,4 +1,4 @@
-"""Transform: change the weights of a block and keep what it computes, so that rounding loses less."""
+"""Transform: changes the weights of a block but not its function, so that rounding loses less."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ class BlockContext:
 
     Attributes:
         name: Full name of the block.
-        module: The block, all its weights float.
+        module: The block, with all its weights float.
         architecture: Facts about the family.
-        configs: What each layer is going to be quantized to.
-        statistics: Of the input of each of these layers, by class: of what the quantized blocks before give
-            to this one in float, without tokens that are held out.
-        output_error: Computes the error of the block's output on held-out tokens, were the block rounded to
-            nearest as it is now; compare two with `quark.algorithms.validated`. None where no transform asks
-            for statistics, since no forward is at hand then.
-        output: Computes the block's output on the same tokens, as its weights are now,
-            ``[tokens, channels]``; None likewise.
-        model_config: The configuration of the model, or of the part that makes text, with sizes and numbers
-            of heads; None where there is none.
-        needs: Statistics that the transform declares; None where that is not known.
+        configs: Quantization of each layer that will be quantized.
+        statistics: Statistics of the input of each of these layers, by class, without held-out tokens. The
+            block runs in float, on the outputs of the quantized blocks before it.
+        output_error: Computes the error of the block's output on held-out tokens if the block were rounded to
+            nearest now; compare two with `quark.algorithms.validated`. None if no transform needs statistics,
+            because then there are no forwards.
+        output: Computes the block's output on the same tokens with its present weights,
+            ``[tokens, channels]``; None in the same case.
+        model_config: Configuration of the model, or of its text part, with sizes and numbers of heads; None
+            if there is none.
+        needs: Statistics that the transform declares; None if unknown.
     """
 
     name: str
@@ -53,7 +53,7 @@ class BlockContext:
     def statistic(self, layer: str, kind: type[S]) -> S | None:
         """Return the statistic of that class of a layer's input.
 
-        None where no token reached it, or it is not going to be quantized.
+        None if no token reached the layer, or the layer will not be quantized.
 
         Raises:
             KeyError: The transform does not declare it in its ``needs``.
@@ -64,20 +64,18 @@ class BlockContext:
         return cast("S | None", self.statistics.get(layer, {}).get(kind))
 
     def input_is_transformed(self, layer: str) -> bool:
-        """Return whether something changes the layer's input while the model runs (see there).
+        """Return whether something changes the layer's input while the model runs (`input_is_transformed`).
 
-        No scale may move into it then.
+        Then no scale may be moved into the layer.
         """
         return input_is_transformed(self.module.get_submodule(layer))
 
 
 def input_is_transformed(layer: nn.Module) -> bool:
-    """Return whether a layer gets another input than the modules before it give.
+    """Return whether a layer's input differs from the output of the modules before it.
 
-    A rotation that runs with the model changes it so.
-
-    What changes it is a forward pre-hook of the layer: an object with the attribute
-    ``transforms_input = True``.
+    A rotation that runs with the model changes it, by a forward pre-hook of the layer: an object with the
+    attribute ``transforms_input = True``.
     """
     return any(getattr(hook, "transforms_input", False) for hook in layer._forward_pre_hooks.values())
 
@@ -87,7 +85,7 @@ class ResolvedSettings:
     """The settings of an algorithm for one model.
 
     Attributes:
-        settings: As they are written to its checkpoint.
+        settings: The settings that its checkpoint stores.
         notes: Lines for the plan.
     """
 
@@ -96,7 +94,7 @@ class ResolvedSettings:
 
 
 class TransformRun:
-    """A transform at work on one model: what it knows of the model, decided when it was started.
+    """A transform at work on one model, with what it has learned of the model when it was started.
 
     Every method has a default, which changes nothing.
     """
@@ -104,70 +102,66 @@ class TransformRun:
     def apply_global(self, model: nn.Module) -> None:
         """Change tensors outside the decoder blocks, such as embeddings and head.
 
-        Called once, before any block. Tensors inside the blocks may be on the meta device.
+        It is called once, before any block. Tensors inside the blocks may be on the meta device.
         """
 
     def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
-        """Change the values of one block's parameters.
+        """Change the values of one block's parameters, and return metrics by full name of a layer or block.
 
-        Return metrics by full name of a layer or of the block.
+        ``applied: False`` in the metrics of the block means that the block is unchanged. If all blocks are
+        unchanged, and everything outside them, the transform is removed from the plan and from the settings
+        in the checkpoint, with a warning.
 
-        Metrics of the block that say ``applied: False`` mean that it is as it was. A transform that says so
-        of every block, and has changed nothing outside them, is left out of the plan, and of the settings
-        that a checkpoint keeps, with a warning.
-
-        The pipeline checks that a block that is said to be as it was has the values that it had, and that all
-        parameters are finite and have the shapes and dtypes they had. Modules and hooks stay the same, unless
-        the settings say `runs_with_model`.
+        The pipeline checks that such a block is indeed unchanged, and that all parameters are finite and keep
+        their shapes and dtypes. Modules and hooks stay the same, unless the settings say `runs_with_model`.
         """
         return {block.name: {"applied": False}}
 
     def finish(self, block: BlockContext) -> Mapping[str, Metrics]:
-        """Change one block once more when every transform has been applied to it.
+        """Change one block once more after every transform has been applied to it.
 
-        A rotation that runs with the model is such a part: what it does to a layer's input is not there yet
-        when other transforms move scale into that layer. Where several transforms finish, the last one is
-        first. There are no statistics: those that were collected are of the block as it was before.
+        For example, a rotation that runs with the model changes a layer's input only here, after other
+        transforms have moved scale into that layer. If several transforms finish, they do so in reverse
+        order. There are no statistics, because those collected belong to the block before its transforms.
         """
         return {}
 
     def learned(self) -> Any:
-        """Return the knowledge from the blocks so far by which it decides about the next, as a JSON value.
+        """Return what this run has learned from the blocks so far and needs for the next, as a JSON value.
 
-        A run that is resumed does not apply transforms to the blocks that are finished: it hands on what was
-        learned from them.
+        A resumed run does not apply transforms to finished blocks, but restores this value.
         """
         return None
 
     def recall(self, learned: Any) -> None:
-        """Replace the knowledge by the value that `learned` gave in another process."""
+        """Restore the value that `learned` returned in another process."""
 
     def transformed_stream(self, x: Tensor) -> Tensor:
-        """Return the changed model's hidden states, where ``x [batch, tokens, channels]`` are this one's."""
+        """Return the changed model's hidden states for this model's ``x [batch, tokens, channels]``."""
         return x
 
 
 class Transform(TransformRun):
     """Changes values of parameters, and keeps the function of the model.
 
-    A subclass defines what it needs, and at least `apply`, or `start` where the run is another object. Itself
-    it is settings, and never changes.
+    A subclass defines what it needs, and at least `apply`, or `start` if another object does the work. The
+    transform itself only holds settings, and never changes.
 
-    What else it leaves in a model, such as hooks on layers, is put back on reading by the record's
-    ``restorer``. Which transforms it goes before or after, and which it excludes, its record says
+    The record's ``restorer`` restores other things that it leaves in a model, such as hooks on layers. The
+    record says which transforms it goes before or after, and which it excludes
     (`quark.plugins.AlgorithmRecord`).
 
     Attributes:
         needs: Statistics of layers' inputs in float; without any, no calibration data are needed.
         works_by_block: Whether it works with one block in memory at a time, and adds no tensors to a block.
-            `apply_global` may change, add and untie tensors outside the blocks: a checkpoint is laid out
-            after it. Where False, a run has the whole model in memory.
-        is_validated: Whether it is tried on copies of the blocks first, since it changes the whole model and
-            cannot be taken back block by block. Each block's copy is changed by a run that was started for
-            that, without `apply_global` before, and by the transforms that follow in the run, such as an
-            equalization. Its output error on held-out tokens is compared with that of a copy that only the
-            latter have changed, and `accepts` decides.
-        settings: Those of an alternative, with which a run uses it, and which a checkpoint keeps.
+            `apply_global` may change, add and untie tensors outside the blocks, because a checkpoint is laid
+            out after it. If False, a run has the whole model in memory.
+        is_validated: Whether it is tried on copies of the blocks first, because it changes the whole model
+            and cannot be undone block by block. A run started for this purpose changes each block's copy,
+            without `apply_global`; then the later transforms of the run, such as an equalization, change it
+            too. The output error on held-out tokens is compared with that of a copy that only the later
+            transforms have changed, and `accepts` decides.
+        settings: Settings of an alternative, which a run uses and a checkpoint stores if it is chosen.
     """
 
     needs: Sequence[type[Statistic]] = ()
@@ -176,45 +170,43 @@ class Transform(TransformRun):
     settings: AlgoConfig
 
     def resolve_for_model(self, model: nn.Module, plan: QuantPlan) -> ResolvedSettings | None:
-        """Return the settings for this model, such as names of layers; None if they are definite anyway.
-
-        Nothing of the model is changed, and its tensors may be meta tensors. The run that follows has the
-        transform of the settings that this returns, which resolve to themselves.
+        """Return the settings for this model, such as names of layers; None if they fit all models.
+        This changes nothing of the model, whose tensors may be meta tensors. The run uses a transform with
+        the returned settings, which resolve to themselves.
 
         Raises:
-            ConfigError, UnsupportedError: What is asked for does not fit this model.
+            ConfigError, UnsupportedError: The settings do not fit this model.
         """
         return None
 
     def start(self, model: nn.Module, plan: QuantPlan) -> TransformRun:
-        """Return the run that is to change ``model``, which has not been changed and is not changed here.
+        """Return the run that will change ``model``; this method changes nothing.
 
-        By default it is this object, which then needs to know nothing of the model.
+        By default it is this object, which then keeps nothing about the model.
 
         Args:
-            model: Its structure is complete; tensors may be on the meta device until their block's turn.
-            plan: What will be done to each layer; its configuration has the settings as `resolve_for_model`
-                has decided them.
+            model: Its structure is complete; tensors may be on the meta device until their block is
+                processed.
+            plan: The quantization of each layer; its configuration has the settings of `resolve_for_model`.
         """
         return self
 
     def rounding(self) -> Rounding | None:
-        """Return the rounding that goes with it where a run names none; None for round-to-nearest."""
+        """Return the rounding that goes with it if a run names none; None for round-to-nearest."""
         return None
 
     def accepts(self, validation: Validation | None) -> bool:
-        """Return whether to apply it, if ``is_validated``: by default, if it does not fail its validation.
+        """Return whether to apply it, if ``is_validated``; by default, if validation shows no failure.
 
         Args:
-            validation: The error of quantized blocks before and after, the mean over blocks; None where there
-                are no data.
+            validation: Error of quantized blocks before and after, the mean over blocks; None without data.
         """
         return validation is None or validation.is_improvement
 
     def alternatives(self) -> Mapping[str, Transform]:
-        """Return transforms that each do a part of this one, by a name for reports, the simplest first.
+        """Return transforms that each do a part of this one, by name for reports, the simplest first.
 
-        If ``is_validated``, each is validated like the whole. Of two that have no difference above the
-        standard error the first is used. Each has its ``settings``.
+        If ``is_validated``, each is validated like the whole. If two differ by no more than the standard
+        error, the first is used. Each has its ``settings``.
         """
         return {}

@@ -1,4 +1,4 @@
-"""Tuning: changes a rounded block, so that its output comes nearer to the float block's.
+"""Tuning: changes a rounded block, so that its output comes closer to the float block's output.
 
 It changes codes, scales, norms and biases.
 """
@@ -21,13 +21,12 @@ from quark.models.layers import QuantizedLayer
 
 @attrs.frozen(eq=False)
 class Sample:
-    """One calibration call at a block: what the block's output should be.
+    """One calibration call at a block, with the wanted output of the block.
 
     Attributes:
-        number: Of the call.
-        target: Output of the float block for its tokens, ``[tokens, channels]``, in the
-            model's dtype.
-        is_held_out: Which of these tokens nothing may be fitted to, bool, ``[tokens]``.
+        number: Number of the call.
+        target: Output of the float block for its tokens, ``[tokens, channels]``, in the model's dtype.
+        is_held_out: Which of these tokens must not be used for fitting, bool, ``[tokens]``.
     """
 
     number: int
@@ -42,17 +41,17 @@ class RoundedBlock:
     Attributes:
         name: Full name of the block.
         layers: Its linear layers with rounded weights, in order. `weights` gives their codes and grids, and
-            takes others.
+            sets new ones.
         float_weights: Their weights before rounding, ``[out, in]``.
-        parameters: Its float parameters: norm weights and biases of any layer that stay float. Their values
-            may be changed in place.
-        samples: Calibration calls, in order. Each has its held-out tokens at its end, if any.
-        output: Computes the block's output for a sample as it is now, ``[tokens, channels]``, with gradients
-            where they are enabled. They pass straight through the rounding of activations. The second
-            argument is the dtype of products, such as ``torch.bfloat16``; None is the model's own.
-        substituted: Returns a context in which tensors stand in for parameters, by name
-            (``"mlp.up_proj.weight"``): they may be results of a computation that gradients go through, and of
-            another dtype.
+        parameters: Its float parameters: norm weights, and biases that stay float. You may change their
+            values in place.
+        samples: Calibration calls, in order. Held-out tokens are at the end of a call.
+        output: Computes the block's present output for a sample, ``[tokens, channels]``, with gradients if
+            they are enabled. Gradients pass straight through the rounding of activations. The second argument
+            is the dtype of products, such as ``torch.bfloat16``; None means the model's own.
+        substituted: Returns a context in which tensors replace parameters, by name
+            (``"mlp.up_proj.weight"``). They may be results of a computation with gradients, and of another
+            dtype.
         weights: Returns the rounded weights of one layer as a matrix with their grid.
     """
 
@@ -66,7 +65,7 @@ class RoundedBlock:
 
     @cached_property
     def channels(self) -> Tensor:
-        """Factors of output channels, ``[channels]``: by these, outputs are compared with targets."""
+        """Factors of output channels, ``[channels]``, for comparing outputs with targets."""
         return channel_factors(sample.target for sample in self.samples)
 
     def weights(self, layer: str) -> StackedWeights:
@@ -82,13 +81,13 @@ class Tuning(ABC):
 
     A subclass defines `tune`.
 
-    A run has any number of tunings, each applied to a block when all of its weights are rounded and before
-    calibration goes on to the next block. Which one goes before another, its record says
+    A run has any number of tunings. Each is applied to a block after all of its weights are rounded and
+    before calibration continues to the next block. Their records say in which order
     (`quark.plugins.AlgorithmRecord`).
 
     Attributes:
-        wants_float: Whether targets are what the float model computes, for which each call has a second
-            forward; else they are what the float block computes of the quantized model's hidden states.
+        wants_float: Whether targets are outputs of the float model, which needs a second forward of each
+            call. Otherwise they are the float block's outputs on the quantized model's hidden states.
     """
 
     wants_float: bool = False
@@ -99,8 +98,8 @@ class Tuning(ABC):
 
         Return metrics, by name of a layer or ``""``.
 
-        Nothing else of the block may change. The pipeline compares the error of the block's output on
-        held-out tokens (`OutputError`, with the factors ``block.channels``) before and after, and takes the
-        change back where the error did not get smaller. The result must not depend on any state of the
-        program, such as random numbers that nobody has seeded.
+        Nothing else of the block may change. The pipeline computes the error of the block's output on
+        held-out tokens before and after (`OutputError`, with the factors ``block.channels``). If the error
+        has not decreased, the pipeline undoes the change. The result must not depend on any state of the
+        program, such as unseeded random numbers.
         """

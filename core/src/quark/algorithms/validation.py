@@ -2,7 +2,7 @@
 
 The change does not depend on these tokens.
 
-The threshold is one standard error of the difference, which is taken token by token:
+The threshold is one standard error of the difference, which is computed token by token:
 
 - A transform is kept only if it makes the error *smaller* by more than that (`Validation.is_improvement`):
   without a gain, the plain model is simpler.
@@ -26,7 +26,7 @@ from quark.base.scalars import numbers
 
 _TINY = torch.finfo(torch.float32).tiny
 _LEAST = 1e-6
-"""Energy of a channel that is always 0, in that of the mean one."""
+"""Minimum energy of a channel, relative to the mean energy; for channels that are always 0."""
 
 
 @attrs.frozen(eq=False)
@@ -47,7 +47,7 @@ class OutputError:
     def of(cls, output: Tensor, reference: Tensor, *, channels: Tensor | None = None, is_held_out: bool = True) -> Self:
         """Return the error of ``output [tokens, channels]`` against ``reference``, of the same shape.
 
-        ``channels`` are factors of both, ``[channels]``, as of `channel_factors`.
+        ``channels`` are factors of both, ``[channels]``, as in `channel_factors`.
         """
         expected = reference.float()
         error = output.float() - expected
@@ -57,7 +57,7 @@ class OutputError:
 
     @classmethod
     def joined(cls, errors: Sequence[Self]) -> Self:
-        """Return the errors of different tokens, at least one of them, as one."""
+        """Return the errors of different tokens as one; give at least one."""
         squares, sizes = (torch.cat([getattr(error, name) for error in errors]) for name in ("squares", "sizes"))
         return cls(squares, sizes, all(error.is_held_out for error in errors))
 
@@ -70,20 +70,19 @@ class OutputError:
     def relative(self) -> Tensor:
         """Squared error of each token ÷ squared norm of its reference, ``[tokens]``, float64.
 
-        The norm before the next block divides each token by its own size. In the summed error, the few tokens
-        with massive activations that many models have would outweigh all others, and a comparison would rest
-        on these few.
+        The norm before the next block divides each token by its own size. In a plain sum of errors, the few
+        tokens with massive activations that many models have would outweigh all others.
         """
         return self.squares.double() / self.sizes.double()
 
 
 def channel_factors(references: Iterable[Tensor]) -> Tensor:
-    """Return the factors ``[channels]``, float32, by which channels of outputs are compared: 1 ÷ √RMS.
+    """Return the factors ``[channels]``, float32, for comparing channels of outputs: 1 ÷ √RMS.
 
-    RMS is the root mean square of a channel in ``references [tokens, channels]``. In many models a few
-    channels of the residual stream have most of its energy, in Gemma 3 270M four have up to 97 %; weights of
-    the norms that read the stream undo that. An error without factors tells of these channels alone; by 1 ÷
-    RMS, channels that hold little would count as much.
+    RMS is the root mean square of a channel in ``references [tokens, channels]``. In many models, a few
+    channels of the residual stream have most of its energy: in Gemma 3 270M, four have up to 97 %. The
+    weights of norms scale these channels down. Without factors, an error would measure only these channels;
+    with 1 ÷ RMS, channels with little content would count as much.
     """
     energy = torch.stack([reference.float().square().sum(0) for reference in references]).sum(0)
     return torch.maximum(energy, energy.mean() * _LEAST).clamp(min=_TINY).pow(-0.25)
@@ -97,7 +96,7 @@ class Validation:
         before: Mean relative error before the change.
         after: Mean relative error after the change.
         standard_error: Standard error of the difference, paired by token. Tokens of one text are correlated,
-            so that the true value is larger.
+            so the true value is larger.
         tokens: Number of tokens.
         is_held_out: Whether the change does not depend on these tokens.
     """
@@ -149,7 +148,7 @@ def validated(before: Sequence[OutputError], after: Sequence[OutputError]) -> Va
 def _by_token(errors: Sequence[OutputError]) -> Tensor:
     """Return the mean error of each token over the blocks that it passes, ``[tokens]``.
 
-    Blocks of an encoder have other tokens than those of its decoder.
+    Blocks of an encoder have other tokens than blocks of its decoder.
     """
     of_streams: dict[int, list[Tensor]] = {}
     for error in errors:
@@ -158,11 +157,9 @@ def _by_token(errors: Sequence[OutputError]) -> Tensor:
 
 
 def is_worse(errors: Tensor, others: Tensor) -> bool:
-    """Return whether ``errors [tokens]`` are larger than ``others [tokens]`` by more than a standard error.
+    """Return whether ``errors [tokens]`` exceed ``others [tokens]`` by more than a standard error.
 
-    Both are of the same tokens.
-
-    Errors that are not finite are always worse.
+    Both belong to the same tokens. Errors that are not finite are always worse.
     """
     difference = errors.double() - others.double()
     is_finite, mean, deviation = numbers(torch.isfinite(errors).all(), difference.mean(), _deviation(difference))

@@ -1,6 +1,6 @@
-"""Files: what Linux, macOS and Windows do differently.
+"""File operations that Linux, macOS and Windows do differently.
 
-No other module asks what system it runs on, but `quark.base.machine` for memory and processors.
+Only this module and `quark.base.machine` (memory, processors) ask which system they run on.
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ else:
 _CHUNK = 1 << 24
 """Bytes that are written at once."""
 _LOCKED_BYTE = 1 << 30
-"""Position of the byte that is locked on Windows: behind the end of the file, since nobody may read it."""
+"""Position of the byte that is locked on Windows: after the end of the file, since locked bytes cannot be
+read.
+"""
 
 
 def open_file(path: Path, flags: int, mode: int = 0o777) -> int:
-    """Return a descriptor of a file whose bytes are read and written as they are, as `os.open` does."""
+    """Open a file in binary mode and return its descriptor, as `os.open` does."""
     return os.open(path, flags | getattr(os, "O_BINARY", 0), mode)
 
 
 def open_own(path: Path) -> int | None:
     """Return a descriptor of a file, to read and to write.
 
-    None if it is missing, is a link, or is another user's.
+    None if it is missing, is a link, or belongs to another user.
     """
     try:
         file = open_file(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
@@ -47,9 +49,9 @@ def open_own(path: Path) -> int | None:
 
 
 def try_lock(file: int) -> bool:
-    """Lock a file, and return whether that was possible: nobody else has locked it.
+    """Lock a file, and return False if another process has locked it.
 
-    The lock ends when the descriptor is closed, and with the process. Others may read the file meanwhile.
+    The lock ends when the descriptor is closed or the process ends. Others may read the file meanwhile.
 
     Raises:
         OSError: The file system has no locks.
@@ -84,7 +86,7 @@ else:
 
 
 def read_at(file: int, buffer: memoryview, offset: int) -> int:
-    """Fill a buffer from a position of a file on, and return how many bytes the file had there."""
+    """Fill a buffer with bytes of a file from ``offset`` on, and return how many bytes there were."""
     done = 0
     while done < buffer.nbytes:
         part = buffer[done : done + _CHUNK]
@@ -101,14 +103,14 @@ def read_at(file: int, buffer: memoryview, offset: int) -> int:
 
 
 def regular_bytes(path: Path) -> bytes:
-    """Return the content of a file. Raises OSError for what may have no end: a pipe or a device."""
+    """Return the content of a regular file. Raises OSError for a pipe or a device, which may have no end."""
     if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     return path.read_bytes()
 
 
 def state_of(file: Path | int) -> dict[str, int]:
-    """Return what differs, without reading it, where a file or that of a descriptor has been changed."""
+    """Return size, time and inode of a file or descriptor: they differ if the file has changed."""
     status = os.stat(file)
     return {"bytes": status.st_size, "time of change in ns": status.st_mtime_ns, "inode": status.st_ino}
 
@@ -116,7 +118,7 @@ def state_of(file: Path | int) -> dict[str, int]:
 def write_at(file: int, data: memoryview, offset: int) -> None:
     """Write all of ``data``, a part at a time.
 
-    Of several that write to one file, each waits while another writes.
+    Threads that write to one file wait for each other; after each part, another thread can write.
     """
     done = 0
     while done < data.nbytes:
@@ -131,7 +133,7 @@ def sync_data(file: int) -> None:
 def sync(path: Path) -> None:
     """Wait until a file, or the names in a directory, are on the disk.
 
-    Windows does so for files alone, and only for those that may be written to.
+    Windows can do so only for files that may be written to.
     """
     if sys.platform == "win32" and (path.is_dir() or (path.exists() and not os.access(path, os.W_OK))):
         return
@@ -143,7 +145,7 @@ def sync(path: Path) -> None:
 
 
 def allocated_bytes(path: Path) -> int:
-    """Return the bytes that a file takes on the disk: its size where the system does not tell more."""
+    """Return the bytes that a file takes on the disk, or its size if the system does not tell."""
     status = path.stat()
     return 512 * status.st_blocks if hasattr(status, "st_blocks") else status.st_size
 
@@ -167,7 +169,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def link_or_copy(path: Path, target: Path) -> None:
-    """Give a file a second name; its bytes are not copied where the file system can do without."""
+    """Give a file a second name: a hard link, or a copy if the file system allows no link."""
     try:
         os.link(path.resolve(), target)
     except OSError:
@@ -175,9 +177,9 @@ def link_or_copy(path: Path, target: Path) -> None:
 
 
 def represent(path: Path, target: Path) -> None:
-    """Let ``target`` stand for a file as long as that is there.
+    """Make ``target`` a symbolic link to a file.
 
-    It is a symbolic link, or a second name or a copy, since Windows allows such links to few users.
+    If links are not allowed, as for most users of Windows, make a hard link or a copy.
     """
     try:
         target.symlink_to(path.resolve())
@@ -186,10 +188,10 @@ def represent(path: Path, target: Path) -> None:
 
 
 def leads_out(path: Path, directory: Path) -> bool:
-    """Return whether the file of a name in a directory lies outside it, at the end of one link or several.
+    """Return whether a path in a directory leads to a file outside it, through one link or several.
 
-    The store of a cache of models counts as inside: ``models--NAME/snapshots/REVISION`` has links to
-    ``models--NAME/blobs``. A directory of another form has no store, whatever it is called.
+    The store of a hub cache counts as inside: ``models--NAME/snapshots/REVISION`` has links to
+    ``models--NAME/blobs``. A directory of any other form has no store.
     """
     root = directory.resolve()
     stores = [
@@ -203,7 +205,7 @@ def leads_out(path: Path, directory: Path) -> bool:
 
 
 def move_directory(directory: Path, target: Path) -> None:
-    """Rename a directory; an empty directory of its new name gives way.
+    """Rename a directory; an empty directory with the new name is replaced.
 
     Windows refuses while a file in it is open.
     """
@@ -218,9 +220,9 @@ _UNSUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP}
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Exchange the names of two directories of one file system, and return whether this system can do it.
+    """Exchange the names of two directories of one file system.
 
-    If not, nothing is changed.
+    Returns False, and changes nothing, if this system cannot do it.
 
     Linux can, on most of its file systems. Source: ``renameat2(2)``.
 
@@ -240,12 +242,12 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def release_cached(file: int, size: int) -> None:
-    """Let the system forget the first bytes of a file that it holds in memory, where it can."""
+    """Drop the first ``size`` bytes of a file from the system's cache, if it can."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(file, 0, size, os.POSIX_FADV_DONTNEED)
 
 
 def release_pages(memory: mmap.mmap) -> None:
-    """Take what was read of a mapped file out of memory, where the system can; the file keeps it."""
+    """Drop the pages of a mapped file from memory, if the system can; the file keeps them."""
     if hasattr(memory, "madvise") and hasattr(mmap, "MADV_DONTNEED"):
         memory.madvise(mmap.MADV_DONTNEED)

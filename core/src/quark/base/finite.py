@@ -1,4 +1,4 @@
-"""Checks of tensors for NaN and Inf: before any weight is changed, and of everything that is written."""
+"""Checks of tensors for NaN and Inf: before weights are changed, and before tensors are written."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from quark.errors import NonFiniteError
 def refuse_non_finite(
     tensors: Mapping[str, Tensor], buffers: Collection[str], reason: Callable[[Sequence[str]], str], *, warns: bool = True
 ) -> None:
-    """Check tensors by full name. Codes, integers and meta tensors are passed over.
+    """Raise if a tensor holds NaN or Inf. Codes, integers and meta tensors are skipped.
 
     Args:
-        tensors: Those of a model, or those that are written.
-        buffers: Names of buffers, which may hold Inf: masks of attention do.
+        tensors: Tensors by full name.
+        buffers: Names of buffers. These may hold Inf, as attention masks do.
         reason: Returns the cause and the fix for the tensors of these names, for the message.
         warns: Whether a warning names buffers with Inf.
 
     Raises:
-        NonFiniteError: A tensor holds NaN, or another one than a buffer Inf; the message names all of them.
+        NonFiniteError: A tensor holds NaN, or one that is not a buffer holds Inf. The message names all of
+            them.
     """
     floats = {n: t.detach() for n, t in tensors.items() if t.is_floating_point() and t.itemsize > 1 and not t.is_meta}
     sums = numbers(*(_sum(x) for x in floats.values())) if floats else []
@@ -34,8 +35,8 @@ def refuse_non_finite(
     infinite = [n for n in names if n in buffers and not bool(floats[n].isnan().any())]
     if infinite and warns:
         get_logger(__name__).warning(
-            f"{len(infinite)} buffer(s) hold Inf, as masks do, and are written as they are: {folded(infinite)}. If they are no masks, the "
-            "checkpoint is damaged, or was cast to float16, whose largest number is 65504"
+            f"{len(infinite)} buffer(s) hold Inf and are written unchanged: {folded(infinite)}. Attention masks may hold Inf; if these are "
+            "not masks, the checkpoint is damaged or was cast to float16, whose largest value is 65504"
         )
     if names := [n for n in names if n not in infinite]:
         raise NonFiniteError(f"NaN or Inf in {len(names)} tensor(s): {folded(names)}. {reason(names)}", tensor=names[0])
@@ -54,8 +55,8 @@ def buffers_of(model: nn.Module) -> frozenset[str]:
 def is_finite(x: Tensor) -> bool:
     """Return whether no element is NaN or infinite.
 
-    The tensor is read once: NaN and Inf survive a sum. A sum may also overflow by itself, so the elements are
-    tested if it is not finite.
+    The tensor is read once, because NaN and Inf survive a sum. Finite elements may overflow in a sum too, so
+    elements are tested if the sum is not finite.
     """
     return bool(torch.isfinite(_sum(x))) or bool(torch.isfinite(x).all())
 

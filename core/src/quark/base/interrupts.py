@@ -17,7 +17,7 @@ def termination_unwinds() -> Iterator[None]:
 
     Unfinished output is then removed as after Ctrl-C.
 
-    This has no effect outside the main thread, and where the signal is handled or ignored already.
+    This has no effect outside the main thread, or if the signal is handled or ignored already.
     """
     if not _in_main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
@@ -39,7 +39,7 @@ def uninterrupted() -> Iterator[None]:
         yield
         return
     received: list[int] = []
-    # None is a handler that was not installed from Python: it could not be restored, so it is not replaced.
+    # None is a handler that was not installed from Python. It cannot be restored, so it is not replaced.
     handlers = {number: handler for number in _ENDING if (handler := signal.getsignal(number)) is not None}
     try:
         for number in handlers:

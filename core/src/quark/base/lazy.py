@@ -60,10 +60,10 @@ class LazyRef:
 
 
 def imported(module: str) -> ModuleType:
-    """Import a module as a fresh process does, whatever state of torch its caller has set.
+    """Import a module under torch's default state, whatever state the caller has set.
 
-    A plugin's module may first be needed while transformers builds a model on the meta device in bfloat16:
-    tensors that the module makes would be such tensors, for the rest of the process.
+    A plugin's module may first be imported while transformers builds a model on the meta device in bfloat16.
+    Its tensors would then be on that device, in that dtype, for the rest of the process.
 
     Raises:
         ImportError: The module cannot be imported.
@@ -111,9 +111,9 @@ def as_optional_reference(value: str | Reference | None) -> Reference | None:
 def make_callable(module: str, call: Callable[[], Any]) -> None:
     """Make the imported module ``module`` answer calls with ``call()``.
 
-    ``import quark.algorithms`` binds that package to ``quark.algorithms``, in front of the registry function
-    of the same name; so the package itself has to be callable. Python allows to replace a module's class
-    (data model, "Customizing module attribute access").
+    ``import quark.algorithms`` binds that package to ``quark.algorithms`` and hides the registry function of
+    the same name, so the package itself must be callable. Python allows a module's class to be replaced (data
+    model, "Customizing module attribute access").
     """
 
     class CallableModule(ModuleType):

@@ -1,7 +1,7 @@
 """The log: the logger ``quark`` on stderr, lines beside a bar, and texts of plugins made printable.
 
-Lines look like ``[QUARK-INFO]: …``, and are left to the application where it configures logging. Texts of
-plugins may hold anything: characters that a terminal would obey are written out.
+Lines look like ``[QUARK-INFO]: …``. An application that configures logging gets them instead of stderr.
+Control characters in texts of plugins are escaped, because a terminal would obey them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _StderrUnlessConfigured(logging.Handler):
         self.write: Callable[[str], object] = _to_stderr
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write the lines of a record, which may quote a file; a reader that is gone ends no run."""
+        """Write the lines of a record, with control characters escaped. A closed stderr ends no run."""
         if writes_to_stderr():
             with suppress(OSError):
                 self.write(f"[QUARK-{record.levelname}]: {shown_lines(record.getMessage())}")
@@ -40,14 +40,14 @@ def _to_stderr(line: str) -> None:
 _HANDLER = _StderrUnlessConfigured()
 _LEVEL = "QUARK_LOG_LEVEL"
 _LEVELS = {name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error", "critical")}
-"""Levels of the environment variable, as AMD Quark has them."""
+"""Values of the environment variable for the level, as in AMD Quark."""
 
 
 def get_logger(name: str = "quark") -> logging.Logger:
     """Return the logger of that name below ``quark``.
 
-    The first call gives ``quark`` its handler and, unless the application has, the level of the environment
-    variable ``QUARK_LOG_LEVEL``.
+    The first call gives ``quark`` its handler. It also sets the level from the environment variable
+    ``QUARK_LOG_LEVEL``, unless the application has set one.
     """
     root = logging.getLogger("quark")
     if _HANDLER not in root.handlers:
@@ -56,22 +56,22 @@ def get_logger(name: str = "quark") -> logging.Logger:
             asked = os.environ.get(_LEVEL, "info")
             root.setLevel(_LEVELS.get(asked.lower(), logging.INFO))
             if asked.lower() not in _LEVELS:
-                root.warning(f"{_LEVEL}={asked!r} is no level of the log: use {', '.join(_LEVELS)}.")
+                root.warning(f"{_LEVEL}={asked!r} is not a log level: use {', '.join(_LEVELS)}.")
     return root if name == "quark" else root.getChild(name.removeprefix("quark."))
 
 
 def writes_to_stderr() -> bool:
-    """Return whether quark shows its log itself: the application has configured no handlers."""
+    """Return whether quark writes its log itself, because the application has configured no handlers."""
     return not logging.getLogger().handlers
 
 
 @contextmanager
 def beside_a_bar(write: Callable[[str], object], shown: str) -> Iterator[None]:
-    """Let lines for stderr be written above a bar; other handlers are not changed.
+    """Write lines for stderr above a progress bar; other handlers are not changed.
 
     Args:
         write: Writes a line above the bar.
-        shown: Name of the logger whose lines the bar stands for, which are left out.
+        shown: Name of the logger whose lines the bar replaces.
     """
 
     def is_other(record: logging.LogRecord) -> bool:
@@ -98,8 +98,7 @@ class _Silence:
 def silenced(level: int = logging.ERROR) -> Iterator[None]:
     """Log nothing below ``level`` during a trial that may be repeated with the same warnings.
 
-    In several threads at once, or inside each other, the level of the first one counts until the last one
-    ends.
+    Nested and concurrent contexts keep the level of the first until the last ends.
     """
     with _Silence.lock:
         if _Silence.contexts == 0:
@@ -118,8 +117,7 @@ def silenced(level: int = logging.ERROR) -> Iterator[None]:
 def unprintable(text: str) -> str | None:
     """Return the first character that a terminal would obey or hide, or None.
 
-    Such are control characters, the escape that begins a terminal's commands among them, and marks that turn
-    the direction of a text.
+    These are control characters, such as escape, and marks that change the direction of text.
 
     >>> unprintable("4-bit weights"), unprintable("ends\\x1b[2J")
     (None, '\\x1b')
@@ -128,7 +126,7 @@ def unprintable(text: str) -> str | None:
 
 
 def shown(text: str) -> str:
-    """Return a text with every `unprintable` character written out, as Python writes it in a string.
+    """Return a text with every `unprintable` character escaped as in a Python string.
 
     >>> print(shown("red \\x1b[31m and\\nnew"))
     red \\x1b[31m and\\nnew
@@ -139,7 +137,7 @@ def shown(text: str) -> str:
 
 
 def shown_lines(text: str) -> str:
-    """Return a text of several lines with every other `unprintable` character written out."""
+    """Return a text of several lines with every `unprintable` character but line ends escaped."""
     return "\n".join(map(shown, text.split("\n")))
 
 

@@ -42,7 +42,7 @@ def peak_bytes() -> int:
 
 
 def cores() -> int:
-    """Return the number of processors that this process may use, or of all where the system does not tell."""
+    """Return the number of processors that this process may use, or of all if the system does not tell."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -56,11 +56,11 @@ def processor() -> str:
 
 
 def return_freed() -> None:
-    """Return the process's free memory to the system, with ``malloc_trim`` of glibc: others have none.
+    """Return the process's freed memory to the system, with ``malloc_trim`` of glibc (nothing elsewhere).
 
-    glibc keeps free memory between live allocations: without this call, replaced float weights would stay
-    resident, one block's worth per block. `quark.runs.memory.FreedMemory` decides when to call it: the system
-    clears each page that is used again, and after each block of a small model that took 5 % of GPTQ.
+    glibc keeps free memory between live allocations. Without this call, replaced float weights would stay
+    resident. `quark.runs.memory.FreedMemory` decides when to call it, because the system clears each page
+    before it is used again: after each block of a small model, that took 5 % of GPTQ's time.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:

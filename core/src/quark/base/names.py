@@ -26,10 +26,8 @@ def is_valid_name(name: object) -> bool:
 def is_vendor_name(name: object) -> bool:
     """Return whether ``name`` is a string ``vendor.name``, both parts by `NAME_RULE`.
 
-    A plugin adds to a vocabulary of the core by such names.
-
-    The part before the dot keeps the names of two vendors apart, and tells a name of a vendor's own from a
-    misspelt one of the list.
+    Plugins extend a vocabulary of the core by such names. The vendor keeps the names of two plugins apart,
+    and shows that a name is not a misspelt name of the core.
 
     >>> is_vendor_name("acme.sparse"), is_vendor_name("sparse"), is_vendor_name("acme.")
     (True, False, False)
@@ -45,8 +43,8 @@ def has_wildcard(pattern: str) -> bool:
 def matches(name: str, pattern: str) -> bool:
     """Return whether a shell pattern matches a name, case-sensitively.
 
-    A pattern without wildcards is compared: configurations of checkpoints have thousands of full names, more
-    than `fnmatch` keeps compiled.
+    A pattern without wildcards is compared directly: configurations of checkpoints have thousands of full
+    names, more than `fnmatch` caches.
 
     >>> matches("layers.0.up_proj", "*.up_proj"), matches("layers.0.up_proj", "up_proj")
     (True, False)
@@ -55,7 +53,7 @@ def matches(name: str, pattern: str) -> bool:
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that looks most like ``name``, or None where none comes near.
+    """Return the known name that is most similar to ``name``, or None if none is similar.
 
     >>> closest("itn4_wo_128", ["int4_wo_128", "fp8"])
     'int4_wo_128'
@@ -65,14 +63,13 @@ def closest(name: str, known: Iterable[str]) -> str | None:
 
 
 def fold_names(names: Iterable[str]) -> list[str]:
-    """Fold dotted names that differ in their numbers alone; the patterns cover these names exactly.
+    """Fold dotted names that differ only in their numbers; the patterns cover exactly these names.
 
     Args:
         names: Full names of modules or tensors.
 
     Returns:
-        Patterns in the order in which the first name of each came; a name that folds with no other is its own
-        pattern.
+        Patterns, in the order of their first names. A name that folds with no other is its own pattern.
 
     >>> fold_names(["layers.0.q", "layers.1.q", "layers.2.q", "layers.0.k", "layers.2.k", "head"])
     ['layers.{0-2}.q', 'layers.{0,2}.k', 'head']
@@ -95,7 +92,7 @@ def folded(names: Iterable[str], most: int = 8) -> str:
 
 
 def without_numbers(name: str) -> str:
-    """Return the name with ``*`` for each of its numbers; names that fold into one have this in common.
+    """Return the name with ``*`` for each of its numbers. Names with the same result can be folded.
 
     >>> without_numbers("layers.0.mlp.experts.7.up_proj")
     'layers.*.mlp.experts.*.up_proj'
@@ -109,7 +106,7 @@ def _part(text: str) -> _Part:
 
 
 def _fold_at(names: Iterable[tuple[_Part, ...]], place: int) -> list[tuple[_Part, ...]]:
-    """Return the names with one entry for all that are equal but for their numbers at ``place``."""
+    """Merge the names that differ only in their numbers at ``place``."""
     merged: dict[tuple[_Part | None, ...], list[tuple[_Part, ...]]] = {}
     for name in names:
         has_number = len(name) > place and not isinstance(name[place], str)

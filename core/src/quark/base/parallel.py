@@ -1,9 +1,9 @@
 """Independent pieces of work, spread over threads that compute with one torch thread each.
 
-The rows of a layer are independent of each other. One call for each layer keeps all processors busy, and
-threads wait for each other once: when the call ends. Parallelism inside of small operations waits at the end
-of every operation, thousands of times for a layer, each time until the system schedules the last thread. Here
-a thread that other programs hold up takes fewer pieces, and nobody waits for it.
+The rows of a layer are independent of each other. With one call for each layer, all processors are busy, and
+threads wait for each other once, at its end. Parallelism inside small operations waits at the end of every
+operation, thousands of times for a layer, each time until the system schedules the last thread. Here, a
+thread that other programs hold up takes fewer pieces, and no thread waits for it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Result = TypeVar("Result")
 
 CPU = torch.device("cpu")
 SMALL = 1 << 22
-"""Elements of a matrix, 16 MiB in float32, up to which one thread takes a few milliseconds for an operation
-on it.
+"""Number of elements of the largest matrix that one thread processes in a few milliseconds: 16 MiB in
+float32.
 """
 
 _LOCAL = threading.local()
-"""``threads``: how many `parallel_map` may use in a thread for which torch's own number is 1; unset or 0 for
-torch's own.
+"""``threads``: the number of threads that `parallel_map` may use while torch's own number is 1. Unset or 0
+means torch's own number.
 """
 
 
@@ -38,19 +38,20 @@ def parallel_map(work: Callable[[Item], Result], items: Sequence[Item], device: 
 
     The calling thread is one of them.
 
-    Results do not depend on the number of threads: every item is computed by one torch thread. There should
-    be more items than threads, and each should be a few operations on many numbers: two threads never run
-    Python at once. A call inside of ``work`` runs in the thread that makes it. On devices other than the CPU
-    the calling thread computes everything.
+    Results do not depend on the number of threads: every item is computed by one torch thread. Give more
+    items than threads, and let each do few operations on many numbers, because two threads never run Python
+    at once. A nested call runs in the thread that makes it. On devices other than the CPU, the calling thread
+    computes everything.
 
     Args:
-        work: Does not depend on other items. It runs in the grad mode and the inference mode of the caller.
+        work: Function of one item, which does not depend on others. It runs in the caller's grad and
+            inference mode.
         items: Arguments of ``work``.
         device: Where the tensors lie.
 
     Raises:
-        BaseException: Whatever ``work`` raises: of several items, the error of the first. Items after it may
-            not have been computed.
+        BaseException: An error of ``work``; if several items fail, that of the first. Later items may not
+            have been computed.
     """
     if device.type != "cpu" or _threads() == 1:
         return list(map(work, items))
@@ -60,9 +61,10 @@ def parallel_map(work: Callable[[Item], Result], items: Sequence[Item], device: 
 
 
 def beside(work: Callable[[], Result], device: torch.device = CPU) -> Callable[[], Result]:
-    """Return a function that returns ``work()``; inside of `coarsely` another thread computes it meanwhile.
+    """Start ``work()``, and return a function that returns its result.
 
-    Elsewhere it has been computed when this returns. An exception comes out of the function that is returned.
+    Inside `coarsely` another thread computes it, and the returned function raises its exceptions. Elsewhere
+    it is computed before this returns.
     """
     if device.type != "cpu" or torch.get_num_threads() > 1 or _threads() == 1:
         result = work()
@@ -92,10 +94,10 @@ def one_thread(device: torch.device = CPU) -> Iterator[None]:
 
 @contextmanager
 def coarsely(elements: int, device: torch.device = CPU) -> Iterator[None]:
-    """Compute operations in one thread while the body runs; `parallel_map` uses as many as torch had before.
+    """Compute operations in one thread while the body runs; `parallel_map` still uses all of torch's threads.
 
-    For work that is a sequence of many operations on matrices of up to that number of ``elements``: above
-    `SMALL` nothing changes.
+    Use it for a sequence of many operations on matrices of up to ``elements`` elements. Above `SMALL` nothing
+    changes.
     """
     before = _threads()
     if device.type != "cpu" or before == 1 or elements > SMALL:
@@ -154,22 +156,22 @@ def _shared(work: Callable[[Item], Result], items: Sequence[Item], workers: int)
 
 
 class _Pool:
-    """Threads of one torch thread each.
+    """Python threads, each with one torch thread.
 
-    They are started when they are first wanted, and end with the process.
+    They start on first use and end with the process.
     """
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Have no threads: a forked process has none of its parent's."""
+        """Drop all threads: a forked process has none of its parent's threads."""
         self._lock = threading.Lock()
         self._executor: ThreadPoolExecutor | None = None
         self._size = 0
 
     def submit(self, task: Callable[[], Result], times: int) -> list[Future[Result]]:
-        """Have that many threads run ``task``."""
+        """Run ``task`` in ``times`` threads."""
         with self._lock:
             if self._executor is None or times > self._size:
                 self._start(times)

@@ -1,4 +1,4 @@
-"""Connection of the processes that ``torchrun`` has started, and how one tells the others of its failure.
+"""Connects the processes that ``torchrun`` has started, and tells the others if one of them fails.
 
 ``torchrun`` (torch.distributed.elastic) starts the processes, tells each its number in the environment, keeps
 a store that outlives them, and ends all of them when one has failed. Data go over ``gloo``, and sums of
@@ -24,12 +24,14 @@ from quark.base.ranks import Ranks
 from quark.errors import ConfigError, RankError, UnsupportedError
 
 TIMEOUT = timedelta(minutes=30)
-"""How long a rank waits for the others in an exchange: longer than any work that one has to do alone."""
+"""Maximum time that a rank waits for the others in an exchange: longer than any work that one rank does
+alone.
+"""
 _ERROR = "error"
 _PATIENCE = 2.0
-"""Seconds that a rank whose connection has broken waits for the others to say why."""
+"""Seconds that a rank whose connection has broken waits for the other ranks' error messages."""
 _SILENCE = 10.0
-"""Seconds that a rank waits for the others to start before it says so."""
+"""Seconds that a rank waits for the others to start before it logs that it waits."""
 
 
 def is_one_of_many() -> bool:
@@ -41,13 +43,13 @@ def is_one_of_many() -> bool:
 def ranks_of_environment(device: torch.device, *, is_deterministic: bool = False) -> Iterator[tuple[Ranks, torch.device]]:
     """Yield the `Ranks` of the run that this process belongs to, and the device that it works on.
 
-    There is one rank where ``torchrun`` has not started the process.
+    There is one rank if ``torchrun`` has not started the process.
 
     An exception that leaves the body is told to the other ranks, which stop with a RankError.
 
     Args:
-        device: Of the run; "cuda" without a number is divided among the processes of each machine.
-        is_deterministic: As of `quark.base.ranks.Ranks`.
+        device: Device of the run; "cuda" without a number is divided among the processes of each machine.
+        is_deterministic: As in `quark.base.ranks.Ranks`.
 
     Raises:
         ConfigError: The environment is incomplete, or names a device for all processes of a machine.
@@ -96,7 +98,7 @@ class _ProcessGroup:
         return [each.numpy().tobytes() for each in self.gather_tensors(own, lengths)]
 
     def gather_tensors(self, x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-        """As `quark.base.ranks.Group.gather_tensors`; from GPU to GPU where it lies there."""
+        """As `quark.base.ranks.Group.gather_tensors`; from GPU to GPU if ``x`` is on a GPU."""
         with self._failing_together():
             longest = max(sizes)
             received = [x.new_empty(longest) for _ in sizes]
@@ -134,15 +136,15 @@ class _ProcessGroup:
                 is_reached = True
             time.sleep(0.05)
         return RankError(
-            f"another process of this run is gone without a word, or has not answered for {TIMEOUT.seconds // 60} minutes: it was killed "
-            f"(for want of memory?), or its machine cannot be reached any more. Rank {self._rank} has noticed: {_first_line(error)}",
+            f"another process of this run ended without a message, or has not answered for {TIMEOUT.seconds // 60} minutes: check whether "
+            f"it was killed (out of memory?) and whether its machine is reachable. Rank {self._rank} reports: {_first_line(error)}",
             is_told=is_reached,
         )
 
 
 @contextmanager
 def _waiting_aloud() -> Iterator[None]:
-    """Warn, if the other processes have not started for some seconds, whom this one waits for."""
+    """Warn if the other processes have not started after some seconds."""
     told = {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
     text = (
         "Rank {RANK} waits at {MASTER_ADDR}:{MASTER_PORT} until all {WORLD_SIZE} processes of this run have started, for up to "
@@ -158,17 +160,17 @@ def _waiting_aloud() -> Iterator[None]:
 
 
 def _meet() -> tuple[Store, int, int]:
-    """Return the store of all processes, the rank of this one, and how many there are."""
+    """Return the store of all processes, the rank of this process, and the number of processes."""
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise ConfigError(
-            f"RANK and WORLD_SIZE are set, and {' and '.join(missing)} is not: start the processes with "
+            f"RANK and WORLD_SIZE are set, but {' and '.join(missing)} is not: start the processes with "
             "`torchrun --nproc-per-node N -m quark …`, or unset WORLD_SIZE to run in one process"
         )
     try:
         store, rank, size = next(iter(rendezvous("env://", timeout=TIMEOUT)))
     except (RuntimeError, ValueError) as error:
-        raise RankError(f"the processes of this run cannot meet at {os.environ['MASTER_ADDR']}: {_first_line(error)}") from error
+        raise RankError(f"the processes of this run cannot connect to {os.environ['MASTER_ADDR']}: {_first_line(error)}") from error
     # The store outlives processes that torchrun restarts, and still has the addresses of the earlier ones.
     return PrefixStore(f"quark/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store), rank, size
 
@@ -178,7 +180,7 @@ def _own_device(device: torch.device) -> torch.device:
     if device.type != "cuda":
         return device
     if device.index is not None:
-        raise ConfigError(f"the device '{device}' would be that of all processes: give 'cuda', which is divided among those of a machine")
+        raise ConfigError(f"all processes would use the device '{device}': give 'cuda', and the processes divide the GPUs of a machine")
     number = int(os.environ.get("LOCAL_RANK", "0"))  # type: ignore[unreachable]
     own = torch.device("cuda", number % max(torch.cuda.device_count(), 1))
     torch.cuda.set_device(own)
@@ -186,7 +188,7 @@ def _own_device(device: torch.device) -> torch.device:
 
 
 def _backend(device: torch.device) -> str:
-    # nccl refuses two processes on one GPU, which is of use for tests alone.
+    # nccl refuses two processes on one GPU, which only tests need.
     has_own = device.type == "cuda" and int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.cuda.device_count()
     return "cpu:gloo,cuda:nccl" if has_own and dist.is_nccl_available() else "gloo"
 

@@ -1,6 +1,6 @@
 """Ranks: the processes that share one run, and how they exchange values.
 
-A run of one process has the same code, with nothing to exchange.
+A run of one process uses the same code, with nothing to exchange.
 
 Every exchange is collective: all ranks call the same ones in the same order. Calibration samples, and sums
 over them, are divided by `quark.calibration.sample_grid`; `quark.base.process_group` starts the processes'
@@ -28,11 +28,11 @@ T = TypeVar("T")
 class Group(Protocol):
     """Carries data between the ranks of a run.
 
-    Its methods are collective, and raise RankError where another rank has failed.
+    Its methods are collective, and raise RankError if another rank has failed.
     """
 
     def gather(self, data: bytes) -> list[bytes]:
-        """Return the data of all ranks, in their order."""
+        """Return the data of all ranks, in rank order."""
 
     def gather_tensors(self, x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
         """Return the tensors of all ranks, each ``[size]``, uint8, on the device of ``x``.
@@ -49,11 +49,11 @@ class Ranks:
     """The ranks of a run, seen from one of them.
 
     Attributes:
-        rank: The number of this one, from 0 on.
-        size: How many there are.
+        rank: Number of this rank, from 0 on.
+        size: Number of ranks.
         is_deterministic: Whether sums over calibration samples are taken in an order that does not depend on
             ``size``, and so give the same bits for any number of ranks.
-        group: Carries data between them; None for one rank.
+        group: Carries data between ranks; None for one rank.
 
     Example:
         >>> ALONE.gather("what this rank has")
@@ -71,7 +71,7 @@ class Ranks:
         return self.rank == 0
 
     def gather(self, value: T) -> list[T]:
-        """Return the values of all ranks, in their order.
+        """Return the values of all ranks, in rank order.
 
         A value is anything that can be pickled; tensors arrive on the device of this rank.
 
@@ -84,8 +84,8 @@ class Ranks:
             message = _Message(value)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise UnsupportedError(
-                f"a {type(value).__name__} cannot be sent to the other processes of this run ({error}): run it in one process, or make it "
-                "of what the module pickle can store, such as attributes and classes that a module defines by name"
+                f"a {type(value).__name__} cannot be sent to the other processes of this run ({error}). Run in one process, or build the "
+                "object from what pickle can store: attributes, and classes that a module defines by name"
             ) from error
         return [value if rank == self.rank else each for rank, each in enumerate(_received(self.group, message))]
 
@@ -110,19 +110,19 @@ class Ranks:
             self.group.sum_(x)
 
     def any(self, fact: bool) -> bool:
-        """Return whether something holds on any rank."""
+        """Return whether ``fact`` is true on any rank."""
         return any(self.gather(bool(fact)))
 
     def all(self, fact: bool) -> bool:
-        """Return whether something holds on all ranks."""
+        """Return whether ``fact`` is true on all ranks."""
         return all(self.gather(bool(fact)))
 
     def barrier(self) -> None:
-        """Wait until all ranks have come here."""
+        """Wait until all ranks have reached this call."""
         self.gather(None)
 
     def part(self, count: int) -> slice:
-        """Return the indices of this rank's part of ``count`` things: consecutive, about as many per rank."""
+        """Return this rank's slice of ``count`` things; the slices of all ranks have about the same size."""
         return slice(self.rank * count // self.size, (self.rank + 1) * count // self.size)
 
 
@@ -136,8 +136,8 @@ def owners(sizes: Sequence[int], ranks: int, first: int = 0) -> list[int]:
     The largest piece is assigned first, each to the rank with the least work so far.
 
     Args:
-        sizes: Of the pieces, in any unit.
-        ranks: How many there are.
+        sizes: Sizes of the pieces, in any unit.
+        ranks: Number of ranks.
         first: Load of rank 0 besides these pieces.
     """
     loads = [first, *[0] * (ranks - 1)]
@@ -152,7 +152,7 @@ def owners(sizes: Sequence[int], ranks: int, first: int = 0) -> list[int]:
 class _Place:
     """Place of a tensor's bytes in a message, with its dtype, shape and kind of device.
 
-    The kind is stored without its number, which differs from rank to rank.
+    The kind is stored without the device's number, which differs from rank to rank.
     """
 
     start: int
@@ -167,7 +167,7 @@ class _Place:
 
 
 class _Message:
-    """A value as bytes: its tensors apart from the rest, so that those on GPUs go from GPU to GPU.
+    """A value as bytes, with its tensors apart, so that tensors on GPUs go from GPU to GPU.
 
     Args:
         value: Anything that can be pickled.
@@ -210,7 +210,7 @@ class _Pickler(pickle.Pickler):
 
 
 def _received(group: Group, message: _Message) -> Iterator[Any]:
-    """Yield the values of all ranks' messages, in their order."""
+    """Yield the values of all ranks' messages, in rank order."""
     headers = [_Unpickler(data, ()).load() for data in group.gather(message.data)]
     sizes = [size for _, _, size, _ in headers]
     device = next((kind for _, _, size, kind in headers if size and kind != "cpu"), "cpu")
@@ -220,7 +220,7 @@ def _received(group: Group, message: _Message) -> Iterator[Any]:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads a value from another rank; of the standard library and torch it may name data types alone."""
+    """Reads a value from another rank; of the standard library and torch, it allows only data types."""
 
     def __init__(self, body: bytes, tensors: Sequence[Tensor]) -> None:
         super().__init__(io.BytesIO(body))
@@ -240,10 +240,10 @@ class _Unpickler(pickle.Unpickler):
         is_foreign = package in sys.stdlib_module_names or package == "torch" or module not in sys.modules
         is_refused = "." in name or (is_foreign and (module, name) not in _NAMED and module != "torch")
         found = None if is_refused else super().find_class(module, name)
-        is_imported = getattr(found, "__module__", module) != module  # what a module has imported is not its own
+        is_imported = getattr(found, "__module__", module) != module  # imported into the module, not defined there
         is_other_of_torch = module == "torch" and not isinstance(found, torch.dtype) and found not in (torch.device, torch.Size)
         if found is None or is_imported or is_other_of_torch:
-            raise RankError(f"a process that takes part in this run has sent '{module}.{name}', which none of its ranks sends: stopped")
+            raise RankError(f"a process of this run has sent '{module}.{name}', a type that no rank sends: the run was stopped")
         return found
 
 

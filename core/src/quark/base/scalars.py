@@ -1,4 +1,4 @@
-"""Numbers beside tensors: quotients that all devices round alike, and numbers that are read at once."""
+"""Scalars and tensors: quotients that all devices round alike, and several numbers read at once."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 def divided(x: Tensor, number: float) -> Tensor:
     """Return ``x / number``, rounded once.
 
-    CUDA computes ``x / number`` as ``x · (1 / number)`` where the host has the number, so that the last bit
-    may differ. Here the device has it.
+    If the number is on the host, CUDA computes ``x · (1 / number)``, whose last bit may differ. Here the
+    number is on the device.
 
     Args:
-        x: Of a floating-point dtype, in which the quotient is computed.
+        x: Tensor of a floating-point dtype, in which the quotient is computed.
         number: The divisor, rounded to that dtype.
     """
     return x / (number if x.device.type == "cpu" else x.new_full((), number))
@@ -22,10 +22,10 @@ def divided(x: Tensor, number: float) -> Tensor:
 def numbers(*tensors: Tensor) -> list[float]:
     """Return the values of scalar tensors of one device; the host waits for the device once.
 
-    Reading one waits until everything before it is computed. At least one tensor is given.
+    Each read waits until everything before it is computed. Give at least one tensor.
 
     Args:
-        tensors: Of any real dtype, without dimensions; truth values become 0 and 1.
+        tensors: Scalars of any real dtype; truth values become 0 and 1.
 
     Example:
         >>> numbers(torch.tensor(2), torch.tensor(0.5), torch.tensor(True))

@@ -1,4 +1,4 @@
-"""Errors of a machine that has too little memory, threads, files, space or permission, or lacks a library."""
+"""Advice on errors of a machine that lacks memory, threads, files, space, a permission or a library."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from quark.errors import EnvironmentConflictError, QuarkError
 
-_GO_ON = "a run from disk goes on from its finished blocks with --resume (resume=True)"
+_GO_ON = "a run from disk continues after its finished blocks with --resume (resume=True)"
 _MEMORY = (
     "There is too little memory: give a smaller --activation-memory (activation_memory), fewer or shorter samples, or close other "
     "programs. "
@@ -36,11 +36,11 @@ _OF_MESSAGE = {
     ): _MEMORY,
     re.compile(r"too many open files", re.IGNORECASE): _FILES,
 }
-"""By what torch, Python and other libraries say: their errors have no type of their own."""
+"""Advice by message. Such errors of torch, Python and other libraries have no special type."""
 
 
 def shortage(error: BaseException) -> str | None:
-    """Return what a machine lacks and what to do if that has caused an error; None for any other error.
+    """Return what the machine lacks and what to do, if that caused an error; None for any other error.
 
     >>> shortage(RuntimeError("can't start new thread")).partition(":")[0]
     'No more threads can be started'
@@ -59,14 +59,14 @@ def shortage(error: BaseException) -> str | None:
 
 
 def advise(error: BaseException) -> None:
-    """Add to an error what to do about a `shortage`, if that has caused it and nobody has said so."""
+    """Add the advice of `shortage` to an error, if a shortage caused it and the error does not say so yet."""
     advice = shortage(error)
     if advice is not None and advice not in getattr(error, "__notes__", ()):
         error.add_note(advice)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and what it was raised for, the first cause last."""
+    """Yield an error and its causes, the first cause last."""
     seen: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in seen:
@@ -76,7 +76,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 _CODE_OF_CHECKPOINTS = "transformers_modules"
-"""The package into which transformers puts code that comes with a checkpoint, which is part of that."""
+"""The package in which transformers puts code that comes with a checkpoint. Such code is not a library."""
 
 
 @contextmanager
@@ -90,9 +90,9 @@ def needs_libraries(what: str) -> Iterator[None]:
 
 
 def refuse_failed_import(error: BaseException, what: str) -> None:
-    """Raise if a library that cannot be imported has caused an error, other than for too little memory.
+    """Raise if an error was caused by a library that cannot be imported, and not by a `shortage`.
 
-    An import fails with any type of error, since a module runs code: a library that does not fit the
+    An import may fail with any type of error, because a module runs code: a library that does not fit the
     installed torch raises a RuntimeError.
 
     Args:

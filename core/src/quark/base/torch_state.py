@@ -1,4 +1,4 @@
-"""The state of torch that a run and an import bring along, whatever their caller has set."""
+"""Contexts that set torch's default state for a run or an import, whatever the caller has set."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 _TURN = threading.RLock()
-"""Held by the thread whose run it is: torch's precision of products belongs to the whole process."""
+"""Held by the thread that runs: torch's precision of matrix products is a setting of the whole process."""
 _DEFAULT_DTYPE = threading.RLock()
 """Held while the default dtype of the process is changed."""
 
 
 @contextmanager
 def own_torch_state(*, takes_turns: bool = True) -> Iterator[None]:
-    """Let the body compute as in a fresh process, and put back what was there before.
+    """Run the body under torch's default state, and restore the caller's state afterwards.
 
-    Autocast and inference mode are off, and tensors are made in float32 and on the CPU unless they say
-    otherwise. Threads take turns: the body of one ends before that of the next begins.
+    Autocast and inference mode are off. By default, tensors are float32 and on the CPU. Threads take turns:
+    the body of one ends before the body of the next begins.
 
     Args:
         takes_turns: False if the body waits for other ranks, which could be threads of this process.
@@ -41,14 +41,14 @@ def own_torch_state(*, takes_turns: bool = True) -> Iterator[None]:
 
 @contextmanager
 def plain_torch_state() -> Iterator[None]:
-    """Let the body make tensors as a fresh process does: as in `own_torch_state`, with gradients."""
+    """Run the body under torch's default state for new tensors: `own_torch_state`, with gradients."""
     with own_torch_state(takes_turns=False), torch.enable_grad():
         yield
 
 
 @contextmanager
 def building() -> Iterator[None]:
-    """Let one thread at a time build a model: transformers sets the process's default dtype meanwhile."""
+    """Let one thread at a time build a model: transformers changes the process's default dtype meanwhile."""
     with _DEFAULT_DTYPE:
         yield
 

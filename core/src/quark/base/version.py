@@ -1,6 +1,6 @@
-"""The version of every distribution in this repository, and what may be installed beside them.
+"""The version of all distributions in this repository, and checks of the packages installed beside them.
 
-Nothing else in this repository asks for the version of transformers.
+Only this module asks for the version of transformers.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ VERSION = "1.0.0a1"
 TRANSFORMERS = ">=5.4,<6"
 """The versions of transformers that this project works with.
 
-Up to 5.3 its loader wants the scale of a quantized layer under two names at once, that in the checkpoint and
-that in the module; 4 has no loader that converts tensors, by which models are read here.
+Up to 5.3, its loader needs the scale of a quantized layer under two names at once: the name in the checkpoint
+and the name in the module. Version 4 has no loader that converts tensors, which reading models needs.
 """
 
 _RIVAL = "amd-quark"
@@ -23,7 +23,7 @@ def refuse_rival() -> None:
     """Raise if amd-quark, which owns the import name ``quark`` too, is installed in this environment.
 
     Raises:
-        EnvironmentConflictError: It is; the message says how to part them.
+        EnvironmentConflictError: It is installed; the message says how to separate the two.
     """
     version = _installed(_RIVAL)
     if version is not None:
@@ -51,7 +51,7 @@ def refuse_unfit_environment() -> None:
 
 
 def transformers_version() -> str | None:
-    """Return the version of the installed transformers, for messages; None where there is none."""
+    """Return the version of the installed transformers, for messages; None if it is not installed."""
     return _installed("transformers")
 
 

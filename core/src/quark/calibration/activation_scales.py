@@ -1,10 +1,8 @@
-"""Static scales of activations: which activations share one, and when it is set.
+"""Static scales of activations: which activations share a scale, and when it is set.
 
-Activations are inputs, outputs, pooled experts and the KV cache.
-
-No other module sets activation scales. A layer's scales are set before its weight is rounded, so that
-rounding sees the quantized input of the exported layer; exporters merge KV scales by the same functions
-(`quark.models.plan.kv_scales`).
+Activations are inputs, outputs, pooled experts and the KV cache. No other module sets activation scales. A
+layer's scales are set before its weight is rounded, so that rounding sees the quantized input of the exported
+layer. Exporters merge KV scales with the same functions (`quark.models.plan.kv_scales`).
 """
 
 from __future__ import annotations
@@ -84,7 +82,7 @@ class Observation:
 
     @property
     def has_one_scale(self) -> bool:
-        """Whether the activation has one scale, and not one per channel or block."""
+        """Whether the activation has a single scale, instead of one per channel or block."""
         return self.module.quantizer.empty_qparams((1, 1), "meta").scale.ndim == 0
 
     def renew(self) -> None:
@@ -102,11 +100,11 @@ class Observation:
             low, high = self.observer.range()
         except CalibrationError as error:
             fix = "Give data that uses it" + (", or exclude it" if self.slot == "input_tensors" else "")
-            raise CalibrationError(f"no calibration batch reached '{self.owner}': its static scale is not known. {fix}") from error
+            raise CalibrationError(f"no calibration batch reached '{self.owner}', so its static scale is unknown. {fix}") from error
         if not bool(torch.isfinite(low).all() & torch.isfinite(high).all()):
             raise NonFiniteError(
                 f"the {self.tensor} holds NaN or Inf during calibration: the model overflows there (float16?), or weights or data are bad. "
-                "Layers of earlier blocks are quantized already: load the model again before the next attempt",
+                "Load the model again before the next attempt, because earlier blocks are already quantized",
                 tensor=self.tensor,
             )
         return self.module.quantizer.qparams_from(self.observer)
@@ -115,22 +113,22 @@ class Observation:
 class ActivationScales:
     """The static activations of some layers and attention modules, and their scales.
 
-    Three kinds of activations share a scale: inputs of one projection of all experts, where the configuration
+    Three kinds of activations share a scale: inputs of one projection of all experts, if the configuration
     pools them; keys and values of one attention, unless ``separate_kv_scales`` is set; and experts that no
     token has reached, which get the scale of the other experts.
 
     Args:
-        layers: Quantized layers by full name; activations that have scales keep them. Layers whose output is
+        layers: Quantized layers by full name; existing activation scales are kept. Layers whose output is
             quantized inside attention lose their output quantizer.
         attentions: The attention modules of the same block or model.
         config: Decides which activations share a scale.
-        architecture: Facts about the family, None where it is not known.
-        ranks: Each observes the tensors of its own forwards. Scales are set, on all of them at once, from
-            what all have observed.
+        architecture: Facts about the family; None if it is not known.
+        ranks: Each rank observes the tensors of its own forwards. Scales are set on all ranks at once, from
+            the observations of all.
 
     Attributes:
         inside: The quantizers of attention modules, not yet installed.
-        experts: Tells which layers belong to experts.
+        experts: Finds the layers that belong to experts.
     """
 
     def __init__(
@@ -169,9 +167,9 @@ class ActivationScales:
         return (owner, slot) in self._items and (owner, slot) not in self._done
 
     def pool_of(self, layer: str) -> Sequence[Key]:
-        """Return the inputs that share the scale of a layer's input, this one included.
+        """Return the inputs that share the scale of a layer's input, including this one.
 
-        Empty where the input has its own scale.
+        Empty if the input has its own scale.
         """
         return next((members for members in self._pools if (layer, INPUT) in members), ())
 
@@ -184,9 +182,8 @@ class ActivationScales:
     def set_scales(self, wanted: Iterable[Key]) -> None:
         """Set the scales of activations.
 
-        A scale comes from the observed ranges of the activation and of the others that share the scale.
-
-        Activations that are not static or have their scales are skipped.
+        A scale comes from the observed ranges of all activations that share it. Activations that are not
+        static, or already have their scales, are skipped.
 
         Raises:
             CalibrationError: Nothing was observed.
@@ -198,7 +195,7 @@ class ActivationScales:
         observed = self._of_all_ranks(dict.fromkeys(k for key in pending for k in (key, *pool_of[key], *cache_of[key])))
         for key in pending:
             if key in self._done:
-                continue  # it was set with an activation that shares its scale
+                continue  # an activation that shares its scale has set it
             if pool_of[key]:
                 self._give_common(pool_of[key], [observed[member] for member in pool_of[key]])
             elif cache_of[key]:
@@ -209,7 +206,7 @@ class ActivationScales:
     def forget(self, layer: str) -> None:
         """Forget the observed ranges of a layer that turned out to read another tensor.
 
-        Scales shared with other experts stay.
+        Scales that are shared with other experts stay.
         """
         for key in [(layer, INPUT), (layer, OUTPUT)]:
             if key in self._done and not self.pool_of(layer):
@@ -228,8 +225,8 @@ class ActivationScales:
         self.set_scales(list(self._items))
         if idle := list(dict.fromkeys(name for name, _ in unseen)):
             get_logger(__name__).warning(
-                f"No calibration token reached {len(idle)} layer(s) of experts: {folded(idle)}. Their ranges are those of the "
-                "other experts. Use more, or more varied, calibration data."
+                f"No calibration token reached {len(idle)} layer(s) of experts: {folded(idle)}. They use the ranges of the other "
+                "experts; give more, or more varied, calibration data."
             )
 
     @contextmanager
@@ -256,10 +253,7 @@ class ActivationScales:
             yield from (((name, attribute), module) for attribute, module in quantizers.items())
 
     def _by_projection(self) -> dict[Key, list[Key]]:
-        """Return inputs and outputs of experts with one scale per tensor.
-
-        They are grouped by projection over all experts.
-        """
+        """Return experts' inputs and outputs with one scale per tensor, grouped by projection."""
         groups: dict[Key, list[Key]] = {}
         for (name, slot), item in self._items.items():
             projection = self.experts.projection(name)
@@ -273,8 +267,8 @@ class ActivationScales:
         cached = [(layer, (row.name, state)) for row in attentions for state, (layer, _) in row.states.items() if state != QUERY]
         for layer, key in cached:
             keys_of.setdefault(layer, []).append(key)
-        # The second factor of a low-rank projection reads another projection of the same attention, and
-        # shares its scale with none.
+        # The second factor of a low-rank projection reads another projection of the same attention, and does
+        # not share its scale.
         inner = architecture.attention_inner if architecture is not None else ()
         second_factors = [name for name in keys_of if name.endswith(tuple(f".{n}" for n in inner))]
         patterns = [*config.kv_cache_group, *config.kv_cache_quant_config]
@@ -292,7 +286,7 @@ class ActivationScales:
         return {key: self._merged(key, (each[key] for each in observers)) for key in keys}
 
     def _merged(self, key: Key, observers: Iterable[Observer]) -> Observation:
-        """Return the `Observation` of an activation with what all of these observers have seen."""
+        """Return the `Observation` of an activation, merged from all these observers."""
         merged = self._items[key].module.quantizer.observer()
         for observer in observers:
             merged.merge(observer)
@@ -308,9 +302,9 @@ class ActivationScales:
         self._done.add(key)
 
     def _give_cache(self, wanted: Key, members: Sequence[Key], observed: Mapping[Key, Observation]) -> None:
-        """Set the largest scale of all members for those that were observed.
+        """Set the largest scale of all members for the members that were observed.
 
-        Scales that are set already stay.
+        Existing scales stay.
         """
         new = [key for key in members if key not in self._done and (key == wanted or observed[key].has_seen)]
         qparams_of = {key: observed[key].qparams() for key in new}
@@ -320,7 +314,7 @@ class ActivationScales:
             self._give(key, QParams(scale.clone(), qparams.zero_point))
 
     def _hook(self, owner: str, slot: str) -> Any:
-        """Return a hook of a layer that observes its input, or behind its forward its output."""
+        """Return a hook of a layer that observes its input or, after its forward, its output."""
 
         def hook(module: nn.Module, args: tuple[Any, ...], output: Tensor | None = None) -> None:
             if is_counted():

@@ -1,4 +1,4 @@
-"""Quantizers inside attention modules: made, replaced during calibration, and installed."""
+"""Quantizers inside attention modules: created, replaced during calibration, and installed."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def attention_quantizers(layers: Mapping[str, QuantizedLayer], attentions: Itera
     """Return the quantizers of attention modules, not yet installed.
 
     Args:
-        layers: The quantized layers of the block by full name; the output quantizer of a projection whose
-            output is quantized inside attention moves to the attention module.
+        layers: The quantized layers of the block by full name. If a projection's output is quantized inside
+            attention, its output quantizer moves to the attention module.
         attentions: The plan rows of the attention modules.
     """
     quantizers_of: dict[str, dict[str, QuantizerModule]] = {}
@@ -34,7 +34,7 @@ def attention_quantizers(layers: Mapping[str, QuantizedLayer], attentions: Itera
         quantizers = quantizers_of.setdefault(row.name, {})
         outputs = {layer: layers[layer].output_quantizer for layer, _ in row.states.values()}
         for state, (layer, _) in row.states.items():
-            # Queries, keys and values of a fused projection get a copy each.
+            # Queries, keys and values of a fused projection each get a copy.
             quantizer = deepcopy(outputs[layer])
             assert quantizer is not None
             quantizers[state], layers[layer].output_quantizer = quantizer, None
@@ -59,7 +59,7 @@ def install(model: nn.Module, inside: Inside) -> None:
 def calibrating(model: nn.Module, inside: Inside, arrived: Arrived) -> Iterator[None]:
     """Call ``arrived`` with the tensors of each attention module while the body runs.
 
-    They are quantized where it returns True.
+    They are quantized if it returns True.
     """
     with ExitStack() as stack:
         for name, quantizers in inside.items():

@@ -22,7 +22,7 @@ _KINDS = "a tensor of token ids, a dict of tensors, a list or tuple of tensors (
 _IDS = "input_ids"
 _PIXELS = "pixel_values"
 _DECODER_IDS = "decoder_input_ids"
-_OFFSET = 2  # rows that tables of positions have beside those of `max_position_embeddings`, as OPT's and BART's
+_OFFSET = 2  # additional rows of position tables beyond `max_position_embeddings`, as in OPT and BART
 _DTYPES = (torch.int64, torch.int32)
 
 
@@ -42,10 +42,7 @@ class Call:
     held_out: Tensor | None = None
 
     def run(self, model: nn.Module) -> Any:
-        """Return the model's result for these arguments.
-
-        Their tensors are moved to the model's device.
-        """
+        """Return the model's result for these arguments, whose tensors are moved to the model's device."""
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         args = tuple(_moved(a, device) for a in self.args)
         return model(*args, **{k: _moved(v, device) for k, v in self.kwargs.items()})
@@ -60,8 +57,8 @@ def calls(data: Iterable[Any] | None, wanted_by: str = "activations with static 
         data: A DataLoader or any iterable of tensors, dicts (BatchEncoding too), lists or tuples of tensors
             (positional arguments), or lists of dicts; or one tensor or dict. Batches may differ in length;
             token ids are ``[batch, tokens]`` or ``[tokens]``.
-        wanted_by: What needs the data, for the message.
-        model: The model that will be called; meta tensors will do. Without it, the inputs are not checked.
+        wanted_by: The consumer of the data, for the message.
+        model: The model that will be called; meta tensors suffice. Without it, the inputs are not checked.
 
     Returns:
         The calls, with some tokens marked as held out.
@@ -72,8 +69,8 @@ def calls(data: Iterable[Any] | None, wanted_by: str = "activations with static 
     """
     if data is None:
         raise CalibrationError(
-            f"calibration data is needed by {wanted_by}, and none was given: pass a DataLoader, a list of token tensors, or "
-            "--calib on the command line; or use a scheme with dynamic or float activations, and no algorithm that needs layer inputs"
+            f"calibration data is needed by {wanted_by}, but none was given. Pass a DataLoader, a list of token tensors, or --calib on "
+            "the command line; or use dynamic or float activations, and no algorithm that needs layer inputs"
         )
     inputs = ModelInputs.of(model)
     parsed, number = list[Call](), -1
@@ -86,7 +83,7 @@ def calls(data: Iterable[Any] | None, wanted_by: str = "activations with static 
     if number < 0:
         raise CalibrationError("the calibration data is empty: no scale or statistic can be computed. Give at least one sequence")
     if not parsed:
-        raise CalibrationError("the calibration data is padding alone: every attention_mask is 0 everywhere. Give at least one token")
+        raise CalibrationError("the calibration data is only padding: every attention_mask is 0 everywhere. Give at least one token")
     return _with_held_out(parsed)
 
 
@@ -105,8 +102,8 @@ def _read(data: Iterable[Any]) -> Iterator[Any]:
         while (batch := next(batches, end)) is not end:
             if number == MOST_BATCHES and not _has_length(data):
                 raise CalibrationError(
-                    f"{MOST_BATCHES} calibration batches have been read, and there are more: data without an end cannot be used. Limit the "
-                    "number of batches, as with itertools.islice(data, 128), or give a list"
+                    f"the calibration data has more than {MOST_BATCHES} batches, and may be endless. Limit the number of batches, as with "
+                    "itertools.islice(data, 128), or give a list"
                 )
             yield batch
             number += 1
@@ -114,7 +111,7 @@ def _read(data: Iterable[Any]) -> Iterator[Any]:
         raise
     except Exception as error:
         raise CalibrationError(
-            f"calibration batch {number} cannot be read: the data raised {type(error).__name__}: {error}. Nothing has been changed"
+            f"calibration batch {number} cannot be read: the data raised {type(error).__name__}: {error}. The model is unchanged"
         ) from error
 
 
@@ -126,7 +123,7 @@ def _has_length(data: Any) -> bool:
 
 
 def _arguments(batch: Any, number: int) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Yield the positional and keyword arguments of each call that a batch gives."""
+    """Yield the positional and keyword arguments of each call from a batch."""
     if isinstance(batch, Tensor):
         yield (batch,), {}
     elif isinstance(batch, Mapping):
@@ -143,7 +140,7 @@ def _arguments(batch: Any, number: int) -> Iterator[tuple[tuple[Any, ...], dict[
 def ids_of(call: Call) -> Tensor | None:
     """Return the token ids ``[batch, tokens]`` of a call with nothing else but a mask of two axes.
 
-    None for another call.
+    None for any other call.
     """
     tensors: dict[Any, Any] = {**dict(enumerate(call.args)), **call.kwargs}
     mask, ids = tensors.pop(MASK, None), next(iter(tensors.values()), None)
@@ -165,27 +162,24 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 
 def refuse_text(model: Any, instead: str) -> None:
-    """Check that a text gives what a model runs on, for callers that have nothing else.
+    """Check that a model can run on text, for callers that have nothing else.
 
     Args:
-        model: A model of transformers, or its class.
-        instead: What else to do, for the message.
+        model: A transformers model, or its class.
+        instead: The fix, for the message.
 
     Raises:
         UnsupportedError: The model takes images or sounds.
     """
     if (name := _other_input(model)) is not None:
         kind = model.__name__ if isinstance(model, type) else type(model).__name__
-        raise UnsupportedError(f"a {kind} takes '{name}', and the command line reads texts: {instead}")
+        raise UnsupportedError(f"a {kind} takes '{name}', but the command line reads texts: {instead}")
 
 
 def _other_input(model: Any) -> str | None:
-    """Return the name of an input without which a model of transformers, or its class, does not run.
-
-    None if token ids suffice.
-    """
+    """Return the name of an input that a model of transformers, or its class, needs besides ids; or None."""
     main = getattr(model, "main_input_name", None)
-    if main == _IDS:  # of two towers, both are run
+    if main == _IDS:  # a model with two towers runs both
         return _PIXELS if hasattr(model, "get_text_features") and _PIXELS in _names_of(model) else None
     return main if isinstance(main, str) and hasattr(model, "config_class") else None
 
@@ -195,13 +189,13 @@ class ModelInputs:
     """The known facts about a model's inputs.
 
     Attributes:
-        vocabulary: The number of token ids; None where the model takes no token ids or the number is not
-            known.
-        names: Names of the positional arguments, in order; empty where they are not known.
-        has_decoder: Whether it is an encoder-decoder model that makes its decoder's input of ``labels``.
-        positions: The length of the longest sequence, of a model with a table of positions; None of another.
-        takes: Name of the input of a model that token ids alone do not run, and the name of its class.
-        shifted: Makes the decoder's token ids of those of the encoder; None of a model without an encoder.
+        vocabulary: The number of token ids; None if it is unknown, or the model takes no token ids.
+        names: Names of the positional arguments, in order; empty if they are not known.
+        has_decoder: Whether it is an encoder-decoder model that creates its decoder's input from ``labels``.
+        positions: The length of the longest sequence, for a model with a table of positions; otherwise None.
+        takes: Name of the main input and of the class, if the model needs more than token ids; otherwise
+            empty.
+        shifted: Creates the decoder's token ids from the encoder's; None for a model without an encoder.
     """
 
     vocabulary: int | None = None
@@ -226,8 +220,8 @@ class ModelInputs:
     def checked(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], batch: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of one call: token ids with a batch axis first, the others by name.
 
-        Where names are not known, all go by position. A decoder behind an encoder for which there is nothing
-        reads the same tokens.
+        If names are unknown, all arguments go by position. A decoder without its own input reads the
+        encoder's tokens.
 
         Args:
             args: Positional arguments.
@@ -241,13 +235,13 @@ class ModelInputs:
             _check_tensor(value, batch if len(args) == 1 and not kwargs else f"{name!r} of {batch}")
         if len(args) > 1 and self.names:
             if len(args) > len(self.names):
-                raise CalibrationError(f"{batch} has {len(args)} tensors, and the model takes {len(self.names)} positional arguments")
+                raise CalibrationError(f"{batch} has {len(args)} tensors, but the model takes {len(self.names)} positional arguments")
             args, kwargs = args[:1], dict(zip(self.names[1:], args[1:], strict=False)) | dict(kwargs)
         ids = args[0] if args else kwargs.get(_IDS)
         if self.takes is not None and isinstance(ids, Tensor) and not ids.is_floating_point() and self.takes[0] not in kwargs:
             raise CalibrationError(
-                f"{batch} has token ids, and a {self.takes[1]} takes '{self.takes[0]}': give batches of these, which "
-                "quark.runs.ModelQuantizer takes; the command line reads texts"
+                f"{batch} has token ids, but a {self.takes[1]} takes '{self.takes[0]}'. Give batches of '{self.takes[0]}' to "
+                "quark.runs.ModelQuantizer; the command line reads only texts"
             )
         if self.vocabulary is not None:
             self._check_ids(ids, kwargs, batch)
@@ -259,7 +253,7 @@ class ModelInputs:
         return first, with_batch
 
     def with_decoder_ids(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of a call without padding, whose decoder gets the encoder's token ids."""
+        """Return the arguments of a call without padding; its decoder gets the encoder's token ids."""
         ids = args[0] if args else kwargs.get(_IDS)
         has_own = any("decoder" in name or name in ("labels", "encoder_outputs") for name in kwargs)
         if self.shifted is None or has_own or not isinstance(ids, Tensor):
@@ -279,10 +273,10 @@ class ModelInputs:
             raise CalibrationError(f"the token ids of {batch} have the shape {list(ids.shape)}: give [batch, tokens]")
 
     def check_vocabulary(self, call: Call, batch: str) -> None:
-        """Check that the model has each token id of a call; ids of padding are not there any more.
+        """Check that the model has each token id of a call, whose padding has been removed.
 
         Raises:
-            CalibrationError: It does not.
+            CalibrationError: It lacks one.
         """
         ids = call.args[0] if call.args else call.kwargs.get(_IDS)
         if self.vocabulary is None or ids is None:
@@ -295,7 +289,7 @@ class ModelInputs:
             )
         if self.positions is not None and ids.shape[-1] > self.positions:
             raise CalibrationError(
-                f"{batch} has {ids.shape[-1]} tokens, and the model has {self.positions} positions: give sequences of at most as many "
+                f"{batch} has {ids.shape[-1]} tokens, but the model has {self.positions} positions: give at most {self.positions} tokens "
                 f"(--seq-len {self.positions})"
             )
 
@@ -303,7 +297,7 @@ class ModelInputs:
 def _names_of(model: Any) -> tuple[str, ...]:
     try:
         parameters = inspect.signature(model.forward).parameters.values()
-    except (TypeError, ValueError):  # of a compiled function
+    except (TypeError, ValueError):  # for a compiled function
         return ()
     if any(p.kind in (p.VAR_POSITIONAL, p.POSITIONAL_ONLY) for p in parameters):
         return ()
@@ -316,13 +310,13 @@ def _vocabulary_of(model: Any) -> int | None:
 
 
 def _positions_of(model: Any) -> int | None:
-    """Return how many positions a model has in a table, such as GPT-2's; None of one that computes them."""
+    """Return the number of positions in a model's table, such as GPT-2's; None if it computes positions."""
     config: Any = getattr(model, "config", None)
     most = getattr(config.get_text_config() if hasattr(config, "get_text_config") else config, "max_position_embeddings", None)
     if not isinstance(most, int):
         return None
     tables = [m for m in model.modules() if isinstance(m, nn.Embedding) and most <= m.num_embeddings <= most + _OFFSET]
-    # RoBERTa counts positions from behind the one of padding.
+    # RoBERTa counts positions from the one after padding.
     lengths = [m.num_embeddings - (0 if m.padding_idx is None else m.padding_idx + 1) for m in tables if m is not input_embeddings(model)]
     return min([most, *lengths]) if lengths else None
 
@@ -337,9 +331,9 @@ def _check_tensor(value: Any, what: str) -> None:
 def _check_mask(ids: Tensor, mask: Any, batch: str) -> None:
     """Check that a mask of up to two axes has the shape of the token ids.
 
-    Masks of more axes are left to the model.
+    The model checks masks of more axes.
     """
     if isinstance(mask, Tensor) and mask.ndim <= 2 and mask.shape != ids.shape:
         raise CalibrationError(
-            f"'{MASK}' of {batch} has the shape {list(mask.shape)}, and the token ids have {list(ids.shape)}: give one of their shape"
+            f"'{MASK}' of {batch} has the shape {list(mask.shape)}, but the token ids have {list(ids.shape)}: give a mask of that shape"
         )

@@ -1,4 +1,4 @@
-"""BlockCalibration: base of both ways to calibrate and round a block, with pauses and in two passes."""
+"""BlockCalibration: base of both ways to calibrate and round a block, with pauses or in two passes."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ class BlockCalibration(ABC):
     Args:
         block_run: The forwards, which wait at the block's entry.
         block: The block.
-        layers: All its layers that are quantized, by full name: the float layer and the quantized one.
-        chosen: Full names of the layers whose codes the rounding chooses, by the plan; others are rounded to
-            nearest.
+        layers: All its quantized layers, by full name: the float layer and the quantized one.
+        chosen: Full names of the layers whose codes the rounding chooses; others are rounded to nearest.
         checked: The rounding, which chooses codes.
-        input_groups: Tells which layers share an input; that of the run, which learns from block to block.
-        scales: Of the block's activations.
-        branches: Of the block's layers.
-        clock: Counts the time of statistics and of the rounding.
-        tuning: Tunes the block when it is rounded, before the forwards leave it; None where nothing does.
+        input_groups: Groups of layers that share an input; they belong to the run and learn from block to
+            block.
+        scales: Scales of the block's activations.
+        branches: Branches of the block's layers.
+        clock: Measures the time of statistics and of the rounding.
+        tuning: Tunes the rounded block before the forwards leave it; None if there is no tuning.
 
     Attributes:
         rounded: Full names of the layers whose weight is rounded.
-        metrics: By layer that the rounding has rounded: what it and its validation report, and how many
-            tokens reached the layer.
+        metrics: Metrics of the rounding and its validation for each layer that the rounding has rounded, with
+            the number of tokens that reached the layer.
         inputs: Samples of the inputs of these layers, for the report.
-        flops: Floating-point operations that the statistics take at least: a multiplication and an addition
-            for each entry of each second moment and each token.
+        flops: Lower bound of the floating-point operations of the statistics: one multiplication and one
+            addition for each entry of each second moment and each token.
     """
 
     _block_run: BlockRun
@@ -81,7 +81,7 @@ class BlockCalibration(ABC):
 
     @property
     def _ranks(self) -> Ranks:
-        """The ranks of the run, which all round the block, each with forwards of its own."""
+        """The ranks of the run; all of them round the block, each with its own forwards."""
         return self._block_run.grid.ranks
 
     @property
@@ -104,7 +104,7 @@ class BlockCalibration(ABC):
 
     @abstractmethod
     def work(self) -> None:
-        """Lead every forward through the block, and round its weights on the way."""
+        """Lead every forward through the block, and round its weights meanwhile."""
 
     def add_to(self, report: CalibrationReport) -> None:
         """Add the metrics of the rounding and of the tuning, and the layers that no token has reached."""
@@ -121,7 +121,7 @@ class BlockCalibration(ABC):
         return rounding_tasks(members, self._input_groups.siblings, collector.statistics, collector.held_out, self._ranks)
 
     def _keep(self, metrics: Mapping[str, Mapping[str, Any]], members: Iterable[str], collector: Collector) -> None:
-        """Keep the metrics of the layers of an input group, which have been rounded."""
+        """Keep the metrics of the rounded layers of an input group."""
         self.metrics |= {name: {"tokens": collector.tokens, **of_layer} for name, of_layer in metrics.items()}
         self.rounded |= set(members)
         if collector.sample is not None:

@@ -1,10 +1,8 @@
 """Calibrate and round one block while forwards run through it.
 
-Each layer is rounded when all forwards wait at it: its statistics are complete then.
-
-This is true-sequential calibration for the price of one forward: the input of a layer comes from layers that
-are rounded already, and from activations, keys and values among them, that are quantized with the scales they
-are shipped with.
+Each layer is rounded when all forwards wait at it, because its statistics are complete then. This is
+true-sequential calibration at the cost of one forward: the input of a layer comes from rounded layers, and
+from activations (including keys and values) that are quantized with their final scales.
 """
 
 from __future__ import annotations
@@ -30,12 +28,12 @@ from quark.calibration.round_to_nearest import round_to_nearest
 
 @attrs.frozen(eq=False)
 class _Pause:
-    """A place inside attention, where forwards wait until the scales of some activations are set.
+    """A place inside attention where forwards wait until the scales of some activations are set.
 
     Attributes:
         number: Its position among the pause points of the block.
         name: The activations, which no other pause has.
-        scales: Those of the block.
+        scales: Scales of the block.
     """
 
     number: float
@@ -52,8 +50,8 @@ class _Waiting:
     """The first place where forwards of a rank wait.
 
     Attributes:
-        number: Its position; infinite where float forwards alone wait.
-        name: Of the place; None then.
+        number: Its position; infinite if only float forwards wait.
+        name: Name of the place; None in that case.
     """
 
     number: float
@@ -62,9 +60,9 @@ class _Waiting:
 
 @attrs.define(eq=False, slots=False)
 class BlockRounding(BlockCalibration):
-    """Rounds weights and sets scales each when the inputs of all forwards are known.
+    """Rounds each weight and sets each scale when the inputs of all forwards are known.
 
-    Arguments and attributes as of `BlockCalibration`.
+    Arguments and attributes are those of `BlockCalibration`.
     """
 
     _group_of: dict[str, list[str]] = attrs.field(init=False)
@@ -74,11 +72,11 @@ class BlockRounding(BlockCalibration):
 
     @_group_of.default
     def _expected_groups(self) -> dict[str, list[str]]:
-        """Return the layers that are expected to be rounded together, all of them for each of their names."""
+        """Return, for each layer, the layers that are expected to be rounded together with it."""
         expected = self._input_groups.expected([n.removeprefix(self._block.prefix) for n in self._layers])
         group_of = {self._block.prefix + n: [self._block.prefix + m for m in members] for n, members in expected.items()}
         for members in self._scales.sharing_outputs():
-            # Keys and values: to have one scale, both must be rounded before a forward passes the first of
+            # Keys and values: for a common scale, both must be rounded before a forward passes the first of
             # them.
             for name in members:
                 group_of.setdefault(name, list(members))
@@ -103,7 +101,7 @@ class BlockRounding(BlockCalibration):
             for module, experts in pooled_experts(self._block, self._pause_points, self._scales, self._block_run):
                 self._places[experts.name] = experts
                 if module is self._block.module:
-                    stand_in = experts.passed  # forwards wait at its entry: its forward cannot be replaced any more
+                    stand_in = experts.passed  # forwards wait at its entry, too late to replace its forward
                 else:
                     stack.enter_context(replaced_forward(module, partial(experts.passed, module.forward)))
             stack.enter_context(calibrating(self._block.module, inside_block(self._scales.inside, self._block.prefix), self._attention))
@@ -126,7 +124,7 @@ class BlockRounding(BlockCalibration):
     def _finish_unreached(self) -> None:
         """Finish the layers that no token has reached.
 
-        Forwards that come again, behind other layers, may reach them.
+        Later forwards, from other layers, may still reach them.
         """
         self._scales.finish()
         unreached = {n: p.quantized for n, p in self._pause_points.items() if n not in self.rounded}
@@ -136,10 +134,7 @@ class BlockRounding(BlockCalibration):
             pause_point.done()
 
     def _first_waiting(self) -> _Waiting | None:
-        """Return the first place where forwards of any rank wait.
-
-        None where none is inside the block any more.
-        """
+        """Return the first place where forwards of any rank wait; None if none waits inside the block."""
         stopped = self._block_run.stopped
         places = [place for f, place in stopped.items() if not f.is_float]
         by_number = attrgetter("number")
@@ -147,7 +142,7 @@ class BlockRounding(BlockCalibration):
         return min((w for w in self._ranks.gather(first) if w is not None), default=None, key=by_number)
 
     def _go_on_from(self, place: PausePoint | _Pause | PooledExperts | None) -> None:
-        """Let the forwards go on that wait at a place; None stands for all places.
+        """Resume the forwards that wait at a place; None stands for all places.
 
         No forward of this rank may be among them.
         """
@@ -158,7 +153,7 @@ class BlockRounding(BlockCalibration):
     def _place(self, waiting: _Waiting) -> PausePoint | _Pause | PooledExperts | None:
         """Return this rank's object for a place.
 
-        None where float forwards alone wait: at experts that no token of the quantized model reaches.
+        None if only float forwards wait: at an expert that no token of the quantized model reaches.
         """
         if waiting.name is None:
             return None
@@ -166,11 +161,11 @@ class BlockRounding(BlockCalibration):
             return self._places.setdefault(waiting.name, _Pause(waiting.number, waiting.name, self._scales))
         place = self._places[waiting.name]
         if isinstance(place, PausePoint) and place.is_done:
-            place.reopen()  # as other ranks have done, since their forwards have brought another input than was expected
+            place.reopen()  # as other ranks have done, because their forwards had an unexpected input
         return place
 
     def _attention(self, name: str, tensors: Mapping[str, Tensor]) -> bool:
-        """Return whether an attention module is to quantize some tensors; see `calibrating`.
+        """Return whether an attention module should quantize some tensors; see `calibrating`.
 
         Their scales are set when this returns.
         """
@@ -181,8 +176,7 @@ class BlockRounding(BlockCalibration):
         for (owner, attribute), x in zip(keys, tensors.values(), strict=True):
             self._scales.see(owner, attribute, x)
         if any(self._scales.wants(*key) for key in keys):
-            # Before the pause points of those layers of the module that are not finished: its output
-            # projection.
+            # Before the pause points of the module's unfinished layers, such as its output projection.
             behind = [p.number for n, p in self._pause_points.items() if n.startswith(f"{self._block.prefix}{name}.") and not p.is_done]
             number = min(behind, default=len(self._pause_points)) - 0.5
             self._block_run.stop(self._places.setdefault(keys, _Pause(number, keys, self._scales)))
@@ -197,7 +191,7 @@ class BlockRounding(BlockCalibration):
         members = [m for m in self._members(leader) if m.name in agreed]
         inputs = {f: x for f, x in leader.arrived.items() if not f.is_float}
         for name in (m.name for m in members):
-            self._scales.forget(name)  # of a layer that turned out to read another tensor than was expected
+            self._scales.forget(name)  # the layer turned out to read another tensor than expected
             for x in inputs.values() if self._scales.wants(name, INPUT) else ():
                 self._scales.see(name, INPUT, x)
         self._scales.set_scales((m.name, INPUT) for m in members)
@@ -225,7 +219,7 @@ class BlockRounding(BlockCalibration):
     def _statistics_of(self, leader: PausePoint, members: Sequence[PausePoint], inputs: Mapping[Forward, Tensor]) -> Collector:
         """Return the statistics of the members' input.
 
-        They are those of the layers before, if these turn out to read the same tensors.
+        If the layers before read the same tensors, their statistics are used.
         """
         names = [leader.name, *(m.name for m in members if m is not leader)]
         spec = leader.quantized.layer_config.input_tensors
@@ -242,7 +236,7 @@ class BlockRounding(BlockCalibration):
         counts = self._ranks.gather(sum(x.numel() // x.shape[-1] for x in inputs.values()))
         position = sum(counts[: self._ranks.rank])
         kinds, grid = self._needs, self._block_run.grid
-        # Tokens are routed differently in the float model: inputs of its experts are of other tokens.
+        # Tokens are routed differently in the float model, so inputs of its experts belong to other tokens.
         is_routed = leader.name.startswith(self._routed)
         floats = {f.number: x for f, x in leader.arrived.items() if f.is_float and not is_routed}
         all_are_known = all(f.number in floats and floats[f.number].shape == x.shape for f, x in inputs.items())

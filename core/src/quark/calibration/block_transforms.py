@@ -1,4 +1,4 @@
-"""Apply the transforms of a run to one block.
+"""Applies the transforms of a run to one block.
 
 First come the statistics of its float inputs, then its output error on held-out tokens.
 """
@@ -27,9 +27,10 @@ from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.quant_plan import has_static_scale
 
 COMPARED = 256
-"""Held-out tokens that are compared at least, where there are as many: neighbours tell nearly the same."""
+"""Minimum number of held-out tokens to compare, if there are enough: neighbours have nearly the same error.
+"""
 ONE_IN = 4
-"""Of this number of held-out tokens at least one is compared: attention computes all of them anyway."""
+"""At least one in this many held-out tokens is compared, since attention computes all of them anyway."""
 
 
 @attrs.define(eq=False, slots=False)
@@ -37,21 +38,21 @@ class BlockTransforms:
     """Applies transforms to one block.
 
     Args:
-        block_run: The forwards, which wait at the block's entry, and do so again afterwards. None where no
-            transform needs statistics.
+        block_run: The forwards, which wait at the block's entry, also afterwards. None if no transform needs
+            statistics.
         block: The block.
-        rows: What its layers are going to be quantized to.
-        transforms: In order.
+        rows: Plan rows of its layers.
+        transforms: The transforms, in order.
         architecture: Facts about the family.
-        model_config: As `quark.algorithms.BlockContext.model_config`.
-        is_trial: Whether the block is a copy, for a comparison of its error with that of other transforms:
-            then statistics, too, are of held-out tokens.
+        model_config: As in `quark.algorithms.BlockContext.model_config`.
+        is_trial: Whether the block is a copy, for comparing its error with that of other transforms. Then
+            statistics, too, use held-out tokens.
 
     Attributes:
-        metrics: What the transforms report, by full name of a layer or of the block.
+        metrics: Metrics that the transforms report, by full name of a layer or of the block.
         applied: Positions of the transforms that have changed the block.
-        error: In a trial, the output error of the block as the transforms have left it, were it rounded to
-            nearest; None where none of them has asked for that.
+        error: In a trial, the output error of the transformed block if it were rounded to nearest; None if no
+            transform has asked for it.
     """
 
     _block_run: BlockRun | None
@@ -74,8 +75,7 @@ class BlockTransforms:
         self._mlp: str | None = None
         self._compared_one_in = 1
         self._input_groups = InputGroups()
-        # Where no token is held out, statistics and validation both see all of them: better than no
-        # validation.
+        # If no token is held out, statistics and validation both use all of them: better than no validation.
         holds_out = self._block_run is not None and self._block_run.holds_out
         self._for_statistics: bool | None = self._is_trial if holds_out else None
         self._for_validation: bool | None = True if holds_out else None
@@ -86,9 +86,9 @@ class BlockTransforms:
         self.error: OutputError | None = None
 
     def apply(self) -> None:
-        """Apply each transform in turn, and let those finish that have more to do, the last one first.
+        """Apply each transform in turn; then run their final parts in reverse order.
 
-        Statistics are collected once, of the block as transforms without statistics have left it.
+        Statistics are collected once, after the transforms that need none have changed the block.
         """
         first = next((i for i, t in enumerate(self._transforms) if t.needs), len(self._transforms))
         self._apply(range(first))
@@ -136,7 +136,8 @@ class BlockTransforms:
             for name in self._configs:
                 layer = self._block.module.get_submodule(name)
                 stack.callback(layer.register_forward_pre_hook(self._update_statistics(name, block_run)).remove)
-            # Products of fewer tokens differ in their last bits, and the first forward of each rank has all.
+            # Products of fewer tokens differ in their last bits, and the first forward of each rank has all
+            # tokens.
             self._mlp = None if block_run.grid.ranks.is_deterministic else self._dense_mlp()
             if self._one_in > 1 and self._mlp is not None:
                 stack.callback(self._block.module.get_submodule(self._mlp).register_forward_pre_hook(self._thin(self._mlp)).remove)
@@ -144,7 +145,7 @@ class BlockTransforms:
             if self._mlp is not None and not any(has_static_scale(config.input_tensors) for config in self._configs.values()):
                 tokens = sum(int(f.call.held_out.sum()) for f in forwards if f.call.held_out is not None)
                 self._compared_one_in = max(1, min(tokens // COMPARED, ONE_IN))
-            if not self._is_trial:  # there statistics want all tokens
+            if not self._is_trial:  # there, statistics need all tokens
                 stack.enter_context(self._fewer_tokens())
             outputs = block_run.replay(self._validation_tokens, forwards)
         references = {forward: tokens for forward, tokens in outputs.items() if len(tokens)}
@@ -177,10 +178,7 @@ class BlockTransforms:
         return hook
 
     def _dense_mlp(self) -> str | None:
-        """Return the name of the module that has all projections of a dense MLP, and no others.
-
-        None without one.
-        """
+        """Return the name of the module with all projections of a dense MLP and no others, or None."""
         facts = self._architecture
         names = [] if facts is None or facts.mlp_output is None else [*facts.mlp_inputs, facts.mlp_output]
         parents = {name.rpartition(".")[0] for name in names}
@@ -192,9 +190,10 @@ class BlockTransforms:
         return parent if own and own <= set(names) <= inside else None
 
     def _thin(self, mlp: str) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...] | None]:
-        """Return a hook that leads the tokens alone into an MLP that statistics take.
+        """Return a hook that passes to an MLP only the tokens that statistics use.
 
-        An MLP computes each token by itself. Only where the forward ends inside of it, behind its last layer.
+        An MLP computes each token separately. The hook acts only if the forward ends inside the MLP, after
+        its last layer.
         """
 
         def hook(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -216,9 +215,9 @@ class BlockTransforms:
         return bool(self._for_validation) and forward.call.held_out is None
 
     def _is_done(self, forward: Forward) -> bool:
-        """Return whether nothing of the block is needed behind the layers that a forward has called.
+        """Return whether a forward needs nothing of the block after the layers that it has called.
 
-        Its output is not compared, and it has called every layer once, as the first forward has by its end.
+        Its output is not compared, and it has called every layer once, like the first forward at its end.
         """
         if not self._is_of_statistics_alone(forward):
             return False
@@ -227,9 +226,9 @@ class BlockTransforms:
 
     @contextmanager
     def _fewer_tokens(self) -> Iterator[None]:
-        """Let a dense MLP compute, of forwards that are compared, the tokens alone that are.
+        """Make a dense MLP compute only the compared tokens of the forwards that are compared.
 
-        It computes each token by itself; others get zeros.
+        It computes each token separately; other tokens get zeros.
         """
         if self._mlp is None or self._compared_one_in == 1:
             yield
@@ -251,7 +250,7 @@ class BlockTransforms:
             yield
 
     def _step(self, forward: Forward) -> int:
-        """Return of how many tokens of a forward one is compared; 1 unless all of them are held out."""
+        """Return n if one of n tokens of a forward is compared; 1 unless all of them are held out."""
         call = forward.call
         is_whole = call.held_out is not None and bool(call.held_out.all())
         return self._compared_one_in if is_whole else 1
@@ -273,7 +272,7 @@ class BlockTransforms:
         return error
 
     def _known_error(self) -> OutputError | None:
-        """Return the error that was measured of the block as it is, values and hooks; None without one."""
+        """Return the error that was measured for the block's present values and hooks, or None."""
         if not self._measured:
             return None
         state = state_of(self._block.module)

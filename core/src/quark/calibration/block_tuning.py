@@ -1,4 +1,4 @@
-"""Apply the tunings of a run to one block that has been rounded.
+"""Applies the tunings of a run to one rounded block.
 
 A tuning gets targets, outputs with gradients, and a validation on held-out tokens.
 """
@@ -30,18 +30,18 @@ class BlockTuning:
     """Tunes one block while calibration forwards wait at its entry.
 
     Args:
-        block_run: The forwards; those of the float model go on to the next block.
-        block: The block, its weights float.
-        layers: All its layers that are quantized, by full name: the float layer and the quantized one.
+        block_run: The forwards; forwards of the float model continue to the next block.
+        block: The block, with float weights.
+        layers: All its quantized layers, by full name: the float layer and the quantized one.
         tuned: Full names of the layers whose codes may be chosen.
-        tunings: By name, in order.
-        keeps_floats: Whether forwards of the float model have to stay until the block is rounded, since the
+        tunings: Tunings by name, in order.
+        keeps_floats: Whether forwards of the float model must stay until the block is rounded, because the
             rounding compares with them.
-        clock: Counts the time of the tunings.
+        clock: Measures the time of the tunings.
 
     Attributes:
-        metrics: By full name of a layer or of the block, and by name of a tuning: what it reports, and of the
-            block its validation.
+        metrics: Metrics by full name of a layer or of the block, and by name of a tuning; for the block,
+            including its validation.
     """
 
     _block_run: BlockRun
@@ -75,10 +75,7 @@ class BlockTuning:
         self._samples[forward.is_float][forward.number] = Sample(forward.number, target, held_out)
 
     def rehearse(self, stand_in: Callable[..., Any] | None) -> None:
-        """Let the forwards into the block while it is rounded, and keep their outputs.
-
-        See `BlockRun.rehearse`.
-        """
+        """Let forwards into the block while it is rounded, and keep their outputs (`BlockRun.rehearse`)."""
         self._block_run.rehearse(self._see_output, stand_in)
 
     def _see_output(self, forward: Forward, output: Any) -> None:
@@ -88,7 +85,7 @@ class BlockTuning:
     def work(self) -> None:
         """Apply the tunings one after another, and let the forwards leave the block.
 
-        All its layers are finished.
+        All its layers must be finished.
         """
         with self._clock.phase("forward"):
             self._release_floats()
@@ -105,7 +102,7 @@ class BlockTuning:
     def _tune(self, name: str, tuning: Tuning) -> None:
         block = self._rounded_block(tuning)
         if not block.samples:
-            return  # no forward passes the block, as those without images pass none of cross-attention
+            return  # no forward passes the block; for example, forwards without images skip cross-attention
         state, before = _State.of(block), self._error(block, self._outputs)
         with self._clock.phase("tune"):
             metrics = {f"{self._block.prefix}{layer}" if layer else self._block.name: {**own} for layer, own in tuning.tune(block).items()}
@@ -133,7 +130,7 @@ class BlockTuning:
         )
 
     def _parameters(self) -> dict[str, nn.Parameter]:
-        """Return the vectors among the block's parameters that stay float, as the finished block has them."""
+        """Return the vectors among the block's float parameters, as the finished block has them."""
         found = {}
         for name, parameter in self._block.module.named_parameters():
             owner, _, attribute = name.rpartition(".")
@@ -170,7 +167,7 @@ class BlockTuning:
                 module._parameters[attribute] = parameter
 
     def _error(self, block: RoundedBlock, outputs: Mapping[Forward, Any]) -> OutputError:
-        """Return the output error on held-out tokens; on all tokens where none are held out."""
+        """Return the output error on held-out tokens; on all tokens if none are held out."""
         is_held_out = any(bool(sample.is_held_out.any()) for sample in block.samples)
         errors = []
         for sample in block.samples:
@@ -186,7 +183,7 @@ def _tokens(_: Forward, output: Any) -> Tensor:
 
 @attrs.frozen(eq=False)
 class _State:
-    """Weights, scales and float parameters of a block as they were before it was tuned."""
+    """Weights, scales and float parameters of a block before it was tuned."""
 
     weights: Mapping[str, tuple[nn.Parameter, QParams | None, Tensor | None]]
     parameters: Mapping[str, Tensor]

@@ -1,9 +1,7 @@
-"""Figures of a rounded layer for the report: signal-to-noise ratio, peak, histograms.
+"""Metrics of a rounded layer for the report: signal-to-noise ratio, peak, histograms.
 
-They are measured while the float weight of the layer is in memory.
-
-Every figure is a JSON value. Of a large weight a sample of elements is measured, so that the cost of a layer
-has an upper bound.
+They are measured while the float weight of the layer is in memory. Every metric is a JSON value. For a large
+weight, a sample of elements is measured, so that the cost of a layer is bounded.
 """
 
 from __future__ import annotations
@@ -26,16 +24,15 @@ from quark.numbers import QParams
 from quark.numbers.on_grid import sample_of_rows
 
 SAMPLE = 1 << 15
-"""Elements of a weight that are measured, in evenly spread runs.
+"""Number of elements of a weight that are measured, in evenly spread runs.
 
-In trained models the standard error of a ratio is about 0.1 dB.
-
-Of a weight whose rounded values are not computed, whole rows are measured.
+In trained models, the standard error of a ratio is about 0.1 dB. If the rounded values of a weight are not
+computed, whole rows are measured.
 """
 BINS = 96
-"""Bins of a histogram: grids of up to 6 bits are told apart, and a page with `WORST` layers stays small."""
+"""Bins of a histogram: they show grids of up to 6 bits, and a page with `WORST` layers stays small."""
 WORST = 8
-"""Layers whose histograms are kept: those with the lowest signal-to-noise ratio so far."""
+"""Number of layers whose histograms are kept: those with the lowest signal-to-noise ratio so far."""
 _INPUT_SAMPLE = 1 << 14
 _SCALE_SAMPLE = 1 << 12
 _RUN = 64
@@ -47,10 +44,10 @@ class InputSample:
     """Some values of a layer's input.
 
     Attributes:
-        values: In float, ``[n]``.
-        rounded: The same values as the layer reads them, ``[n]``; None where the input is not quantized.
+        values: Float values, ``[n]``.
+        rounded: The same values as the layer reads them, ``[n]``; None if the input is not quantized.
         extent: Squared sum, smallest and largest value of the whole tensor, float32, ``[3]``.
-        elements: Of the whole tensor.
+        elements: Number of elements of the whole tensor.
     """
 
     values: Tensor
@@ -67,15 +64,15 @@ class InputSample:
 
 
 class LayerFigures:
-    """Figures of the layers of a run.
+    """Metrics of the layers of a run.
 
     Args:
-        weights: Gets, by full name: ``snr_db``, 10 log10(‖W‖² ÷ ‖W − Q‖²), as `decibels`; ``peak_to_rms``,
-            the largest magnitude ÷ the root mean square; ``elements``, the number of elements that were
-            measured; ``scale_ratio``, the largest scale ÷ the median one of a sample, None where there is one
-            scale; and ``input_peak_to_rms`` where calibration has seen the input.
-        histograms: Gets, of the `WORST` layers, by full name: ``weight`` and, where calibration has seen it,
-            ``input``, as of `histograms`.
+        weights: Receives, by full name: ``snr_db``, 10 log10(‖W‖² ÷ ‖W − Q‖²), as `decibels`;
+            ``peak_to_rms``, the largest magnitude ÷ the root mean square; ``elements``, the number of
+            measured elements; ``scale_ratio``, the largest scale ÷ the median scale of a sample, or None for
+            a single scale; and ``input_peak_to_rms`` if calibration has seen the input.
+        histograms: Receives, for the `WORST` layers, by full name: ``weight`` and, if calibration has seen
+            it, ``input``, as from `histograms`.
     """
 
     def __init__(self, weights: dict[str, dict[str, Any]], histograms: dict[str, dict[str, Any]]) -> None:
@@ -88,9 +85,9 @@ class LayerFigures:
 
         Args:
             floats: The float layers by full name.
-            layers: The quantized layers with their rounded weights, by the same names; those whose weight
-                stays float are left out.
-            inputs: Samples of inputs, by the same names; of some layers or none.
+            layers: The quantized layers with their rounded weights, by the same names; layers whose weight
+                stays float are skipped.
+            inputs: Samples of inputs, by the same names, for some layers or none.
         """
         compared: dict[str, tuple[Tensor, Tensor]] = {}
         sums: list[Tensor] = []
@@ -139,18 +136,15 @@ class LayerFigures:
             for (name, what), made in zip(pairs, histograms(list(pairs.values())), strict=True):
                 if not (math.isfinite(made["low"]) and math.isfinite(made["high"])):
                     raise NonFiniteError(
-                        f"the {what} of '{name}' holds NaN or Inf: activations overflow during calibration. Use another dtype, or other "
-                        "data; layers of earlier blocks are quantized already, so load the model again before the next attempt",
+                        f"the {what} of '{name}' holds NaN or Inf: activations overflow during calibration. Use another dtype or other "
+                        "data, and load the model again before the next attempt, because earlier blocks are already quantized",
                         tensor=f"{name}.{what}",
                     )
                 self._histograms[name][what] = made
 
 
 def keep_worst(histograms: dict[str, dict[str, Any]], weights: Mapping[str, Mapping[str, Any]]) -> None:
-    """Remove the histograms of all but the `WORST` layers.
-
-    ``weights`` has the figures of each layer.
-    """
+    """Remove the histograms of all but the `WORST` layers; ``weights`` has the metrics of each layer."""
     best_first = sorted(histograms, key=lambda name: _rank(weights[name]["snr_db"]), reverse=True)
     for name in best_first[: max(0, len(histograms) - WORST)]:
         del histograms[name]
@@ -159,7 +153,7 @@ def keep_worst(histograms: dict[str, dict[str, Any]], weights: Mapping[str, Mapp
 def decibels(signal: float, noise: float) -> float | None:
     """Return 10 log10(signal ÷ noise) in dB.
 
-    None where that is not a finite number: without noise, or without signal.
+    None if that is not a finite number: without noise, or without signal.
 
     >>> decibels(100.0, 1.0), decibels(1.0, 0.0)
     (20.0, None)
@@ -181,7 +175,7 @@ def histograms(pairs: Sequence[tuple[Tensor, Tensor | None]]) -> list[dict[str, 
     known = [[x.float() for x in pair if x is not None] for pair in pairs]
     ends = _on_host([torch.stack([end for x in parts for end in torch.aminmax(x)]) for parts in known])
     ranges = [(min(row), max(row) if max(row) > min(row) else min(row) + 1.0) for row in ends]
-    # Of a range that is not finite there are no bins.
+    # A range that is not finite has no bins.
     bins = [between if all(map(math.isfinite, between)) else (0.0, 1.0) for between in ranges]
     counts = [torch.histc(x, BINS, *between) for parts, between in zip(known, bins, strict=True) for x in parts]
     rows = iter([[int(count) for count in row] for row in _on_host(counts)])
@@ -192,17 +186,14 @@ def histograms(pairs: Sequence[tuple[Tensor, Tensor | None]]) -> list[dict[str, 
 
 
 def _on_host(vectors: Sequence[Tensor]) -> list[list[float]]:
-    """Return the values of float32 vectors, at least one.
-
-    The host waits for the device once.
-    """
+    """Return the values of float32 vectors (at least one); the host waits for the device once."""
     values: list[float] = torch.cat(list(vectors)).tolist()
     ends = list(itertools.accumulate(len(vector) for vector in vectors))
     return [values[end - len(vector) : end] for end, vector in zip(ends, vectors, strict=True)]
 
 
 def _extent(values: Tensor) -> Tensor:
-    """Return the squared sum, the smallest and the largest of values, float32, ``[3]``."""
+    """Return the squared sum, the smallest and the largest of some values, float32, ``[3]``."""
     return torch.stack([values.square().sum(), *torch.aminmax(values)])
 
 
@@ -212,7 +203,7 @@ def _peak_to_rms(elements: int, square_sum: float, low: float, high: float) -> f
 
 
 def _scale_sizes(qparams: QParams | None, device: torch.device) -> Tensor:
-    """Return the largest and the median scale, float32, ``[2]``; zeros where there is one scale at most."""
+    """Return the largest and the median scale, float32, ``[2]``; zeros if there is at most one scale."""
     if qparams is None or qparams.scale.numel() < 2:
         return torch.zeros(2, device=device, dtype=torch.float32)
     scale = qparams.scale.detach().float().abs()
@@ -222,8 +213,8 @@ def _scale_sizes(qparams: QParams | None, device: torch.device) -> Tensor:
 def _compared(weight: Tensor, layer: QuantizedLayer, module: QuantizerModule) -> tuple[Tensor, Tensor]:
     """Return elements of a float weight, about `SAMPLE`, and the same elements rounded; float32, ``[n]``.
 
-    They are whole rows where that is possible, so that they can be rounded here where the layer has the
-    scales alone, and are the same.
+    If possible, they are whole rows. So they can be rounded here with the same result, even if the layer has
+    only the scales.
     """
     rows = sample_of_rows(module.quantizer.granularity, tuple(weight.shape), SAMPLE)
     rounded: Tensor = layer.weight.detach()  # type: ignore[operator]
@@ -236,9 +227,8 @@ def _compared(weight: Tensor, layer: QuantizedLayer, module: QuantizerModule) ->
 def _sampled(tensor: Tensor, most: int) -> Tensor:
     """Return at most about ``most`` elements of a tensor in float32, ``[n]``.
 
-    That is all of them, or runs of `_RUN` neighbours.
-
-    Single elements would cost a cache line each.
+    These are all elements, or runs of `_RUN` neighbours, because single elements would cost a cache line
+    each.
     """
     if tensor.numel() <= most:
         return tensor.float().reshape(-1)
@@ -255,10 +245,10 @@ def _sampled(tensor: Tensor, most: int) -> Tensor:
 # Layers of one shape have the same indices.
 @lru_cache(maxsize=64)
 def _spread(count: int, most: int, device: torch.device) -> Tensor:
-    """Return at most ``most`` indices below ``count``, one of each of as many equal parts.
+    """Return at most ``most`` indices below ``count``, one from each of equal parts.
 
-    The place in a part changes from part to part by the golden ratio: with a constant step, all indices could
-    fall in one column.
+    The position in a part changes from part to part by the golden ratio: with a constant step, all indices
+    could fall into one column.
     """
     if count <= most:
         return torch.arange(count, device=device)
@@ -267,5 +257,5 @@ def _spread(count: int, most: int, device: torch.device) -> Tensor:
 
 
 def _rank(snr_db: float | None) -> float:
-    """Return the place of a layer by its ratio; one without error comes last."""
+    """Return the sort key of a layer from its ratio; a layer without error comes last."""
     return math.inf if snr_db is None else snr_db

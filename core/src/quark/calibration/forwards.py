@@ -1,7 +1,7 @@
 """Forward: one forward of a model as a greenlet, which can pause in the middle of the model's own code.
 
-A function that lets forwards run is decorated with `conducts_forwards`. `replaced_forward` and
-`without_cache` change a model while forwards run, and give it back as it was.
+A function that runs forwards is decorated with `conducts_forwards`. `replaced_forward` and `without_cache`
+change a model while forwards run, and restore it.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ R = TypeVar("R")
 
 
 class _Conductor(greenlet):
-    """A function decorated with `conducts_forwards`; its parent starts the forwards and lets them go on."""
+    """A function decorated with `conducts_forwards`; its parent starts and resumes the forwards."""
 
 
 def conducts_forwards(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a function make forwards, start them, and let them go on.
+    """Let a function create, start and resume forwards.
 
-    An error of torch's C++ walks down the whole stack of the thread when it is raised. A greenlet owns only
-    the upper part of that stack: below it lie the frames of whoever started it. If these have ended when it
-    goes on, the walk reads what others have written there, and the process dies of a segmentation fault.
-    So one frame, which lasts as long as the function, starts each forward and lets it go on, by one call.
+    When torch's C++ code raises an error, it walks down the whole stack of the thread. A greenlet owns only
+    the upper part of that stack: below are the frames of its starter. If these have ended when the greenlet
+    resumes, the walk reads overwritten memory, and the process crashes with a segmentation fault. So one
+    frame, which lasts as long as the function, starts and resumes each forward, with a single call.
     """
 
     @wraps(function)
@@ -43,11 +43,11 @@ def conducts_forwards(function: Callable[P, R]) -> Callable[P, R]:
         result: Any = None
         while not conductor.dead:
             try:
-                result = running.switch(*message)  # the only call that starts a greenlet or lets it go on
+                result = running.switch(*message)  # the only call that starts or resumes a greenlet
                 running, message = result if running is conductor and not conductor.dead else (conductor, (None,))
             except BaseException as error:
                 if conductor.dead:
-                    message = ()  # of the error that it was told of, which would refer to itself
+                    message = ()  # drops the reported error, which would refer to itself
                     raise
                 running, message = conductor, (error,)
         return cast("R", result)
@@ -59,13 +59,13 @@ class Forward(greenlet):
     """One forward of a run.
 
     Attributes:
-        call: What the model is called with.
-        number: Of the call, among those of all ranks.
-        is_float: Whether it is to compute what the float model does, beside one that computes what the
-            quantized model does.
-        is_probe: Whether it is a float forward of `quark.calibration.model_error`, which goes on by itself.
-        rehearsal: The object for which it computes something now that it will compute again, such as a
-            `BlockRun`; else None.
+        call: Arguments of the model.
+        number: Number of the call, among the calls of all ranks.
+        is_float: Whether it computes the float model's outputs, beside a forward that computes the quantized
+            model's.
+        is_probe: Whether it is a float forward of `quark.calibration.model_error`, which advances by itself.
+        rehearsal: The object, such as a `BlockRun`, for which it now computes something that it will compute
+            again; else None.
     """
 
     def __init__(self, call: Call, number: int, is_float: bool, is_probe: bool = False) -> None:
@@ -80,7 +80,7 @@ class Forward(greenlet):
         self.rehearsal: Any = None
 
     def go_on(self, *args: Any) -> None:
-        """Let it start with ``args``, or go on, until it pauses or ends; what it raises comes out here."""
+        """Start it with ``args``, or resume it, until it pauses or ends; its errors are raised here."""
         assert self.parent is not None
         error = self.parent.switch(self, args)
         if error is not None:
@@ -93,7 +93,7 @@ class Forward(greenlet):
             raise GreenletExit
 
     def end(self) -> None:
-        """End it where it has paused."""
+        """End it at its pause."""
         self.go_on(True)
 
 
@@ -107,8 +107,8 @@ def current_forward() -> Forward | None:
 def without_cache(model: nn.Module) -> Iterator[None]:
     """Keep a model in evaluation mode and without a KV cache, which calibration would only fill.
 
-    The cache is switched off where a config has the switch: of models of several parts that of the part that
-    makes text, and a decoder behind an encoder may have a config of its own.
+    The cache is switched off in every config with that switch: in a model of several parts, its text part has
+    one, and a decoder after an encoder may have its own config.
     """
     configs = [cast("Any", module.config) for module in model.modules() if hasattr(module, "config")]
     configs += [config.get_text_config() for config in configs if hasattr(config, "get_text_config")]
@@ -127,8 +127,8 @@ def without_cache(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Let ``forward`` stand in for the module's own while the body runs; hooks go on as they do."""
-    own = module.__dict__.get("forward")  # of a module that others have wrapped
+    """Let ``forward`` replace the module's own while the body runs; hooks still run."""
+    own = module.__dict__.get("forward")  # if others have wrapped the module
     module.forward = forward
     try:
         yield
@@ -141,7 +141,7 @@ def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator
 def is_counted() -> bool:
     """Return whether tokens of the current forward count.
 
-    Those of the float model and of a rehearsal, which is repeated, do not.
+    Tokens of the float model and of a rehearsal, which is repeated, do not.
     """
     forward = current_forward()
     return forward is None or not (forward.is_float or forward.rehearsal is not None)

@@ -1,18 +1,17 @@
 """Calibration tokens that are held out.
 
-An algorithm validates its decisions on tokens that it has not seen.
-
-There are three rules, for three kinds of decisions:
+An algorithm validates its decisions on tokens that it has not seen. There are three rules, for three kinds of
+decisions:
 
 - `held_out`, for transforms, which compare whole outputs of a block: whole sequences, an eighth to a quarter
-  of all tokens. The choice depends on the contents of the sequences alone, neither on their
-  order nor on how they are split into batches.
+  of all tokens. The choice depends only on the contents of the sequences, not on their order or their
+  batches.
 - `held_out_tokens`, for roundings, which compare the outputs of one layer: one token in sixteen, at most 128,
   the first ones of each input.
-- `held_out_ends`, for tunings, which compare whole outputs of a block, and fit so much that every sequence
-  counts: the end of each.
+- `held_out_ends`, for tunings, which compare whole outputs of a block, and fit so much that they need every
+  sequence: the end of each.
 
-How two errors on such tokens are compared is said in `quark.algorithms.validation`.
+`quark.algorithms.validation` says how two errors on such tokens are compared.
 """
 
 from __future__ import annotations
@@ -25,45 +24,39 @@ import torch
 from torch import Tensor
 
 LEAST_SHARE = 1 / 8
-"""Of all tokens, the share that is held out for transforms."""
+"""Share of all tokens that is held out for transforms."""
 MOST_SHARE = 1 / 4
-"""The share that is never exceeded: tokens that are held out are lost to the statistics."""
+"""Maximum share of held-out tokens, which are lost to the statistics."""
 FEWEST_SEQUENCES = 2
-"""Sequences that are held out at least, where whole ones are: one says more about itself than about the
-others.
+"""Minimum number of held-out sequences, if whole sequences are held out: one sequence is not representative.
 """
 
 ONE_IN = 16
-"""For roundings, one token in so many is held out: what that takes from the statistics is less than their
-noise.
-"""
+"""One in this many tokens is held out for roundings. The loss is smaller than the noise of the statistics."""
 MOST_TOKENS = 128
-"""More are not held out for a rounding: a comparison of two roundings on the same tokens needs no more, and
-costs little.
-"""
+"""Maximum number of tokens held out for a rounding: enough to compare two roundings on the same tokens."""
 FEWEST_TOKENS = 4
-"""Fewer would show nothing, and are not held out."""
+"""Minimum number of held-out tokens; with fewer, the comparison would be noise."""
 TOKENS_PER_CHANNEL = 2
-"""With this many tokens for each input channel, the held-out ones are in the statistics too.
+"""With this many tokens for each input channel, held-out tokens are in the statistics too.
 
-Codes are hardly fitted to single tokens then.
-On SmolLM2, 128 of 2,048 tokens left out of the statistics cost more than validation on unseen tokens could
-win.
+Codes then hardly overfit single tokens. On SmolLM2, leaving 128 of 2,048 tokens out of the statistics cost
+more than validation on unseen tokens could gain.
 """
 
 
 def held_out(batches: Sequence[Tensor]) -> list[Tensor]:
-    """Return for each batch which of its tokens are held out.
+    """Return, for each batch, which of its tokens are held out.
 
-    A result is bool, on the CPU: ``[batch, tokens]`` for token ids, and ``[batch, 1]`` for rows that are not
-    made of tokens, such as images.
+    A result is bool, on the CPU: ``[batch, tokens]`` for token ids, and ``[batch, 1]`` for rows without
+    tokens, such as images.
 
-    Whole sequences are, if there are enough of them (eight, if all have one length): those that a hash of
-    their content puts first, and equal ones together. Of fewer, the last eighth of the tokens of each. Where
-    neither can be, as with one image, all masks are False.
+    Whole sequences are held out if there are enough of them (eight, if all have one length): those whose
+    contents have the smallest hashes, with equal sequences together. With fewer sequences, the last eighth of
+    the tokens of each is held out. If neither is possible, as with one image, all masks are False.
 
     Args:
-        batches: All of them: token ids ``[batch, tokens]``, or any other tensors whose first axis is the
+        batches: All batches: token ids ``[batch, tokens]``, or any other tensors whose first axis is the
             batch.
     """
     rows, is_enough = _rows(batches)
@@ -78,7 +71,7 @@ def held_out(batches: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _are_ids(batch: Tensor) -> bool:
-    """Return whether rows are made of tokens: some of them can be held out."""
+    """Return whether rows consist of tokens, so that some tokens can be held out."""
     return batch.ndim == 2 and not batch.is_floating_point()
 
 
@@ -87,7 +80,7 @@ def _tokens_in_row(batch: Tensor) -> int:
 
 
 def _rows(batches: Sequence[Tensor]) -> tuple[list[tuple[int, int]], bool]:
-    """Return rows to hold out, each a batch's number and its own, and whether they are enough.
+    """Return rows to hold out, as pairs of a batch's number and a row's number, and whether they suffice.
 
     They have at most `MOST_SHARE` of all tokens.
     """
@@ -109,26 +102,26 @@ def _rows(batches: Sequence[Tensor]) -> tuple[list[tuple[int, int]], bool]:
 
 
 def _digests(batch: Tensor) -> Iterator[bytes]:
-    """Yield a hash of each row; the dtype of token ids makes no difference."""
+    """Yield a hash of each row, independent of the dtype of token ids."""
     for row in batch.detach().cpu():
         content = (row.long() if _are_ids(batch) else row).contiguous()
         yield hashlib.blake2b(ctypes.string_at(content.data_ptr(), content.nbytes), digest_size=16).digest()
 
 
 def _end_of_each(batch: Tensor) -> Tensor:
-    """Return the last eighth of the tokens of each row, rounded, and one of four to eleven."""
+    """Return the last eighth of the tokens of each row, rounded; one token for rows of four to eleven."""
     tokens = _tokens_in_row(batch)
     wanted = max(1, round(tokens * LEAST_SHARE)) if tokens * MOST_SHARE >= 1 else 0
     return (torch.arange(tokens) >= tokens - wanted).expand(len(batch), -1)
 
 
 def held_out_tokens(tokens: int) -> int:
-    """Return how many of that many tokens of a layer's input are held out for a rounding: the first ones.
+    """Return how many of ``tokens`` tokens of a layer's input are held out for a rounding: the first ones.
 
-    They are the beginning of a sequence, since that is where many models have a token of enormous
-    activations, to which all others attend: tokens from the middle of sequences show nothing of it, while the
-    statistics, and what is rounded by them, go by it above all. Neighbours of a held-out token, which are
-    like it, are held out with it. Experts get tokens and no sequences; theirs are held out alike.
+    They are the beginning of a sequence. In many models, a token there has massive activations, and all
+    others attend to it. This token dominates the statistics, and so the rounding, but tokens from the middle
+    of sequences do not show its error. Neighbours of a held-out token are similar, so they are held out too.
+    Experts get tokens without sequences; these are held out in the same way.
     """
     count = min(MOST_TOKENS, tokens // ONE_IN)
     return count if count >= FEWEST_TOKENS else 0
@@ -137,9 +130,8 @@ def held_out_tokens(tokens: int) -> int:
 def held_out_ends(rows: Tensor) -> Tensor:
     """Return which tokens of a call are held out for a tuning, bool, ``[tokens]``.
 
-    Of each sequence it is the last one in sixteen, or none.
-
-    Whole sequences are not: a quarter of the data less costs a tuning more than their independence is worth.
+    These are the last sixteenth of each sequence, or none. Whole sequences are not held out: a tuning
+    loses more from a quarter less data than it gains from independent tokens.
 
     Args:
         rows: Number of the sequence of each token, ``[tokens]``, in ascending order.

@@ -1,6 +1,6 @@
 """Input groups: layers of a block that read the same tensor, such as q, k and v projections.
 
-They are expected before a run and observed during it.
+They are predicted before a run and observed during it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class _Last:
     """The tensors that were observed last.
 
     Attributes:
-        leader: Of the group that reads them.
-        layers: That read them.
-        inputs: By forward.
-        spec: How the layers quantize them.
+        leader: Leader of the group that reads them.
+        layers: Layers that read them.
+        inputs: Tensors by forward.
+        spec: The layers' quantization of these tensors.
     """
 
     leader: str
@@ -33,18 +33,18 @@ class _Last:
 
 
 class InputGroups:
-    """Tells which layers of a block read the same tensor, so that its statistics are collected once.
+    """Finds the layers of a block that read the same tensor, so that its statistics are collected once.
 
-    Layers are compared by the tensor objects they are called with, each with those observed just before:
-    layers of one group are called one after another. Names are relative to the block.
+    Layers are compared by the tensor objects of their calls, each with the objects observed just before,
+    because layers of one group are called one after another. Names are relative to the block.
 
     Args:
-        architecture: Facts about the family; None where it is not known.
-        siblings: Suffixes of layers which, where they have one parent, read the same:
+        architecture: Facts about the family; None if it is not known.
+        siblings: Suffixes of layers that read the same tensor if they have one parent:
             ``(("q_proj", "k_proj", "v_proj"), …)``.
 
     Attributes:
-        siblings: The same; such layers share a scale too, so that they are rounded together.
+        siblings: The same. Such layers also share a scale, so they are rounded together.
     """
 
     def __init__(self, architecture: Architecture | None = None, siblings: Iterable[Sequence[str]] = ()) -> None:
@@ -55,12 +55,12 @@ class InputGroups:
         self._last: _Last | None = None
 
     def expected(self, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-        """Return the group of each layer that shares its input, itself included.
+        """Return the group of each layer that shares its input, including the layer.
 
-        Groups follow from the architecture and from what earlier blocks have shown.
+        Groups follow from the architecture and from earlier blocks.
 
         Args:
-            names: Of the layers of one block. Those with an input of their own are not in the result.
+            names: Layers of one block. Layers with their own input are not in the result.
         """
         groups: dict[str, tuple[str, ...]] = {}
         for stated in self._stated(names):
@@ -76,15 +76,15 @@ class InputGroups:
     def observe(self, inputs: Mapping[Forward, Tensor], *layers: str, spec: object = None, ranks: Ranks = ALONE) -> tuple[str, bool]:
         """Return the leader of the layers that are about to read some tensors.
 
-        The second value is whether those tensors are new to the group.
+        The second value says whether those tensors are new to the group.
 
         Args:
             inputs: The tensor of each forward: of one that runs, or of all that wait at the layers.
-            layers: The layers, of which the first decides. One that has been observed in this block stays in
+            layers: The layers; the first one decides. A layer that has been observed in this block stays in
                 its group.
-            spec: How they quantize their input: layers that do so differently are in different groups.
-            ranks: Those that observe the same layers now, each with forwards of its own; what is the same has
-                to be so on all of them.
+            spec: Quantization of their input; layers with different specs are in different groups.
+            ranks: The ranks that observe the same layers now, each with its own forwards. Tensors must be the
+                same on all ranks.
         """
         last = self._last
         is_same = last is not None and last.spec == spec and ranks.all(_are_same(last.inputs, inputs))
@@ -96,16 +96,16 @@ class InputGroups:
         return leader, is_new
 
     def end_block(self) -> None:
-        """Forget the tensors of a block; which layers shared them is remembered for `expected`."""
+        """Forget the tensors of a block, but remember for `expected` which layers shared them."""
         self._leaders.clear()
         self._last = None
 
     def learned(self) -> list[list[str]]:
-        """Return the groups that blocks have shown, as JSON values."""
+        """Return the observed groups as JSON values."""
         return [sorted(group) for group in self._learned]
 
     def recall(self, learned: Iterable[Iterable[str]]) -> None:
-        """Go on with the groups that `learned` gave in another process."""
+        """Restore the groups that `learned` returned in another process."""
         self._learned = [set(group) for group in learned]
 
     def _learn(self, names: set[str]) -> None:
@@ -128,18 +128,19 @@ class InputGroups:
 
 
 def _are_same(one: Mapping[Forward, Tensor], other: Mapping[Forward, Tensor]) -> bool:
-    """Return whether the same forwards bring the same tensor objects."""
+    """Return whether the same forwards have the same tensor objects."""
     return one.keys() == other.keys() and all(one[forward] is x for forward, x in other.items())
 
 
 def common_groups(leader_of: Mapping[str, str], names: Sequence[str], ranks: Ranks) -> list[tuple[list[str], str | None]]:
     """Return groups of layers that share their input on any rank, each with its leader on this rank.
 
-    None where the rank knows none.
+    The leader is None if this rank knows none.
 
     Args:
-        leader_of: On this rank, of each layer that a token has reached, the layer whose statistics it shares.
-        names: All layers, in the same order on all ranks. Those that no token of any rank has reached are in
+        leader_of: The layer whose statistics a layer shares, for each layer that a token of this rank
+            reached.
+        names: All layers, in the same order on all ranks. Layers that no token of any rank has reached are in
             no group.
         ranks: The ranks.
     """

@@ -15,29 +15,30 @@ from quark.calibration.sample_grid import SampleGrid, Sums
 from quark.models.layers import QuantizerModule
 
 _TOKENS_SHOWN = 128
-"""Tokens of the sample for the report: those of the beginning of a text, where activations are largest."""
+"""Tokens of the sample for the report: from the beginning of a text, where activations are largest."""
 
 
 class Collector:
     """Statistics of one input, and some of its tokens.
 
-    Where tokens are few for the number of channels, the kept ones are in no statistic.
+    If tokens are few for the number of channels, the kept ones are in no statistic.
 
     Args:
-        kinds: Of the statistics.
+        kinds: Classes of the statistics.
         columns: K, the number of input channels.
-        device: Where the inputs lie.
-        tokens: How many tokens there will be on all ranks, or about so many.
-        grid: The calls that bring them.
-        outputs: N, where references are the output of one layer in the float model, without bias, in place of
-            its input; None where they are inputs.
-        inputs_last: Whether all inputs stay as they are until `flush`.
+        device: Device of the inputs.
+        tokens: Expected number of tokens on all ranks, at least roughly.
+        grid: The calls of the run.
+        outputs: N, if references are the output of one layer in the float model, without bias, instead of its
+            input; None if they are inputs.
+        inputs_last: Whether all inputs stay unchanged until `flush`.
 
     Attributes:
         is_of_outputs: Whether references are outputs.
-        tokens: How many were seen, held out or not; after `complete`, on all ranks.
-        statistics: By class, of all tokens, or of all that are not held out; empty before `complete`.
-        held_out: Tokens to validate on; None where they are too few, and before `complete`.
+        tokens: Number of tokens so far, including held-out ones; after `complete`, on all ranks.
+        statistics: Statistics by class, of all tokens, or of all that are not held out; empty before
+            `complete`.
+        held_out: Tokens to validate on; None if they are too few, and before `complete`.
         sample: Some values of this rank's input, for the report; None before any token.
     """
 
@@ -65,27 +66,24 @@ class Collector:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations that the statistics took at least, on all ranks together.
-
-        0 before `complete`.
-        """
+        """Lower bound of the statistics' floating-point operations on all ranks; 0 before `complete`."""
         return sum(statistic.flops for statistic in self.statistics.values())
 
     def flush(self) -> None:
-        """Compute the sums that the statistics have put off."""
+        """Compute the sums that the statistics have postponed."""
         for statistic in self.statistics.values():
             statistic.flush()
 
     def take(self, x: Tensor, quantizer: QuantizerModule | None, reference: Tensor | None, forward: Forward, position: int) -> int:
-        """Take in the tokens of the layers' input in one forward, and return their number.
+        """Process the tokens of the layers' input in one forward, and return their number.
 
         Args:
             x: The input, float.
-            quantizer: Of the input; None where the statistics are of the float input.
-            reference: The input in the float model, or the output; None if unknown. One of another shape does
-                not count.
-            forward: Brings the input.
-            position: As of `update`.
+            quantizer: Quantizer of the input; None if statistics use the float input.
+            reference: The input in the float model, or the output; None if unknown. A reference of another
+                shape is ignored.
+            forward: The forward that has the input.
+            position: As in `update`.
         """
         x = x.detach()  # a parameter, if a model projects its table of positions
         plain = x.flatten(0, -2)
@@ -98,13 +96,13 @@ class Collector:
         return len(seen)
 
     def update(self, x: Tensor, reference: Tensor | None, call: int, position: int) -> None:
-        """Take in tokens of a call.
+        """Process tokens of a call.
 
         Args:
-            x, reference: As of `Statistic.update`.
+            x, reference: As in `Statistic.update`.
             call: Its number; calls come in order.
-            position: How many tokens the calls before it have, those of other ranks included, or about so
-                many: the first are held out.
+            position: Number of tokens in earlier calls, including other ranks' calls, at least roughly: the
+                first tokens are held out.
         """
         self.tokens += x.shape[0]
         held = max(0, self._number_held_out - position)

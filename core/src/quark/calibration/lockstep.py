@@ -1,8 +1,8 @@
-"""Run many forwards through one model in lock-step: all of them reach a place before any goes beyond it.
+"""Runs many forwards through one model in lock-step: all of them reach a place before any goes beyond it.
 
-Each forward is a greenlet that pauses in the middle of the model's own code: no arguments are captured, and
-any module code will do. A sample needs one forward in all, whatever the number of blocks and of pauses inside
-them. One forward runs at a time; its states are::
+Each forward is a greenlet that pauses in the middle of the model's own code. So no arguments are captured,
+and any module code works. A sample needs one forward in total, whatever the number of blocks and of pauses
+inside them. One forward runs at a time; its states are::
 
     fresh ─── advance ───▶ running ─── the model returns ───▶ finished
                             ▲   │
@@ -11,8 +11,8 @@ them. One forward runs at a time; its states are::
                             └──────────────────────────────────────────────────────────────┘
 
 A forward is stopped at a pause point inside a block, or at the entry of its block after a replay. When the
-run ends, forwards that wait or are stopped are ended. `BlockRun` is what happens at one block, with states of
-its own.
+run ends, forwards that wait or are stopped are ended. `BlockRun` describes the forwards at one block, with
+its own states.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ class LockStep:
 
     Args:
         model: Called for each call, without gradients.
-        blocks: The modules to stop at, in the order in which a forward enters them.
+        blocks: The modules to stop at, in the order of a forward.
         calls: Arguments of the forwards of all ranks; each rank runs only its own.
-        to_the_end: Whether forwards go on behind the last block; otherwise they stop there, and the output
+        to_the_end: Whether forwards continue after the last block; if not, they stop there, and the output
             head is never computed.
         with_float: Whether each call has a second forward, which computes the outputs of the float model.
         spilled: Storage for the tensors of forwards that wait at a block; None leaves them in memory.
         ranks: The processes that share the calls.
-        probed: Arguments of float forwards beside these, which `BlockRun.release` alone lets go on; the rank
-            of the first call has them.
+        probed: Arguments of additional float forwards, which only `BlockRun.release` advances; the rank of
+            the first call has them.
 
     Use it as a context manager, inside a function that is decorated with
     `quark.calibration.forwards.conducts_forwards`: it registers hooks and removes them at the end.
@@ -60,8 +60,8 @@ class LockStep:
     Attributes:
         grid: The calls of all ranks, and the selection of calls that this rank runs.
         holds_out: Whether any of their tokens are held out.
-        stopped: Forwards that have called `stop`, with the place they gave; `go_on` takes them out.
-        finished: How many forwards have ended.
+        stopped: Forwards that have called `stop`, with their places; `go_on` removes them.
+        finished: Number of forwards that have ended.
         probes: The forwards of ``probed``.
 
     Example:
@@ -107,8 +107,8 @@ class LockStep:
     def __enter__(self) -> Self:
         for i, block in enumerate(self._blocks):
             self._taken_back.callback(block.register_forward_pre_hook(self._gate(i), prepend=True, with_kwargs=True).remove)
-            # A module looks its forward up before its hooks run: what is to be exchanged while one waits
-            # there must be so beforehand.
+            # A module looks its forward up before its hooks run, so a forward must be replaced before one
+            # waits there.
             self._taken_back.enter_context(replaced_forward(block, self._forward_of(i, block.forward)))
         if not self._to_the_end:
             self._taken_back.callback(self._blocks[-1].register_forward_hook(self._gate(len(self._blocks))).remove)
@@ -119,15 +119,15 @@ class LockStep:
         enabled = torch.is_grad_enabled()
         for paused in [*self._waiting, *self.stopped]:
             paused.end()
-        torch.set_grad_enabled(enabled)  # forwards that end inside a context of their own leave theirs
+        torch.set_grad_enabled(enabled)  # forwards that end inside a grad-mode context leave its mode
         self._waiting.clear()
         self.stopped.clear()
 
     @torch.no_grad()
     def advance(self, block: int) -> None:
-        """Let every forward run until it waits at a block beyond ``block``, stops, or ends.
+        """Run every forward until it waits at a block beyond ``block``, stops, or ends.
 
-        An exception in a forward comes out here, and in `go_on`.
+        An exception in a forward is raised here and in `go_on`.
         """
         self._released = block
         fresh, self._fresh = self._fresh, []
@@ -136,21 +136,18 @@ class LockStep:
         self.go_on(f for f in self.at_entry(block) if f not in fresh)
 
     def at_entry(self, block: int) -> list[Forward]:
-        """Return the forwards that wait at the entry of a block.
-
-        Of one call the float forward comes first.
-        """
+        """Return the forwards that wait at the entry of a block, with the float forward of a call first."""
         waiting = [f for f, at in self._waiting.items() if at <= block and not f.is_probe]
         waiting += [f for f, place in self.stopped.items() if place is _ENTRY]
         return sorted(waiting, key=lambda f: (f.number, not f.is_float))
 
     def at(self, block: int) -> BlockRun:
-        """Return the run of all forwards through a block, at whose entry they wait."""
+        """Return the run of all forwards through a block; they wait at its entry."""
         self._block_runs = {block: BlockRun(self, block)}
         return self._block_runs[block]
 
     def stop(self, place: Any) -> None:
-        """Pause the forward that this is called in, until `go_on`."""
+        """Pause the current forward until `go_on`."""
         current = current_forward()
         assert current is not None
         self.stopped[current] = place
@@ -160,7 +157,7 @@ class LockStep:
 
     @torch.no_grad()
     def go_on(self, forwards: Iterable[Forward]) -> None:
-        """Let forwards run on that wait or have stopped, one after another.
+        """Resume waiting or stopped forwards, one after another.
 
         Each runs until it waits, stops again, or ends.
         """
@@ -171,8 +168,8 @@ class LockStep:
 
     def _resume(self, forward: Forward, *args: Any) -> None:
         forward.go_on(*args)
-        # Grad mode belongs to the thread, not to the greenlet: a forward that pauses inside a context of its
-        # own must not leak it.
+        # Grad mode belongs to the thread, not to the greenlet: a forward that pauses inside a grad-mode
+        # context must not leak its mode.
         torch.set_grad_enabled(False)
         self.finished += bool(forward.dead)
 
@@ -195,7 +192,7 @@ class LockStep:
         return pause
 
 
-class EndOfBlock(Exception):  # noqa: N818 - no error: it ends a forward early
+class EndOfBlock(Exception):  # noqa: N818 - not an error: it ends a forward early
     """Raised by a hook inside a block to end its replay there.
 
     The forward waits at the entry again, and nothing of it is kept.
@@ -205,8 +202,7 @@ class EndOfBlock(Exception):  # noqa: N818 - no error: it ends a forward early
 class BlockRun:
     """All forwards at one block, from the moment they wait at its entry until they have left it.
 
-    Its state says where the forwards are; a method that does not belong to it is refused with a
-    RuntimeError::
+    Its state says where the forwards are; a method that does not fit the state raises RuntimeError::
 
         ┌─ replay: compute the block, come back    ┌─ go_on: to the next place
         ▼                                          ▼
@@ -215,9 +211,9 @@ class BlockRun:
         │ └───────────────── end_rehearsal: all come back, as before ─────────────────┘ │
         └───────── leave: with outputs computed before; release: some, ahead ───────────┘
 
-    In ``"entry"`` every forward waits in front of the block, with its own arguments. In ``"inside"`` some are
-    stopped by `stop`, such as at layers that are not rounded yet; `stopped` has the place of each. In
-    ``"left"`` all wait at the next block, or have ended.
+    In ``"entry"``, every forward waits in front of the block, with its own arguments. In ``"inside"``, some
+    are stopped by `stop`, such as at layers that are not rounded yet; `stopped` has the place of each. In
+    ``"left"``, all wait at the next block, or have ended.
 
     Args:
         steps: The forwards in lock-step.
@@ -242,22 +238,22 @@ class BlockRun:
 
     @property
     def forwards(self) -> list[Forward]:
-        """The forwards that wait at the entry; of one call the float forward comes first."""
+        """The forwards that wait at the entry, with the float forward of a call first."""
         return self._steps.at_entry(self._index)
 
     @property
     def probes(self) -> list[Forward]:
-        """Float forwards beside `forwards`, which wait at the entry until they are released."""
+        """Additional float forwards, which wait at the entry until they are released."""
         return self._steps.probes
 
     @property
     def stopped(self) -> dict[Forward, Any]:
-        """The forwards that wait inside the block, with the place that each gave to `LockStep.stop`."""
+        """The forwards that wait inside the block, each with its argument of `LockStep.stop`."""
         return {forward: place for forward, place in self._steps.stopped.items() if place is not _ENTRY}
 
     @property
     def grid(self) -> SampleGrid:
-        """The calls of the run, and which of them are this rank's."""
+        """The calls of the run, and the calls of this rank."""
         return self._steps.grid
 
     @property
@@ -271,11 +267,10 @@ class BlockRun:
         Args:
             keep: Called in each forward with the block's output; its results are returned.
             forwards: Some of `forwards`, in the order in which they run.
-            with_gradients: Whether autograd records what the block computes.
+            with_gradients: Whether autograd records the computation of the block.
 
         Raises:
-            Exception: What the block or ``keep`` has raised in the first forward that it failed in; all wait
-                at the entry again.
+            Exception: The first error of the block or of ``keep``; all forwards wait at the entry again.
         """
         self._expect("entry", "replayed")
         results: dict[Forward, T] = {}
@@ -288,11 +283,11 @@ class BlockRun:
         return results
 
     def release(self, forwards: Iterable[Forward], keep: Callable[[Forward, Any], None] | None = None) -> None:
-        """Let forwards go through the block, and wait at the next one, while the others stay at the entry.
+        """Let forwards go through the block and wait at the next one, while the others stay at the entry.
 
         Args:
             forwards: Some of `forwards`, or of `probes`.
-            keep: Called in each with the block's output.
+            keep: Called in each forward with the block's output.
         """
         self._expect("entry", "released")
         self._keep_on_leaving = keep
@@ -300,16 +295,14 @@ class BlockRun:
         self._keep_on_leaving = None
 
     def rehearse(self, keep: Callable[[Forward, Any], None], stand_in: Callable[..., Any] | None = None) -> None:
-        """Let all forwards into the block, where they may stop.
+        """Let all forwards into the block, where they may stop; after its end they wait at the entry again.
 
-        Behind its end they wait at the entry again, as they did before.
-
-        The state is ``"inside"`` until none is stopped in the block any more; then `end_rehearsal` makes it
+        The state is ``"inside"`` until no forward is stopped in the block; then `end_rehearsal` makes it
         ``"entry"``.
 
         Args:
             keep: Called in each forward with the block's output.
-            stand_in: As of `enter`; `replay` then calls it too.
+            stand_in: As in `enter`; `replay` then calls it too.
         """
         self._expect("entry", "let in")
         self._has_entered, self._stand_in, self._keep = True, stand_in, keep
@@ -321,16 +314,16 @@ class BlockRun:
         self._has_entered, self._keep = False, None
 
     def leave(self, outputs: Mapping[Forward, Any]) -> None:
-        """Let all forwards leave the block, each with an output that a rehearsal or a replay has computed."""
+        """Let all forwards leave the block, each with an output from a rehearsal or a replay."""
         self._expect("entry", "let out")
         self._has_entered, self._outputs = True, dict(outputs)
         self._steps.advance(self._index)
 
     @contextmanager
     def standing_in(self, stand_in: Callable[..., Any]) -> Iterator[None]:
-        """Let `replay` call ``stand_in`` in place of the block's forward while the body runs.
+        """Let `replay` call ``stand_in`` instead of the block's forward while the body runs.
 
-        ``stand_in`` is as of `enter`.
+        ``stand_in`` is as in `enter`.
         """
         self._expect("entry", "given another block")
         before, self._stand_in = self._stand_in, stand_in
@@ -343,24 +336,24 @@ class BlockRun:
         """Let all forwards into the block.
 
         Args:
-            stand_in: Called in place of the block's forward, with that forward and its arguments; None for
-                the forward itself.
+            stand_in: Called instead of the block's forward, with that forward and its arguments; None for the
+                forward itself.
         """
         self._expect("entry", "let in")
         self._has_entered, self._stand_in = True, stand_in
         self._steps.advance(self._index)
 
     def go_on(self, forwards: Iterable[Forward]) -> None:
-        """Let forwards run on that are stopped inside the block."""
+        """Resume forwards that are stopped inside the block."""
         self._expect("inside", "led on")
         self._steps.go_on(forwards)
 
     def stop(self, place: Any) -> None:
-        """Pause the forward that this is called in until `go_on`."""
+        """Pause the current forward until `go_on`."""
         self._steps.stop(place)
 
     def forward(self, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run in each forward in place of the block's own forward, which is ``plain``."""
+        """Run in each forward instead of the block's own forward, which is ``plain``."""
         current = current_forward()
         while current is not None and self._keep is not None:
             current.rehearsal = None if self._has_entered else self

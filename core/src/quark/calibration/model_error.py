@@ -1,15 +1,15 @@
-"""ModelError: the error of the last block's output, as the run rounds and with all layers rounded to nearest.
+"""ModelError: the error of the last block's output, with the rounding of the run and with round-to-nearest.
 
-Layers are validated one by one, and errors of one add to those of another: codes that are better in every
-layer can be worse in the model. The first tokens of the first calibration sample say whether they are. Beside
-the forwards of the run, two short ones pass every block before it is changed: one as it is, one with its
-layers rounded to nearest. What the run's own forward of that sample gives for these tokens is the third: in a
-model that looks back alone, it does not depend on the tokens behind them.
+Layers are validated one by one, but their errors add up: codes that are better in every layer can be worse in
+the model. The first tokens of the first calibration sample show whether they are. Two short forwards, beside
+the forwards of the run, pass every block before it is changed: one through the float block, one with its
+layers rounded to nearest. The third output is that of the run's own forward for these tokens: in a causal
+model, it does not depend on later tokens.
 
-With few tokens, these are among those that are held out for roundings (`quark.calibration.held_out`). With
-many, they are in the statistics, as are those: codes are hardly fitted to single tokens then.
+With few tokens, these are among the tokens that are held out for roundings (`quark.calibration.held_out`).
+With many, they are in the statistics, like the held-out tokens: codes then hardly overfit single tokens.
 
-DepthError: the error of the hidden states after each block, measured where calibration has a float forward
+DepthError: the error of the hidden states after each block, measured if calibration has a float forward
 beside the quantized one.
 """
 
@@ -36,11 +36,13 @@ from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.quant_plan import has_static_scale
 
 ONE_IN = 64
-"""One calibration token of this number is compared: two forwards of these cost 3 % of one of all."""
+"""One in this many calibration tokens is compared: two forwards of these cost 3 % of one forward of all
+tokens.
+"""
 MOST_TOKENS = 512
-"""More are not compared: they would tell little more."""
+"""Maximum number of compared tokens; more would hardly reduce the noise."""
 FEWEST_TOKENS = 8
-"""Fewer would tell nothing."""
+"""Minimum number of compared tokens; with fewer, the comparison would be noise."""
 
 
 @attrs.define(eq=False, slots=False)
@@ -48,7 +50,7 @@ class ModelError:
     """Compares the outputs of the last block, on the first tokens of the first call.
 
     Attributes:
-        calls: Of the two short forwards; none where nothing is compared.
+        calls: Calls of the two short forwards; none if nothing is compared.
     """
 
     calls: Sequence[Call] = ()
@@ -58,11 +60,11 @@ class ModelError:
 
     @classmethod
     def of(cls, model: nn.Module, blocks: Sequence[Block], data: Sequence[Call], rows: Sequence[PlanRow]) -> Self:
-        """Return the comparison of a run; it compares nothing where that is not possible.
+        """Return the comparison of a run; it compares nothing if that is not possible.
 
-        It is for models that look back alone and are called with token ids alone, and for schemes that
-        quantize no outputs and have no static scales: few tokens have a smaller range than all, so that
-        rounding to nearest would look better than it is.
+        It is for causal models that are called with only token ids, and for schemes that quantize no outputs
+        and have no static scales. Few tokens have a smaller range than all tokens, so rounding to nearest
+        would look better than it is.
 
         Args:
             model: The model.
@@ -93,7 +95,7 @@ class ModelError:
             handle.remove()
 
     def pass_block(self, block_run: BlockRun | None, block: Block, rows: Sequence[PlanRow]) -> None:
-        """Lead both short forwards through a float block, and end them behind the last one."""
+        """Lead both short forwards through a float block, and end them after the last block."""
         probes = () if block_run is None else block_run.probes
         if block_run is None or not probes:
             return
@@ -105,7 +107,7 @@ class ModelError:
     def figures(self) -> dict[str, Any]:
         """Return the relative squared errors of the last block's output, means over tokens.
 
-        Empty where nothing was compared.
+        Empty if nothing was compared.
 
         Returns:
             ``error`` as the run rounds, ``nearest_error`` with all layers rounded to nearest, the
@@ -120,25 +122,25 @@ class ModelError:
 
     def _keep(self, _: Forward, output: Any) -> None:
         self._outputs.append(tensor_of(output)[0].clone())
-        raise GreenletExit  # nothing behind the last block is compared
+        raise GreenletExit  # nothing after the last block is compared
 
     def _keep_own(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> None:
         forward = current_forward()
         if forward is not None and forward.number == 0 and not forward.is_float:
-            self._own = tensor_of(output)[0, :MOST_TOKENS].clone()  # of a rehearsal too: the last one counts
+            self._own = tensor_of(output)[0, :MOST_TOKENS].clone()  # also in a rehearsal: the last one counts
 
 
 DEPTH_CALLS = 4
-"""Calibration samples whose hidden states are compared: a few thousand tokens give the mean to about a tenth
-of a dB.
+"""Calibration samples whose hidden states are compared: a few thousand tokens determine the mean to about a
+tenth of a dB.
 """
 
 
 class DepthError:
     """Compares the hidden states of float and quantized forwards of the same calls, block by block.
 
-    Those of the first `DEPTH_CALLS` calls are held from the time that one of the two leaves a block until the
-    other does.
+    The hidden states of the first `DEPTH_CALLS` calls are held from when one of the two forwards leaves a
+    block until the other does.
     """
 
     def __init__(self) -> None:
@@ -154,10 +156,7 @@ class DepthError:
             yield
 
     def of(self, block: str) -> dict[str, Any]:
-        """Return the figures of a block, as `depth_figures`, and forget its errors.
-
-        Empty where nothing was compared.
-        """
+        """Return a block's error, as `depth_figures` does, and forget it; empty if nothing was compared."""
         return depth_figures(self._errors.pop(block, []))
 
     def _hook(self, name: str) -> Any:
@@ -183,8 +182,8 @@ def depth_figures(errors: Sequence[OutputError]) -> dict[str, Any]:
 
     Returns:
         ``relative_error``: ‖h − ĥ‖² ÷ ‖h‖² of each token, averaged, so that a token with massive activations
-            counts as any other;
-        ``snr_db``: −10 log10 of that, None where there is no error; ``tokens``.
+            counts like any other;
+        ``snr_db``: −10 log10 of that, None without error; ``tokens``.
     """
     relative = torch.cat([error.relative for error in errors]) if errors else torch.zeros(0, dtype=torch.float32)
     if not len(relative):

@@ -1,19 +1,19 @@
 """Padding: which positions of a calibration batch count, decided once, before the model is called.
 
-Positions that the masks of a batch leave out are taken out of its tensors, and its sequences become calls of
-their own. So no forward has padding, and no observer, statistic, figure or mixture of experts has to ask: a
-padded batch gives what its sequences give unpadded, one by one.
+Positions that the masks of a batch leave out are removed from its tensors, and its sequences become separate
+calls. So no forward has padding, and observers, statistics, metrics and mixtures of experts need not consider
+it: a padded batch gives the same result as its sequences one by one without padding.
 
-What counts:
+The rules:
 
-- The mask says it, and never the token id: without a mask the model attends to a pad token too.
-- Each mask speaks for its own stream: ``attention_mask`` for the main input, ``decoder_attention_mask`` for
-  the tensors called ``decoder_…``, and so on. So what counts in a cross-attention are the decoder's tokens
-  for queries, and the encoder's for keys and values.
-- In an encoder-decoder model that makes its decoder's input of ``labels``, the label -100 is padding.
-- In a mask ``[batch, heads, queries, keys]`` a position counts if it attends to itself, unless it attends to
-  no other position and none attends to it.
-- A sequence that is all padding is no call.
+- The mask decides, never the token id: without a mask, the model attends to a pad token too.
+- Each mask applies to its own stream: ``attention_mask`` to the main input, ``decoder_attention_mask`` to the
+  tensors called ``decoder_…``, and so on. So in a cross-attention, the decoder's tokens count for queries,
+  and the encoder's for keys and values.
+- In an encoder-decoder model that creates its decoder's input from ``labels``, the label -100 is padding.
+- In a mask ``[batch, heads, queries, keys]``, a position counts if it attends to itself. But a position that
+  attends only to itself, and to which no other attends, does not count.
+- A sequence that is all padding gives no call.
 """
 
 from __future__ import annotations
@@ -35,19 +35,21 @@ MASK = "attention_mask"
 _DECODER = "decoder_"
 _LABELS, _NO_LABEL = "labels", -100
 _POSITIONS = "position_ids"
-"""Its last two axes are batch and tokens; a first one may have the axes of an image."""
+"""Name of the position ids. Their last two axes are batch and tokens; a first axis may hold the axes of an
+image.
+"""
 _BY_TOKEN = ("inputs_embeds", "hidden_states")
-"""Ends of the names of float tensors that have a vector for each token; images, such as pixel values, may
-have the sizes of a batch of tokens by chance.
+"""Suffixes of float tensors that have a vector for each token. Images, such as pixel values, may have the
+same sizes as a batch of tokens by chance.
 """
 _MASKED = -9_000.0
-"""What a float mask of four axes adds to a logit that is masked, at most: -10,000 and less are in use. Biases
-by distance (ALiBi) are larger.
+"""Largest value of a float mask of four axes that masks a logit. Models use -10,000 and less; distance biases
+(ALiBi) are larger.
 """
 
 
 def main_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """Return the tensor whose first axis is the batch: the token ids, or else the first that is no mask."""
+    """Return the tensor whose first axis is the batch: token ids, or else the first that is not a mask."""
     named = [kwargs[name] for name in ("input_ids", "inputs_embeds") if name in kwargs]
     others = (value for name, value in kwargs.items() if not name.endswith("mask"))
     return next((v for v in (*args, *named, *others) if isinstance(v, Tensor) and v.ndim > 0), None)
@@ -62,10 +64,10 @@ def without_padding(args: tuple[Any, ...], kwargs: Mapping[str, Any], batch: str
         args: Positional arguments of the model; none of them is a mask.
         kwargs: Keyword arguments.
         batch: Name of the batch in error messages.
-        has_decoder: Whether the model makes its decoder's input of ``labels`` if it is given none.
+        has_decoder: Whether the model creates its decoder's input from ``labels`` if none is given.
 
     Raises:
-        CalibrationError: The padding cannot be taken out, since an argument has no row for each sequence.
+        CalibrationError: The padding cannot be removed, because an argument has no row for each sequence.
     """
     main = main_tensor(args, kwargs)
     streams = {} if main is None else _streams(main, kwargs, has_decoder)
@@ -79,16 +81,16 @@ def without_padding(args: tuple[Any, ...], kwargs: Mapping[str, Any], batch: str
                 yield tuple(sequence.part("", a) for a in args), {name: sequence.part(name, value) for name, value in kwargs.items()}
             except IndexError as error:
                 raise CalibrationError(
-                    f"'{error}' of {batch} has no row for each of the {len(main)} sequences, so that their padding cannot be taken out: "
+                    f"'{error}' of {batch} has no row for each of the {len(main)} sequences, so their padding cannot be removed: "
                     "give one sequence per batch"
                 ) from None
 
 
 def _streams(main: Tensor, kwargs: Mapping[str, Any], has_decoder: bool) -> dict[str, Tensor | None]:
-    """Return which positions count, bool ``[batch, tokens]`` on the CPU, by the beginning of tensors' names.
+    """Return which positions count, bool ``[batch, tokens]`` on the CPU, by the prefix of tensors' names.
 
-    None if no mask says it, or if no tensor is cut into the mask's positions, such as a spectrogram, of which
-    the model reads all.
+    None if there is no mask, or if no tensor is divided into the mask's positions. An example is a
+    spectrogram, which the model reads whole.
     """
     streams: dict[str, Tensor | None] = {"": None, _DECODER: None, "encoder_": None}
     for name, mask in kwargs.items():
@@ -114,9 +116,9 @@ class _Sequence:
 
     Attributes:
         main: The tensor whose first axis is the batch.
-        number: Of its row.
+        number: Number of its row.
         counts: Which of its positions count, ``[tokens]``, by stream; None for streams that stay whole.
-        has_decoder: As of `without_padding`.
+        has_decoder: As in `without_padding`.
     """
 
     main: Tensor
@@ -125,7 +127,7 @@ class _Sequence:
     has_decoder: bool
 
     def part(self, name: str, value: Any) -> Any:
-        """Return the part of an argument that belongs to the sequence, its batch axis kept.
+        """Return the part of an argument that belongs to the sequence, with its batch axis.
 
         Raises:
             IndexError: It has no row for each sequence.
@@ -151,7 +153,7 @@ class _Sequence:
         return x
 
     def _axes(self, name: str, x: Tensor, tokens: int, *, is_mask: bool) -> tuple[int | None, list[int]]:
-        """Return the batch axis of a tensor, None without one, and the axes of as many positions."""
+        """Return the batch axis of a tensor (None without one), and the axes with that many positions."""
         batch = len(self.main)
         if x.ndim == 1 and len(x) == tokens != batch:
             return None, [0]
@@ -166,9 +168,9 @@ class _Sequence:
 
 
 def _positions(mask: Any) -> Tensor | None:
-    """Return which positions a mask lets count, ``[batch or 1, tokens]``; None if it does not say.
+    """Return which positions count by a mask, ``[batch or 1, tokens]``; None if it does not say.
 
-    Of several masks of one input, for layers of different kinds, the first says it.
+    If one input has several masks, for layers of different kinds, the first decides.
     """
     mask = next((leaf for leaf in tree_leaves(mask) if isinstance(leaf, Tensor)), None)
     if mask is None or mask.ndim not in (2, 3, 4):
@@ -185,9 +187,9 @@ def _positions(mask: Any) -> Tensor | None:
 
 
 def _attended(allowed: Tensor) -> Tensor:
-    """Return which positions count by the keys that each query may attend to, ``[batch, queries, keys]``.
+    """Return which positions count, from the keys that each query may attend to, ``[batch, queries, keys]``.
 
-    Queries without keys are often given all of them, or themselves, so that their softmax is finite.
+    Queries without keys are often given all keys, or themselves, so that their softmax is finite.
     """
     is_open = allowed.all(2) & (allowed.triu(1) & ~allowed.mT).any(2)
     counts = allowed.diagonal(dim1=1, dim2=2) & ~is_open

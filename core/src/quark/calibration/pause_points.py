@@ -1,15 +1,13 @@
 """PausePoint: the forward of a layer while its block is calibrated.
 
-It waits where the layer's weight is still to be rounded.
+It waits if the layer's weight is not rounded yet.
 
-PooledExperts: the forward of a module that calls experts whose inputs share one scale.
-
-Forwards rehearse the mixture until the scale is known, before the first expert is rounded.
-
-A forward reaches an expert only after it has passed the previous expert, and the last projection of an expert
-reads the output of rounded projections. So the mixture runs several times: first to observe the inputs of
-each expert; then, with the first projections rounded, to observe the inputs of the next projections, and so
-on. Layers that depend on an observed layer are not computed in a rehearsal, so that it costs little.
+PooledExperts: the forward of a module that calls experts whose inputs share one scale. Forwards rehearse the
+mixture until the scale is known, before the first expert is rounded. A forward reaches an expert only after
+it has passed the previous expert, and the last projection of an expert reads the output of rounded
+projections. So the mixture runs several times: first to observe the inputs of each expert; then, with the
+first projections rounded, to observe the inputs of the next projections, and so on. Layers that depend on an
+observed layer are not computed in a rehearsal, so that it costs little.
 """
 
 from __future__ import annotations
@@ -29,18 +27,17 @@ from quark.models.plan.decoder_blocks import Block
 
 
 class PausePoint:
-    """Stands in for one layer.
+    """Replaces the forward of one layer.
 
-    A forward stops here until the layer's weight is rounded and the scales of its activations are set.
-
-    The forward then passes through the finished layer with its quantizers. Forwards of the float model stop
-    too, so that their inputs can be compared, and pass through the float layer.
+    A forward stops here until the layer's weight is rounded and the scales of its activations are set. The
+    forward then passes through the finished layer with its quantizers. Forwards of the float model stop too,
+    so that their inputs can be compared, and pass through the float layer.
 
     Args:
         name: Full name of the layer.
         number: Its position among the layers of the block.
         layer: The float layer.
-        quantized: The quantized one, its weight not yet rounded.
+        quantized: The quantized layer, whose weight is not rounded yet.
         block_run: The forwards that come here.
 
     Attributes:
@@ -64,7 +61,7 @@ class PausePoint:
         self._width: int = quantized.weight.shape[0]  # type: ignore[index,assignment]
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Stand in for the layer's forward."""
+        """Run instead of the layer's forward."""
         forward = current_forward()
         if forward is None:
             return self._plain(x, *args, **kwargs)
@@ -73,12 +70,12 @@ class PausePoint:
         if not self.is_done:
             experts: PooledExperts | None = forward.rehearsal
             if experts is not None and experts.looks_at(self.name, x):
-                # A rehearsal: only the input counts, and the output is thrown away.
+                # A rehearsal: only the input counts, and the output is discarded.
                 return x.new_zeros(*x.shape[:-1], self._width)
             self.arrived[forward] = x
             self._block_run.stop(self)
-        # By the class: others may have wrapped the layer that it was made from, and what they did was copied
-        # with it.
+        # Called through the class: others may have wrapped the layer that it was made from, and its
+        # attributes were copied.
         if not forward.is_float:
             return QuantizedLayer.forward(self.quantized, x, *args, **kwargs)
         output = self._outputs.pop(forward, None)
@@ -86,7 +83,7 @@ class PausePoint:
 
     @torch.no_grad()
     def float_output(self, forward: Forward) -> Tensor:
-        """Return the layer's output, without bias, in a float forward that waits here; it goes on with it."""
+        """Return the layer's output, without bias, in a waiting float forward, which continues with it."""
         output = self._outputs[forward] = self._plain(self.arrived[forward])
         bias = getattr(self.layer, "bias", None)
         return output if bias is None else output - bias
@@ -94,16 +91,16 @@ class PausePoint:
     def done(self, expected: Mapping[Forward, Tensor] | None = None) -> None:
         """Mark the layer as finished.
 
-        ``expected`` are the inputs it was rounded for, where forwards have not brought them here yet.
+        ``expected`` are the inputs that it was rounded for, if forwards have not reached the layer yet.
         """
         self.is_done = True
         self.arrived = {}
         self._expected = None if expected is None else dict(expected)
 
     def reopen(self) -> None:
-        """Take back the float weight, and the codes of a layer that came with them.
+        """Restore the float weight, and the codes of a layer that came with them.
 
-        Another input came than was expected, and the layer is to be rounded for that one.
+        An unexpected input came, and the layer must be rounded for it.
         """
         self.quantized.weight = self._float_weight
         if self.quantized.weight_quantizer is not None:
@@ -117,10 +114,10 @@ def tokens_of(x: Tensor, call: Call, *, held_out: bool | None = None) -> Tensor:
     The input is ``x [batch, tokens, K]`` or ``[batch · tokens, K]``.
 
     Args:
-        x: Of a forward of that call. Where its tokens have another arrangement, such as those routed to an
-            expert, all of them count as held out if all of the call is, and none otherwise.
+        x: Input in a forward of that call. If its tokens have another order, such as tokens routed to an
+            expert, all of them are held out if the whole call is held out; otherwise none.
         call: Says which tokens are held out.
-        held_out: True for the tokens alone that are held out, False for the others, None for both.
+        held_out: True for only the held-out tokens, False for the others, None for both.
     """
     flat = x.reshape(-1, x.shape[-1])
     if held_out is None:
@@ -130,14 +127,14 @@ def tokens_of(x: Tensor, call: Call, *, held_out: bool | None = None) -> Tensor:
     mask = _laid_out(call.held_out if held_out else ~call.held_out, x.shape[:-1])
     if mask is None:
         return flat[:0] if held_out else flat
-    rows = mask.nonzero().squeeze(1)  # on the host, which has the mask: a device would have to be asked how many there are
+    rows = mask.nonzero().squeeze(1)  # on the host, which has the mask: otherwise the device would have to return their number
     return flat.index_select(0, rows.to(flat.device, non_blocking=True))
 
 
 def _laid_out(mask: Tensor, shape: torch.Size) -> Tensor | None:
     """Return a mask ``[batch, tokens]`` or ``[batch, 1]`` for each vector of a tensor of that shape.
 
-    None where the two do not fit.
+    None if the two do not fit.
     """
     if len(shape) < 2:
         return mask.reshape(-1) if mask.numel() == shape.numel() else None
@@ -147,12 +144,12 @@ def _laid_out(mask: Tensor, shape: torch.Size) -> Tensor | None:
 
 
 class PooledExperts:
-    """The pause point of a module that calls experts, in place of its forward.
+    """The pause point of a module that calls experts; it replaces the module's forward.
 
     Args:
         layers: Full names of the experts' layers whose inputs share scales.
         name: Full name of the module.
-        number: Position among the pause points of the block: behind every layer that the module calls.
+        number: Position among the pause points of the block: after every layer that the module calls.
         scales: Scales of the block's activations.
         block_run: The forwards through the block.
     """
@@ -182,10 +179,7 @@ class PooledExperts:
         return plain(*args, **kwargs)
 
     def looks_at(self, layer: str, x: Tensor) -> bool:
-        """Return whether the current forward only observes a layer's input.
-
-        That input then counts for the shared scale.
-        """
+        """Return whether the current forward only observes a layer's input, for the shared scale."""
         forward = current_forward()
         assert forward is not None
         first = self._first[forward]
@@ -231,7 +225,7 @@ def pooled_experts(
 def _caller(block: Block, experts: str) -> str:
     """Return the name in the block of the module whose forward calls the experts.
 
-    It is their parent, or its parent where that is a list.
+    It is their parent, or the parent's parent if the parent is a list.
     """
     inside = experts.removeprefix(block.prefix)
     holder = block.module.get_submodule(inside)
@@ -239,6 +233,6 @@ def _caller(block: Block, experts: str) -> str:
 
 
 def _behind(ordered: Mapping[str, int], block: Block, caller: str) -> float:
-    """Return a position behind all layers of a module."""
+    """Return a position after all layers of a module."""
     prefix = ".".join(part for part in (block.name, caller) if part)
     return max(number for name, number in ordered.items() if not prefix or name.startswith(f"{prefix}.")) + 0.5

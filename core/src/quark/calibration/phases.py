@@ -10,30 +10,29 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 PHASES = ("load", "transforms", "forward", "statistics", "solve", "tune", "write", "report")
-"""The phases of a block, in the order in which a report shows them; ``report`` is the time that measuring for
-the report takes.
+"""The phases of a block, in the order of a report; ``report`` is the time of measuring for the report.
 """
 
 
 class PhaseClock:
-    """Counts seconds by phase.
+    """Measures seconds by phase.
 
-    On a GPU, kernels run behind the program: their time counts in the phase that waits for them. Nothing is
+    On a GPU, kernels run asynchronously: their time counts in the phase that waits for them. Nothing is
     synchronized for the clock.
 
     Args:
         now: Returns the time in seconds.
-        changed: Called with the phase that goes on now, whenever that changes.
+        changed: Called with the current phase whenever it changes.
 
     Attributes:
-        seconds: By phase, all since the clock was made.
+        seconds: Seconds by phase since the clock was created.
 
     Example:
         >>> times = iter([0.0, 1.0, 4.0, 6.0])
         >>> clock = PhaseClock(lambda: next(times))
         >>> with clock.phase("forward"):      # at 0
         ...     with clock.phase("solve"):    # at 1
-        ...         pass                      # until 4; the outer phase goes on until 6
+        ...         pass                      # until 4; the outer phase continues until 6
         >>> clock.seconds
         {'forward': 3.0, 'solve': 3.0}
     """

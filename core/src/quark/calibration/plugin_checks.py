@@ -1,13 +1,13 @@
-"""Checks of the results of plugin algorithms before the run continues: what no suite of tests can know.
+"""Checks of the results of plugin algorithms before the run continues: errors that no test suite can find.
 
-The conformance suite (quark-devkit) finds an algorithm that breaks the rules. What depends on the model and
-its data is looked at here: that weights and parameters are finite, that weights lie on their grids and have
-their scales, that metrics can be written, and that a block is as it was where a transform says so. Of weights
-from algorithms of other projects all values are encoded, and the layer keeps the codes for the export; of
-those from this project's algorithms a sample of rows is encoded
-(`quark.plugins.attribution.Origin.is_checked_whole`). An error is raised at the layer where it happened, with
-the names of the algorithm, its distribution and its version; otherwise the run would write a wrong
-checkpoint.
+The conformance suite (quark-devkit) finds an algorithm that breaks the rules. This module checks what depends
+on the model and its data: weights and parameters are finite, weights lie on their grids and have their
+scales, metrics can be written, and a block is unchanged if a transform says so.
+
+Weights from algorithms of other projects are encoded completely, and the layer keeps the codes for the
+export; weights from this project's algorithms are encoded for a sample of rows
+(`quark.plugins.attribution.Origin.is_checked_whole`). An error is raised at its layer, with the names of the
+algorithm, its distribution and its version. Otherwise the run would write a wrong checkpoint.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ from quark.plugins.attribution import Origin, attributed
 from quark.plugins.expected import described
 
 _COLUMNS, _ROWS = 509, 512
-"""Words of 8 bytes in a row, a prime number, and rows whose columns are summed: 2 MB, which a cache holds."""
+"""Words of 8 bytes in a row (a prime number), and number of rows in a block: 2 MB, which fits into a cache.
+"""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_state_dict_hooks", "_load_state_dict_pre_hooks")
 _BASES = {"rounding": Rounding, "transform": Transform, "block_tuning": Tuning}
 
@@ -57,22 +58,22 @@ def refuse_strange(algorithm: Any, kind: str, whose: Origin) -> None:
 
     Args:
         algorithm: A rounding, a transform or a tuning.
-        kind: ``"rounding"``, ``"transform"`` or ``"block_tuning"``, as its record says.
-        whose: The plugin it comes from.
+        kind: ``"rounding"``, ``"transform"`` or ``"block_tuning"``, as in its record.
+        whose: The plugin that it comes from.
 
     Raises:
-        PluginError: It is no instance of the base class, or ``needs`` has an element that is no concrete
-            `Statistic` class.
+        PluginError: It is not an instance of the base class, or ``needs`` has an element that is not a
+            concrete `Statistic` class.
     """
     _refuse_other_class(algorithm, _BASES[kind], "makes", whose)
     for need in getattr(algorithm, "needs", ()):
         if not (isinstance(need, type) and issubclass(need, Statistic)) or inspect.isabstract(need):
-            raise whose.error(f"needs {described(need)}, which is no concrete subclass of quark.algorithms.Statistic")
+            raise whose.error(f"needs {described(need)}, which is not a concrete subclass of quark.algorithms.Statistic")
 
 
 def _refuse_other_class(value: Any, base: type, does: str, whose: Origin) -> None:
     if not isinstance(value, base):
-        raise whose.error(f"{does} {described(value)}, whose class is no subclass of quark.algorithms.{base.__name__}: derive it from that")
+        raise whose.error(f"{does} {described(value)}: its class must derive from quark.algorithms.{base.__name__}")
 
 
 @attrs.frozen(eq=False)
@@ -143,7 +144,7 @@ class CheckedTuning(Tuning):
 
 @contextmanager
 def _checked_layers(layers: Mapping[str, QuantizedLayer], does: str, whose: Origin) -> Iterator[None]:
-    """Check weights, scales and codes of layers, which the body rounds; ``does`` begins errors about one."""
+    """Check weights, scales and codes of layers that the body rounds; ``does`` begins errors about one."""
     forms = {name: (float_weight(layer).shape, float_weight(layer).dtype) for name, layer in layers.items()}
     yield
     for name, layer in layers.items():
@@ -151,7 +152,7 @@ def _checked_layers(layers: Mapping[str, QuantizedLayer], does: str, whose: Orig
         weight: Any = layer.weight
         assert module is not None
         if not isinstance(weight, nn.Parameter) or (weight.shape, weight.dtype) != forms[name]:
-            wrong: str | None = f"has a weight {weight.dtype}{list(weight.shape)} where a parameter {dtype}{list(shape)} is wanted"
+            wrong: str | None = f"has a weight {weight.dtype}{list(weight.shape)} instead of a parameter {dtype}{list(shape)}"
         else:
             wrong = _grid_error(module, weight.detach(), whole=whose.is_checked_whole)
         if wrong is not None:
@@ -159,7 +160,7 @@ def _checked_layers(layers: Mapping[str, QuantizedLayer], does: str, whose: Orig
 
 
 def _grid_error(module: QuantizerModule, weight: Tensor, *, whole: bool) -> str | None:
-    """Return why a weight is not on the grid of its quantizer, as a predicate; None where it is.
+    """Return why a weight is not on the grid of its quantizer, as a verb phrase, or None.
 
     Codes that the weight no longer has are dropped. A weight that is checked whole gets its codes.
     """
@@ -185,8 +186,8 @@ class StartedTransform:
     Attributes:
         run: Changes the blocks.
         needs: Statistics of layers' inputs.
-        whose: The plugin it comes from; None for one that is not checked.
-        works_by_block: Whether it may add no tensors to a block, since files are laid out before.
+        whose: The plugin that it comes from; None if it is not checked.
+        works_by_block: Whether the run has one block in memory at a time, so that it must not add tensors.
         has_changed_outside: Whether it has changed tensors outside the decoder blocks.
     """
 
@@ -239,10 +240,7 @@ class StartedTransform:
     def _checked(
         self, block: BlockContext, change: Callable[[BlockContext], Mapping[str, Metrics]], whose: Origin
     ) -> Mapping[str, Metrics]:
-        """Let the run change a block, and return its metrics.
-
-        Raise PluginError if it leaves the block in a wrong state.
-        """
+        """Let the run change a block, and return its metrics; raise PluginError if its state is wrong."""
         module, changed = block.module, f"has changed '{block.name}', in which"
         forms = {name: (p.dtype, list(p.shape)) for name, p in module.named_parameters()}
         names, sums = module.state_dict().keys(), digests_of(module)
@@ -256,24 +254,24 @@ class StartedTransform:
                 raise whose.error(f"{changed} '{name}' holds NaN or Inf")
         if self.works_by_block and (added := sorted(module.state_dict().keys() ^ names)):
             raise whose.error(
-                f"has added or removed '{added[0]}' in '{block.name}', and says works_by_block: files are laid out beforehand"
+                f"has added or removed '{added[0]}' in '{block.name}', but works_by_block must not: files are laid out before blocks run"
             )
         report = checked_metrics(report, whose)
         if not report.get(block.name, {}).get("applied", True):
             self._not_applied.add(block.name)
         if block.name in self._not_applied and (denied := [n for n, s in digests_of(module).items() if sums.get(n) != s]):
             raise whose.error(
-                f"says applied: False of '{block.name}', in which it has changed {folded(denied)}: such a block keeps the values it had"
+                f"says applied: False of '{block.name}', but has changed {folded(denied)}: restore the values, or say applied: True"
             )
         return report
 
     def learned(self) -> Any:
-        """Return the knowledge of the run from blocks, as `quark.algorithms.TransformRun.learned`."""
+        """Return what the run has learned from blocks, as `quark.algorithms.TransformRun.learned`."""
         with attributed("keeping what it has learned", self.whose):
             return self.run.learned()
 
     def recall(self, learned: Any) -> None:
-        """Go on with earlier knowledge, as `quark.algorithms.TransformRun.recall`."""
+        """Restore what a run has learned, as `quark.algorithms.TransformRun.recall`."""
         with attributed("recalling what it had learned", self.whose):
             self.run.recall(learned)
 
@@ -282,46 +280,46 @@ def checked_metrics(report: Any, whose: Origin) -> Mapping[str, Metrics]:
     """Return the metrics of an algorithm, if they can be written into a report.
 
     Raises:
-        PluginError: It is no mapping of names to mappings of JSON values.
+        PluginError: It is not a mapping of names to mappings of JSON values.
     """
     try:
         json.dumps({name: dict(metrics) for name, metrics in report.items()})
     except (AttributeError, TypeError, ValueError) as error:
         raise whose.error(
-            f"reports {described(report)} where a mapping is wanted, from names of layers to mappings of metrics in JSON values, which are "
-            f"floats, integers and strings ({error})"
+            f"reports {described(report)} instead of a mapping from layer names to mappings of metrics, whose values are JSON: floats, "
+            f"integers and strings ({error})"
         ) from error
     return report
 
 
 def _some(names: Iterable[str]) -> str:
-    """Return the first name, and how many more there are."""
+    """Return the first name, and the number of the others."""
     first, *rest = names
     return f"'{first}'" + (f" and {len(rest)} more" if rest else "")
 
 
 def state_of(module: nn.Module) -> tuple[Any, ...]:
-    """Return the state of a module: equal to another where parts, hooks and values are the same."""
+    """Return the state of a module; two states are equal if submodules, hooks and values are the same."""
     parts = tuple((name, id(part), _hooks(part)) for name, part in module.named_modules())
     return parts, digests_of(module)
 
 
 def _has_finite_values(parameter: Tensor) -> bool:
-    """Return whether no element is NaN or infinite; true of integers, and on the meta device."""
+    """Return whether no element is NaN or infinite; true for integers, and on the meta device."""
     return parameter.is_meta or not parameter.is_floating_point() or is_finite(parameter.detach())
 
 
 def digests_of(module: nn.Module, *, without: tuple[str, ...] = ()) -> dict[str, bytes]:
-    """Return a digest of the values of each tensor of a module, by name; of meta tensors none.
+    """Return a digest of the values of each tensor of a module, by name, without meta tensors.
 
-    The words of a tensor are laid out in rows of a prime number of words, and its digest is the sum of each
-    column of each block of rows. So a change of one value changes it, and so does an exchange of channels:
-    their distance is no multiple of that prime number, unless they are thousands of channels apart. Each byte
-    is read once, and the host waits for an accelerator once.
+    The words of a tensor form rows of a prime number of words, and its digest is the sum of each column of
+    each block of rows. So a change of one value changes the digest. So does an exchange of channels: their
+    distance is not a multiple of that prime number, unless they are thousands of channels apart. Each byte is
+    read once, and the host waits for an accelerator once.
 
     Args:
         module: The module.
-        without: Beginnings of the names of tensors that are left out.
+        without: Prefixes of the names of tensors that are left out.
     """
     tensors = chain(module.named_parameters(), module.named_buffers())
     with one_thread():

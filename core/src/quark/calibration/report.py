@@ -15,10 +15,10 @@ from quark.calibration.figures import keep_worst
 from quark.calibration.rounding_validation import REASON
 
 FEW = 0.05
-"""Share of the mean over all layers of experts below which a layer of an expert has few tokens."""
+"""An expert's layer has few tokens if it has less than this share of the mean over all experts' layers."""
 
 HARM = 2.0
-"""Standard errors of the difference above which a model counts as worse than rounded to nearest."""
+"""Number of standard errors by which a model must be worse than round-to-nearest to count as worse."""
 
 
 @attrs.define(eq=False)
@@ -28,25 +28,25 @@ class CalibrationReport:
     Attributes:
         model_error: The relative squared error of the last block's output, on a few tokens: ``error`` as the
             run rounds, ``nearest_error`` with all layers rounded to nearest, and the ``standard_error`` of
-            their difference. Empty where it was not measured.
+            their difference. Empty if it was not measured.
         layers: Metrics of each layer that calibrated rounding has rounded: ``tokens``, and the algorithm's
             metrics (damping, errors, …).
         tokens: The number of tokens that reached each layer of an expert.
         transformed: Metrics that transforms report for layers and blocks.
-        tuned: Metrics of layers and blocks, each by name of the tuning that reports them: of a block
+        tuned: Metrics of layers and blocks, each by name of the tuning that reports them. For a block:
             ``error_before``, ``error_after``, and whether it was ``applied``.
         validated: Validation of transforms of the whole model, by name: errors before and after, and whether
             the transform was applied.
         applied: Positions, in the order of the run, of the transforms that have changed any block.
-        unreached: Layers that calibrated rounding applies to and that no token reached; they are rounded to
-            nearest.
-        weights: Figures of each layer with a rounded weight, and of its input
+        unreached: Layers that no token reached, although calibrated rounding applies to them; they are
+            rounded to nearest.
+        weights: Metrics of each layer with a rounded weight, and of its input
             (`quark.calibration.figures.LayerFigures`).
-        histograms: Of the worst layers; likewise.
-        blocks: Of each block: ``seconds`` by phase (`quark.calibration.phases.PHASES`), ``bytes`` of its
-            tensors, ``flops`` of forwards and statistics, and ``hidden``, the error of its hidden states
-            where two streams ran (`quark.calibration.model_error.depth_figures`).
-        seconds: Of the whole run by phase.
+        histograms: Histograms of the worst layers, from the same place.
+        blocks: Metrics of each block: ``seconds`` by phase (`quark.calibration.phases.PHASES`), ``bytes`` of
+            its tensors, ``flops`` of forwards and statistics, and ``hidden``, the error of its hidden states
+            if two streams ran (`quark.calibration.model_error.depth_figures`).
+        seconds: Seconds of the whole run by phase.
     """
 
     model_error: dict[str, Any] = attrs.field(factory=dict)
@@ -63,14 +63,11 @@ class CalibrationReport:
     seconds: dict[str, float] = attrs.field(factory=dict)
 
     def join_with(self, ranks: Ranks, blocks: Sequence[str]) -> None:
-        """Add the metrics of other ranks for blocks that this rank has left to them.
-
-        ``blocks`` are all in their order.
-        """
+        """Add the metrics of other ranks for their blocks; ``blocks`` are all blocks in order."""
         for other in ranks.gather(self):
             self._update(other, "model_error", "layers", "tokens", "transformed", "tuned", "applied")
             self.unreached += [name for name in other.unreached if name not in self.unreached]
-            # Of what all ranks have worked on, each keeps its own figures: those of its samples and its time.
+            # For work that all ranks share, each rank keeps its own metrics: of its samples and its time.
             self.weights = other.weights | self.weights
             self.blocks = other.blocks | self.blocks
             self.histograms = other.histograms | self.histograms
@@ -89,12 +86,9 @@ class CalibrationReport:
             yield f"Calibration reached {share} layers of experts with {counts}, {self._mean_tokens} on average."
 
     def lines(self) -> Iterator[str]:
-        """Yield log lines for the level WARNING.
-
-        They are reasons for another run with more data or another algorithm.
-        """
+        """Yield log lines for the level WARNING: reasons to run again with more data or another algorithm."""
         if self.does_harm:
-            yield f"The model is worse than rounded to nearest. {self._compared}. Leave the algorithm out, or use another one or more data."
+            yield f"The model is worse than rounded to nearest. {self._compared}. Leave the algorithm out, use another, or give more data."
         few = {n: t for n, t in self.tokens.items() if t * len(self.tokens) < FEW * sum(self.tokens.values())}
         if few:
             worst = min(few, key=lambda n: few[n])
@@ -105,13 +99,13 @@ class CalibrationReport:
         if few_layers:
             fewest = min(self.layers[name]["tokens"] for name in few_layers)
             yield (
-                f"{len(few_layers)} of {len(self.layers)} layers got fewer tokens than they have input channels, {fewest} at the least: "
-                f"{folded(few_layers)}. They are damped more strongly: use more calibration data."
+                f"{len(few_layers)} of {len(self.layers)} layers got fewer tokens than they have input channels (the fewest: {fewest}): "
+                f"{folded(few_layers)}. They are damped more strongly; use more calibration data."
             )
         if any(metrics.get("held_out") is False for metrics in (*self.transformed.values(), *self.validated.values())):
             yield (
-                "Transforms were validated on the tokens that they were fitted to: with so few tokens, none could be held out. Use more "
-                "calibration data."
+                "Transforms were validated on the tokens that they were fitted to, because there were too few tokens to hold any out. Use "
+                "more calibration data."
             )
         yield from self._validated()
         if self.unreached:
@@ -143,8 +137,8 @@ class CalibrationReport:
         if worse:
             worst = max(worse, key=lambda n: worse[n])
             yield (
-                f"{len(worse)} of {len(self.layers)} layers are rounded to nearest, since the algorithm does worse on held-out tokens; the "
-                f"worst is '{worst}' with {worse[worst]:.3g} times the error. Use more data, or another algorithm."
+                f"{len(worse)} of {len(self.layers)} layers are rounded to nearest, because the algorithm does worse on held-out tokens; "
+                f"the worst is '{worst}' with {worse[worst]:.3g} times the error. Use more data, or another algorithm."
             )
         refused = {n: f[REASON] for n, f in self.layers.items() if REASON in f and n not in worse}
         if refused:
@@ -160,7 +154,7 @@ class CalibrationReport:
 
     @property
     def _mean_tokens(self) -> str:
-        """The mean token count of the layers of experts, for messages; below 10 with two digits."""
+        """The mean token count of the layers of experts, for messages; below 10, with two digits."""
         mean = sum(self.tokens.values()) / max(len(self.tokens), 1)
         return f"{mean:.0f}" if mean >= 10 else f"{mean:.2g}"
 
@@ -177,7 +171,7 @@ class CalibrationReport:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return the report that `to_dict` gave."""
+        """Return the report from the result of `to_dict`."""
         fields = {f.name: values[f.name] for f in attrs.fields(cls) if f.name in values}
         return cls(**{**fields, "tokens": values["expert_tokens"], "applied": set(values["applied"])})
 

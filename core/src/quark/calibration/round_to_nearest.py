@@ -1,4 +1,4 @@
-"""Round-to-nearest of layers, and of copies that stand in for them; which layers are one rounding task."""
+"""Round layers, or copies of them, to nearest; and divide layers into rounding tasks."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def rounding_tasks(
     """Return the rounding tasks of layers: one for each spec, dtype and shared scale.
 
     Args:
-        layers: By full name; those without a weight quantizer, or with codes already, are left out. With
-            statistics, all have one input.
+        layers: Layers by full name; layers without a weight quantizer, or with codes already, are left out.
+            With statistics, all have one input.
         siblings: Suffixes of layers that share one scale over the whole tensor.
-        statistics: Of the layers' input.
-        held_out: Tokens of that input which no statistic has seen.
-        ranks: Those that have the same tasks.
+        statistics: Statistics of the layers' input.
+        held_out: Tokens of that input that no statistic has seen.
+        ranks: Ranks that have the same tasks.
     """
     remaining = {name: layer for name, layer in layers.items() if (q := layer.weight_quantizer) is not None and q.codes is None}
     tasks: list[RoundingTask] = []
@@ -56,7 +56,7 @@ def _has_tensor_scale(layer: QuantizedLayer) -> bool:
 def round_to_nearest(layers: Mapping[str, QuantizedLayer], siblings: Sequence[Sequence[str]], *, defers: bool = False) -> set[str]:
     """Round the weights of layers to nearest, siblings with one scale; return the layers' names.
 
-    ``defers`` is as of `quark.algorithms.RoundToNearest`.
+    ``defers`` is as in `quark.algorithms.RoundToNearest`.
     """
     nearest = RoundToNearest(defers=defers)
     for task in rounding_tasks(layers, siblings):
@@ -65,24 +65,21 @@ def round_to_nearest(layers: Mapping[str, QuantizedLayer], siblings: Sequence[Se
 
 
 def configs_of(block: str, rows: Sequence[PlanRow]) -> dict[str, QLayerConfig]:
-    """Return the configuration of each linear layer with a quantized weight.
-
-    Names are those in the block.
-    """
+    """Return the configuration of each linear layer with a quantized weight, by its name in the block."""
     prefix = f"{block}." if block else ""
     return {r.name.removeprefix(prefix): r.quantized_to for r in rows if r.has_quantized_matrix}
 
 
 @contextmanager
 def as_rounded(block: nn.Module, configs: Mapping[str, QLayerConfig], *, compensated: bool = False) -> Iterator[None]:
-    """Let copies that are rounded to nearest stand in for layers of a block while the body runs.
+    """Let copies that are rounded to nearest replace layers of a block while the body runs.
 
     Args:
         block: The block.
-        configs: Of its layers.
-        compensated: Whether the weights of layers with quantized inputs stay float, as what comes near to a
-            rounding that compensates its errors: it leaves little of them in the directions that inputs have,
-            and nothing can compensate those of activations.
+        configs: Configurations of its layers.
+        compensated: Whether the weights of layers with quantized inputs stay float. This approximates a
+            rounding that compensates its errors: it leaves little error in the directions of the inputs, but
+            it cannot compensate errors of activations.
     """
     copies = _rounded(block, configs, compensated)
     with ExitStack() as stack:

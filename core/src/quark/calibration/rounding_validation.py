@@ -22,25 +22,26 @@ from quark.numbers import Granularity
 from quark.numbers.on_grid import sample_of_rows
 
 REASON = "to_nearest_because"
-"""The metric of a layer that was rounded to nearest instead: why."""
+"""Name of the metric with the reason why a layer was rounded to nearest."""
 
 
 @torch.no_grad()
 def round_validated(checked: CheckedRounding, tasks: Iterable[RoundingTask]) -> dict[str, dict[str, Any]]:
     """Round the layers of ``tasks``, and return their metrics, by layer.
 
-    Where tokens are held out, ``held_out_error`` is the squared error of the layer's outputs on them ÷ that
-    of round-to-nearest; ``output_snr_db`` and ``nearest_snr_db`` are the signal-to-noise ratios of these
-    outputs with the final codes and with those of round-to-nearest. Of a layer with more outputs than inputs,
-    about half as many outputs as it has inputs are compared. Layers that must share a scale are compared,
-    and given up, together.
+    If tokens are held out, ``held_out_error`` is the squared error of the layer's outputs on them ÷ the error
+    of round-to-nearest. ``output_snr_db`` and ``nearest_snr_db`` are the signal-to-noise ratios of these
+    outputs with the final codes and with round-to-nearest. For a layer with more outputs than inputs, about
+    half as many outputs as it has inputs are compared. Layers that must share a scale are compared, and
+    replaced, together.
 
     Args:
-        checked: The rounding; where it raises RoundingError, all layers are rounded to nearest.
+        checked: The rounding; if it raises RoundingError, all layers are rounded to nearest.
         tasks: Their layers' weights are replaced, and their quantizers' scales set.
 
     Raises:
-        PluginError: The rounding is a plugin's, and leaves a layer in a wrong state, or raised an exception.
+        PluginError: The rounding belongs to a plugin, and leaves a layer in a wrong state or raised an
+            exception.
     """
     metrics: dict[str, dict[str, Any]] = {}
     for task in tasks:
@@ -64,7 +65,7 @@ def round_validated(checked: CheckedRounding, tasks: Iterable[RoundingTask]) -> 
 
 
 def _validated(task: RoundingTask, weights: Mapping[str, nn.Parameter], held_out: HeldOut) -> dict[str, Any]:
-    """Keep the better of the layers' codes and round-to-nearest; return the metrics."""
+    """Keep the layers' codes or round-to-nearest, whichever is better; return the metrics."""
     quantizers = {name: weight_quantizer(layer) for name, layer in task.layers.items()}
     rounded = {name: (layer.weight, quantizers[name].qparams, quantizers[name].codes) for name, layer in task.layers.items()}
     rows = {name: _compared_rows(quantizers[name].quantizer.granularity, weight) for name, weight in weights.items() if name in rounded}
@@ -97,13 +98,13 @@ def _validated(task: RoundingTask, weights: Mapping[str, nn.Parameter], held_out
 def _compared_rows(granularity: Granularity, weight: Tensor) -> slice | None:
     """Return the rows of a weight ``[N, K]`` whose outputs are compared; None for all.
 
-    Layers that write to the residual stream have N ≤ K: a few of its channels outweigh all others, so that
-    none may be left out.
+    Layers that write to the residual stream have N ≤ K. A few of its channels outweigh all others, so none
+    may be left out.
     """
     return sample_of_rows(granularity, tuple(weight.shape), weight.shape[1] ** 2 // 2) if weight.shape[0] > weight.shape[1] else None
 
 
 def _restore(task: RoundingTask, weights: Mapping[str, nn.Parameter]) -> None:
-    """Give the layers their float weights back."""
+    """Restore the layers' float weights."""
     for name, layer in task.layers.items():
         layer.weight = weights[name]

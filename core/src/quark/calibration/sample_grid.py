@@ -3,10 +3,11 @@
 Sums: statistics of a layer's input, summed over calls and ranks.
 
 The calls of a run are divided into at most `CELLS` cells of consecutive calls, whatever the number of ranks,
-and a rank has consecutive cells. In a deterministic run the statistics of cells are merged as the leaves of a
-binary tree over all cells: the order of additions, and so every bit of the sum, is the same for one rank and
-for many. Ranks exchange the sums of the largest subtrees that they have whole, which is one for each of 2, 4,
-8… ranks. In other runs each rank has one sum of its calls, and the ranks' sums are added in any order.
+and a rank has consecutive cells. In a deterministic run, the statistics of cells are merged as the leaves of
+a binary tree over all cells. So the order of additions, and every bit of the sum, is the same for any number
+of ranks. Ranks exchange the sums of the largest subtrees that they hold completely: one for each rank if
+there are 2, 4, 8… ranks. In other runs, each rank has one sum of its calls, and the ranks' sums are added in
+any order.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from quark.algorithms import Statistic
 from quark.base.ranks import ALONE, Ranks
 
 CELLS = 64
-"""Cells of a grid, a power of two: a deterministic run has samples for so many ranks, and holds up to 7 sums
-of an input at a time.
+"""Number of cells of a grid, a power of two. In a deterministic run, at most this many ranks get samples, and
+up to 7 sums of an input are in memory at a time.
 """
 
 
@@ -31,7 +32,7 @@ class SampleGrid:
     """The calls of a run, divided among its ranks.
 
     Attributes:
-        calls: How many there are.
+        calls: Number of calls.
         ranks: The ranks.
     """
 
@@ -61,9 +62,9 @@ class SampleGrid:
 
 @attrs.frozen(eq=False)
 class _Subtree:
-    """Statistics of the ``size`` cells from ``start`` on.
+    """Statistics of ``size`` cells from ``start`` on.
 
-    The size is a power of two, of which ``start`` is a multiple.
+    ``size`` is a power of two, and ``start`` a multiple of it.
     """
 
     start: int
@@ -75,12 +76,12 @@ class Sums:
     """Statistics of one input, over the calls of this rank and then of all.
 
     Args:
-        kinds: Of the statistics.
+        kinds: Classes of the statistics.
         columns: K, the number of input channels.
-        device: Where the inputs lie.
+        device: Device of the inputs.
         grid: The calls.
-        outputs: N, where statistics of outputs take the place of others (`Statistic.of_outputs`); else None.
-        inputs_last: As of `Statistic`.
+        outputs: N, if statistics of outputs replace others (`Statistic.of_outputs`); else None.
+        inputs_last: As in `Statistic`.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class Sums:
         """Add tokens of a call to the statistics; calls come in order.
 
         Args:
-            x, reference: As of `Statistic.update`.
+            x, reference: As in `Statistic.update`.
             call: Number of the call.
             one_in: ``x`` has every n-th token of the call.
         """
@@ -129,10 +130,7 @@ class Sums:
         return whole[0].statistics if whole else self._new()
 
     def _end_cell(self, next_cell: int) -> None:
-        """Keep the sums of the cell that has ended.
-
-        All subtrees before ``next_cell`` that are complete are merged.
-        """
+        """Keep the sums of the cell that has ended, and merge all complete subtrees before ``next_cell``."""
         if self._cell >= 0:
             self._subtrees.append(_Subtree(self._cell, 1, self._statistics))
             self._statistics = self._new()
@@ -152,11 +150,9 @@ class Sums:
 
 
 def _joined(subtrees: Sequence[_Subtree], start: int, stop: int) -> list[_Subtree]:
-    """Return subtrees, in order.
+    """Return subtrees, in order, merged if their parents lie within the cells from ``start`` to ``stop``.
 
-    They are merged as far as their parents lie within the cells from ``start`` to ``stop``.
-
-    A subtree without tokens is not there, and its sibling is the sum of their parent.
+    A subtree without tokens does not exist, and its sibling is the sum of their parent.
     """
     joined = list(subtrees)
     size = 1

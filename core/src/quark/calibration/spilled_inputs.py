@@ -1,10 +1,8 @@
-"""Inputs that forwards hold in front of a block, kept in files where memory is short.
+"""Inputs that forwards hold in front of a block, kept in files if memory is short.
 
-A calibration set may exceed memory.
-
-A waiting forward holds the arguments of the block, above all its hidden states, in local variables of the
-model's own code. Their tensors stay what they are to that code; their storage becomes a private mapping of a
-file, whose pages the system reads when the forward goes on.
+A calibration set may exceed memory. A waiting forward holds the arguments of the block, mainly its hidden
+states, in local variables of the model's own code. The tensor objects stay the same, but their storage
+becomes a private mapping of a file, whose pages the system reads when the forward continues.
 """
 
 from __future__ import annotations
@@ -24,16 +22,16 @@ from quark.base.files import release_pages, write_at
 from quark.errors import CalibrationError
 
 LEAST_SPILLED = 1 << 16
-"""Bytes of the smallest tensor that is worth a file."""
+"""Minimum size in bytes of a tensor that is written to a file."""
 
 
 class SpilledInputs:
     """Block inputs of waiting forwards: in memory up to a number of bytes, the others in files.
 
-    The system removes each file when its tensor goes, and all when the process is killed.
+    The system removes each file when its tensor is freed, and all when the process is killed.
 
     Args:
-        directory: Where the files are made. One in memory (tmpfs) would be of no use.
+        directory: Directory of the files. A directory in memory (tmpfs) would be useless.
         allowed: Bytes that may stay in memory.
     """
 
@@ -47,12 +45,12 @@ class SpilledInputs:
     def hold(self, forward: Hashable, arguments: Any) -> None:
         """Move the tensors among ``arguments`` to files, unless memory has room for them.
 
-        Tensors on other devices than the CPU, views of larger ones, and those of less than `LEAST_SPILLED`
+        Tensors on other devices than the CPU, views of larger tensors, and tensors below `LEAST_SPILLED`
         bytes stay where they are.
 
         Args:
-            forward: What waits; it has waited nowhere else, or no longer does.
-            arguments: Tensors, in tuples, lists and dictionaries. Their storage is changed, and no value.
+            forward: The waiting forward; it waits nowhere else.
+            arguments: Tensors, in tuples, lists and dictionaries. Their storage changes, but no value.
         """
         self._kept.pop(forward, None)
         tensors = {id(t): t for t in tree_leaves(arguments) if _is_movable(t)}.values()
@@ -66,7 +64,7 @@ class SpilledInputs:
         self.leave(forward)
 
     def leave(self, forward: Hashable) -> None:
-        """Take the pages that a forward has read of its files out of the process, since it waits again.
+        """Drop the pages that a forward has read of its files from memory, because it waits again.
 
         The files keep them.
         """
@@ -82,8 +80,8 @@ class SpilledInputs:
                 memory = mmap.mmap(file.fileno(), len(data))
         except OSError as error:
             raise CalibrationError(
-                f"inputs of blocks cannot be kept in '{self._directory}' ({error.strerror}): free some space there, or let more of them "
-                "stay in memory with activation_memory (--activation-memory)"
+                f"the inputs of blocks cannot be written to '{self._directory}' ({error.strerror}): free some space there, or keep more of "
+                "them in memory with activation_memory (--activation-memory)"
             ) from error
         del data
         tensor.set_(torch.frombuffer(memory, dtype=tensor.dtype).view(tensor.shape))  # type: ignore[call-overload]
@@ -91,7 +89,7 @@ class SpilledInputs:
 
 
 def _is_movable(tensor: Any) -> bool:
-    """Return whether a tensor is all of its storage, in memory of the process that torch has allocated."""
+    """Return whether a tensor is all of its storage, in the process's memory, allocated by torch."""
     if type(tensor) is not Tensor or tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.nbytes < LEAST_SPILLED:
         return False
     storage = tensor.untyped_storage()

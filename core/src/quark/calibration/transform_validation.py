@@ -33,7 +33,7 @@ from quark.models.plan.quant_plan import QuantPlan
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 _NOTHING, _WHOLE = "nothing", "all"
-"""Names of the candidates that are always there: without the transform, and all of it."""
+"""Names of the candidates that always exist: without the transform, and the whole transform."""
 
 
 class BlockSource(Protocol):
@@ -54,7 +54,7 @@ class TransformValidation:
         validation: The output error of quantized blocks before and after the transform, relative per token,
             averaged over blocks; None without calibration data or quantized layers in a block.
         is_accepted: Whether the transform, or the chosen part of it, is applied.
-        chosen: Name of the alternative that is applied in place of the whole; None for the whole.
+        chosen: Name of the alternative that is applied instead of the whole transform; None for the whole.
         settings: Settings of that alternative.
         errors: Mean error after each alternative, by name.
     """
@@ -66,7 +66,7 @@ class TransformValidation:
     errors: Mapping[str, float] = attrs.field(factory=dict)
 
     def metrics(self) -> dict[str, Any]:
-        """Return the metrics for the calibration report; empty where nothing was compared."""
+        """Return the metrics for the calibration report; empty if nothing was compared."""
         if self.validation is None:
             return {}
         chosen = (self.chosen or _WHOLE) if self.is_accepted else _NOTHING
@@ -86,13 +86,12 @@ def validate_transforms(
 ) -> dict[str, TransformValidation]:
     """Validate each transform that ``is_validated`` on held-out calibration tokens, with its alternatives.
 
-    The model is not changed.
+    The model is not changed. Later transforms that are not validated themselves also change the copies of the
+    blocks, with and without the validated one, using statistics of the same tokens.
 
-    What follows in the run is seen: the transforms behind it that are not validated themselves change the
-    copies of the blocks too, with and without it, by statistics of the same tokens. The cost is one float
-    forward of the calls with held-out tokens; and for each block and candidate what these transforms cost,
-    and the forwards of a rounded copy of the block unless one of them has measured it. Where no token is held
-    out, all calls are used.
+    The cost is one float forward of the calls with held-out tokens. In addition, each candidate transforms
+    each block, and a rounded copy of the block runs, unless the transform has measured its own error. If no
+    token is held out, all calls are used.
 
     Args:
         model: The float model, with the tensors outside its blocks in memory.
@@ -100,9 +99,9 @@ def validate_transforms(
         transforms: Transforms by registered name, in order; those that are not validated are not in the
             result.
         data: Calibration samples; without any, each transform decides without a validation.
-        source: Has the tensors of the blocks, each of which is in memory only while forwards are in it; None
-            where the model has them.
-        ranks: Share the samples, and come to the same result.
+        source: Holds the tensors of the blocks, each in memory only while forwards are in it;
+            None if the model has them.
+        ranks: Ranks that share the samples, and get the same result.
         compensated: Whether the rounding of the run compensates its errors; see
             `quark.calibration.round_to_nearest.as_rounded`.
     """
@@ -126,9 +125,9 @@ class _Candidate:
     Attributes:
         transform_name: Registered name of the transform.
         name: Name of the candidate.
-        transform: The transform; None where it is left out.
+        transform: The transform; None if it is left out.
         run: The transform, started with the model whose blocks are copied.
-        started: All transforms of the candidate: the transform and those behind it, started likewise.
+        started: All transforms of the candidate: the transform and the later ones, all started.
         errors: Output error of each block.
     """
 
@@ -141,7 +140,7 @@ class _Candidate:
 
 
 def _candidates(name: str, transform: Transform, behind: Sequence[Transform], model: nn.Module, plan: QuantPlan) -> Iterator[_Candidate]:
-    """Yield the candidates of a transform: without it first, all of it last."""
+    """Yield the candidates of a transform: first no transform, then its parts, last the whole transform."""
     followers = [t for t in behind if not t.is_validated]
     options: dict[str, Transform | None] = {_NOTHING: None, **transform.alternatives(), _WHOLE: transform}
     for option, one in options.items():
@@ -150,7 +149,7 @@ def _candidates(name: str, transform: Transform, behind: Sequence[Transform], mo
 
 
 def _choice(candidates: Sequence[_Candidate]) -> TransformValidation:
-    """Return which candidate is used.
+    """Return the chosen candidate.
 
     Each in turn replaces the one before if its error is smaller by more than the standard error.
     """
@@ -185,7 +184,7 @@ def _compare(
 ) -> None:
     """Add to each candidate its output error in each block.
 
-    Blocks without layers to quantize, and those that no call passes, are left out.
+    Blocks without layers to quantize, and blocks that no call passes, are left out.
     """
     assert plan.architecture is not None  # a plan with transforms has one
     blocks = decoder_blocks(model, plan.architecture)
@@ -216,7 +215,7 @@ class _BlockComparison:
         rows: Plan rows of its layers.
         plan: The plan of the model.
         config: The model's configuration.
-        compensated: As of `validate_transforms`.
+        compensated: As in `validate_transforms`.
     """
 
     def __init__(self, block_run: BlockRun, block: Block, rows: Sequence[PlanRow], plan: QuantPlan, config: Any, compensated: bool) -> None:
@@ -231,9 +230,8 @@ class _BlockComparison:
     def compare(self, candidates: Sequence[_Candidate]) -> None:
         """Add the block's output error to each candidate.
 
-        Nothing is added if no layer will be quantized or no call passes the block.
-
-        Calls without an image pass no block of cross-attention.
+        Nothing is added if no layer will be quantized or no call passes the block. For example, calls without
+        an image skip cross-attention.
         """
         block_run, ranks = self._block_run, self._block_run.grid.ranks
         have_stream: list[bool] = []
@@ -250,10 +248,9 @@ class _BlockComparison:
         block_run.leave(outputs)
 
     def _error(self, candidate: _Candidate, outputs: Mapping[Forward, Any]) -> OutputError:
-        """Return the output error of a copy that a candidate's transforms have changed, rounded to nearest.
+        """Return the output error of a copy, changed by a candidate's transforms and rounded to nearest.
 
-        That of a transformed block is taken in the transformed model's stream, in which it gets its
-        arguments.
+        The error of a transformed block is measured in the transformed model's stream, like its arguments.
         """
         run, copied = candidate.run, _copy(self._block.module)
 
@@ -285,7 +282,7 @@ class _BlockComparison:
 def _moved(arguments: Arguments, run: TransformRun | None) -> Arguments | None:
     """Return a block's arguments with the residual stream of the transformed model.
 
-    None where none of them is the stream.
+    None if none of them is the stream.
     """
     args, kwargs = arguments
     if args and isinstance(args[0], Tensor):
@@ -300,5 +297,5 @@ def _copy(block: nn.Module) -> nn.Module:
     """Return a copy of a block; the model's configuration, which its modules refer to, is not copied."""
     shared = {id(m.config): m.config for m in block.modules() if hasattr(m, "config")}
     copied = copy.deepcopy(block, shared)
-    copied.__dict__.pop("forward", None)  # the pausing forward of the run, which would call the original block
+    copied.__dict__.pop("forward", None)  # the run's pausing forward, which would call the original block
     return copied

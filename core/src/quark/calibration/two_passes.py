@@ -1,12 +1,10 @@
-"""Round the weights of one block between two passes of all forwards.
+"""Rounds the weights of one block between two passes of all forwards.
 
-This is for runs whose memory cannot hold what forwards keep while they wait inside a block.
-
-In the first pass all weights of the block are float: it shows each layer's input and every activation that
-has a static scale. The second goes on with rounded weights, and with activations quantized as the finished
-model quantizes them. Only what enters the block is held for every sample. This costs twice the forwards of
-`quark.calibration.block_rounding`, and a layer is not rounded for what the rounded layers before it in the
-same block give.
+This is for runs whose memory cannot hold the state of forwards that wait inside a block. In the first pass,
+all weights of the block are float: it shows each layer's input and every activation with a static scale. The
+second pass uses rounded weights, and activations quantized as in the finished model. Only the block's inputs
+are held for every sample. This costs twice the forwards of `quark.calibration.block_rounding`, and a layer is
+not rounded for the outputs of the rounded layers before it in the same block.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from quark.models.layers import QuantizedLayer
 class TwoPasses(BlockCalibration):
     """Rounds weights and sets scales between two passes of all forwards.
 
-    Arguments and attributes as of `BlockCalibration`.
+    Arguments and attributes are those of `BlockCalibration`.
     """
 
     _leaders: dict[str, str] = attrs.field(init=False, factory=dict)
@@ -63,10 +61,10 @@ class TwoPasses(BlockCalibration):
     def _pass(self, forwards: Sequence[Forward]) -> None:
         """Lead forwards of the quantized model through the float block.
 
-        Forwards of the float model go on to the next block.
+        Forwards of the float model continue to the next block.
         """
         for forward in forwards:
-            if forward.is_float:  # that of the call comes first: its inputs are compared with the quantized model's
+            if forward.is_float:  # a call's float forward comes first, for comparison with the quantized model's inputs
                 self._block_run.release([forward])
             else:
                 if forward.number == 0:
@@ -93,10 +91,7 @@ class TwoPasses(BlockCalibration):
         return forward_of_layer
 
     def _attention(self, name: str, tensors: Mapping[str, Tensor]) -> bool:
-        """Stand in for the quantizers of an attention module.
-
-        The result is whether to quantize what it is about to use.
-        """
+        """Replace an attention module's quantizers; return whether to quantize the tensors that it uses."""
         forward = current_forward()
         if forward is None or forward.is_float:
             return False
@@ -107,7 +102,7 @@ class TwoPasses(BlockCalibration):
     def _collect(self, name: str, quantized: QuantizedLayer, x: Tensor, forward: Forward) -> None:
         """Update the statistics of the layer's input group.
 
-        Nothing is done where another layer of the group has brought this tensor already.
+        Nothing is done if another layer of the group has already had this input.
         """
         inside, spec = name.removeprefix(self._block.prefix), quantized.layer_config.input_tensors
         leader, is_new = self._input_groups.observe({forward: x}, inside, spec=spec)
@@ -115,14 +110,14 @@ class TwoPasses(BlockCalibration):
         if not is_new:
             return
         grid, first = self._block_run.grid, self._tokens_of_first_call
-        assert first is not None  # the first call passes before all others
+        assert first is not None  # the first call passes first
         if forward.number == 0:
             first.setdefault(leader, x.numel() // x.shape[-1])
-        count = first.get(leader, 0)  # calls are about alike
+        count = first.get(leader, 0)  # calls are similar
         if leader not in self._collectors:
             self._collectors[leader] = Collector(self._needs, x.shape[-1], x.device, grid.calls * count, grid)
         quantizer = quantized.input_quantizer
-        # A static scale is not known before all inputs have been observed.
+        # A static scale is unknown before all inputs have been observed.
         is_ready = quantizer is not None and quantizer.quantizer.is_dynamic
         reference = None if name.startswith(self._routed) else self._floats.get(name)
         with self._clock.phase("statistics"):

@@ -1,6 +1,5 @@
-"""Writing quantized models and reading them back.
-
-Here are the protocols of layouts, streamed safetensors, and the functions that users call.
+"""Writing quantized models and reading them back: protocols of layouts, streamed safetensors, and functions
+for users.
 """
 
 from quark.checkpoint.checkpoint_exporter import CheckpointExporter

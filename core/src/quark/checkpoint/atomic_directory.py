@@ -1,14 +1,14 @@
 """Atomic output directories: an export is built in a temporary directory and renamed when it is complete.
 
 The temporary directory is hidden, ``.OUT.xxxxxxxx.partial`` beside OUT, and removed if the export fails. If
-the process is killed, it stays until the next run: the process holds a lock on a file in it, which the system
-releases when the process ends, so that a directory with a free lock is a leftover. A leftover with finished
-blocks, which its journal (`JOURNAL`) counts, is kept, also if the export fails: a run can go on from there,
-and it is removed only when that is asked for.
+the process is killed, the directory stays until the next run. The process holds a lock on a file in it, which
+the system releases when the process ends: a directory with a free lock is a leftover. A leftover with
+finished blocks, which its journal (`JOURNAL`) counts, is kept, even if the export fails: a run can continue
+from there, and it is removed only on request.
 
-An export that is replaced is exchanged with the new one in one step. Where the file system cannot do that, it
-is kept in the temporary directory until the new one has its name, and the next run puts it back if the
-process was killed in between. Everything is on the disk before the export gets its name.
+An export that is replaced is exchanged with the new one in one step. If the file system cannot do that, the
+earlier export is kept in the temporary directory until the new one has its name. If the process is killed in
+between, the next run restores it. Everything is on the disk before the export gets its name.
 """
 
 from __future__ import annotations
@@ -32,12 +32,11 @@ from quark.checkpoint.destination import REPLACED, move_into_place, refuse_used_
 from quark.errors import OutputError, ResumeError
 
 Leftover = Literal["refuse", "resume", "restart"]
-"""What becomes of finished blocks that an earlier run has left behind: an error, the beginning of this run,
-or nothing.
+"""Treatment of finished blocks from an earlier run: an error, the start of this run, or removal.
 """
 
 JOURNAL = "journal.jsonl"
-"""Name of the file, beside the directory in which an export is built, that has a line for the run and one for
+"""Name of the file, beside the directory in which an export is built, with one line for the run and one for
 each finished block.
 """
 
@@ -56,8 +55,8 @@ _FIXES = {
 
 
 _BOTH_WAYS = (
-    "The same run with resume=True (--resume) goes on from there; with restart=True (--restart) it discards them and starts from the "
-    "beginning"
+    "Run the same again with resume=True (--resume) to continue from there, or with restart=True (--restart) to discard these blocks and "
+    "begin again"
 )
 
 
@@ -75,19 +74,17 @@ def building(
 ) -> Iterator[Path]:
     """Yield a temporary directory beside ``out``.
 
-    It is renamed to ``out`` if the body succeeds, and removed if it raises.
-
-    It stays if a journal beside it has finished blocks. A process that is killed leaves the directory behind;
-    so does SIGTERM, unless the program uses `quark.base.interrupts.termination_unwinds`, as ``quark`` does.
-    Leftovers of earlier runs to the same place without finished blocks are removed first.
+    It is renamed to ``out`` if the body succeeds, and removed if it raises, unless a journal beside it has
+    finished blocks. A killed process leaves the directory behind; so does SIGTERM, unless the program uses
+    `quark.base.interrupts.termination_unwinds`, as ``quark`` does. Leftovers of earlier runs to the same
+    place without finished blocks are removed first.
 
     Args:
         out: The output directory; see `quark.checkpoint.destination.refuse_used_directory`.
-        exporter: Name of the exporter; likewise.
-        overwrite: Whether an earlier export there is replaced.
-        leftover: What becomes of one with finished blocks; with ``"resume"`` it is what this yields, where
-            there is one.
-        source: The float checkpoint; likewise as of `refuse_used_directory`.
+        exporter: Name of the exporter; see there too.
+        overwrite: Whether to replace an earlier export there.
+        leftover: Treatment of a leftover with finished blocks; ``"resume"`` yields it, if there is one.
+        source: The float checkpoint; see `refuse_used_directory`.
 
     Raises:
         OutputError: ``out`` is in use, another process is writing to it, or there is no space or permission
@@ -103,7 +100,7 @@ def building(
         out.parent.mkdir(parents=True, exist_ok=True)
         with uninterrupted():
             partial = partial or _new(out)
-            with _leftovers(out, own=partial.path):  # refuses a process that has begun at the same time
+            with _leftovers(out, own=partial.path):  # refuses if another process began at the same time
                 pass
         directory = partial.path / _CONTENT
         directory.mkdir(exist_ok=True)
@@ -126,7 +123,7 @@ def building(
 
 
 def _abandon(partial: _Partial | None, out: Path, *, is_complete: bool) -> str:
-    """Remove a temporary directory, unless it has finished blocks, and return what is left behind of it."""
+    """Remove a temporary directory, unless it has finished blocks; return a sentence about the rest."""
     if partial is None:
         return "Nothing was left behind"
     if not is_complete and finished_blocks(partial.path):
@@ -136,23 +133,23 @@ def _abandon(partial: _Partial | None, out: Path, *, is_complete: bool) -> str:
     is_elsewhere = not partial.path.is_dir() and os.fstat(partial.lock).st_nlink > 0
     _remove(partial, out)
     if is_elsewhere:
-        return f"'{partial.path}' was moved meanwhile, or a directory above it: what was written is there where it is now"
+        return f"'{partial.path}' or a directory above it was moved during the run: the files are in the moved directory"
     return f"'{partial.path}' could not be removed" if partial.path.exists() else "Nothing was left behind"
 
 
 def _synchronize_name(out: Path) -> None:
-    """Wait until the name of a complete output is on the disk; warn if the system cannot say so."""
+    """Wait until the name of a complete output is on the disk; warn if the system cannot confirm it."""
     try:
         sync(out.parent)
     except OSError as error:
         get_logger(__name__).warning(
-            f"'{out}' is complete, and its files are on the disk; whether its name is, the system could not say ({error.strerror}). Look "
-            "whether it is still there if the machine should fail in the next minute."
+            f"'{out}' is complete, but the system could not confirm that its name is on the disk ({error.strerror}). If the machine "
+            f"fails in the next minute, check that '{out}' still exists."
         )
 
 
 def _is_of(error: OSError, out: Path) -> bool:
-    """Return whether an error is about the output, its temporary directory, or no file that it names."""
+    """Return whether an error concerns the output or its temporary directory, or names no file."""
     out = out.absolute()
     names = [Path(os.fsdecode(name)).absolute() for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
     inside = {directory for name in names for directory in (name, *name.parents)}
@@ -162,25 +159,22 @@ def _is_of(error: OSError, out: Path) -> bool:
 
 
 def _resolved(out: Path) -> Path:
-    """Return the directory that a link, ``.`` or ``..`` stands for: only its own name can be taken."""
+    """Return the target of a link, ``.`` or ``..``, because only a directory's own name can be replaced."""
     return out.resolve() if out.is_symlink() or out.name in ("", "..") else out
 
 
 def finished_blocks(partial: Path) -> int:
-    """Return the number of blocks that the journal of a temporary directory has."""
+    """Return the number of blocks in the journal of a temporary directory."""
     try:
         lines = (partial / JOURNAL).read_bytes().count(b"\n")
     except OSError:
         return 0
-    # Without content, the export has been renamed, and the process was killed before it could remove the
-    # rest.
+    # Without content, the export has been renamed, and the process was killed before it removed the rest.
     return max(lines - 1, 0) if (partial / _CONTENT).is_dir() else 0
 
 
 def refuse_unfinished_run(out: Path, leftover: Leftover = "refuse") -> None:
-    """Raise where `building` would, for the sake of other runs to the same output directory.
-
-    Nothing is removed.
+    """Raise if `building` would raise because of other runs to the same output directory; remove nothing.
 
     Raises:
         OutputError: Another process is writing to it; the message names it.
@@ -191,9 +185,9 @@ def refuse_unfinished_run(out: Path, leftover: Leftover = "refuse") -> None:
 
 
 def _free_leftover(out: Path, leftover: Leftover) -> _Partial | None:
-    """Return the locked leftover to go on from; remove the others, and log it.
+    """Return the locked leftover to continue from; remove the others, and log it.
 
-    An earlier export that a killed run was about to replace is put back.
+    An earlier export that a killed run was about to replace is restored.
     """
     with _leftovers(out) as free:
         chosen = _choose(free, out, leftover)
@@ -210,15 +204,12 @@ def _free_leftover(out: Path, leftover: Leftover) -> _Partial | None:
 
 
 def _choose(free: Iterable[_Partial], out: Path, leftover: Leftover) -> _Partial | None:
-    """Return the leftover with the most finished blocks.
-
-    None where none has any, or they are to be discarded.
-    """
+    """Return the leftover with the most finished blocks; None if none has any, or to discard them."""
     most = max(free, key=lambda partial: finished_blocks(partial.path), default=None)
     if most is None or not finished_blocks(most.path) or leftover == "restart":
         return None
     if leftover == "refuse":
-        raise ResumeError(f"an earlier run to '{out}' has not been completed: {_finished(most.path)}. {_BOTH_WAYS}")
+        raise ResumeError(f"an earlier run to '{out}' was not completed: {_finished(most.path)}. {_BOTH_WAYS}")
     return most
 
 
@@ -226,12 +217,11 @@ def _choose(free: Iterable[_Partial], out: Path, leftover: Leftover) -> _Partial
 def _leftovers(out: Path, own: Path | None = None) -> Iterator[list[_Partial]]:
     """Yield the leftovers of earlier runs to ``out``, locked while the body runs.
 
-    Those that the body takes out of the list are its own: they stay locked.
-
-    ``own`` is the temporary directory of this process.
+    Leftovers that the body removes from the list belong to it and stay locked. ``own`` is the temporary
+    directory of this process.
 
     Raises:
-        OutputError: One belongs to a process that runs.
+        OutputError: One belongs to a running process.
     """
     free: list[_Partial] = []
     try:
@@ -240,9 +230,7 @@ def _leftovers(out: Path, own: Path | None = None) -> Iterator[list[_Partial]]:
             if isinstance(owner, _Partial):
                 free.append(owner)
             elif owner is not None:
-                raise OutputError(
-                    f"{owner} is writing to '{out}' at this moment (in '{path}'): wait until it has ended, or choose another directory"
-                )
+                raise OutputError(f"{owner} is writing to '{out}' now (in '{path}'): wait until it has ended, or choose another directory")
         yield free
     finally:
         for partial in free:
@@ -255,16 +243,16 @@ def _finished(partial: Path) -> str:
 
 
 def _locked(path: Path) -> _Partial | str | None:
-    """Lock a temporary directory, and return it; or its owner, such as ``"process 7"``, where that runs.
+    """Lock a temporary directory and return it, or return its running owner, such as ``"process 7"``.
 
-    None for what is neither.
+    Returns None if the path is not a temporary directory.
     """
     lock = None if path.is_symlink() else open_own(path / _LOCK)
     if lock is None:
         return None  # not a temporary directory of an export, or no permission
     with ExitStack() as stack:
         stack.callback(os.close, lock)
-        # The owner writes to its lock file as soon as it has the lock: an empty one is about to be locked.
+        # The owner writes to its lock file as soon as it has the lock: an empty file is about to be locked.
         if not os.fstat(lock).st_size:
             return None
         try:
@@ -278,11 +266,11 @@ def _locked(path: Path) -> _Partial | str | None:
 
 def _new(out: Path) -> _Partial:
     """Return a new temporary directory with a lock."""
-    # Since Python 3.12 mkdtemp returns an absolute path; `_leftovers` compares it with paths beside `out`.
+    # Since Python 3.12, mkdtemp returns an absolute path; `_leftovers` compares it with paths beside `out`.
     path = out.parent / Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=_SUFFIX, dir=out.parent)).name
     try:
         lock = open_file(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    except OSError:  # without a lock file no run would know it as a leftover
+    except OSError:  # without a lock file, no run would recognize it as a leftover
         path.rmdir()
         raise
     with suppress(OSError):  # some network file systems have no locks: leftovers stay there
@@ -299,11 +287,10 @@ def _own(lock: int) -> None:
 
 
 def _remove(partial: _Partial, out: Path) -> None:
-    """Remove a temporary directory, its lock file last, and close that before: Windows removes no open file.
+    """Remove a temporary directory, closing and removing its lock file last: Windows removes no open file.
 
-    If the process is killed meanwhile, the next run must recognize the leftover.
-
-    An earlier export in it is moved back to ``out`` where nothing has taken its place.
+    If the process is killed meanwhile, the next run must recognize the leftover. An earlier export in it is
+    moved back to ``out`` if nothing has taken its place.
     """
     try:
         _put_back(partial.path, out)

@@ -1,6 +1,6 @@
 """CheckpointExporter: base of exporters that write a directory in Hugging Face form.
 
-That is safetensors files, config.json and companions.
+Such a directory has safetensors files, config.json and companions.
 """
 
 from __future__ import annotations
@@ -48,27 +48,26 @@ from quark.models.plan.quant_plan import QuantPlan
 
 _WHOLE = Region()
 _MADE_HERE = (
-    "They were finite before, so that an algorithm, a scale or the dtype of the model is at fault: choose another dtype (bfloat16), scheme "
-    "or algorithm, or report it with the name of the model"
+    "They were finite before, so an algorithm, a scale or the dtype of the model caused this. Choose another dtype (bfloat16), scheme or "
+    "algorithm, or report it with the name of the model"
 )
 
 
 class CheckpointExporter(Exporter):
     """Writes a model layer by layer, in memory or block by block.
 
-    Exports can be resumed, and several processes can write to one.
-
-    A subclass defines a layout: its block in ``config.json`` (`quantization_config`), the tensors of a layer
-    (`tensor_name`, or `layer_tensors` where it needs more than names, or a `LayerStorage` where it packs
-    codes in its own way), and, with `layer_tensors`, how they are read back (`read_layer`). Tensors that
-    belong to no quantized layer are written unchanged.
+    Exports can be resumed, and several processes can write to one. A subclass defines a layout: its block in
+    ``config.json`` (`quantization_config`) and the tensors of a layer. For the tensors, define `tensor_name`,
+    or `layer_tensors` if names are not enough, or a `LayerStorage` if the layout packs codes in its own way.
+    With `layer_tensors`, also define how they are read back (`read_layer`). Tensors outside quantized layers
+    are written unchanged.
 
     Attributes:
         layout: Name of the layout, for messages.
-        storage: How codes are packed; None where the number formats decide.
+        storage: Packing of codes; None if the number formats decide.
         states_with_attention: Whether scales of queries, keys and values are stored with every attention
-            module, as ``k_scale`` of the shape ``[1]``; otherwise they are stored with the projections,
-            unless these are fused.
+            module, as ``k_scale`` of the shape ``[1]``. If not, they are stored with the projections, unless
+            these are fused.
     """
 
     streams = resumes = shares = True
@@ -81,23 +80,21 @@ class CheckpointExporter(Exporter):
         """Return the ``quantization_config`` of ``config.json``."""
 
     def tensor_name(self, slot: Slot, suffix: str) -> str:
-        """Return the last part of a stored tensor's name: ``"weight_scale"`` of a weight's ``"scale"``.
+        """Return the last part of a stored tensor's name: ``"weight_scale"`` for a weight's ``"scale"``.
 
-        ``""`` is the suffix of codes.
-
-        Parameters that stay float keep their names, ``"weight"`` and ``"bias"``.
+        ``""`` is the suffix of codes. Parameters that stay float keep their names, ``"weight"`` and
+        ``"bias"``.
         """
         return f"{slot.checkpoint_prefix}_{suffix}" if suffix else slot.checkpoint_prefix
 
     def layer_tensors(self, layer: ExportedLayer) -> Mapping[str, Tensor]:
         """Return the tensors of a quantized layer, by the last part of their names.
 
-        They stand for its weight. A bias that is not among them is written as it is, and so are all
-        parameters of a layer without any. Several threads ask for those of different layers at once.
+        They represent its weight. A bias that is not among them is written unchanged, and so are all
+        parameters of a layer without any. Several threads call this for different layers at once.
 
         Args:
-            layer: The layer; also on the meta device, with the names, shapes and dtypes that it is going to
-                have.
+            layer: The layer; also on the meta device, with its final names, shapes and dtypes.
         """
         if self.storage is not None:
             return layer.stored_by(self.storage)
@@ -108,7 +105,7 @@ class CheckpointExporter(Exporter):
 
         Args:
             layer: The layer, without scales and with float weights.
-            tensors: By the last part of their names, on its device.
+            tensors: Tensors by the last part of their names, on the layer's device.
         """
         if self.storage is not None:
             if layer.is_quantized(Slot.weight):
@@ -122,24 +119,24 @@ class CheckpointExporter(Exporter):
         return self.tensor_name(slot, suffix) if layer.is_quantized(slot) else slot.value
 
     def reasons(self, content: CheckpointContent, options: ExportOptions) -> Iterable[tuple[str, str]]:
-        """Yield why the layout cannot hold a model: a layer's name, ``""`` for the model, and the reason.
+        """Yield why the layout cannot hold a model: a layer's name, or ``""`` for the model, and the reason.
 
-        By default, what `LayerStorage.why_not` says of each layer, and whatever a `LayerStorage` has no place
-        for.
+        By default, these are the reasons of `LayerStorage.why_not` for each layer, and everything that a
+        `LayerStorage` has no place for.
         """
         if self.storage is None:
             return
         if options.weight_format != "real_quantized":
-            yield "", f"it stores codes, and weight_format={options.weight_format} asks for rounded values"
+            yield "", f"it stores codes, but weight_format={options.weight_format} asks for rounded values"
         for row in content.plan.quantized:
             reason = None if is_float(row) else _why_not(self.storage, row)
             if reason is not None:
                 yield row.name, reason
 
     def warn(self, content: CheckpointContent, options: ExportOptions) -> None:
-        """Log differences between the model and its readers in other runtimes; called when an export begins.
+        """Log differences between the model and other runtimes' readers; called when an export begins.
 
-        By default nothing.
+        By default, nothing is logged.
         """
 
     def check(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> None:
@@ -171,7 +168,7 @@ class CheckpointExporter(Exporter):
         return [part.meta for part in (*self.parts(skeleton, content.plan, options), *carried_parts(content))]
 
     def parts(self, model: nn.Module, plan: QuantPlan, options: ExportOptions, region: Region = _WHOLE) -> list[Part]:
-        """Return the tensors that a region of a quantized model becomes, in the order of the files.
+        """Return the tensors of a region of a quantized model, in the order of the files.
 
         The tensors of a layer are one part.
         """
@@ -195,13 +192,13 @@ class CheckpointExporter(Exporter):
 
     @torch.no_grad()
     def read(self, model: nn.Module, plan: QuantPlan, options: ExportOptions, region: Region, written: ShardWriter) -> None:
-        """Set weights, scales and other tensors of a region to those that were written; changed in place.
+        """Set weights, scales and other tensors of a region to the written tensors, in place.
 
         Args:
-            model: Its quantized layers and the quantizers of attention are in place, with float weights and
+            model: The model, with quantized layers and quantizers of attention, but with float weights and
                 without scales.
-            plan: Of the model.
-            options: With which the tensors were written.
+            plan: Plan of the model.
+            options: Options with which the tensors were written.
             region: The block.
             written: The tensors.
         """
@@ -236,7 +233,7 @@ class _Stream(BlockStream):
 
     @cached_property
     def _blocks(self) -> tuple[str, ...]:
-        """The full names of the decoder blocks; ``""`` alone if the model is one block."""
+        """The full names of the decoder blocks; only ``""`` if the model is one block."""
         return tuple(block.name for block in self._content.blocks)
 
     def write_float(self) -> None:
@@ -252,21 +249,21 @@ class _Stream(BlockStream):
             self._writer.write(self._made(part))
 
     def _parts(self, block: Block | None, without: Iterable[str] = ()) -> list[Part]:
-        """Return the parts of a block, or with None those outside all blocks; none that was written early.
+        """Return the parts of a block, or of everything outside all blocks, without parts written early.
 
         Args:
             block: The block.
             without: Full names of modules whose parts are left out.
         """
         if block is None and "" in self._blocks:
-            return []  # the model is one block, and nothing lies outside
+            return []  # the model is one block, with nothing outside
         region = Region(without=(*self._blocks, *without)) if block is None else Region(block.name)
         parts = self._exporter.parts(self._content.model, self._content.plan, self._options, region)
-        # A tied parameter was announced once, under the first of its names.
+        # A tied parameter was announced once, under its first name.
         return [p for p in parts if not self._early.issuperset(p.meta) and all(name in self._writer for name in p.meta)]
 
     def _made(self, part: Part) -> Mapping[str, Tensor]:
-        """Return the tensors of a part, without NaN and Inf: their source was finite."""
+        """Return the tensors of a part after a check for NaN and Inf: their source was finite."""
         made = part.make()
         refuse_non_finite(made, self._buffers, lambda _: _MADE_HERE, warns=False)
         return {name: made[name] for name in part.meta}
@@ -279,8 +276,8 @@ class _Stream(BlockStream):
         """As `BlockStream.adopt`."""
         if self._options.kv_cache_group:
             raise UnsupportedError(
-                "an export with the option kv_cache_group cannot be resumed: its scales of the cache are merged when they are written, and "
-                "calibration goes on with those before. Give kv_cache_group in the configuration instead, which merges them in calibration"
+                "an export with the exporter's option kv_cache_group cannot be resumed, because it merges cache scales only when it writes "
+                "them. Give kv_cache_group in the configuration instead, which merges them during calibration"
             )
         return self._writer.adopt(checksums)
 
@@ -314,11 +311,11 @@ def _why_not(storage: LayerStorage, row: PlanRow) -> str | None:
 
 
 def _written_as_they_are(layers: Mapping[str, ExportedLayer], tensors: Mapping[str, Collection[str]]) -> set[str]:
-    """Return the full names of parameters and buffers of layers that are stored as they are.
+    """Return the full names of parameters and buffers of layers that are stored unchanged.
 
     Args:
-        layers: By full name.
-        tensors: The names of what `CheckpointExporter.layer_tensors` gives of each.
+        layers: Layers by full name.
+        tensors: Names of the tensors from `CheckpointExporter.layer_tensors` for each layer.
     """
     names: set[str] = set()
     for name, layer in layers.items():
@@ -335,8 +332,8 @@ def _config_of(content: CheckpointContent, quantization: dict[str, Any]) -> Any:
     if not hasattr(getattr(model, "config", None), "to_json_file"):
         return {"architectures": [type(model).__name__], "quantization_config": quantization}
     config = copy.deepcopy(model.config)
-    set_source(config, "")  # transformers writes where its parts were read
-    if not {one.__name__ for one in type(model).__mro__}.intersection(config.architectures or ()):  # of another class that was loaded
+    set_source(config, "")  # transformers writes the source of its parts
+    if not {one.__name__ for one in type(model).__mro__}.intersection(config.architectures or ()):  # for a model loaded as another class
         config.architectures = [type(model).__name__]
     config.dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
     if is_tied_apart(model):

@@ -15,29 +15,29 @@ from quark.base.files import read_at
 from quark.base.parallel import one_thread
 
 ROW = 4096
-"""Bytes whose words are one sum."""
+"""Bytes whose words form one row sum."""
 BLOCK = 512 * ROW
-"""Bytes of which the words in each column are one sum; a processor's cache holds them."""
+"""Bytes whose words form the column sums; a processor's cache holds them."""
 
 
 def checksum(chunks: Iterable[Tensor]) -> str:
     """Return a checksum of some bytes, and their number.
 
-    The words of 8 bytes are laid out in rows of `ROW` bytes, and rows in blocks of `BLOCK` bytes. The
-    checksum is a hash of the sum of each row and of each column of each block, modulo 2^64. A change of one
-    word changes a row's sum, and two different words that are exchanged change a row's or a column's.
+    Words of 8 bytes form rows of `ROW` bytes, and rows form blocks of `BLOCK` bytes. The checksum is a hash
+    of the sums of each row and of each column of each block, modulo 2^64. If one word changes, a row's sum
+    changes. If two different words are exchanged, a row's or a column's sum changes.
 
     Args:
-        chunks: Of bytes, each uint8 ``[n]``; all but the last have whole blocks.
+        chunks: Bytes, each chunk uint8 ``[n]``; all chunks but the last have whole blocks.
     """
     sums, size = _sums(chunks)
     return _text(torch.cat(sums) if sums else torch.empty(0, dtype=torch.int64), size)
 
 
 def stored_bytes(file: int, offset: int, size: int) -> Iterator[Tensor]:
-    """Yield bytes of an open file in chunks for `checksum`, uint8 ``[n]``; fewer where the file ends early.
+    """Yield bytes of an open file in chunks for `checksum`, uint8 ``[n]``; fewer if the file ends early.
 
-    The next chunk takes the place of this one in memory.
+    The next chunk overwrites this one in memory.
     """
     buffer = torch.empty(min(BLOCK, size), dtype=torch.uint8)
     for start in range(offset, offset + size, BLOCK):
@@ -47,14 +47,15 @@ def stored_bytes(file: int, offset: int, size: int) -> Iterator[Tensor]:
 
 
 def _sums(chunks: Iterable[Tensor]) -> tuple[list[Tensor], int]:
-    """Return the sums of the rows and of the columns, int64 ``[n]`` each; and the number of bytes."""
+    """Return the sums of the rows and of the columns, int64 ``[n]`` each, and the number of bytes."""
     rows: list[Tensor] = []
     columns: list[Tensor] = []
     size = 0
     with one_thread():
         for chunk in chunks:
             size += len(chunk)
-            # An accelerator takes all whole blocks at once, a processor each while it is in its cache.
+            # An accelerator processes all whole blocks at once; a processor each block while it is in its
+            # cache.
             for words in _blocks(chunk, 1 if chunk.device.type == "cpu" else max(len(chunk) // BLOCK, 1)):
                 rows.append(words.sum(-1).reshape(-1))
                 columns.append(words.sum(-2).reshape(-1))
@@ -64,7 +65,7 @@ def _sums(chunks: Iterable[Tensor]) -> tuple[list[Tensor], int]:
 def _blocks(data: Tensor, count: int) -> Iterator[Tensor]:
     """Yield the words of up to ``count`` blocks, int64 ``[..., rows, words]``.
 
-    A rest of less than a row, filled with zeros, is a block.
+    A rest of less than a row, padded with zeros, is a block.
     """
     rest = len(data) % ROW
     whole = data[: len(data) - rest]

@@ -1,4 +1,4 @@
-"""Companions of a checkpoint: tokenizer, settings of generation and other files beside its weights."""
+"""Companions of a checkpoint: tokenizer, generation settings and other files beside its weights."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
     from quark.checkpoint.exporter import Tokenizer
 
 _LARGEST, _MOST_BYTES = 100_000_000, 1 << 30
-"""Bytes of one file, and of all: the largest vocabularies have a third of the first."""
+"""Maximum bytes of one file, and of all files. The largest vocabularies have a third of the first."""
 _MOST_FILES, _DEEPEST = 1000, 3
-"""Files, and folders inside each other."""
+"""Maximum number of files, and of nested folders."""
 _OF_THE_RESULT = re.compile(r"config\.json|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json")
-"""Files of the checkpoint in place of which the result has its own."""
+"""Files of the checkpoint that the result replaces by its own."""
 _OTHER_FORM, _PROGRAM = "weights in another form", "a program or archive that no config names as code of the model"
 _LINK, _UNREADABLE = "a link out of the checkpoint", "cannot be read"
 _LARGE, _MANY, _DEEP = "too large", "too many files", "in too many folders"
 _RUNS_CODE = "weights of a part of the model in a form that may run code: convert them to safetensors"
 _LOST = {_LINK, _LARGE, _MANY, _DEEP, _UNREADABLE, _RUNS_CODE}
-"""Reasons for which the result may lack something."""
+"""Reasons why the result may lack files."""
 _QUANTIZED, _OF_A_RUN = "says how the source is quantized", "about the run or training that made the source"
 _WRONG = {
     "*.index.json": _OTHER_FORM,
     "params.json": "the configuration of weights in another form",
-    "adapter_config.json": "of an adapter, whose weights transformers would look for",
+    "adapter_config.json": "of an adapter: transformers would look for its weights",
     "hf_quant_config.json": _QUANTIZED,
     "quant*_config.json": _QUANTIZED,
     "recipe.yaml": _QUANTIZED,
@@ -52,28 +52,27 @@ _WRONG = {
     "wandb/": _OF_A_RUN,
     "logs/": _OF_A_RUN,
 }
-"""Files and folders that are wrong beside a quantized model, with the reason; all others are copied."""
+"""Patterns of files and folders that are wrong beside a quantized model, with reasons. All others are copied.
+"""
 _WEIGHTS = {
     *(".bin", ".pt", ".pth", ".ckpt", ".pkl", ".joblib", ".npy", ".npz"),
     *(".h5", ".msgpack", ".ot", ".onnx", ".onnx_data", ".gguf", ".ggml", ".tflite", ".pb", ".engine", ".nemo"),
 }
 _PROGRAMS = {".py", ".pyc", ".sh", ".bat", ".ps1", ".so", ".dll", ".dylib", ".exe"}
 _BINARIES = (*(bytes((0x80, protocol)) for protocol in range(2, 6)), b"PK\3\4", b"\x7fELF", b"GGUF", b"\x89HDF")
-"""How serialized objects, archives, programs and weights begin, whatever their ending."""
+"""First bytes of serialized objects, archives, programs and weights, whatever their file ending."""
 
 
 def save_companions(model: nn.Module, directory: Path, tokenizer: Tokenizer | None = None) -> None:
-    """Write the companions of a model: its tokenizer and settings of generation.
+    """Write the companions of a model: its tokenizer and generation settings.
 
-    Files beside its float checkpoint are copied.
-
-    Code that the configs of that checkpoint name is copied too, with the modules that it imports
-    (`quark.models.hf.custom_code.code_of`).
+    Files beside its float checkpoint are copied, including code that the configs of that checkpoint name, and
+    the modules that it imports (`quark.models.hf.custom_code.code_of`).
 
     Args:
-        model: The model; of one outside transformers only the tokenizer is written.
-        directory: Where to; files that are there stay.
-        tokenizer: In place of the one beside the float checkpoint.
+        model: The model; outside transformers, only the tokenizer is written.
+        directory: Target; existing files stay.
+        tokenizer: Replaces the tokenizer beside the float checkpoint.
 
     Raises:
         OutputError: The tokenizer cannot be saved.
@@ -83,7 +82,7 @@ def save_companions(model: nn.Module, directory: Path, tokenizer: Tokenizer | No
             tokenizer.save_pretrained(directory)
         except OSError:
             raise
-        except Exception as error:  # whatever the caller's object does
+        except Exception as error:  # the caller's object may raise anything
             reason = f"({type(error).__name__}: {error})"
             raise OutputError(f"the tokenizer, a {type(tokenizer).__name__}, cannot be saved {reason}: give another, or none") from error
     config: Any = getattr(model, "config", None)
@@ -96,40 +95,38 @@ def save_companions(model: nn.Module, directory: Path, tokenizer: Tokenizer | No
     if source is None:
         if name:
             get_logger(__name__).warning(
-                f"'{name}', from which the model was loaded, is no directory, and the cache of the hub (HF_HOME) has no version of it, or "
-                "several: its tokenizer, its other files, and tensors that its class does not take are not in the result. Load the model "
-                "from a directory, or copy the files"
+                f"The model was loaded from '{name}', which is no directory, and the hub cache (HF_HOME) has no version of it, or several. "
+                "Its tokenizer, other files, and tensors that its class does not use are not in the result: load the model from a "
+                "directory, or copy the files"
             )
     elif _is_of_model(source, config.model_type):
         copied = copy_companions(source, directory)
         if not Path(name).is_dir():
-            get_logger(__name__).info(
-                f"Of '{name}' these files were in the cache of the hub ('{source}'), and are copied: {folded(copied) or 'none'}."
-            )
+            get_logger(__name__).info(f"Copied these files of '{name}' from the hub cache ('{source}'): {folded(copied) or 'none'}.")
     else:
         get_logger(__name__).warning(
-            f"'{source}', from which the model was loaded, has no config.json of the model type '{config.model_type}': its tokenizer and "
-            "its other files are not in the result. Copy them if they belong to the model"
+            f"The model was loaded from '{source}', which has no config.json of the model type '{config.model_type}'. Its tokenizer and "
+            "other files are not in the result: copy them if they belong to the model"
         )
 
 
 def _is_of_model(source: Path, model_type: str) -> bool:
     """Return whether a directory is a checkpoint of that model type, or of a model with such a part.
 
-    A part's config says what config.json does of where it comes from, which can be any directory.
+    The config of a part has the ``_name_or_path`` of config.json, which can be any directory.
     """
     values = read_json(source / "config.json") if (source / "config.json").is_file() else {}
     return model_type in (part.get("model_type") for part in (values, *values.values()) if isinstance(part, dict))
 
 
 def copy_companions(source: Path, directory: Path) -> list[str]:
-    """Copy the companions of a checkpoint (`companions_of`), and log what is left out, with the reasons.
+    """Copy the companions of a checkpoint (`companions_of`), and log the others with the reasons.
 
-    Returns their names, without those of files that stay.
+    Returns their names, without existing files, which stay.
 
     Args:
         source: Directory of the checkpoint.
-        directory: Where to; files that are there stay.
+        directory: Target; existing files stay.
     """
     found = companions_of(source)
     copied = []
@@ -144,7 +141,7 @@ def copy_companions(source: Path, directory: Path) -> list[str]:
     if names_of:
         text = "; ".join(f"{folded(names)} ({reason})" for reason, names in names_of.items())
         is_lost = bool(_LOST & names_of.keys())
-        get_logger(__name__).log(logging.WARNING if is_lost else logging.INFO, f"Of '{source}' these are not copied to the result: {text}.")
+        get_logger(__name__).log(logging.WARNING if is_lost else logging.INFO, f"Not copied from '{source}' to the result: {text}.")
     return copied
 
 
@@ -153,7 +150,7 @@ class Companions:
     """The files beside the weights of a checkpoint.
 
     Attributes:
-        files: Names relative to the checkpoint of those that belong to the model.
+        files: Names, relative to the checkpoint, of files that belong to the model.
         left_out: Why others are not copied, by name.
     """
 
@@ -162,11 +159,11 @@ class Companions:
 
 
 def companions_of(source: Path) -> Companions:
-    """Return the small files of a checkpoint that are no weights, except those that are wrong for its result.
+    """Return the small files of a checkpoint, except weights and files that do not fit its result.
 
-    Folders are looked into. Those that sentence-transformers' ``modules.json`` names are parts of the model,
-    and their safetensors files belong to it. Python files belong to it if a config names them
-    (`quark.models.hf.custom_code.code_of`). Hidden files are of the tools that have made the directory.
+    This includes folders. A folder in sentence-transformers' ``modules.json`` is a part of the model, and its
+    safetensors files belong to the model. Python files belong to it if a config names them
+    (`quark.models.hf.custom_code.code_of`). Hidden files belong to the tools that created the directory.
     """
     left_out: dict[str, str] = {}
     files: list[str] = []
@@ -194,7 +191,7 @@ def companions_of(source: Path) -> Companions:
 
 
 def copied_companions(out: Path, source: Path | None) -> set[str]:
-    """Return what in an output directory is a copy of a companion of the source, to the byte.
+    """Return the files of an output directory that are exact copies of companions of the source.
 
     These are names of files, and of folders with nothing else in them.
     """
@@ -202,7 +199,7 @@ def copied_companions(out: Path, source: Path | None) -> set[str]:
         return set()
     try:
         known = set(companions_of(source).files)
-    except QuarkError:  # reading the source says so
+    except QuarkError:  # reading the source reports it
         return set()
     copies = set()
     for path in out.iterdir():
@@ -229,7 +226,7 @@ def _why_wrong(path: Path, name: str, source: Path, code: Collection[str], parts
         is_other = name not in parts and any(p.suffix.lower() in (*_WEIGHTS, ".safetensors") for p in path.iterdir())
         return _WRONG.get(f"{path.name}/") or (_OTHER_FORM if is_other else _DEEP if name.count("/") >= _DEEPEST else None)
     if not path.is_file():
-        return "no regular file"
+        return "not a regular file"
     if wrong := next((reason for pattern, reason in _WRONG.items() if fnmatchcase(path.name, pattern)), None):
         return wrong
     suffix, is_of_part = path.suffix.lower(), name.rpartition("/")[0] in parts and "/" in name

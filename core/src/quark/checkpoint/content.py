@@ -1,4 +1,4 @@
-"""CheckpointContent: a quantized model, its configuration and its plan; and which of its layers stay float.
+"""CheckpointContent: a quantized model, its configuration and its plan; and its layers that stay float.
 
 Exporters write it, and readers return it.
 """
@@ -29,8 +29,8 @@ class CheckpointContent:
         model: The quantized model; while an export is streamed, only the layers of finished blocks are
             quantized.
         config: The configuration, resolved for this model.
-        plan: The quantization of each layer; of a model that was quantized in FX graph mode the plan of that
-            mode, which only exporters with the capability ``graphs`` are given.
+        plan: The quantization of each layer. For a model quantized in FX graph mode it is that mode's plan,
+            which only exporters with the capability ``graphs`` get.
     """
 
     model: nn.Module
@@ -57,14 +57,13 @@ def content_of(model: Any) -> CheckpointContent:
         raise ConfigError(f"this model runs from codes ({folded(packed)}): call quark.checkpoint.unpack_model(model) first, then export")
     if any(name.rpartition(".")[2] == "_orig_mod" for name, _ in model.named_modules()):
         raise ConfigError(
-            "this model, or a part of it, is compiled (torch.compile), which gives its tensors other names: export the original module, "
-            "its _orig_mod"
+            "this model or a part of it is compiled (torch.compile), which renames its tensors: export the original module, its _orig_mod"
         )
     return CheckpointContent(model, model.quant_config, model.quark_plan)
 
 
 def is_float(row: PlanRow) -> bool:
-    """Return whether the layer is listed as excluded: its weight and input are float.
+    """Return whether the layer is listed as excluded, because its weight and input are float.
 
     Its output may still enter a quantized cache.
     """
@@ -72,7 +71,7 @@ def is_float(row: PlanRow) -> bool:
 
 
 def routers(model: nn.Module, config: QConfig, plan: QuantPlan) -> list[str]:
-    """Return excluded modules that have a weight, but are no linear layers here.
+    """Return excluded modules that have a weight, but are not linear layers here.
 
     Runtimes may implement them as linear layers.
     """

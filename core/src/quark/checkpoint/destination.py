@@ -30,24 +30,20 @@ COMPANIONS = (
     "generation_config.json",
 )
 """Files that belong to a checkpoint beside its weights, such as a tokenizer or a processor that was saved
-there first.
+first.
 """
 
 REPORT_FILES = ("quark_report.json", "quark_report.html")
 """Files of the report of a run."""
 
 RUN_FILE = "quark_run.json"
-"""File that says which run has written a checkpoint (`quark.checkpoint.run_file`)."""
+"""File that says which run wrote a checkpoint (`quark.checkpoint.run_file`)."""
 
 OF_THE_RUN = (*REPORT_FILES, RUN_FILE)
-"""Files about the run, which no reader of checkpoints looks at.
-
-They go with the export that they are about.
-"""
+"""Files about the run, which readers of checkpoints ignore. They belong to their export."""
 
 REPLACED = "replaced"
-"""Name of the directory, beside that in which an export is built, to which an export that is replaced is
-moved.
+"""Name of the directory, beside the one in which an export is built, to which a replaced export is moved.
 """
 
 _EXPORTED = re.compile(r"config\.json|model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json")
@@ -58,18 +54,18 @@ def refuse_used_directory(
 ) -> None:
     """Raise unless ``out`` is free.
 
-    It is where it does not exist, is empty, or contains only files beside an export (`_lies_beside`).
+    It is free if it does not exist, is empty, or contains only files that may stay (`_lies_beside`).
 
     Args:
         out: The output directory.
-        exporter: Name of the exporter that will write to it; None for any, beside whose files `COMPANIONS`
-            alone may lie.
+        exporter: Name of the exporter that will write to it. None means any exporter; then only `COMPANIONS`
+            may stay.
         overwrite: Whether ``out`` may contain an earlier export: a ``config.json`` with a
-            ``quantization_config`` of an installed layout, and only files that exports write, among them the
-            Python files that its configs name and those that these import.
-        resume: Whether ``out`` may be the output of a run from disk: of which one,
-            `quark.runs.identity.is_finished_run` tells.
-        source: The float checkpoint: copies of its companions, to the byte, may lie in ``out``
+            ``quantization_config`` of an installed layout, and only files that exports write. These include
+            the Python files that its configs name, and their imports.
+        resume: Whether ``out`` may be the output of a run from disk; `quark.runs.identity.is_finished_run`
+            says which.
+        source: The float checkpoint: exact copies of its companions may be in ``out``
             (`quark.checkpoint.companions.copied_companions`).
 
     Raises:
@@ -80,7 +76,7 @@ def refuse_used_directory(
         names = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
     except OSError as error:
         raise OutputError(
-            f"the output '{out}' cannot be looked at ({error.strerror}): choose a place that you may read and write"
+            f"the output '{out}' cannot be accessed ({error.strerror}): choose a place that you may read and write"
         ) from error
     if out.exists() and not out.is_dir():
         raise OutputError(f"the output '{out}' is a file: choose a directory that does not exist yet")
@@ -93,9 +89,9 @@ def refuse_used_directory(
         return
     if not overwrite:
         fix = "choose another, or pass overwrite=True to replace that export" if _is_export(out) else "choose another, or remove it first"
-        raise OutputError(f"the output directory '{out}' is not empty, it holds '{others[0]}': {fix}; nothing in it is ever overwritten")
+        raise OutputError(f"the output directory '{out}' is not empty (it holds '{others[0]}'): {fix}")
     if (why := _why_not_replaceable(out, others)) is not None:
-        raise OutputError(f"the output directory '{out}' cannot be replaced, since {why}: choose another, or remove it first")
+        raise OutputError(f"the output directory '{out}' cannot be replaced, because {why}: choose another, or remove it first")
 
 
 def refuse_full_disk(directory: Path, size: int) -> None:
@@ -107,15 +103,13 @@ def refuse_full_disk(directory: Path, size: int) -> None:
 def move_into_place(export: Path, out: Path, exporter: str | None = None, *, overwrite: bool = False, source: Path | None = None) -> None:
     """Rename a complete export to ``out``.
 
-    Files that `refuse_used_directory` allows stay, except the export that is replaced.
-
-    Existing companions stay unchanged, except those of a replaced export of which the new export has its own
-    version. The replaced export lies afterwards at ``export``, or beside it under the name `REPLACED`, and
-    may be removed.
+    Files that `refuse_used_directory` allows stay, except the replaced export. Existing companions stay
+    unchanged, except companions of a replaced export that the new export provides too. Afterwards, the
+    replaced export is at ``export``, or beside it under the name `REPLACED`, and may be removed.
 
     Raises:
-        OutputError: Other files were put there meanwhile; or the exporter has written a file of another that
-            its record does not name.
+        OutputError: Other files were put there meanwhile; or the exporter has written a file of another
+            exporter, which its record does not name.
     """
     refuse_used_directory(out, exporter, overwrite=overwrite, source=source)
     if not out.is_dir() or not any(out.iterdir()):
@@ -132,12 +126,12 @@ def move_into_place(export: Path, out: Path, exporter: str | None = None, *, ove
         if not _lies_beside(path, exporter) or (is_new and replaces and path.name in COMPANIONS):
             continue
         if is_new and path.name not in shared:
-            raise OutputError(f"'{out}' holds '{path.name}' of another exporter, which '{exporter}' writes too: choose another directory")
+            raise OutputError(f"'{out}' holds '{path.name}' of another exporter, and '{exporter}' writes it too: choose another directory")
         _keep(path, export)
     if exchange(export, out):
         return
     # Two renames: for an instant there is no export. If the process is killed then, the next run moves the
-    # earlier one back.
+    # earlier export back.
     earlier = export.with_name(REPLACED)
     out.rename(earlier)
     try:
@@ -150,9 +144,8 @@ def move_into_place(export: Path, out: Path, exporter: str | None = None, *, ove
 def _lies_beside(path: Path, exporter: str | None) -> bool:
     """Return whether a file stays beside an export.
 
-    One of `COMPANIONS` does, and one of another exporter that writes other files.
-
-    Two checkpoints are in each other's way, whatever their files are called.
+    A file of `COMPANIONS` stays, and so does a file of an exporter that writes other files. Two checkpoints
+    conflict, whatever their files are called.
     """
     if path.name in COMPANIONS:
         return True
@@ -174,10 +167,7 @@ def writes_checkpoint(record: ExporterRecord) -> bool:
 
 
 def _keep(path: Path, export: Path) -> None:
-    """Put a file of the output directory into the one that takes its place.
-
-    Its bytes are not copied where the file system can do without.
-    """
+    """Move a file of the output directory to the directory that replaces it, by a hard link if possible."""
     target = export / path.name
     if path.is_dir():
         shutil.copytree(path, target)
@@ -197,10 +187,7 @@ def _why_not_replaceable(out: Path, names: Sequence[str]) -> str | None:
 
 
 def _code_of(export: Path) -> list[str]:
-    """Return the code that an export has, a copy of that beside its float checkpoint.
-
-    Nothing where its configs cannot be read.
-    """
+    """Return the code in an export, copied from its float checkpoint; none if its configs are unreadable."""
     try:
         return code_of(export)
     except QuarkError:

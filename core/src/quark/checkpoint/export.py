@@ -49,7 +49,7 @@ def exporter_of(name: str, options: ExportOptions | None = None) -> Exporter:
     with attributed("being made", whose):
         exporter: Exporter = called(str(whose), kind, checked(f"the exporter '{name}'", exporters().options(name), own)) if own else kind()
     if not isinstance(exporter, Exporter):
-        raise whose.error("does not derive from quark.checkpoint.Exporter, and so cannot say whether it streams, nor check a model")
+        raise whose.error("does not derive from quark.checkpoint.Exporter, which an exporter must")
     return exporter
 
 
@@ -63,7 +63,7 @@ def exporter_options(name: str) -> tuple[Option, ...]:
 
 
 def export_options(name: str, chosen: Mapping[str, Any]) -> ExportOptions:
-    """Return the options for an exporter from one mapping of its own and the common options.
+    """Return the options for an exporter from one mapping with its own and the common options.
 
     Raises:
         ConfigError: (a ValueError) There is no such option, or a value cannot be used; the message lists the
@@ -74,7 +74,7 @@ def export_options(name: str, chosen: Mapping[str, Any]) -> ExportOptions:
     common = {key: value for key, value in values.items() if key not in own}
     make = functools.partial(ExportOptions, own={key: values[key] for key in values if key in own})
     options: ExportOptions = called(whose, make, common)
-    exporter_of(name, options)  # the exporter refuses a bad value here, before any work
+    exporter_of(name, options)  # so that the exporter refuses a bad value before any work
     return options
 
 
@@ -84,10 +84,9 @@ def refuse_unstorable(name: str, exporter: Exporter, content: CheckpointContent,
     Args:
         name: Name of the exporter.
         exporter: The exporter.
-        content: The model that is to be written, quantized or still float, with its configuration and its
-            plan.
+        content: The model to write, quantized or still float, with its configuration and its plan.
         skeleton: The quantized model, or its quantized skeleton.
-        options: Of the export.
+        options: Options of the export.
 
     Raises:
         UnsupportedError: It cannot; the message says why, and which installed layouts can.
@@ -100,8 +99,8 @@ def refuse_unstorable(name: str, exporter: Exporter, content: CheckpointContent,
         plan = content.plan
         if isinstance(plan, QuantPlan) and plan.kept:
             can += (
-                f". {len(plan.kept)} layer(s) stay quantized as they come: if the layout cannot hold those, set "
-                "keep_prequantized_layers=False (--no-keep-prequantized), and they are written dequantized"
+                f". {len(plan.kept)} layer(s) keep the quantization of the source: if the layout cannot hold those, set "
+                "keep_prequantized_layers=False (--no-keep-prequantized) to write them dequantized"
             )
         raise UnsupportedError(f"{error}. {can}") from error
 
@@ -110,8 +109,8 @@ def layouts_that_hold(content: CheckpointContent, skeleton: nn.Module, *, beside
     """Return the names of the installed layouts that can hold a model, with their default options.
 
     Args:
-        content: As of `refuse_unstorable`.
-        skeleton: Likewise.
+        content: As in `refuse_unstorable`.
+        skeleton: As in `refuse_unstorable`.
         besides: Name of a layout to leave out.
     """
     names = [record.name for record in exporters() if record.exporter is not None and besides not in (record.name, *record.aliases)]
@@ -121,7 +120,7 @@ def layouts_that_hold(content: CheckpointContent, skeleton: nn.Module, *, beside
 def _holds(name: str, content: CheckpointContent, skeleton: nn.Module) -> bool:
     try:
         _check(name, exporter_of(name), content, skeleton, ExportOptions())
-    except Exception as error:  # whatever is wrong with another layout must not hide what is wrong with the one that was asked for
+    except Exception as error:  # an error of another layout must not hide the error of the requested one
         get_logger(__name__).debug(f"The layout '{name}' does not hold this model: {error}")
         return False
     return True
@@ -141,16 +140,14 @@ def _check(name: str, exporter: Exporter, content: CheckpointContent, skeleton: 
 def exporting(
     name: str, out: Path, *, overwrite: bool = False, leftover: Leftover = "refuse", source: Path | None = None
 ) -> Iterator[Path]:
-    """Yield a directory for the exporter of that name, empty or a leftover.
+    """Yield the directory for an export: an empty one, or one with finished blocks of an earlier run.
 
-    It is renamed to ``out`` if the body succeeds.
-
-    If the body raises, it is removed, unless it has finished blocks: see
-    `quark.checkpoint.atomic_directory.building`.
+    It is renamed to ``out`` if the body succeeds. If the body raises, it is removed, unless it has finished
+    blocks: see `quark.checkpoint.atomic_directory.building`.
 
     Raises:
         OutputError: ``out`` is in use, or cannot be written.
-        ResumeError: Finished blocks of an earlier run are in the way.
+        ResumeError: An earlier run left finished blocks.
         PluginError: The exporter has written no file.
     """
     with building(out, name, overwrite=overwrite, leftover=leftover, source=source) as directory:
@@ -166,16 +163,16 @@ def export_with(name: str, model: nn.Module, output_dir: str | Path, options: Ex
         UnknownNameError: No exporter has that name.
         OutputError: The directory is in use, or cannot be written.
         ConfigError: The model has not been quantized.
-        UnsupportedError: The layout cannot hold the model; the message names those that can. Or the model was
-            quantized in FX graph mode, and the exporter writes layers.
+        UnsupportedError: The layout cannot hold the model; the message names layouts that can. Or the model
+            was quantized in FX graph mode, and the exporter writes layers.
         PluginError: The exporter is broken.
-        CheckpointError: The settings that the model was loaded with lie outside its checkpoint.
+        CheckpointError: The settings of the loaded model lie outside its checkpoint.
     """
     options = options or ExportOptions()
     exporter = exporter_of(name, options)
     source = directory_of(getattr(model, "config", None))
     if source is not None and (source / "config.json").is_file():
-        config_file(source)  # the model has what is in it, whoever has read it
+        config_file(source)  # the model has its content, whoever has read it
     refuse_used_directory(Path(output_dir), name, overwrite=options.overwrite, source=source)
     content = content_of(as_model(model))
     _refuse_graph(name, content.plan)
@@ -197,7 +194,7 @@ def _refuse_graph(name: str, plan: object) -> None:
         return
     able = [record.name for record in exporters() if "graphs" in record.capabilities]
     raise UnsupportedError(
-        f"the exporter '{name}' writes layers, and this model was quantized in FX graph mode: use the exporter "
+        f"the exporter '{name}' writes layers, but this model was quantized in FX graph mode: use the exporter "
         f"{' or '.join(able) or 'of another plugin'}, or torch.export.export"
     )
 
@@ -213,22 +210,22 @@ def export_safetensors(
 ) -> None:
     """Write a quantized model as a checkpoint in Hugging Face form.
 
-    Models outside transformers need a float model to be read into.
+    Models outside transformers can be read again only into a float model.
 
     Args:
         model: The model that `ModelQuantizer.quantize_model` returned.
         output_dir: A directory that does not exist, is empty, or contains only a tokenizer, a processor or
             files of exporters that write no checkpoint, such as GGUF; these stay.
         custom_mode: Name of an exporter; ``"quark"`` is the Quark layout.
-        weight_format: ``"real_quantized"`` or None stores codes; ``"fake_quantized"`` stores the rounded
-            values, which `import_model_from_safetensors` and transformers load to the same model. Other
-            runtimes ignore that setting, and a warning is logged.
+        weight_format: ``"real_quantized"`` or None stores codes. ``"fake_quantized"`` stores rounded values,
+            which `import_model_from_safetensors` and transformers load as the same model. Other runtimes
+            ignore this setting, and a warning is logged.
         pack_method: ``"reorder"`` or ``"order"``.
         overwrite: Replace an earlier export in ``output_dir`` when the new one is complete. No other file is
             deleted.
 
     Raises:
-        ConfigError, UnknownNameError: (ValueErrors) An argument is out of its range.
+        ConfigError, UnknownNameError: (ValueErrors) An argument is not valid.
         OutputError: The directory is in use, or cannot be written.
     """
     options = ExportOptions(weight_format=weight_format or "real_quantized", pack_method=pack_method, overwrite=overwrite)

@@ -28,12 +28,12 @@ class ExportedLayer:
 
     Attributes:
         name: Its full name.
-        layer: The layer. To be read back it has its quantizers without scales, and float weights.
-        options: Of the export.
-        output: The quantizer of its output: its own, or the one inside attention; None where it stays float.
-        merged_output: The scale that its output shares with others by ``options.kv_cache_group``; None where
-            it has its own.
-        is_meta: Whether the tensors are announced: all are on the meta device then.
+        layer: The layer. For reading, it has quantizers without scales, and float weights.
+        options: Options of the export.
+        output: The quantizer of its output: its own, or one inside attention; None if the output stays float.
+        merged_output: The scale that its output shares with others by ``options.kv_cache_group``; None if it
+            has its own.
+        is_meta: Whether the tensors are only announced; then all are on the meta device.
     """
 
     name: str
@@ -45,7 +45,7 @@ class ExportedLayer:
 
     @property
     def config(self) -> QLayerConfig:
-        """How each of its tensors is quantized."""
+        """The quantization of each of its tensors."""
         return self.layer.layer_config
 
     @property
@@ -75,10 +75,10 @@ class ExportedLayer:
     def packed(self, slot: Slot) -> dict[str, Tensor]:
         """Return the packed tensors of a slot by suffix: ``""`` for codes or values, ``"scale"``, …
 
-        Empty where the layer has no such tensor; an activation has scales alone, where they are static.
+        Empty if the layer has no such tensor. An activation has only scales, if they are static.
 
         Raises:
-            ConfigError, PluginError: As `quark.checkpoint.stored_tensors`.
+            ConfigError, PluginError: As `quark.checkpoint.stored_tensors` does.
         """
         quantizer = self._quantizer(slot)
         if slot in ACTIVATIONS:
@@ -105,7 +105,7 @@ class ExportedLayer:
         return stored_tensors(f"{self.name}.{slot}", quantizer, tensor, order)
 
     def suffixes(self, slot: Slot) -> Iterator[str]:
-        """Yield the suffixes by which `packed` may give tensors of a slot, for a layer without scales too."""
+        """Yield the suffixes of tensors that `packed` may return for a slot; the layer may lack scales."""
         quantizer = self._quantizer(slot)
         if slot in ACTIVATIONS:
             yield from scale_suffixes(quantizer, self.options, LayerShape.of(self.layer).of_slot(slot))
@@ -117,7 +117,7 @@ class ExportedLayer:
 
         Args:
             slot: The tensor.
-            tensors: By suffix, on any device.
+            tensors: Tensors by suffix, on any device.
         """
         quantizer, order = self._quantizer(slot), self.options.pack_method
         if slot in ACTIVATIONS:
@@ -140,10 +140,10 @@ class ExportedLayer:
     def coded(self) -> CodedLayer:
         """Return the codes and scales of a linear layer with a quantized weight.
 
-        Layouts that pack codes in their own way take these.
+        Layouts that pack codes in their own way use these.
 
         Raises:
-            ConfigError: The weight is not on the grid, since it was changed after rounding.
+            ConfigError: The weight is not on the grid, because it was changed after rounding.
         """
         if self.is_meta:
             return CodedLayer.empty(self.config, self.shape)
@@ -156,7 +156,7 @@ class ExportedLayer:
     def stored_by(self, storage: LayerStorage) -> Mapping[str, Tensor]:
         """Return the tensors as a storage packs them, by the last part of their names.
 
-        None of a layer whose weight is float.
+        Empty for a layer whose weight is float.
         """
         if not self.is_quantized(Slot.weight):
             return {}
@@ -183,7 +183,7 @@ def exported_layers(
 def _merged_outputs(outputs: Mapping[str, QuantizerModule | None], options: ExportOptions) -> dict[str, QParams]:
     """Return the scales of the cache that the options merge.
 
-    For each attention that is the largest one, not below the floor.
+    For each attention, this is the largest scale, but at least the floor.
     """
     scales = {name: q.scale for name, q in outputs.items() if q is not None and q.scale is not None and q.scale.numel() == 1}
     merged: dict[str, QParams] = {}

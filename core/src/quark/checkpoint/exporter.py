@@ -1,8 +1,7 @@
 """Exporter, which writes a quantized model, and BlockStream, an export that is written block by block.
 
-Third parties derive from `Exporter`, or, where their layout lies in safetensors files, from
-`quark.checkpoint.CheckpointExporter`, which streams, resumes and shares; they name the class as ``exporter``
-of an `ExporterRecord`.
+Third parties derive from `Exporter`, or, for safetensors files, from `quark.checkpoint.CheckpointExporter`,
+which streams, resumes and shares. They name the class as ``exporter`` of an `ExporterRecord`.
 """
 
 from __future__ import annotations
@@ -33,23 +32,24 @@ class ExportOptions:
     """Options of an export.
 
     Attributes:
-        weight_format: ``"real_quantized"`` stores codes; ``"fake_quantized"`` the rounded values, and the
+        weight_format: ``"real_quantized"`` stores codes; ``"fake_quantized"`` stores rounded values, and the
             same scales.
         pack_method: Order of 4-bit codes in a word: ``"reorder"`` or ``"order"``.
-        kv_cache_group: Patterns of projections whose output scales are merged, in addition to those of the
-            model's configuration.
-        min_kv_scale: Floor of the KV-cache scales; the larger of this value and the configuration's applies.
+        kv_cache_group: Patterns of projections whose output scales are merged, besides those of the model's
+            configuration.
+        min_kv_scale: Smallest scale of the KV cache; the larger of this value and the configuration's
+            applies.
         zero_points: Whether zero points of symmetric schemes, all 0, are written; strict readers need them.
         max_shard_bytes: Largest size of one file.
         own: Options specific to the exporter, by name: keyword arguments of its class.
-        overwrite: Whether an earlier export in the same place is replaced when the new one is complete.
+        overwrite: Whether to replace an earlier export in the same place when the new one is complete.
         tokenizer: Written beside the weights; anything with ``save_pretrained(directory)``. None copies the
             files beside the source model.
         input_args: Example inputs for exporters that trace the model: a tensor, a tuple of arguments or a
-            mapping of named ones. None is token ids, for transformers models.
+            mapping of named arguments. None means token ids, for transformers models.
 
     Raises:
-        ConfigError: (a ValueError) The format or the order is none of these.
+        ConfigError: (a ValueError) The format or the order is not valid.
     """
 
     weight_format: str = attrs.field(default="real_quantized", validator=one_of("real_quantized", "fake_quantized"))
@@ -65,7 +65,7 @@ class ExportOptions:
 
     @property
     def stores_values(self) -> bool:
-        """Whether rounded values are stored, and not their codes."""
+        """Whether rounded values are stored instead of their codes."""
         return self.weight_format == "fake_quantized"
 
 
@@ -76,23 +76,23 @@ class BlockStream(ABC):
 
     Attributes:
         encodes: Whether it takes the codes of all weights from their quantizers, as
-            `quark.models.layers.coded_layer.stored_tensors` does. Layers then may have float weights, where
-            their quantizers say so (`quark.models.layers.QuantizerModule.is_deferred`): rounded values that
-            nobody reads are not computed.
+            `quark.models.layers.coded_layer.stored_tensors` does. Layers may then have float weights, if
+            their quantizers say so (`quark.models.layers.QuantizerModule.is_deferred`), so that unused
+            rounded values are not computed.
     """
 
     encodes: bool = False
 
     @abstractmethod
     def write(self, block: Block | None) -> None:
-        """Write the tensors of a finished block, or with None those outside all blocks.
+        """Write the tensors of a finished block; None writes the tensors outside all blocks.
 
         The caller may release them afterwards.
         """
 
     @abstractmethod
     def finish(self, content: CheckpointContent) -> None:
-        """Write the remaining files, after every block and None have been written.
+        """Write the remaining files, after all blocks and the tensors outside them have been written.
 
         Args:
             content: The final content of the run: plan and configuration no longer name algorithms that
@@ -102,76 +102,70 @@ class BlockStream(ABC):
     def write_float(self) -> None:  # noqa: B027 - a stream may write everything in order
         """Begin to write the tensors outside the blocks that belong to no quantized layer.
 
-        Called once, before any block is written.
-
-        They have their final values then, are often the largest of a model, and can be on the disk long
-        before the last block is finished. By default they are written with the others outside the blocks.
+        It is called once, before any block is written. These tensors have their final values then, are often
+        the largest of a model, and can be on the disk long before the last block is finished. By default,
+        they are written with the other tensors outside the blocks.
         """
 
     def when_stored(self, then: Callable[[Mapping[str, str]], None]) -> None:
-        """Call ``then`` with the checksums of all that has been written, when it is on the disk.
+        """Call ``then`` with the checksums of everything written, when it is on the disk.
 
-        That is at once, or later from another thread.
-
-        What an earlier call has got is left out. An error of ``then`` is raised here, or by the next method
-        that is called.
+        The call happens at once, or later in another thread. Checksums of earlier calls are left out. An
+        error of ``then`` is raised here, or by the next method that is called.
 
         Args:
-            then: Gets checksums by name of whatever the exporter stores, such as tensors. They mean something
-                to the exporter alone; a run keeps them.
+            then: Gets checksums by name of the stored things, such as tensors. Only the exporter interprets
+                them; a run stores them.
         """
         _lacking(self, "when_stored", "resumes")
 
     def adopt(self, block: Block, checksums: Mapping[str, str]) -> Sequence[str]:
         """Count a block as written, and return the names of tensors that no longer have their checksums.
 
-        Where there are any, the block is not written.
+        If there are any, the block does not count as written.
 
         Args:
             block: A block that an earlier process has written to the same directory.
-            checksums: What `when_stored` gave for it.
+            checksums: Checksums from `when_stored` for it.
         """
         _lacking(self, "adopt", "resumes")
 
     def read(self, block: Block) -> None:
-        """Set the values of a block to those that were written: the inverse of `write`.
+        """Set the values of a block to the written values: the inverse of `write`.
 
         Args:
-            block: One that `adopt` has counted as written, in this process or another that has the same files
-                open. Its quantized layers, and the quantizers of its attention, are in the model as for
-                `write`, but without scales, and with float weights. Everything that was written is replaced
-                by new tensors.
+            block: A block that `adopt` has counted as written, in this process or in another with the same
+                files open. Its quantized layers, and the quantizers of its attention, are in the model as for
+                `write`, but without scales, and with float weights. New tensors replace everything that was
+                written.
         """
         _lacking(self, "read", "resumes")
 
     def written(self) -> Mapping[str, str]:
-        """Return the checksums, by name, of the tensors that this process has written.
-
-        All of them are in the files.
-        """
+        """Return the checksums, by name, of the tensors that this process has written to the files."""
         _lacking(self, "written", "shares")
 
     def count_as_written(self, names: Mapping[str, str]) -> None:
-        """Note the tensors that another process has written, before `finish`: what its `written` returns."""
+        """Before `finish`, count the tensors from another process's `written` as written."""
         _lacking(self, "count_as_written", "shares")
 
 
 class Exporter(ABC):
-    """Writes a quantized model. One that writes whole models has one method, `export`.
+    """Writes a quantized model. An exporter of whole models needs one method, `export`.
 
     Classes can be called without arguments; keyword arguments with defaults are options of the exporter. The
     output directory is temporary: it is renamed to its final place if the export succeeds, and removed if it
     fails.
 
     Attributes:
-        holds_branches: Whether it writes the tensors of `quark.models.layers.Branch` modules, and its reader
-            finds them; a model with any is refused otherwise.
-        streams: Whether it writes block by block, by `stream`; others get complete models. Its record has the
-            capability ``streaming``.
-        resumes: Whether `stream` goes on with what a process has written that was killed; its streams have
-            the methods for it. Its record has the capability ``resumable``.
-        shares: Whether `stream` can be called by several processes at once, which write some blocks each;
-            its streams have the methods for it.
+        holds_branches: Whether it writes the tensors of `quark.models.layers.Branch` modules and its reader
+            finds them; otherwise models with branches are refused.
+        streams: Whether it writes block by block, with `stream`; other exporters get complete models. Its
+            record has the capability ``streaming``.
+        resumes: Whether `stream` continues the export of a killed process; its streams have the methods for
+            this. Its record has the capability ``resumable``.
+        shares: Whether several processes can call `stream` at once and write some blocks each; its streams
+            have the methods for this.
     """
 
     holds_branches: ClassVar[bool] = False
@@ -186,28 +180,26 @@ class Exporter(ABC):
         An export that writes no file counts as failed.
 
         Args:
-            content: The model, its configuration and its plan. Exporters use these and not the attributes
-                that users find on the model.
+            content: The model, its configuration and its plan. Exporters use these, not the attributes on the
+                model, which are for users.
             out: The output directory.
             options: The options of the export.
 
         Raises:
-            UnsupportedError: The layout cannot express this model or these options; `check` says so too.
+            UnsupportedError: The layout cannot express this model or these options; `check` raises it too.
             OutputError: The directory cannot be written.
         """
 
     def check(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> None:  # noqa: B027 - a layout may hold all
-        """Check before any work whether the layout can hold a model, without a look at weights.
+        """Check, before any work and without reading weights, whether the layout can hold a model.
 
-        By default it holds every model.
-
-        `quark plan` shows what this says, runs are refused with it, and the message names the installed
-        layouts that can.
+        By default, it holds every model. `quark plan` shows the error, and a run is refused with it; the
+        message names the installed layouts that can hold the model.
 
         Args:
-            content: The content with the float model, or with the quantized one.
-            skeleton: As for `stream`; or the quantized model.
-            options: As for `export`.
+            content: The content with the float model, or with the quantized model.
+            skeleton: As in `stream`; or the quantized model.
+            options: As in `export`.
 
         Raises:
             UnsupportedError: The layout cannot express this model or these options.
@@ -216,15 +208,13 @@ class Exporter(ABC):
     def announced(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> list[Mapping[str, Tensor]] | None:
         """Return meta tensors by full name, for each part of an export in the order of its files.
 
-        A plan tells their size.
-
-        None, as by default, leaves it open: the files are written otherwise than by
-        `quark.checkpoint.shard_writer.ShardWriter`.
+        A plan uses their sizes. None, the default, means that the sizes are unknown, because
+        `quark.checkpoint.shard_writer.ShardWriter` does not write the files.
 
         Args:
             content: The content with the float model.
-            skeleton: As for `stream`.
-            options: As for `export`.
+            skeleton: As in `stream`.
+            options: As in `export`.
         """
         return None
 
@@ -233,21 +223,21 @@ class Exporter(ABC):
     ) -> AbstractContextManager[BlockStream]:
         """Return the context of a streamed export to the directory ``out``.
 
-        The files are the same as those of `export` for the same model; they are complete when the context of
-        the first process ends without an error.
+        The files equal those of `export` for the same model. They are complete when the context of the first
+        process ends without an error.
 
         Args:
             content: The content with the float model, whose weights are on the meta device except those of
                 the current block.
             skeleton: The quantized skeleton of the model: its layers and scales on the meta device, with the
                 final shapes and dtypes.
-            out: The output directory. It is empty, or another call with equal arguments has written to it:
-                of a process that was killed if the exporter ``resumes``, where files may be damaged or too
-                short; of one that goes on to write if it ``shares``.
-            options: As for `export`.
+            out: The output directory. It is empty, or another call with equal arguments has written to it. If
+                the exporter ``resumes``, that may be a killed process, whose files may be damaged or too
+                short. If it ``shares``, that may be a process that is still writing.
+            options: As in `export`.
 
         Raises:
-            UnsupportedError: As by `export`, and before any file is written where possible.
+            UnsupportedError: As `export` does; if possible, before any file is written.
             OutputError: The directory cannot be written.
         """
         _lacking(self, "stream", "streams")

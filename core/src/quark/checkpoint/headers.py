@@ -1,6 +1,6 @@
-"""Whether the tensors of a checkpoint are those that its quantization announces, by the headers of its files.
+"""Checks, from file headers, that a checkpoint has exactly the tensors that its quantization announces.
 
-Every reader asks here, or places tensor after tensor as `quark.checkpoint.reader.place` does; both compare by
+Every reader uses this, or places tensors one by one with `quark.checkpoint.reader.place`. Both compare with
 `quark.models.hf.missing_tensors.misfit`.
 """
 
@@ -27,9 +27,9 @@ from quark.plugins import exporters
 def place_headers(
     model: nn.Module, place_of: Callable[[str, Tensor], str], shards: Iterable[Shard], exclude: Collection[str]
 ) -> tuple[set[str], list[str]]:
-    """Put meta tensors in the place of all stored ones into a prepared model.
+    """Put meta tensors in the places of all stored tensors in a prepared model.
 
-    Return their paths, and what is wrong with the others, which have no place there or do not fit it.
+    Return their paths, and the errors of tensors that have no place or do not fit it.
     """
     found: set[str] = set()
     errors = []
@@ -45,12 +45,12 @@ def place_headers(
 def refuse_misfits(model: nn.Module, reader: LayoutReader, config: QConfig, directory: Path) -> None:
     """Check that stored tensors fit a prepared model, which another loader will fill; it is not changed.
 
-    That loader renames and leaves out tensors by rules of its own, so tensors of modules that the model does
-    not have are passed over. Which tensors are missing it says itself.
+    That loader renames and leaves out tensors by its own rules, so tensors of modules that the model lacks
+    are ignored. It reports missing tensors itself.
 
     Raises:
         CheckpointError: A tensor has another shape or dtype than its place, or lies beside the tensors of a
-            layer and has none.
+            layer but has no place.
     """
     state, place_of = model.state_dict(keep_vars=True), placed_by(reader, model, config)
     is_beside, prefix = beside_others(model), f"{getattr(model, 'base_model_prefix', '')}."
@@ -62,7 +62,7 @@ def refuse_misfits(model: nn.Module, reader: LayoutReader, config: QConfig, dire
             target = place_of(known, tensor)
             if target in state:
                 if error := misfit(tensor, state[target]):
-                    raise CheckpointError(f"'{name}' in '{path}' {error}: the export is damaged, or of something else")
+                    raise CheckpointError(f"'{name}' in '{path}' {error}: the export is damaged, or of another model")
                 break
             if (is_beside(known) or is_beside(target)) and not is_recomputed(known):
                 unannounced.append(name)
@@ -71,10 +71,10 @@ def refuse_misfits(model: nn.Module, reader: LayoutReader, config: QConfig, dire
 
 
 def refuse_misfits_of(directory: Path, *, trust_remote_code: bool = False) -> None:
-    """As `refuse_misfits`, of a checkpoint that a reader here supports; others are passed over.
+    """As `refuse_misfits`, for a checkpoint that one of quark's readers supports; others are ignored.
 
     Raises:
-        CheckpointError: As `refuse_misfits`; or its quantization_config cannot be used.
+        CheckpointError: As `refuse_misfits` does; or its quantization_config cannot be used.
     """
     file = config_file(directory)
     block = read_json(file).get("quantization_config")
@@ -98,5 +98,5 @@ def _stored(shards: Iterable[Shard], is_left_out: Callable[[str], bool]) -> Iter
 
 def _meta(path: Path, name: str, dtype: str, shape: tuple[int, ...]) -> Tensor:
     if dtype not in DTYPES:
-        raise CheckpointError(f"'{name}' in '{path}' is of the dtype {dtype}, which no model has")
+        raise CheckpointError(f"'{name}' in '{path}' has the dtype {dtype}, which quark cannot read: fetch or make the export again")
     return torch.empty(shape, dtype=DTYPES[dtype], device="meta")

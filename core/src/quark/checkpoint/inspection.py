@@ -1,6 +1,6 @@
-"""Inspection of a checkpoint: whether it is whole, and which runtimes would load it.
+"""Inspection of a checkpoint: whether it is complete, and which runtimes would load it.
 
-None of them is run.
+No runtime is run.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class RuntimeSupport:
 
     Attributes:
         runtime: Its name.
-        summary: What it is.
-        methods: What computes quantized layers there → the names of these layers, folded.
-        refusals: Why it would not load the checkpoint, or would compute something else; empty where it would
+        summary: A short description of it.
+        methods: The method that computes quantized layers there → the names of these layers, folded.
+        refusals: Why it would not load the checkpoint, or would compute something else; empty if it would
             load it.
-        notes: What else there is to know.
-        own_layers: The names of the layers that it would compute by kernels of its own, in a checkpoint that
-            it refuses for others of its layers too.
+        notes: Further remarks.
+        own_layers: Names of the layers that its own kernels would compute, even if it refuses the checkpoint
+            because of other layers.
     """
 
     runtime: str
@@ -57,7 +57,7 @@ class RuntimeSupport:
 
     @property
     def loads(self) -> bool:
-        """Whether it would load the checkpoint and compute the model that was exported."""
+        """Whether it would load the checkpoint and compute the exported model."""
         return not self.refusals
 
 
@@ -69,8 +69,8 @@ class CheckpointFacts:
         directory: The checkpoint.
         layout: Name of its layout.
         block: Its ``quantization_config``.
-        config: What the layout's reader makes of that.
-        plan: What each layer of the model has.
+        config: The parsed configuration from the layout's reader.
+        plan: The quantization of each layer of the model.
         heads: Names of the output heads.
     """
 
@@ -82,7 +82,7 @@ class CheckpointFacts:
     heads: frozenset[str]
 
     def number(self, name: str) -> float | None:
-        """Return the number in a stored tensor that has one element; None where there is no such tensor."""
+        """Return the number in a stored tensor with one element; None if there is no such tensor."""
         files = FileTensors(check_shards(self.directory))
         if name not in files.meta or files.meta[name].numel() != 1:
             return None
@@ -91,7 +91,7 @@ class CheckpointFacts:
 
 
 class Inspector(Protocol):
-    """Tells the support of a checkpoint by runtimes, for one layout.
+    """Says which runtimes support a checkpoint, for one layout.
 
     Third parties name such a class as ``inspector`` of an `ExporterRecord`.
     """
@@ -106,10 +106,11 @@ class Inspection:
 
     Attributes:
         layout: Name of its layout.
-        damage: What is missing, does not fit the model, or is not as it was written; empty where it is whole.
-        runtimes: What each runtime would do with it; empty where it is damaged, or nobody has written down
-            their rules.
-        verified: How many tensors were compared with the checksums that were made when they were written.
+        damage: Parts that are missing, do not fit the model, or have changed since they were written; empty
+            if the checkpoint is complete.
+        runtimes: Support by each runtime; empty if the checkpoint is damaged, or their rules are not written
+            down.
+        verified: Number of tensors that were compared with their checksums.
     """
 
     layout: str
@@ -133,13 +134,13 @@ def inspect_checkpoint(directory: str | Path, *, trust_remote_code: bool = False
     Args:
         directory: A quantized checkpoint in a layout that an installed plugin reads.
         trust_remote_code: Whether code that comes with the checkpoint may run.
-        verify: Whether to compare all bytes with the checksums that were made when they were written
-            (`quark.checkpoint.run_file.verify`); if they differ, nothing else is looked at.
+        verify: Whether to compare all bytes with the checksums from when they were written
+            (`quark.checkpoint.run_file.verify`); if they differ, nothing else is inspected.
 
     Raises:
-        CheckpointError: It is no quantized checkpoint, no installed layout reads it, or there are no
+        CheckpointError: It is not a quantized checkpoint, no installed layout reads it, or there are no
             checksums to ``verify`` it with.
-        UnsupportedError: No reader here knows what it is made of.
+        UnsupportedError: No reader here knows a part of it.
     """
     path = Path(directory)
     tensors = 0
@@ -169,16 +170,17 @@ def inspect_checkpoint(directory: str | Path, *, trust_remote_code: bool = False
 
 @torch.no_grad()
 def refuse_incomplete_export(exporter: str, directory: Path, model: nn.Module) -> None:
-    """Check that the files of an export have, by their headers, all tensors that its layout's reader wants.
+    """Check, from headers, that the files of an export have all tensors that its layout's reader needs.
 
-    Nothing is checked of this project's own exporters (`quark.plugins.attribution.Origin.is_checked_whole`),
-    where the layout has no reader, or one that reads files of its own or does not read this export for
-    another reason; and of models that are not those which transformers builds of the export's config.json.
+    The check is skipped for this project's own exporters
+    (`quark.plugins.attribution.Origin.is_checked_whole`). It is skipped if the layout has no reader, or if
+    its reader reads its own files or does not read this export. It is also skipped for models that
+    transformers would not build from the export's config.json.
 
     Args:
         exporter: Name of the exporter.
-        directory: Where it has written.
-        model: The model that it has written; meta tensors will do.
+        directory: Its output.
+        model: The model that it has written; meta tensors suffice.
 
     Raises:
         PluginError: Tensors are missing.
@@ -201,18 +203,15 @@ def refuse_incomplete_export(exporter: str, directory: Path, model: nn.Module) -
     except PluginError:
         raise
     except QuarkError:
-        return  # reading it says so, to whom wants to
+        return  # reading it reports the error
     if missing:
-        raise whose.error(f"has written files that lack {len(missing)} tensor(s) which its reader wants: {folded(missing)}")
+        raise whose.error(f"has written files that lack {len(missing)} tensor(s) that its reader needs: {folded(missing)}")
 
 
 def _placed(
     model: nn.Module, place_of: Callable[[str, Tensor], str], shards: Iterable[Shard], exclude: Collection[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the stored tensors without a place in the prepared model, or with another shape there.
-
-    And the tensors that are missing.
-    """
+    """Return the stored tensors that do not fit the prepared model, and the tensors that are missing."""
     found, misfits = place_headers(model, place_of, shards, exclude)
     found |= fill_zero_points(model, found)
     tie(model, found)

@@ -1,11 +1,9 @@
 """LayerStorage: how a layout names and packs the tensors of a quantized linear layer, and back.
 
-Writing and reading share one.
-
-A layout whose codes are packed otherwise than their number formats do (``qweight``, ``weight_packed``, …)
-implements `LayerStorage`; `quark.checkpoint.CheckpointExporter` and `StorageReader` do the rest, for whole
-models. While a checkpoint is loaded, a `StoredLayer` holds the tensors of each layer, and becomes the
-quantized layer.
+Writing and reading use the same object. A layout that packs codes differently from their number formats
+(``qweight``, ``weight_packed``, …) implements `LayerStorage`; `quark.checkpoint.CheckpointExporter` and
+`StorageReader` do the rest, for whole models. While a checkpoint is loaded, a `StoredLayer` holds the tensors
+of each layer, and becomes the quantized layer.
 """
 
 from __future__ import annotations
@@ -47,15 +45,12 @@ class LayerStorage(Protocol):
     def __hash__(self) -> int: ...
 
     def why_not(self, config: QLayerConfig, shape: tuple[int, ...]) -> str | None:
-        """Return why a layer with a weight of that shape, so quantized, cannot be stored.
-
-        None where it can.
-        """
+        """Return why a layer of that configuration and weight shape cannot be stored; None if it can."""
 
     def stored(self, layer: CodedLayer) -> dict[str, Tensor]:
-        """Return the tensors of a layer for which `why_not` gives None, by the last part of their names.
+        """Return the tensors of a layer that can be stored, by the last part of their names.
 
-        Works on meta tensors.
+        This works on meta tensors.
         """
 
     def restored(self, config: QLayerConfig, shape: tuple[int, ...], tensors: Mapping[str, Tensor]) -> CodedLayer:
@@ -65,16 +60,14 @@ class LayerStorage(Protocol):
 def layer_codes(
     layer: str, config: QLayerConfig, shape: tuple[int, ...], storage: LayerStorage, names: Mapping[str, str]
 ) -> tuple[LayerCodes, ...]:
-    """Return how a stored layer can be written again.
-
-    Nothing where its input is static and has no stored scale.
+    """Return how a stored layer can be written again; nothing if its static input has no stored scale.
 
     Args:
         layer: Its full name.
-        config: How it is quantized.
-        shape: Of its weight.
-        storage: Of the layout.
-        names: Full name of each of its stored tensors, by the name that ``storage`` has for it.
+        config: Its quantization.
+        shape: Shape of its weight.
+        storage: Storage of the layout.
+        names: Full name of each of its stored tensors, by its name in ``storage``.
     """
     inputs = None if config.input_tensors is None else quantizer_for(config.input_tensors, activation=True)
     if inputs is not None and not inputs.is_dynamic and not any(leaf.startswith("input_") for leaf in names):
@@ -108,11 +101,11 @@ def _on_meta(storage: LayerStorage, weight: TensorSpec, inputs: TensorSpec | Non
 class StorageReader(LayoutReader):
     """Reads a layout whose layers a `LayerStorage` packs.
 
-    The files tell which layers have codes, and the configuration how these are stored.
+    The files show which layers have codes, and the configuration shows how these are stored.
 
     Attributes:
-        storage: How the tensors of a layer are stored.
-        excluded_under: Key of the ``quantization_config`` under which excluded modules are listed.
+        storage: Storage of the tensors of a layer.
+        excluded_under: Key of the ``quantization_config`` that lists excluded modules.
     """
 
     storage: LayerStorage
@@ -120,7 +113,7 @@ class StorageReader(LayoutReader):
 
     @abstractmethod
     def layers(self, block: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, QLayerConfig]:
-        """Return how each layer with codes is quantized.
+        """Return the quantization of each layer with codes.
 
         Args:
             block: The ``quantization_config``.
@@ -132,12 +125,12 @@ class StorageReader(LayoutReader):
         """
 
     def cache(self, stored: Mapping[str, Any]) -> dict[str, QLayerConfig]:
-        """Return how the outputs of projections are quantized where attention caches them.
+        """Return the quantization of projections' outputs that attention caches.
 
-        By default the cache is float.
+        By default, the cache is float.
 
         Args:
-            stored: As for `layers`. Scales of keys and values lie with every attention module, as
+            stored: As in `layers`. Scales of keys and values are stored with every attention module, as
                 ``k_scale``.
         """
         return {}
@@ -147,7 +140,7 @@ class StorageReader(LayoutReader):
         stored = {name: tensor for shard in check_shards(directory) for name, tensor in shard.tensors.items()}
         layers = self.layers(block, stored)
         if not layers:
-            raise CheckpointError(f"'{directory}' holds no codes of the layout that its quantization_config names: it is damaged")
+            raise CheckpointError(f"'{directory}' holds no codes of the layout that its quantization_config names: fetch or make it again")
         owners = {name.rpartition(".")[0] for name in stored}
         cache = self.cache(stored)
         listed = block.get(self.excluded_under)
@@ -168,15 +161,15 @@ class StorageReader(LayoutReader):
 
 
 class StoredLayer(Packed):
-    """A linear layer with the tensors of a `LayerStorage`, by their own names.
+    """A linear layer with the tensors of a `LayerStorage`, under their stored names.
 
-    A layer whose weight is float keeps it.
+    If the weight is not quantized, the layer has the float weight.
 
     Args:
         layer: The float layer; its tensors may be on any device and are not used.
         config: The quantization of the layer.
         name: Full name of the layer in its model, for messages.
-        storage: Of the layout.
+        storage: Storage of the layout.
     """
 
     def __init__(self, layer: nn.Module, config: QLayerConfig, name: str, storage: LayerStorage) -> None:
@@ -235,10 +228,10 @@ class StoredLayer(Packed):
 
 @attrs.frozen
 class StoragePacking:
-    """Packs a weight as a `LayerStorage` does, as `quark.models.layers.packed_weight.WeightPacking`.
+    """Packs a weight with a `LayerStorage`, as a `quark.models.layers.packed_weight.WeightPacking`.
 
     Attributes:
-        storage: Of the layout.
+        storage: Storage of the layout.
         config: The quantization of the layer.
     """
 
@@ -262,14 +255,13 @@ class StoragePacking:
 
 
 def by_pattern(layers: Mapping[str, QLayerConfig], others: Iterable[str]) -> dict[str, QLayerConfig]:
-    """Return the configurations of layers, with one pattern for names that differ in numbers alone.
+    """Return the configurations of layers, with one pattern for names that differ only in numbers.
 
-    A pattern matches nothing else.
-
-    A model has thousands of experts, and configurations are searched from the top.
+    A pattern matches nothing else. A model has thousands of experts, and configurations are searched from the
+    top.
 
     Args:
-        layers: By full name.
+        layers: Configurations by full name.
         others: Names that no pattern may match.
     """
     families: dict[str, list[str]] = {}

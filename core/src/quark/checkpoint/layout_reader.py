@@ -1,4 +1,4 @@
-"""LayoutReader: base of the classes that read a checkpoint layout; and which of them reads a checkpoint.
+"""LayoutReader: base of the classes that read a checkpoint layout; and the choice of a reader.
 
 Third parties derive from `LayoutReader` and name the class as ``reader`` of an `ExporterRecord`. It parses
 the ``quantization_config`` (`LayoutReader.configuration`), changes a float model so that the stored tensors
@@ -34,7 +34,7 @@ class StoredConfig:
     """The parsed ``quantization_config`` of a checkpoint.
 
     Attributes:
-        config: The configuration by which the model was quantized.
+        config: The configuration of the quantized model.
         pack_method: Order of 4-bit codes in a word, for formats that pack several codes into a word.
     """
 
@@ -45,11 +45,11 @@ class StoredConfig:
 class LayoutReader(ABC):
     """Reads one checkpoint layout.
 
-    Classes can be called without arguments, and are so once for each checkpoint.
+    A class is called without arguments, once for each checkpoint.
 
     Attributes:
-        renamings: Regular expressions of parts of stored names and their replacements in the prepared model,
-            in order: what `place_of` does, for ``from_pretrained`` of transformers. Source:
+        renamings: Regular expressions for parts of stored names, with their replacements in the prepared
+            model, in order. ``from_pretrained`` of transformers uses them instead of `place_of`. Source:
             ``WeightRenaming`` of transformers 5.
     """
 
@@ -62,8 +62,8 @@ class LayoutReader(ABC):
         Args:
             block: The ``quantization_config`` of its ``config.json``, not validated: any value may have any
                 type.
-            directory: The checkpoint. With transformers, the argument of ``from_pretrained``, which may be
-                the name of a model.
+            directory: The checkpoint. With transformers, this is the argument of ``from_pretrained``, which
+                may be the name of a model.
 
         Raises:
             ConfigError, CheckpointError: The block cannot be used.
@@ -75,7 +75,7 @@ class LayoutReader(ABC):
         By default `quark.checkpoint.pack_model` does this, whatever the format of the weights.
 
         Args:
-            model: The float model, with weights on any device, also the meta device; they are not used.
+            model: The float model, with weights on any device, including the meta device; they are not used.
             stored: The result of `configuration`.
 
         Raises:
@@ -86,7 +86,7 @@ class LayoutReader(ABC):
     def place_of(self, model: nn.Module, name: str) -> str:
         """Return the path of a stored tensor in the prepared model: ``"lm_head.weight_quantizer.scale"``.
 
-        By default tensors have the names of their places.
+        By default, tensors have the names of their places.
 
         Args:
             model: The model after `prepare`.
@@ -95,9 +95,7 @@ class LayoutReader(ABC):
         return name
 
     def layer_config(self, block: Mapping[str, Any]) -> QLayerConfig | None:
-        """Return how layers are quantized, if a ``quantization_config`` says by itself that all are alike.
-
-        None, as by default, if it does not.
+        """Return the common quantization of all layers, if the ``quantization_config`` states it; or None.
 
         Raises:
             ConfigError, UnsupportedError: The block cannot be used.
@@ -128,7 +126,7 @@ def quantization_block(directory: Path) -> dict[str, Any]:
         raise CheckpointError(f"'{directory}' is no export: it has no config.json")
     block = read_json(path).get("quantization_config")
     if not isinstance(block, dict):
-        raise CheckpointError(f"'{path}' has no quantization_config, by which a layout is chosen: load it with transformers instead")
+        raise CheckpointError(f"'{path}' has no quantization_config, which names the layout: load it with transformers instead")
     return block
 
 
@@ -140,7 +138,7 @@ def layout_for(block: Mapping[str, Any], path: Path) -> str:
         path: The file with the block, for messages.
 
     Raises:
-        CheckpointError: No registered layout fits, or the one that fits has no reader.
+        CheckpointError: No registered layout fits, or the fitting layout has no reader.
         AmbiguousNameError: (a ValueError) Several layouts fit equally well.
     """
     name = exporters().fitting_one(block, "reader", path)
@@ -149,11 +147,11 @@ def layout_for(block: Mapping[str, Any], path: Path) -> str:
     names = exporters().fitting(block)
     if names:
         source = exporters().source(names[0])
-        can = "writes it and" if exporters().get(names[0]).exporter is not None else "makes float checkpoints of it and"
-        raise CheckpointError(f"'{path}' is of the layout '{names[0]}' of {source}, which {can} cannot read it")
+        can = "writes it but" if exporters().get(names[0]).exporter is not None else "dequantizes it but"
+        raise CheckpointError(f"'{path}' has the layout '{names[0]}' of {source}, which {can} cannot read it")
     raise CheckpointError(
         f"'{path}' has a quantization_config of quant_method {block.get('quant_method')!r}, which no installed layout reads. Installed "
-        f"ones read {exporters().methods_with('reader')}: install the distribution that brings it, or load it with transformers. "
+        f"ones read {exporters().methods_with('reader')}: install the distribution that provides it, or load it with transformers. "
         f"{catalog().missing((exporters().kind.distribution,))}".rstrip()
     )
 

@@ -1,6 +1,6 @@
-"""The tensors of a region of a model that layouts write alike.
+"""Tensors of a region of a model that all layouts write in the same way.
 
-Tensors that are not quantized are, and scales of activations and attention.
+These are unquantized tensors, and scales of activations and attention.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from quark.numbers import QParams
 V = TypeVar("V")
 
 _SMALL = 1 << 24
-"""Bytes in which all parts that end there are computed and written as one."""
+"""Bytes of a block of the file. Parts that end in the same block are computed and written together."""
 STORED_PROBABILITIES = "prob_output"
-"""First words of the names of the tensors of attention probabilities: ``prob_output_scale``. Source:
-checkpoints of AMD Quark 0.13.
+"""Prefix of the names of the tensors of attention probabilities: ``prob_output_scale``. Source: checkpoints
+of AMD Quark 0.13.
 """
 
 
@@ -53,7 +53,7 @@ class Part:
     Attributes:
         meta: Meta tensors by full name: shapes and dtypes, known in advance.
         make: Returns the tensors, under the same names.
-        device: Where they are computed.
+        device: Device that computes them.
     """
 
     meta: Mapping[str, Tensor]
@@ -62,7 +62,7 @@ class Part:
 
     @classmethod
     def joined(cls, parts: Sequence[Part]) -> Part:
-        """Return the tensors of several parts as one: on a CPU several threads compute one each."""
+        """Return the tensors of several parts as one; on a CPU, several threads compute one part each."""
         device = next((part.device for part in parts if part.device != CPU), CPU)
 
         def make() -> dict[str, Tensor]:
@@ -72,7 +72,7 @@ class Part:
 
 
 def small_joined(parts: Sequence[Part]) -> Iterator[Part]:
-    """Yield parts, those that end in the same `_SMALL` bytes as one: nothing is waited for between them."""
+    """Yield parts; parts that end in the same block of `_SMALL` bytes are joined, to be written at once."""
     ends = accumulate(sum(tensor.nbytes for tensor in part.meta.values()) for part in parts)
     for _, group in groupby(zip(parts, ends, strict=True), lambda pair: pair[1] // _SMALL):
         yield Part.joined([part for part, _ in group])
@@ -82,30 +82,30 @@ def small_joined(parts: Sequence[Part]) -> Iterator[Part]:
 class Region:
     """A part of a model whose tensors are written together.
 
-    It lies under one module, without some of its descendants.
+    It is one module without some of its descendants.
 
     Attributes:
         root: Full name of the module; empty for the model itself.
-        without: Full names of the modules that do not belong to it.
+        without: Full names of excluded modules.
     """
 
     root: str = ""
     without: tuple[str, ...] = ()
 
     def modules(self, model: nn.Module) -> dict[str, nn.Module]:
-        """Return its modules by full name, in the model's order; one at two places has two names."""
+        """Return its modules by full name, in the model's order; a shared module appears under each name."""
         return self._inside(model.get_submodule(self.root).named_modules(prefix=self.root, remove_duplicate=False))
 
     def state(self, model: nn.Module) -> dict[str, Tensor]:
         """Return its parameters and persistent buffers by full name, in the model's order.
 
-        Tied ones are one object.
+        Tied tensors are one object.
         """
         prefix = f"{self.root}." if self.root else ""
         return self._inside(model.get_submodule(self.root).state_dict(keep_vars=True, prefix=prefix).items())
 
     def _inside(self, named: Iterable[tuple[str, V]]) -> dict[str, V]:
-        """Return the values whose names lie in no excluded module."""
+        """Return the values whose names are in no excluded module."""
         excluded = set(self.without)
         return {name: value for name, value in named if excluded.isdisjoint((name, *owners(name)))}
 
@@ -113,7 +113,7 @@ class Region:
 def is_tied_apart(model: nn.Module) -> bool:
     """Return whether quantization has untied the head from the embeddings, and the config ties nothing else.
 
-    If it ties more, it goes on to do so: readers keep apart what they find with different values.
+    If the config ties more, its setting stays: readers keep tensors with different values separate.
     """
     if not getattr(model.config, "tie_word_embeddings", False) or len(tied_on_loading(model)) > 1:
         return False
@@ -122,16 +122,16 @@ def is_tied_apart(model: nn.Module) -> bool:
 
 
 def plain_parts(state: Mapping[str, Tensor], elsewhere: Iterable[str], others: Collection[str], ties: Mapping[str, str]) -> list[Part]:
-    """Return parts of the tensors that are stored as they are.
+    """Return parts of the tensors that are stored unchanged.
 
-    One that loading ties is stored once, under the first of its names. Any other that has several names is
-    stored under each, since a reader does not know that they are one.
+    A tensor that loading ties is stored once, under its first name. Other shared tensors are stored under
+    each name, because a reader does not know that they are shared.
 
     Args:
-        state: Tensors by full name; those that are one tensor are one object.
-        elsewhere: Full names of the modules that are not stored as they are.
-        others: Names of tensors in these that are.
-        ties: Of the model, as `tied_on_loading` returns them.
+        state: Tensors by full name; shared tensors are one object.
+        elsewhere: Full names of the modules that are not stored unchanged.
+        others: Names of tensors in these modules that are.
+        ties: Ties of the model, from `tied_on_loading`.
     """
     inside, seen = set(elsewhere), set()
     parts = []
@@ -146,12 +146,12 @@ def plain_parts(state: Mapping[str, Tensor], elsewhere: Iterable[str], others: C
 
 
 def carried_parts(content: CheckpointContent) -> list[Part]:
-    """Return a part for each tensor of the float checkpoint that the class of the model does not take.
+    """Return a part for each tensor of the float checkpoint that the model's class does not use.
 
-    It is written as it is stored. Values that are stored as codes are dequantized, in the dtype of the model.
+    It is written as stored. Codes are dequantized, to the dtype of the model.
 
     Raises:
-        CheckpointError: The checkpoint from which the model was loaded is not there any more, or has changed.
+        CheckpointError: The checkpoint of the model has been removed or changed.
     """
     names = content.plan.carried
     if not names:
@@ -161,7 +161,7 @@ def carried_parts(content: CheckpointContent) -> list[Part]:
     files, made = FileTensors(shards), float_tensors_of(directory, shards)
     tensors = files if made is None else DequantizedTensors(files, made, directory)
     if lost := [name for name in names if name not in tensors.meta]:
-        raise CheckpointError(f"'{directory}' had {folded(lost)} when the run was planned, and does not any more: restore the checkpoint")
+        raise CheckpointError(f"'{directory}' has lost {folded(lost)} since the run was planned: restore the checkpoint")
     dtype = next(p.dtype for p in content.model.parameters() if p.is_floating_point())
 
     def part(name: str) -> Part:
@@ -172,7 +172,7 @@ def carried_parts(content: CheckpointContent) -> list[Part]:
             with tensors.reading(CPU) as read:
                 tensor = read(name, meta.dtype).to(meta.dtype)
             if tensor.is_floating_point() and not is_finite(tensor):
-                get_logger(__name__).warning(f"'{name}', which is carried over, holds NaN or Inf, as it is stored in '{directory}'")
+                get_logger(__name__).warning(f"'{name}' holds NaN or Inf in '{directory}', and is copied unchanged")
             return {name: tensor}
 
         return Part({name: meta}, make)
@@ -181,16 +181,16 @@ def carried_parts(content: CheckpointContent) -> list[Part]:
 
 
 def warn_of_left_out(content: CheckpointContent, form: str) -> None:
-    """Warn of the tensors that a checkpoint would carry over, and files of a form have no place for."""
-    if names := getattr(content.plan, "carried", ()):  # of a graph nothing is carried over
+    """Warn of the tensors that a checkpoint would copy unchanged, but files of this form cannot hold."""
+    if names := getattr(content.plan, "carried", ()):  # nothing is copied for a graph
         get_logger(__name__).warning(
-            f"A {form} file holds the tensors of a {type(content.model).__name__}: {len(names)} others of the float checkpoint are not in "
-            f"it: {folded(names)}. The exporter 'safetensors' carries them over"
+            f"A {form} file holds only the tensors of a {type(content.model).__name__}, without {len(names)} others of the float "
+            f"checkpoint: {folded(names)}. The exporter 'safetensors' copies them"
         )
 
 
 def activation_tensors(module: QuantizerModule | None, qparams: QParams | None, options: ExportOptions) -> dict[str, Tensor]:
-    """Return the stored scales of a static activation quantizer: ``qparams``, or else its own."""
+    """Return the stored scales of a static activation quantizer: ``qparams``, or else its own scales."""
     stored = qparams or (module.qparams if module is not None else None)
     if module is None or stored is None:
         return {}
@@ -204,9 +204,9 @@ def is_stored(suffix: str, module: QuantizerModule, options: ExportOptions) -> b
 
 
 def scale_suffixes(module: QuantizerModule | None, options: ExportOptions, shape: tuple[int, ...] = (1,)) -> list[str]:
-    """Return the suffixes that `activation_tensors` may give of an activation of that shape, a batch of one.
+    """Return the suffixes that `activation_tensors` may return for an activation of that shape.
 
-    None if it is not static.
+    The shape has a batch of one. Empty if the activation is not static.
     """
     return [] if module is None else list(packed_scales(module.quantizer, shape, options.pack_method))
 
@@ -222,7 +222,7 @@ def attention_quantizers(modules: Mapping[str, nn.Module]) -> dict[str, Quantize
 def probability_parts(quantizers: Mapping[str, QuantizerModule], options: ExportOptions) -> Iterator[Part]:
     """Yield the parts of scales of attention probabilities.
 
-    ``quantizers`` are those of attention by full name.
+    ``quantizers`` are quantizers of attention by full name.
     """
     for name, module in quantizers.items():
         attention, _, attribute = name.rpartition(".")
@@ -239,9 +239,9 @@ def state_parts(
     Args:
         model: The quantized model.
         attentions: The attention modules whose states are stored so.
-        layers: Names of the quantized layers of the region that is written.
-        options: Of the export.
-        as_vectors: Whether a scale has the shape ``[1]``, and not ``[]``.
+        layers: Names of the quantized layers of the written region.
+        options: Options of the export.
+        as_vectors: Whether a scale has the shape ``[1]`` instead of ``[]``.
     """
     for row in attentions:
         here = [state for state, (layer, _) in row.states.items() if layer in layers]
@@ -270,14 +270,14 @@ def set_attention_scales(
     *,
     as_vectors: bool = False,
 ) -> None:
-    """Set scales of attention to those that `probability_parts` and `state_parts` have given.
+    """Set scales of attention to the tensors of `probability_parts` and `state_parts`.
 
     Args:
         quantizers: Quantizers of attention by full name, without scales.
         attentions: The attention modules whose states are stored with them.
         written: The tensors.
-        options: Of the export.
-        as_vectors: As of `state_parts`.
+        options: Options of the export.
+        as_vectors: As in `state_parts`.
     """
     owners = [name.rpartition(".")[0] for name in quantizers if name.rpartition(".")[2] == PROBABILITIES]
     stored_as = {f"{owner}.{PROBABILITIES}": f"{owner}.{STORED_PROBABILITIES}" for owner in owners}

@@ -1,4 +1,4 @@
-"""Conversion of a float model to one that a checkpoint's tensors fit, before they are loaded."""
+"""Conversion of a float model to a model that fits a checkpoint's tensors, before they are loaded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from quark.models.plan.rules import layer_config_for
 from quark.numbers import quantizer_for
 
 PackLayer = Callable[[nn.Module, QLayerConfig, str], Packed]
-"""Returns the module that holds the stored tensors of a layer: of the float layer, its quantization, and its
+"""Makes the module that holds the stored tensors of a layer, from the float layer, its quantization and its
 full name.
 """
 
@@ -40,30 +40,30 @@ def pack_model(
     pack_layer: PackLayer | None = None,
     states_with_attention: bool = False,
 ) -> QuantPlan:
-    """Replace every layer that the configuration quantizes by a `Packed` one, in place, and return the plan.
+    """Replace every layer that the configuration quantizes by a `Packed` layer, in place; return the plan.
 
-    Attention modules get quantizers, layers their branches, and restorers run for other algorithms that run
-    with the model.
+    Attention modules get quantizers, and layers their branches. Other algorithms that run with the model are
+    restored.
 
     Args:
         model: A float model, with weights on any device; they are not used.
         quant_config: The configuration of the checkpoint.
         pack_method: Order of 4-bit codes in a word.
-        pack_layer: Makes the packed layers; None makes a `PackedLayer`, whose tensors are named and packed as
-            number formats say.
+        pack_layer: Makes the packed layers; None makes a `PackedLayer`, whose tensors are named and packed by
+            the number formats.
         states_with_attention: Whether scales of keys and values are stored with every attention module, as
-            ``k_scale``, and not with the projections where these are apart.
+            ``k_scale``, instead of with separate projections.
 
     Returns:
         The plan of the float model, as it was when the checkpoint was made.
 
     Raises:
-        UnsupportedError: Attention is quantized, and the model's attention cannot be exchanged.
+        UnsupportedError: Attention is quantized, but the model's attention cannot be exchanged.
         MissingPluginError: An algorithm that runs with the model is not installed.
-        ConfigError, UnknownNameError: The configuration does not fit the model, or asks for a format that is
-            not installed.
-        CheckpointError: A format has a layout in the checkpoint that the installed distribution does not know
-            yet.
+        ConfigError, UnknownNameError: The configuration does not fit the model, or needs a format that is not
+            installed.
+        CheckpointError: The checkpoint has a layout of a format that the installed distribution does not
+            know.
     """
     refuse_unreadable(quant_config)
     separate_experts(model, quant_config)
@@ -82,7 +82,7 @@ def pack_model(
             continue
         config = layer_config_for(quant_config, name, planned_as).config
         if config is not None:
-            # Attention quantizes this output and not the layer, though its scales are stored with the layer.
+            # Attention quantizes this output, not the layer, although its scales are stored with the layer.
             own = attrs.evolve(config, output_tensors=None) if name in in_attention else config
             if layer not in packed_of:
                 holds_values = quant_config.weight_format == "fake_quantized"

@@ -1,8 +1,7 @@
 """The distributions whose formats, observers and algorithms a checkpoint uses.
 
-They are the block ``plugins`` of its ``quantization_config``.
-
-It is written at export and checked on reading. AMD Quark 0.13, transformers and vLLM ignore it::
+They are the block ``plugins`` of its ``quantization_config``, written at export and checked on reading. AMD
+Quark 0.13, transformers and vLLM ignore it::
 
     {"formats": {"acme_nf3": {"distribution": "acme-quant", "version": "0.1.0", "layout_version": 1}},
      "observers": {"AcmeRmsObserver": {…}}, "algorithms": {"acme_weighted": {…}}}
@@ -41,7 +40,7 @@ def provenance(config: QConfig) -> dict[str, Any]:
 def refuse_unreadable(config: QConfig, checkpoint: str = "the checkpoint") -> None:
     """Check that the formats and observers of a checkpoint are installed, in versions that read its layout.
 
-    Checkpoints of other tools and of earlier versions, which do not name distributions, are not checked.
+    Checkpoints of other tools and earlier versions, which name no distributions, are not checked.
 
     Args:
         config: The configuration of the checkpoint, with `QConfig.written_with`.
@@ -50,8 +49,8 @@ def refuse_unreadable(config: QConfig, checkpoint: str = "the checkpoint") -> No
     Raises:
         UnknownNameError: A format or an observer is not installed; the message names the distribution that
             provides it.
-        CheckpointError: The installed distribution of a format reads another layout than that of the
-            checkpoint.
+        CheckpointError: The installed distribution of a format does not read the checkpoint's version of its
+            layout.
     """
     provenance_block = config.written_with
     for name, entry in _entries(provenance_block, "formats"):
@@ -100,7 +99,7 @@ def _require(registry: Registry[Any], name: str, entry: Mapping[str, Any], check
 
 
 def _who(entry: Mapping[str, Any]) -> str:
-    """Return distribution and version if they are well-formed, since the file's author is unknown."""
+    """Return distribution and version if they are well-formed, because the file's author is unknown."""
     distribution, version = str(entry.get("distribution", "")), str(entry.get("version", ""))
     if not re.fullmatch(_DISTRIBUTION, distribution):
         return "a distribution that it does not name"

@@ -1,4 +1,4 @@
-"""Reading of checkpoints of any registered layout: the result is the exported model, with the same logits."""
+"""Reads checkpoints of any registered layout; the result is the exported model, with the same logits."""
 
 from __future__ import annotations
 
@@ -50,18 +50,16 @@ def import_model_from_safetensors(
     Its ``config.json`` determines the layout; every registered layout with a reader can be read.
 
     Args:
-        model: A float model of the same structure, changed in place; None builds it from the export's
-            ``config.json``, which is possible for transformers models alone.
+        model: A float model of the same structure, changed in place. None builds it from the export's
+            ``config.json``, which is possible only for transformers models.
         model_dir: Directory of the export.
         multi_device: Part of AMD Quark's public API; without effect.
-        trust_remote_code: Whether code that comes with the checkpoint may run, where ``model`` is None.
-        attn_implementation: Attention implementation of the model that is built where ``model`` is None; None
-            is transformers' default.
+        trust_remote_code: Whether code that comes with the checkpoint may run, if ``model`` is None.
+        attn_implementation: Attention implementation if ``model`` is None; None means transformers' default.
         device: Device to load to; "cuda" means the CPU on a machine without CUDA.
         multi_gpu: Part of AMD Quark's public API; without effect.
-        packed: Whether weights stay as they are stored, and each forward unpacks them: the model takes the
-            memory of its files, computes the same, and more slowly.
-            `quark.checkpoint.unpack_model` goes back.
+        packed: Whether weights stay as stored, and each forward unpacks them. The model then takes the memory
+            of its files and computes the same, but more slowly. `quark.checkpoint.unpack_model` undoes this.
 
     Returns:
         The model in evaluation mode, with the same layers as after `ModelQuantizer.quantize_model`.
@@ -95,26 +93,25 @@ def _refuse_lost_buffers(model: nn.Module) -> None:
     stored = model.state_dict(keep_vars=True)
     if lost := [name for name, buffer in model.named_buffers() if buffer.is_meta and name not in stored]:
         raise ConfigError(
-            f"this {type(model).__name__} is on the meta device, and the values of its {folded(lost)} are in no checkpoint: build it on "
-            "the CPU, or give None in its place, which builds it from the export's config.json"
+            f"this {type(model).__name__} is on the meta device, and no checkpoint holds the values of its {folded(lost)}. Build it on "
+            "the CPU, or give None instead, which builds it from the export's config.json"
         )
 
 
 @attributed("reading a checkpoint")
 def packed_content(model_dir: str | Path) -> CheckpointContent:
-    """Return an export of a transformers model with its layers as they are stored.
+    """Return an export of a transformers model with its layers as stored.
 
-    They are `quark.models.layers.layers_from_codes.Packed`.
-
-    Such a model takes no more memory than its files. Raises as `import_model_from_safetensors`.
+    They are `quark.models.layers.layers_from_codes.Packed`, and the model takes no more memory than its
+    files. Raises as `import_model_from_safetensors` does.
     """
     return _packed_content(empty_model(Path(model_dir), None), Path(model_dir))
 
 
 def _packed_content(float_model: nn.Module, directory: Path) -> CheckpointContent:
-    """Return the content of a checkpoint, loaded into ``float_model`` in place, its layers packed.
+    """Return the content of a checkpoint, loaded into ``float_model`` in place, with its layers packed.
 
-    Raises as `packed_content`.
+    Raises as `packed_content` does.
     """
     opened = OpenedCheckpoint.of(directory, as_model(float_model))
     model = opened.model
@@ -123,9 +120,7 @@ def _packed_content(float_model: nn.Module, directory: Path) -> CheckpointConten
     tie(model, loaded)
     missing = list(without_source(model.state_dict(keep_vars=True), loaded))
     if missing:
-        raise CheckpointError(
-            f"the export '{directory}' lacks {len(missing)} tensor(s): {folded(missing)}. It is incomplete, make it again"
-        )
+        raise CheckpointError(f"the export '{directory}' lacks {len(missing)} tensor(s): {folded(missing)}. Make or fetch the export again")
     is_carried = left_out_by(model, opened.config.exclude)
     carried = [name for shard in opened.shards for name in shard.tensors if is_carried(name)]
     return CheckpointContent(model, opened.config, opened.plan.carrying(carried, model))
@@ -133,16 +128,16 @@ def _packed_content(float_model: nn.Module, directory: Path) -> CheckpointConten
 
 @attrs.frozen(eq=False)
 class OpenedCheckpoint:
-    """A quantized checkpoint, and a model that its tensors fit, of which none has been read.
+    """A quantized checkpoint, and a model that fits its tensors, before any tensor is read.
 
     Attributes:
         directory: The checkpoint.
         layout: Name of its layout.
-        reader: Of that layout.
-        config: By which the model was quantized.
-        shards: Its safetensors files; none if the layout has files of its own.
+        reader: Reader of that layout.
+        config: Configuration of the quantized model.
+        shards: Its safetensors files; none if the layout has its own files.
         model: The prepared model.
-        plan: Of the model.
+        plan: Plan of the model.
     """
 
     directory: Path
@@ -157,7 +152,7 @@ class OpenedCheckpoint:
     def of(cls, directory: Path, model: nn.Module) -> Self:
         """Open a checkpoint, and change a float model of its class in place so that the tensors fit it.
 
-        Raises as `packed_content`.
+        Raises as `packed_content` does.
         """
         block = quantization_block(directory)
         layout = layout_for(block, directory / "config.json")
@@ -169,7 +164,7 @@ class OpenedCheckpoint:
 
 
 def prepared(reader: LayoutReader, model: nn.Module, stored: StoredConfig, directory: Path, whose: Origin | None = None) -> QuantPlan:
-    """Change a float model in place so that the tensors of a checkpoint fit it, and return the plan.
+    """Change a float model in place so that a checkpoint's tensors fit it, and return the plan.
 
     Errors name its ``config.json``.
     """
@@ -183,11 +178,11 @@ def prepared(reader: LayoutReader, model: nn.Module, stored: StoredConfig, direc
 
 def _expect(value: object, kind: type, method: str, whose: Origin) -> None:
     if not isinstance(value, kind):
-        raise whose.error(f"returns {described(value)} from '{method}' where a {kind.__name__} is expected")
+        raise whose.error(f"returns {described(value)} from '{method}' instead of a {kind.__name__}")
 
 
 def read_configuration(reader: LayoutReader, block: dict[str, object], directory: Path) -> StoredConfig:
-    """Return what a reader makes of a ``quantization_config``; its errors name the file."""
+    """Return the configuration that a reader parses from a ``quantization_config``; errors name the file."""
     try:
         return reader.configuration(block, directory)
     except QuarkError as error:
@@ -203,9 +198,9 @@ def _naming(file: Path) -> Iterator[None]:
     try:
         yield
     except UnknownNameError as error:
-        raise error.saying(f"{error} (wanted by the quantization_config in '{file}')") from None
+        raise error.saying(f"{error} (needed by the quantization_config in '{file}')") from None
     except (AmbiguousNameError, UnsupportedError) as error:
-        raise type(error)(f"{error} (wanted by the quantization_config in '{file}')") from None
+        raise type(error)(f"{error} (needed by the quantization_config in '{file}')") from None
     except ConfigError as error:
         raise CheckpointError(f"the quantization_config in '{file}' does not fit the model: {error}") from error
 
@@ -224,7 +219,7 @@ def _load(opened: OpenedCheckpoint) -> set[str]:
         except CheckpointError as error:
             if not missing:
                 raise
-            hint = f"it was made with {', '.join(missing)}, which is not installed, and the tensor may belong to that"
+            hint = f"it was made with {', '.join(missing)}, which is not installed; the tensor may belong to that"
             raise CheckpointError(f"{error}; {hint}") from None
     return loaded
 
@@ -242,7 +237,7 @@ def placed_by(reader: LayoutReader, model: nn.Module, config: QConfig) -> Callab
 
 
 def _tensors(reader: LayoutReader, directory: Path, shards: Iterable[Shard]) -> Iterator[tuple[Path, str, Tensor]]:
-    """Yield the tensors of a checkpoint, each with its file; of a layout with own files, the directory."""
+    """Yield the tensors of a checkpoint, each with its file; for a layout with own files, the directory."""
     if isinstance(reader, ReadsOwnFiles):
         for name, tensor in reader.tensors(directory):
             yield directory, name, tensor
@@ -256,7 +251,7 @@ def place(model: nn.Module, target_path: str, name: str, tensor: Tensor, path: P
     """Put the checkpoint tensor ``name`` at ``target_path`` in the model, and return ``target_path``.
 
     Raises:
-        CheckpointError: The model has no such place, or wants another shape or dtype there.
+        CheckpointError: The model has no such place, or needs another shape or dtype there.
     """
     owner, _, leaf = target_path.rpartition(".")
     try:
@@ -265,10 +260,10 @@ def place(model: nn.Module, target_path: str, name: str, tensor: Tensor, path: P
     except KeyError:
         raise CheckpointError(f"'{path}' holds '{name}', for which the model has no place: the export is of another model") from None
     if old is None:
-        raise CheckpointError(f"'{path}' holds '{name}' where the model wants nothing: the export is damaged")
+        raise CheckpointError(f"'{path}' holds '{name}', a part that the model does not have: the export is damaged")
     if error := misfit(tensor, old):
-        raise CheckpointError(f"'{name}' in '{path}' {error}: the export is damaged, or of something else")
-    tensor = tensor.reshape(old.shape)  # tools store one number in the shape [] or [1]
+        raise CheckpointError(f"'{name}' in '{path}' {error}: the export is damaged, or of another model")
+    tensor = tensor.reshape(old.shape)  # tools store a single number in the shape [] or [1]
     put_tensor([(target, leaf)], tensor.to(old.dtype) if leaf in target._parameters else tensor)
     return target_path
 
@@ -285,11 +280,10 @@ def fill_zero_points(model: nn.Module, loaded: set[str]) -> set[str]:
 
 
 def tie(model: nn.Module, loaded: set[str]) -> None:
-    """Tie tensors that the export does not contain to those that it contains, as the model does.
+    """Tie tensors that the export lacks to those that it contains, as the model ties them.
 
-    Loaded tensors stay.
-
-    The export decides and not the config of ``model``, since quantization unties a tied output head.
+    Loaded tensors stay. The export decides, not the config of ``model``, because quantization unties a tied
+    output head.
     """
     before: dict[str, Tensor] = model.state_dict(keep_vars=True)
     if not hasattr(model, "tie_weights") or loaded.issuperset(before):

@@ -1,4 +1,4 @@
-"""Restorers: they add again, when a checkpoint is read, hooks and other additions of an algorithm."""
+"""Restorers: they restore an algorithm's hooks and other additions when a checkpoint is read."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Restorer(Protocol):
         """
 
     def place_of(self, name: str, tensor: Tensor) -> str:
-        """Return the full name in the restored model of a tensor of the checkpoint.
+        """Return the full name of a checkpoint's tensor in the restored model.
 
-        ``name`` itself for tensors of other algorithms.
+        For tensors of other algorithms, return ``name``.
         """
 
 
@@ -41,7 +41,7 @@ def restorers_of(config: QConfig) -> list[Restorer]:
 
     Raises:
         MissingPluginError: An algorithm that runs with the model is not installed.
-        UnsupportedError: An algorithm that runs with the model is installed and has no restorer.
+        UnsupportedError: An algorithm that runs with the model is installed, but has no restorer.
         ConfigError: The checkpoint has settings that the algorithm does not have.
     """
     restorers: list[Restorer] = []
@@ -49,8 +49,8 @@ def restorers_of(config: QConfig) -> list[Restorer]:
         if settings.name not in algorithms():
             if settings.runs_with_model():
                 raise MissingPluginError(
-                    f"the model was quantized with the algorithm '{settings.name}', which runs with the model, and no installed "
-                    f"distribution brings it: pip install {algorithms().kind.distribution}, or what else registers '{settings.name}'"
+                    f"the model needs the algorithm '{settings.name}' to run, and no installed distribution provides it. "
+                    f"Run pip install {algorithms().kind.distribution}, or install another distribution that registers '{settings.name}'"
                 )
             continue
         if algorithms().get(settings.name).kind == "branch":
@@ -60,8 +60,8 @@ def restorers_of(config: QConfig) -> list[Restorer]:
             if algorithms().get(settings.name).restorer is None:
                 source = algorithms().source(settings.name)
                 raise UnsupportedError(
-                    f"the model was quantized with the algorithm '{settings.name}', which runs with the model, and {source.distribution} "
-                    f"{source.version} cannot put it back: install a later one"
+                    f"the model needs the algorithm '{settings.name}' to run, and {source.distribution} {source.version} cannot restore "
+                    f"it: install a later version"
                 )
             restorers.append(algorithms().load_restorer(settings.name)(own))
     return restorers
@@ -80,5 +80,5 @@ def _own(settings: AlgoConfig) -> AlgoConfig:
     if not isinstance(settings, StoredAlgoConfig):
         return settings
     if algorithms().get(settings.name).restorer is None and not settings.is_run:
-        return settings  # nothing to restore, so its settings need not be known
+        return settings  # nothing to restore, so its settings may be unknown
     return algo_config_from_dict(settings.to_dict())

@@ -1,7 +1,6 @@
-"""The run's file, ``quark_run.json``: what the run is, and sizes and checksums of what it has written.
+"""The run's file, ``quark_run.json``: the identity of the run, and sizes and checksums of its files.
 
-Checksums of tensors are made while they are written. They are compared when somebody wants to know whether
-the files are still those.
+Checksums of tensors are computed while they are written. On request, they are compared with the files.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from quark.models.hf.json_files import read_json
 from quark.models.hf.shards import read_header
 
 FORMAT = 1
-"""Version of the file's form."""
+"""Version of the file's format."""
 
 
 @attrs.frozen
 class Verification:
-    """The result of comparing a checkpoint with the checksums that were made when it was written.
+    """The result of comparing a checkpoint with the checksums from when it was written.
 
     Attributes:
-        tensors: How many tensors were compared.
-        files: How many whole files were, which are not safetensors files.
-        changes: What is missing or is not as it was written.
+        tensors: Number of tensors that were compared.
+        files: Number of whole files, other than safetensors files, that were compared.
+        changes: Parts that are missing or have changed.
     """
 
     tensors: int
@@ -45,7 +44,7 @@ class Verification:
 
 @attrs.frozen
 class _Stored:
-    """Bytes of an open file, the checksum that they had, and whose bytes they are."""
+    """Bytes of an open file, their expected checksum, and their owner's name."""
 
     name: str
     file: int
@@ -61,13 +60,13 @@ def begin_run_file(directory: Path, headers: Mapping[str, bytes], tensors: Mappi
 
 
 def complete_run_file(directory: Path, run: Mapping[str, Any] | None = None) -> None:
-    """Add which run has written a complete checkpoint, the sizes of its files, and the other checksums.
+    """Add to a complete checkpoint's file which run wrote it, the sizes of its files, and other checksums.
 
-    Files that lie beside a checkpoint, such as a tokenizer, are left out: others may replace them.
+    Files beside a checkpoint, such as a tokenizer, are left out, because others may replace them.
 
     Args:
-        directory: The checkpoint, with what `begin_run_file` wrote if its exporter has called that.
-        run: What the run is, as JSON values; None for an export of a model in memory.
+        directory: The checkpoint, with the result of `begin_run_file` if its exporter has called that.
+        run: Identity of the run, as JSON values; None for an export of a model in memory.
     """
     begun = read_json(directory / RUN_FILE)["checksums"] if (directory / RUN_FILE).is_file() else {"headers": {}, "tensors": {}}
     paths = [p for p in sorted(directory.iterdir()) if p.is_file() and p.name not in (*COMPANIONS, *OF_THE_RUN)]
@@ -80,9 +79,7 @@ def complete_run_file(directory: Path, run: Mapping[str, Any] | None = None) -> 
 
 
 def verify(directory: Path) -> Verification:
-    """Compare the files of a checkpoint with the checksums that were made when it was written.
-
-    Everything is read.
+    """Compare all bytes of a checkpoint with the checksums from when it was written.
 
     Raises:
         CheckpointError: There are no checksums, or they cannot be read.
@@ -100,18 +97,18 @@ def verify(directory: Path) -> Verification:
             else:
                 opened[name] = _opened(path, stack)
         whole = [_Stored(name, opened[name], 0, sizes[name], files[name]) for name in files if name in opened]
-        changes += [f"'{part.name}' is not as it was written" for part in _changed(whole)]
+        changes += [f"'{part.name}' has changed since it was written" for part in _changed(whole)]
         starts = [_Stored(n, opened[n], 0, _size_of(headers[n], sizes[n]), headers[n]) for n in headers if n in opened]
         damaged = {part.name for part in _changed(starts)}
-        changes += [f"the header of '{name}' is not as it was written" for name in sorted(damaged)]
+        changes += [f"the header of '{name}' has changed since it was written" for name in sorted(damaged)]
         found: set[str] = set()
         for part in (part for part in starts if part.name not in damaged):
             stored = list(_tensors(directory / part.name, part, tensors))
             found |= {tensor.name for tensor in stored}
             if changed := [tensor.name for tensor in _changed(stored)]:
-                changes.append(f"{len(changed)} tensor(s) in '{part.name}' are not as they were written: {folded(changed)}")
+                changes.append(f"{len(changed)} tensor(s) in '{part.name}' have changed since they were written: {folded(changed)}")
         if not changes and (lost := sorted(tensors.keys() ^ found)):
-            changes.append(f"{len(lost)} tensor(s) have no checksum, or no place in the files: {folded(lost)}")
+            changes.append(f"{len(lost)} tensor(s) have no checksum, or are in no file: {folded(lost)}")
     return Verification(len(tensors), len(files), tuple(changes))
 
 
@@ -119,17 +116,17 @@ def _contents(directory: Path) -> tuple[dict[str, int], dict[str, str], dict[str
     """Return the sizes of files, and the checksums of headers, of tensors and of other files, all by name."""
     path = directory / RUN_FILE
     if not path.is_file():
-        raise CheckpointError(f"'{directory}' has no {RUN_FILE}, in which quark keeps checksums: there is nothing to compare it with")
+        raise CheckpointError(f"'{directory}' has no {RUN_FILE}, where quark keeps checksums, and cannot be verified: export it again")
     values = read_json(path)
     if not isinstance(sums := values.get("checksums"), dict):
-        raise CheckpointError(f"'{path}' has no checksums: an earlier version of quark wrote it, and there is nothing to compare with")
+        raise CheckpointError(f"'{path}' has no checksums, because an earlier version of quark wrote it: export the model again")
     sizes: Any = values.get("files")
     parts: list[Any] = [sums.get(key) for key in ("headers", "tensors", "files")]
     if not _maps_to(int, sizes) or not all(_maps_to(str, part) for part in parts) or any(Path(n).name != n for n in sizes):
-        raise CheckpointError(f"'{path}' is damaged: its sizes and checksums are not those of files beside it. Make or fetch it again")
+        raise CheckpointError(f"'{path}' is damaged: its sizes and checksums do not match the files beside it. Make or fetch it again")
     headers, tensors, files = parts
     if headers.keys() | files.keys() != sizes.keys():
-        raise CheckpointError(f"'{path}' is damaged: it has sizes and checksums of different files. Make or fetch it again")
+        raise CheckpointError(f"'{path}' is damaged: its sizes and its checksums name different files. Make or fetch it again")
     return sizes, headers, tensors, files
 
 
@@ -138,14 +135,14 @@ def _maps_to(kind: type, values: object) -> bool:
 
 
 def _size_of(expected: str, most: int) -> int:
-    """Return the number of bytes that a checksum is of, at most those of its file."""
+    """Return the number of bytes that a checksum covers, at most the size of its file."""
     size = expected.rpartition(":")[2]
     return min(int(size), most) if size.isdecimal() and len(size) < 20 else most
 
 
 def _tensors(path: Path, header: _Stored, expected: Mapping[str, str]) -> Iterator[_Stored]:
-    """Yield the tensors of a file whose header is as it was written."""
-    read_header(path)  # refuses a header that is none
+    """Yield the tensors of a file whose header has not changed."""
+    read_header(path)  # refuses a damaged header
     for name, entry in json.loads(pread(header.file, header.size - 8, 8)).items():
         if name != "__metadata__":
             start, end = entry["data_offsets"]

@@ -1,4 +1,4 @@
-"""save_pretrained of a quantized model, and the other attributes that a run or a reader leaves at it."""
+"""save_pretrained of a quantized model, and the other attributes that a run or a reader sets on it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from quark.checkpoint.content import CheckpointContent
 from quark.errors import UnsupportedError
 from quark.models.hf.internals import source_of
 
-_EXPORT = LazyRef("quark.checkpoint.export:export_safetensors")  # which reads what it has written, by what sets results
+_EXPORT = LazyRef("quark.checkpoint.export:export_safetensors")  # lazy, because the two modules need each other
 _WITHOUT_EFFECT = ("max_shard_size", "save_peft_format", "save_original_format", "token")
-_AS_ALWAYS = ("safe_serialization", "save_compressed")  # the latter is llm-compressor's
+_AS_ALWAYS = ("safe_serialization", "save_compressed")  # the second one is llm-compressor's
 
 
 def set_results(content: CheckpointContent) -> None:
@@ -25,10 +25,10 @@ def set_results(content: CheckpointContent) -> None:
 
 
 class SavesQuantized:
-    """The ``save_pretrained`` of one quantized model, which writes what `export_safetensors` writes.
+    """The ``save_pretrained`` of one quantized model, which writes the same as `export_safetensors`.
 
-    That of its class would write rounded weights as floats, which no runtime quantizes activations for. It
-    does not keep its model alive, and a copy of the model, also by torch.save, gets one of its own.
+    The method of its class would write rounded weights as floats, for which no runtime quantizes activations.
+    This object does not keep its model alive. A copy of the model, including one by torch.save, gets its own.
 
     Args:
         model: A quantized model of a class with ``save_pretrained``.
@@ -43,8 +43,8 @@ class SavesQuantized:
         Args:
             save_directory: As ``output_dir`` of `export_safetensors`.
             is_main_process: Whether this process writes.
-            options: Of transformers. Sizes of shards and tokens change nothing; others that ask for another
-                result are refused.
+            options: Options of transformers. Sizes of shards and tokens have no effect; options that ask for
+                another result are refused.
 
         Raises:
             UnsupportedError: An option asks for another result; or ``from_pretrained`` has loaded the model.
@@ -62,7 +62,7 @@ class SavesQuantized:
         asked = {name for name, value in options.items() if value not in (None, name in _AS_ALWAYS)}
         if asked := asked.difference(_WITHOUT_EFFECT):
             raise UnsupportedError(
-                f"save_pretrained of a quantized model writes its checkpoint in the Quark layout, and takes no {', '.join(sorted(asked))}: "
+                f"save_pretrained of a quantized model writes the Quark layout, and does not support {', '.join(sorted(asked))}: "
                 "leave it out, or use quark.checkpoint.export_safetensors, which has weight_format='fake_quantized' for floats"
             )
         if is_main_process:

@@ -1,9 +1,7 @@
 """ShardLayout: the files of a checkpoint, their headers, and the place of each tensor in them.
 
-All of it is known before any tensor exists.
-
-Sizes are known beforehand from meta tensors, so that headers can be written first. Source: the safetensors
-format, version 0.4.
+All of this is known from meta tensors before any tensor exists, so that headers can be written first. Source:
+the safetensors format, version 0.4.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ class Place:
 
     Attributes:
         file: Position of its file in `ShardLayout.files`.
-        offset: Of its first byte in that file.
+        offset: Position of its first byte in that file.
         meta: A meta tensor of its shape and dtype.
     """
 
@@ -44,12 +42,12 @@ class Place:
 
 @attrs.frozen(eq=False, slots=False)
 class ShardLayout:
-    """The files of a checkpoint: ``model.safetensors``, or several where one would be too large.
+    """The files of a checkpoint: ``model.safetensors``, or several if it would be too large.
 
     Attributes:
-        headers: The bytes before the data, the length of the header among them, by file name, in the order of
+        headers: The bytes before the data, including the length of the header, by file name, in the order of
             the files.
-        places: Where each tensor lies, by full name.
+        places: The place of each tensor, by full name.
     """
 
     headers: Mapping[str, bytes]
@@ -63,7 +61,7 @@ class ShardLayout:
 
         Args:
             announced: Meta tensors by full name, for each part.
-            max_shard_bytes: Largest size of the tensors in one file; a larger part has a file of its own.
+            max_shard_bytes: Largest size of the tensors in one file; a larger part has its own file.
 
         Raises:
             UnsupportedError: A dtype has no name in the format.
@@ -91,7 +89,7 @@ class ShardLayout:
         return sum(place.size for place in self.places.values())
 
     def file_sizes(self) -> dict[str, int]:
-        """Return the number of bytes of each file, that of the index among them, by name."""
+        """Return the number of bytes of each file, including the index, by name."""
         sizes = {name: len(header) for name, header in self.headers.items()}
         for place in self.places.values():
             sizes[self.files[place.file]] += place.size
@@ -100,7 +98,7 @@ class ShardLayout:
 
     @cached_property
     def names_under(self) -> Mapping[str, list[str]]:
-        """The names of tensors without their module's, by its full name, in the order of the files."""
+        """Names of tensors relative to their module, by the module's full name, in the order of the files."""
         names: dict[str, list[str]] = {}
         for owner, _, name in (place.rpartition(".") for place in self.places):
             names.setdefault(owner, []).append(name)
@@ -137,7 +135,7 @@ def _header(parts: Sequence[Mapping[str, Tensor]]) -> bytes:
     offset = 0
     for name, tensor in ((n, t) for part in parts for n, t in part.items()):
         if tensor.dtype not in _NAMES:
-            raise UnsupportedError(f"'{name}' is of {tensor.dtype}, which safetensors cannot hold: quantize it, or convert the model first")
+            raise UnsupportedError(f"'{name}' has the dtype {tensor.dtype}, which safetensors cannot hold: quantize or convert it first")
         end = offset + _bytes(tensor)
         header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
         offset = end

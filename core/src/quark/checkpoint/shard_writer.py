@@ -1,7 +1,7 @@
-"""Streamed writing of safetensors files: what has been written is not held in memory.
+"""Streamed writing of safetensors files: written tensors are not held in memory.
 
-The layout of the files is known beforehand (`quark.checkpoint.shard_layout`): headers are written first, and
-tensors in any order, also by several runs or processes that open the same files one after another or at once.
+The layout of the files is known beforehand (`quark.checkpoint.shard_layout`). Headers are written first, and
+tensors in any order; several runs or processes may open the same files one after another or at once.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from quark.errors import OutputError
 from quark.models.hf.shards import INDEX
 
 _LAG = 2
-"""How many times `ShardWriter.when_stored` may wait for the disk before the caller does."""
+"""Number of pending `ShardWriter.when_stored` calls before the caller waits for the disk."""
 
 
 class ShardWriter:
     """The files of a layout, filled in any order. The context manager closes them.
 
-    Files that have the headers of the layout keep what is in them: an earlier writer, or one in another
-    process, has written it. The others are created.
+    Files with the headers of the layout keep their content, because an earlier writer or another process has
+    written it. Other files are created.
 
     Args:
-        layout: Of the files.
+        layout: Layout of the files.
         directory: The output directory, which exists.
 
     Raises:
@@ -91,15 +91,13 @@ class ShardWriter:
     def write_beside(self, tensors: Mapping[str, Tensor]) -> None:
         """Start writing tensors that stay in memory anyway; `when_stored` leaves them out.
 
-        Others are written meanwhile.
-
-        What goes wrong is raised by a method that is called later, by `finish` at the latest.
+        Other tensors are written meanwhile. An error is raised by a later call, at the latest by `finish`.
         """
         self._refuse_others(tensors)
         self._storing.append(self._storing_thread.submit(self._write_all, tensors))
 
     def _refuse_others(self, tensors: Mapping[str, Tensor]) -> None:
-        """Check that tensors are as they were announced, and note the files that they are written to."""
+        """Check that tensors match their announcement, and note the files that they are written to."""
         for name, tensor in tensors.items():
             place = self._layout.places[name]
             if tensor.shape != place.meta.shape or tensor.dtype != place.meta.dtype:
@@ -109,12 +107,10 @@ class ShardWriter:
             self._written_to.add(place.file)
 
     def when_stored(self, then: Callable[[Mapping[str, str]], None]) -> None:
-        """Call ``then`` with the tensors' checksums when all that have been written are on the disk.
+        """Call ``then`` with the checksums of the written tensors when these are on the disk.
 
-        It is called in the background.
-
-        Checksums that an earlier call has got are left out. An error of ``then`` is raised by the
-        next method that is called.
+        The call is in the background. Checksums of earlier calls are left out. The next method that is called
+        raises an error of ``then``.
         """
         while len(self._storing) >= _LAG:
             self._storing.popleft().result()
@@ -123,43 +119,40 @@ class ShardWriter:
         self._storing.append(self._storing_thread.submit(self._store, self._pending, files, names, then))
 
     def adopt(self, checksums: Mapping[str, str]) -> list[str]:
-        """Count tensors as written whose bytes have these checksums, and return the names of the others.
+        """Count tensors as written if their bytes have these checksums, and return the names of the others.
 
         Args:
-            checksums: By full name of a tensor; from `when_stored`, of an earlier run for instance.
+            checksums: Checksums by full name of a tensor, from `when_stored`, for instance of an earlier run.
         """
         same = {name: expected for name, expected in checksums.items() if name in self and checksum(self._stored(name)) == expected}
         self._checksums |= same
         return [name for name in checksums if name not in same]
 
     def read(self, name: str) -> Tensor:
-        """Return a tensor as it is in the files, in memory of its own."""
+        """Return a tensor from the files, in its own memory."""
         place = self._layout.places[name]
         data = torch.cat([torch.empty(0, dtype=torch.uint8), *(chunk.clone() for chunk in self._stored(name))])
         return data.view(place.meta.dtype).reshape(place.meta.shape)
 
     def names_under(self, module: str) -> Sequence[str]:
-        """Return the names of the announced tensors that belong to a module itself, without its full name."""
+        """Return the names of the announced tensors of a module itself, without its full name."""
         return self._layout.names_under.get(module, ())
 
     def written(self) -> dict[str, str]:
-        """Return the checksums of the tensors in the files, by name.
-
-        It waits for those that are being written.
-        """
+        """Wait for pending tensors, and return the checksums of all tensors in the files, by name."""
         self._wait(for_disk=True)
         return dict(self._checksums)
 
     def count_as_written(self, checksums: Mapping[str, str]) -> None:
-        """Note tensors that another process has written, and their checksums."""
+        """Count tensors that another process has written, with their checksums."""
         self._checksums |= checksums
 
     def finish(self) -> None:
         """Wait until all parts are written, and write the index and the checksums.
 
         Raises:
-            OutputError: A file has been removed or replaced meanwhile.
-            RuntimeError: An announced tensor has not been written.
+            OutputError: A file was removed or replaced meanwhile.
+            RuntimeError: An announced tensor was not written.
         """
         self._wait(for_disk=True)
         if unwritten := sorted(self._layout.places.keys() - self._checksums):
@@ -171,21 +164,21 @@ class ShardWriter:
         begin_run_file(self._directory, self._layout.headers, self._checksums)
 
     def _refuse_replaced(self) -> None:
-        """Raise OutputError unless the files under the names of the layout are those that were written."""
+        """Raise OutputError unless the layout's file names still lead to the files that were written."""
         sizes = self._layout.file_sizes()
         for (name, header), file in zip(self._layout.headers.items(), self._files, strict=True):
             path, written = self._directory / name, os.fstat(file)
             is_whole = written.st_size == sizes[name] and pread(file, len(header), 0) == header
             if not is_whole or not path.is_file() or not os.path.samestat(path.stat(), written):
                 raise OutputError(
-                    f"'{path}' is not the file that this run has written: it was removed, replaced or cut meanwhile. Run it again, and let "
-                    "nothing else change that directory"
+                    f"'{path}' was removed, replaced or truncated after this run wrote it. Run it again, and let no other program change "
+                    "that directory"
                 )
 
     def _wait(self, *, for_disk: bool = False) -> None:
-        """Wait until no part is being written any more, or, ``for_disk``, until all is stored.
+        """Wait until no part is being written, or, if ``for_disk``, until everything is on the disk.
 
-        Raises what went wrong there.
+        Raises errors from there.
         """
         pending, self._pending = self._pending, None
         if pending is not None:
@@ -194,7 +187,7 @@ class ShardWriter:
             self._storing.popleft().result()
 
     def _write_all(self, tensors: Mapping[str, Tensor]) -> None:
-        """Write tensors; those of an accelerator are copied here, so that the caller does not wait for it."""
+        """Write tensors; those on an accelerator are copied here, so that the caller does not wait for it."""
         for name, tensor in tensors.items():
             place, data = self._layout.places[name], tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             self._checksums[name] = checksum(self._written(place, data))
@@ -215,13 +208,13 @@ class ShardWriter:
         then({name: self._checksums[name] for name in names})
 
     def _stored(self, name: str) -> Iterator[Tensor]:
-        """Yield the bytes of a tensor in chunks, uint8; fewer where the file ends early."""
+        """Yield the bytes of a tensor in chunks, uint8; fewer if the file ends early."""
         place = self._layout.places[name]
         return stored_bytes(self._files[place.file], place.offset, place.size)
 
 
 def _begin(file: int, header: bytes, size: int) -> None:
-    """Write the header of an open file that is going to have that size, unless it is there."""
+    """Write the header of an open file, unless it has been written; ``size`` is the file's final size."""
     if pread(file, len(header), 0) == header:
         return
     write_at(file, memoryview(header), 0)

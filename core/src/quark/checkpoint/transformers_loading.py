@@ -1,8 +1,9 @@
-"""Loading by ``from_pretrained`` of transformers: what it calls, and registration of the layouts with it.
+"""Loading by transformers' ``from_pretrained``: the functions that it calls, and registration of layouts with
+it.
 
 transformers supports ``quant_method: quark`` itself and imports quark for it. For other methods, a program
-calls `register_layouts` before ``from_pretrained``. Importing quark does not register them, since that would
-import torch and transformers.
+calls `register_layouts` before ``from_pretrained``. Importing quark does not register them, because that
+would import torch and transformers.
 """
 
 from __future__ import annotations
@@ -39,12 +40,10 @@ _IMPORTS_QUARK = "quark"
 
 
 def register_layouts() -> list[str]:
-    """Register each installed layout with transformers by its ``quant_methods``.
+    """Register each installed layout with transformers under its ``quant_methods``.
 
-    Methods that transformers knows already are skipped.
-
-    Layouts whose tensors are not in safetensors files (`ReadsOwnFiles`) can only be read by
-    `import_model_from_safetensors`.
+    Methods that transformers knows already are skipped. Only `import_model_from_safetensors` can read layouts
+    whose tensors are not in safetensors files (`ReadsOwnFiles`).
 
     Returns:
         The methods that this call has registered.
@@ -55,7 +54,7 @@ def register_layouts() -> list[str]:
     registered = []
     methods = {method for record in exporters() if record.reader is not None for method in record.quant_methods}
     for method in sorted(methods):
-        with suppress(ValueError):  # the method is registered already, by transformers or an earlier call
+        with suppress(ValueError):  # transformers or an earlier call has registered the method
             register_quantization_config(method)(_config_class(method))
             register_quantizer(method)(_quantizer_class())
             registered.append(method)
@@ -65,9 +64,7 @@ def register_layouts() -> list[str]:
 def is_read_here(method: str) -> bool:
     """Return whether ``from_pretrained`` calls a layout's reader for checkpoints of that method.
 
-    That is so after `register_layouts`.
-
-    For other methods that it knows, transformers has readers of its own.
+    It does after `register_layouts`. For other methods that it knows, transformers has its own readers.
     """
     from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
@@ -80,9 +77,10 @@ def load_checkpoint(
 ) -> nn.Module:
     """Return the model of a checkpoint, float or quantized, in evaluation mode.
 
-    Layouts are registered. A checkpoint that `import_model_from_safetensors` reads, and transformers by a
-    library of its own, is read by the former; any other by `load_model`. Tensors of a quantized checkpoint
-    are those that its configuration announces, whoever reads them. Arguments and errors as of `load_model`.
+    This registers layouts. If both `import_model_from_safetensors` and a library of transformers can read a
+    checkpoint, `import_model_from_safetensors` reads it; `load_model` reads any other checkpoint. In both
+    cases, a quantized checkpoint must have exactly the tensors that its configuration announces. Arguments
+    and errors are as in `load_model`.
     """
     register_layouts()
     file = config_file(path)
@@ -92,9 +90,9 @@ def load_checkpoint(
         try:
             model = _read_here(path, dtype, device, trust_remote_code=trust_remote_code, packed=packed)
         except UnsupportedError as error:
-            get_logger(__name__).info(f"'{path}' is read by transformers, since quark cannot: {error}")
+            get_logger(__name__).info(f"transformers reads '{path}', because quark cannot: {error}")
         else:
-            get_logger(__name__).info(f"'{path}' is read by quark's own reader of the layout '{layout}', not by transformers.")
+            get_logger(__name__).info(f"quark's reader of the layout '{layout}' reads '{path}', not transformers.")
             return model
     refuse_misfits_of(path, trust_remote_code=trust_remote_code)
     return load_model(path, dtype, device, trust_remote_code=trust_remote_code, packed=packed)
@@ -108,14 +106,14 @@ def _read_here(path: Path, dtype: str, device: str, *, trust_remote_code: bool, 
 
 
 def map_to_quark(model: nn.Module, quant_config: QConfig, pack_method: str = "reorder", custom_mode: str = "quark") -> nn.Module:
-    """Change a float model in place so that the tensors of a checkpoint fit it.
+    """Change a float model in place so that a checkpoint's tensors fit it.
 
     The library transformers calls this before it loads tensors.
 
     Args:
         model: A float model, with weights on any device; they are not used.
         quant_config: The configuration from the checkpoint's ``quantization_config``.
-        pack_method: The value from its ``export`` block.
+        pack_method: ``pack_method`` of its ``export`` block.
         custom_mode: Its ``quant_method``, which determines the layout.
 
     Returns:
@@ -123,31 +121,31 @@ def map_to_quark(model: nn.Module, quant_config: QConfig, pack_method: str = "re
 
     Raises:
         EnvironmentConflictError: This version of transformers is not supported.
-        UnsupportedError: No registered layout reads that ``custom_mode``; or attention is quantized, and
+        UnsupportedError: No registered layout reads that ``custom_mode``; or attention is quantized, but
             cannot be exchanged.
         MissingPluginError: An algorithm that runs with the model is not installed.
-        ConfigError, UnknownNameError: The configuration does not fit the model, or asks for a format that is
-            not installed.
-        CheckpointError: A format has a layout in the checkpoint that the installed distribution does not know
-            yet.
+        ConfigError, UnknownNameError: The configuration does not fit the model, or needs a format that is not
+            installed.
+        CheckpointError: The checkpoint has a layout of a format that the installed distribution does not
+            know.
     """
     refuse_unfit_environment()
     try:
         layout = layout_for({"quant_method": custom_mode}, Path("config.json"))
     except CheckpointError as error:
-        raise UnsupportedError(f"checkpoints of custom_mode '{custom_mode}' are not read here: {error}") from error
+        raise UnsupportedError(f"checkpoints of custom_mode '{custom_mode}' cannot be read: {error}") from error
     _prepare(model, reader_of(layout), StoredConfig(config=quant_config, pack_method=pack_method), renames_scales=True)
     return model
 
 
 def _prepare(model: nn.Module, reader: LayoutReader, stored: StoredConfig, *, renames_scales: bool = False) -> None:
-    """Change a float model in place so that transformers fills it with the tensors of a checkpoint.
+    """Change a float model in place so that transformers fills it with a checkpoint's tensors.
 
-    Its loader raises where it has no values for a tensor that was put in here.
+    Its loader raises if it has no values for a tensor that is added here.
 
     Args:
         model: The model.
-        reader: Of the layout.
+        reader: Reader of the layout.
         stored: The configuration of the checkpoint.
         renames_scales: Whether the loader renames scales (`renamed_scales`).
     """
@@ -184,12 +182,12 @@ def _fill_missing(model: Any, own: set[str], missing: set[str], give_memory: Cal
         directory, what = source_of(model.config), f"{len(lost)} tensor(s) of a {type(model).__name__}: {folded(lost)}"
         if _stored_names(directory).issuperset(map(_stored_name, lost)):
             raise UnsupportedError(
-                f"transformers {transformers_version()} does not load {what}, though '{directory}' holds them. Read it with "
-                "quark.checkpoint.import_model_from_safetensors, or with another version of transformers"
+                f"transformers {transformers_version()} does not load {what}, but '{directory}' holds them. Read it with "
+                "quark.checkpoint.import_model_from_safetensors, or use another version of transformers"
             )
         raise CheckpointError(
-            f"'{directory}' gives no values for {what}. It is incomplete, or of another class of models; "
-            "quark.checkpoint.import_model_from_safetensors takes the class that it names"
+            f"'{directory}' has no values for {what}. It is incomplete, or of another model class; "
+            "quark.checkpoint.import_model_from_safetensors uses the class that it names"
         )
     give_memory()
     for name in zero_points:
@@ -204,14 +202,14 @@ def _end_loading(model: Any, groups: list[list[str]], keeps: bool) -> None:
 
 
 def _stored_names(directory: str) -> set[str]:
-    """Return the names of the tensors in a checkpoint; of one that lies on a hub, none."""
+    """Return the names of the tensors in a checkpoint; none if it is on a hub."""
     with suppress(CheckpointError):
         return {name for shard in check_shards(Path(directory)) for name in shard.tensors}
     return set()
 
 
 def _stored_name(name: str) -> str:
-    """Return the name in a checkpoint: ``weight_scale`` of the tensor ``weight_quantizer.scale``."""
+    """Return the stored name: ``weight_scale`` for the tensor ``weight_quantizer.scale``."""
     owner, _, leaf = name.rpartition(".")
     return f"{owner.removesuffix('_quantizer')}_{leaf}" if owner.endswith("_quantizer") else name
 
@@ -270,7 +268,6 @@ def _reader(block: dict[str, Any]) -> LayoutReader:
     reader = reader_of(layout)
     if isinstance(reader, ReadsOwnFiles):
         raise ValueError(
-            f"the layout '{layout}' has files of its own, which from_pretrained cannot read: use "
-            "quark.checkpoint.import_model_from_safetensors"
+            f"from_pretrained cannot read the files of the layout '{layout}': use quark.checkpoint.import_model_from_safetensors"
         )
     return reader

@@ -15,9 +15,7 @@ __all__ = ["AlgoConfig", "StoredAlgoConfig"]
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class AlgoConfig:
-    """Settings of one algorithm.
-
-    Each algorithm's own class derives from it, in the plugin that brings the algorithm.
+    """Settings of one algorithm: the base of each algorithm's own class.
 
     Attributes:
         name: Registered name of the algorithm, as written to JSON.
@@ -27,10 +25,10 @@ class AlgoConfig:
 
     @classmethod
     def for_architecture(cls, architecture: Architecture) -> Self | None:
-        """Return the settings for a model family, derived from its facts; None where there are none for it.
+        """Return the settings for a model family, derived from its facts; None if it has none.
 
-        By default they are the class's defaults, which fit every family. Algorithms that name layers override
-        this.
+        By default these are the class's defaults, which fit every family. Algorithms that name layers
+        override this.
         """
         return None if any(field.default is attrs.NOTHING for field in attrs.fields(cls)) else cls()  # type: ignore[call-arg]
 
@@ -40,31 +38,29 @@ class AlgoConfig:
         return None
 
     def resolved(self) -> Self:
-        """Return the settings with values in place of what stands for them, such as the defaults of a preset.
+        """Return the settings with placeholders, such as the defaults of a preset, replaced by values.
 
-        A run has the algorithm of these settings, and its checkpoint states them. Resolved settings resolve
-        to themselves.
+        A run and its checkpoint use these settings. Resolved settings resolve to themselves.
         """
         return self
 
     def runs_with_model(self) -> bool:
-        """Return whether the algorithm leaves modules that run with the model, which readers put back."""
+        """Return whether the algorithm leaves modules that run with the model, which readers restore."""
         return False
 
     def separates_experts(self) -> bool:
         """Return whether the algorithm changes matrices of experts.
 
-        Fused experts are then taken apart, also where they stay float.
+        Fused experts are then separated, even if they stay float.
         """
         return False
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form: the fields as they are.
+        """Return the JSON form of the fields.
 
-        Fields marked ``metadata={"legacy": True}`` are never written. Fields marked ``{"own": True}``, which
-        AMD Quark's class does not have, are written only when they differ from their default, so that AMD
-        Quark can read the file. Fields marked ``{"unused": True}`` are read and written, and nothing else:
-        they are no options.
+        Marks in the ``metadata`` of a field change this. ``{"legacy": True}``: never written.
+        ``{"own": True}``, for fields that AMD Quark's class lacks: written only if the value is not the
+        default, so that AMD Quark can read the file. ``{"unused": True}``: read and written, but no option.
         """
 
         def is_written(attribute: Any, value: Any) -> bool:
@@ -82,10 +78,10 @@ class AlgoConfig:
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class StoredAlgoConfig(AlgoConfig):
-    """Settings as a checkpoint stores them; reading it needs no algorithm to be installed.
+    """Settings as a checkpoint stores them; reading them needs no installed algorithm.
 
-    `quark.config.templates.algorithms.algo_config_from_dict` makes the algorithm's own class of
-    ``to_dict()``.
+    `quark.config.templates.algorithms.algo_config_from_dict` turns ``to_dict()`` into the algorithm's own
+    class.
 
     Attributes:
         settings: Everything but the name.
@@ -96,11 +92,11 @@ class StoredAlgoConfig(AlgoConfig):
     is_run: bool = False
 
     def runs_with_model(self) -> bool:
-        """Return whether the checkpoint says so; checkpoints of other producers do not say it."""
+        """Return whether the checkpoint says so; checkpoints of other producers never do."""
         return self.is_run
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form, as it was read."""
+        """Return the JSON form as it was read."""
         return {"name": self.name, **self.settings}
 
     @classmethod

@@ -12,10 +12,10 @@ from quark.base.lazy import LazyRef, as_optional_reference
 __all__ = ["FUSED_EXPERTS", "Architecture", "Rows", "WeightConversion"]
 
 WeightConversion = tuple[str, tuple[str, ...], tuple[tuple[str | int, ...], ...]]
-"""A weight converter as data: the end of a stored name, the ends of the new names, and operations.
+"""A weight converter as data: the suffix of a stored name, the suffixes of the new names, and operations.
 
-The operations are names in ``transformers.core_model_loading`` or `quark.models.hf.weight_converters`, each
-with its arguments. A star in a name stands for the number of an expert.
+Operations are names in ``transformers.core_model_loading`` or `quark.models.hf.weight_converters`, each with
+its arguments. A star in a name stands for the number of an expert.
 
 Example: ``("gate_up_proj", ("gate_proj.weight", "up_proj.weight"), (("SplitFusedExperts", 0),))``.
 """
@@ -31,7 +31,7 @@ and intermediate size I.
 """
 
 Rows = Literal["all", "last", "last_of_each_head"]
-"""Rows of a weight ``[out_features, in_features]``: all of them, one run at the end, or the last rows of each
+"""Rows of a weight ``[out_features, in_features]``: all rows, the last rows, or the last rows of each
 attention head.
 """
 
@@ -45,16 +45,16 @@ class Architecture:
     """The structure of a model family: names of modules, and the modules that read their outputs.
 
     Names have three scopes: *full names* are relative to the model; names *in a block* are relative to one
-    decoder block; names *in an expert* are relative to one expert, once experts are separate layers.
-    *Patterns* are shell patterns (``fnmatch``) for full names of layers. A name in a block counts for the
-    blocks that have such a module, so a family may state a dense MLP and a mixture.
+    decoder block; names *in an expert* are relative to one expert, after experts are separated. *Patterns*
+    are shell patterns (``fnmatch``) for full names of layers. A name in a block applies to the blocks that
+    have such a module, so a family may state both a dense MLP and a mixture.
 
     Attributes:
         model_type: ``config.model_type`` of the family, such as ``"llama"``.
         decoder_blocks: Full name of the list of decoder blocks, such as ``"model.layers"``, or of the blocks
-            of a model without a decoder; None: the whole model is one block, if there are no encoder blocks.
+            of a model without a decoder. If None and without encoder blocks, the whole model is one block.
         encoder_blocks: Full names of the lists of blocks that a forward passes before ``decoder_blocks``, in
-            its order, such as ``"model.encoder.layers"``. Names in a block count for them too.
+            order, such as ``"model.encoder.layers"``. Names in a block apply to them too.
         embeddings: Full names of the token embeddings, such as ``"model.embed_tokens"``.
         final_norm: Full name of the norm before the head, such as ``"model.norm"``.
         head: Full name of the output projection, such as ``"lm_head"``.
@@ -62,52 +62,52 @@ class Architecture:
             input, such as ``("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")``.
         attention_output: In a block: the last projection of attention, such as ``"self_attn.o_proj"``.
         attention_inner: In a block: projections between ``attention_inputs`` and ``attention_output``, such
-            as the second factors of a low-rank attention, ``("self_attn.q_b_proj", "self_attn.kv_b_proj")``;
-            or between attention and the MLP, as those of a decoder's attention to its encoder.
-        query_projections: In a block: projections whose output has the queries, and no keys or values, such
-            as ``"self_attn.q_proj"``; one for each attention of a block. ``()`` where queries come from a
-            fused matrix. None: not stated, and inferred from names
-            (`quark.models.plan.inferred_architecture`).
+            as the second factors of low-rank attention, ``("self_attn.q_b_proj", "self_attn.kv_b_proj")``; or
+            projections between attention and the MLP, such as a decoder's attention to its encoder.
+        query_projections: In a block: projections whose output has queries, but no keys or values, such as
+            ``"self_attn.q_proj"``; one for each attention of a block. ``()`` if queries come from a fused
+            matrix. None: inferred from names (`quark.models.plan.inferred_architecture`).
         key_projections: The same for keys, such as ``"self_attn.k_proj"``.
         value_projections: The same for values, such as ``"self_attn.v_proj"``.
         key_norms: In a block: norms that keys pass between their projection and the cache, such as
             ``"self_attn.k_norm"``. None: inferred.
         attention_norm: In a block: the norm that feeds ``attention_inputs``, such as ``"input_layernorm"``.
-        attention_inner_norms: In a block: norms inside attention with the projections that read each, such as
-            ``(("self_attn.kv_a_layernorm", ("self_attn.kv_b_proj",)),)``. Norms of single heads, such as
-            ``k_norm``, are not listed.
+        attention_inner_norms: In a block: norms inside attention, each with the projections that read it,
+            such as ``(("self_attn.kv_a_layernorm", ("self_attn.kv_b_proj",)),)``. Norms of single heads, such
+            as ``k_norm``, are not listed.
         attention_value: In a block: the projection whose output reaches ``attention_output`` linearly (KV
             heads repeated), multiplied only by factors that do not depend on it, such as
-            ``"self_attn.v_proj"``; scale may be moved from it to ``attention_output``. None: there is none.
+            ``"self_attn.v_proj"``. Scale may be moved from it to ``attention_output``. None: there is no such
+            projection.
         attention_value_rows: Rows of ``attention_value`` that are values, such as ``"last"`` in a fused QKV
             matrix.
-        attention_output_norm: In a block: the norm on the output of ``attention_output``, before it is added
-            to the residual stream, such as ``"post_attention_layernorm"`` in Gemma 2.
-        mixer: In blocks without attention: projections of the mixer in its place, such as
-            ``("mamba.in_proj", "mamba.out_proj")``. The last one is its output projection, the others read
-            the output of ``attention_norm``.
-        mixer_context: Those of ``mixer`` that read another input, such as ``"cross_attn.k_proj"``, which
-            reads the vision states.
+        attention_output_norm: In a block: the norm on the output of ``attention_output``, before the residual
+            addition, such as ``"post_attention_layernorm"`` in Gemma 2.
+        mixer: In blocks without attention: projections of the mixer that replaces it, such as
+            ``("mamba.in_proj", "mamba.out_proj")``. The last is the output projection; the others read the
+            output of ``attention_norm``.
+        mixer_context: Projections of ``mixer`` that read another input, such as ``"cross_attn.k_proj"``,
+            which reads the vision states.
         mlp_inputs: In a block: the input group of the dense MLP, such as
             ``("mlp.gate_proj", "mlp.up_proj")``.
         mlp_output: In a block: the last projection of the MLP, such as ``"mlp.down_proj"``.
         mlp_norm: In a block: the norm that feeds ``mlp_inputs``, or router and experts, such as
             ``"post_attention_layernorm"``.
         mlp_value: In a block: the projection whose output reaches ``mlp_output`` multiplied only by factors
-            that do not depend on it, or through a ReLU, which positive factors pass, such as
-            ``"mlp.up_proj"``. None: there is none.
+            that do not depend on it, or through a ReLU, which commutes with positive factors, such as
+            ``"mlp.up_proj"``. None: there is no such projection.
         mlp_value_rows: Rows of ``mlp_value`` that are multiplied by the activated gate, such as ``"last"`` in
             a fused gate/up matrix.
         mlp_output_norm: In a block: the norm on the output of the MLP or mixture, such as
             ``"post_feedforward_layernorm"`` in Gemma 2.
         experts: In a block: the module that holds all experts, such as ``"mlp.experts"``; expert 3 is
             ``"mlp.experts.3"``.
-        experts_norm: In a block: the norm that feeds the experts alone, where they run beside a dense MLP
-            with a norm of its own and the router reads the residual stream by itself, such as
+        experts_norm: In a block: the norm that feeds only the experts, if they run beside a dense MLP with
+            its own norm and the router reads the residual stream directly, such as
             ``"pre_feedforward_layernorm_2"`` in Gemma 4.
-        expert_parts: Where the class of fused experts does not describe them as the experts interface of
-            transformers does, the function that takes them apart, as ``"module:function"``: it gets a module
-            and the names of an expert's projections, the last one being ``expert_output``, and returns a
+        expert_parts: ``"module:function"`` that separates fused experts, if their class does not describe
+            them by the experts interface of transformers. The function gets a module and the names of an
+            expert's projections, the last of them ``expert_output``. It returns a
             `quark.models.layers.experts.ExpertParts`, or None for any other module.
         router: In a block: the layer that chooses experts, such as ``"mlp.gate"``; it stays float.
         expert_inputs: In an expert: the input group, such as ``("gate_proj", "up_proj")``.
@@ -115,14 +115,14 @@ class Architecture:
         expert_value: In an expert: as ``mlp_value``, such as ``"up_proj"``.
         shared_experts: In a block: projections of the experts that every token passes, such as
             ``("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj", "mlp.shared_expert.down_proj")``.
-            The last is their output, the others read the normed input.
+            The last is their output; the others read the normed input.
         shared_expert_value: As ``mlp_value`` for the shared experts, such as ``"mlp.shared_expert.up_proj"``.
         shared_expert_value_rows: As ``mlp_value_rows`` for the shared experts.
         shared_expert_gate: In a block: the layer whose output weights the shared experts, such as
             ``"mlp.shared_expert_gate"``.
         norm_has_unit_offset: Whether norms multiply by ``1 + weight``, as in Gemma.
-        norm_has_weight: Whether norms of blocks and the final norm have a weight; without one, as in OLMo 1,
-            no scale is folded into them.
+        norm_has_weight: Whether norms of blocks and the final norm have a weight. Norms without one, as in
+            OLMo 1, cannot absorb a scale.
         norm_subtracts_mean: Whether norms of blocks and the final norm subtract the mean (LayerNorm), or not
             (RMSNorm).
         embedding_norm: Full name of a norm on the embeddings, such as
@@ -138,17 +138,17 @@ class Architecture:
         gate_up_layers_name: Suffixes of the two input projections of the MLP, such as
             ``("gate_proj", "up_proj")``.
         exclude_layers_name: AMD Quark's patterns of layers that stay float, such as ``"lm_head"``.
-        module_patterns: Pairs of an AMD Quark pattern, which names layers as published checkpoints do, and
-            the pattern of the same layers as transformers names the modules, such as
+        module_patterns: Pairs of patterns for the same layers: AMD Quark's pattern, with the names in
+            published checkpoints, and the pattern with transformers' module names, such as
             ``("*wkv", "*self_attn.kv_proj")``. Configurations list both.
         fused: Suffixes that runtimes such as vLLM fuse into one matrix, and which therefore need the same
             format, such as ``(("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))``.
-        weight_converters: How stored tensors become the tensors of single layers (`WeightConversion`), where
-            AMD Quark's template has converters or the layout is not `FUSED_EXPERTS`.
-        algorithm_defaults: Settings by name of algorithm that replace the algorithm's defaults, as AMD
-            Quark's templates have them, such as ``{"smoothquant": {"alpha": 0.8}}``.
-        unsupported: By name of algorithm, or of a part of one behind a dot, why it cannot be applied to this
-            family, where other facts do not say it, such as
+        weight_converters: How stored tensors become the tensors of single layers (`WeightConversion`), if AMD
+            Quark's template has converters or the layout is not `FUSED_EXPERTS`.
+        algorithm_defaults: Settings by algorithm name that replace the algorithm's defaults, as in AMD
+            Quark's templates, such as ``{"smoothquant": {"alpha": 0.8}}``.
+        unsupported: Reasons why algorithms cannot be applied to this family, if no other fact shows it. Keys
+            are names of algorithms, with a part of the algorithm after a dot:
             ``{"rotation.r1": "its residual stream is several streams"}``.
     """
 
@@ -207,11 +207,11 @@ class Architecture:
 
     @property
     def block_lists(self) -> tuple[str, ...]:
-        """Full names of all lists of blocks, in the order in which a forward passes them."""
+        """Full names of all lists of blocks, in the order of a forward."""
         return (*self.encoder_blocks, *((self.decoder_blocks,) if self.decoder_blocks is not None else ()))
 
     def with_modules(self, patterns: Iterable[str]) -> list[str]:
-        """Return ``patterns``, each followed by the module pattern of the same layers in `module_patterns`.
+        """Return ``patterns``, each followed by its module pattern from `module_patterns`.
 
         >>> facts = Architecture(model_type="deepseek_v4", module_patterns=(("*wkv", "*self_attn.kv_proj"),))
         >>> facts.with_modules(["*wkv", "head"])

@@ -1,4 +1,4 @@
-"""Short descriptions of a tensor's or a layer's quantization, and its bits per element."""
+"""Short descriptions of the quantization of a tensor or a layer, and its bits per element."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def _describe_level(level: QTensorConfig) -> str:
 
 
 def _describe_own_shape(level: QTensorConfig) -> str:
-    """Return the qscheme of a number format's own, with the size that the spec gives it."""
+    """Return the qscheme that a number format defines, with the size from the spec."""
     assert level.qscheme is not None
     size = level.group_size if level.block_size is None else level.block_size
     return level.qscheme.name if size is None else f"{level.qscheme.name} {size}"
 
 
 def describe_activation(spec: TensorSpec | None) -> str:
-    """As `describe_spec`, and when the range is computed: ``fp8_e4m3/tensor static``."""
+    """As `describe_spec`, with the time of calibration: ``fp8_e4m3/tensor static``."""
     if spec is None:
         return "float"
     first, last = levels(spec)[0], levels(spec)[-1]
@@ -67,23 +67,23 @@ def describe_layer(layer: QLayerConfig | None) -> str:
 def needs_calibration(layer: QLayerConfig) -> bool:
     """Return whether activations have static ranges, which come from data.
 
-    A plain cast has no scale and needs none.
+    A plain cast has no scale and needs no data.
     """
     activations = (*levels(layer.input_tensors), *levels(layer.output_tensors))
     return any(level.is_dynamic is False and level.qscheme is not None for level in activations)
 
 
 def effective_bits(spec: TensorSpec | None, bits_of: Callable[[str], float]) -> float | None:
-    """Return the stored bits per element, scales and zero points of groups and blocks included.
+    """Return the stored bits per element, including scales and zero points of groups and blocks.
 
-    Scales of whole tensors and of channels are left out.
+    Scales of whole tensors and of channels are not counted.
 
     Args:
         spec: A tensor's quantization.
-        bits_of: Bits of one element of the number format of that name.
+        bits_of: Returns the bits of one element of a number format, by name.
 
     Returns:
-        The figure; None where nothing is quantized. A float32 scale for each group of 128 makes int4 4.25.
+        The number; None if nothing is quantized. A float32 scale for each group of 128 makes int4 4.25.
     """
     all_levels = levels(spec)
     elements = [s for s in all_levels if not s.is_scale_quant]
@@ -113,7 +113,7 @@ def _scale_bits(level: QTensorConfig, bits_of: Callable[[str], float]) -> float:
 
 
 def _elements_per_scale(level: QTensorConfig) -> int | None:
-    """Return elements that share a scale, where that does not depend on the tensor's shape."""
+    """Return the number of elements that share a scale; None if it depends on the tensor's shape."""
     if level.qscheme in (QSchemeType.per_tensor, QSchemeType.per_channel):
         return None
     if level.qscheme is not QSchemeType.per_block and level.group_size is not None:

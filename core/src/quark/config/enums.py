@@ -1,11 +1,10 @@
 """The enumerations of AMD Quark's public API. No torch here.
 
-`Dtype`, `QSchemeType` and `QuantizationMode` are open: their members are AMD Quark's names, and names that
-plugins bring are values of them too. A number format goes by the name that it is registered under
-(``Dtype("acme_nf3")``), and so does a quantization mode. A way to share scales is not registered, but known
-to the number formats that have it, and goes by a name with its vendor's prefix
-(``QSchemeType("acme.diagonal")``). Reading a configuration needs no plugin: whether a format of that name is
-installed, and has that way, is asked when a plan is made, before any work.
+`Dtype`, `QSchemeType` and `QuantizationMode` are open: their members are AMD Quark's names, and names from
+plugins are values too. A number format or a quantization mode has the name under which it is registered
+(``Dtype("acme_nf3")``). A granularity is not registered: the number formats that have it know it, by a name
+with the vendor's prefix (``QSchemeType("acme.diagonal")``). Reading a configuration needs no plugin. Planning
+checks, before any work, whether the format is installed and knows the granularity.
 """
 
 from __future__ import annotations
@@ -41,11 +40,10 @@ class _Vocabulary(Enum):
 
 
 class _OpenVocabulary(_Vocabulary):
-    """A vocabulary whose values may have other names than its members'.
+    """A vocabulary whose values may have other names than its members.
 
-    Such a value equals any other of that name.
-
-    It is no member: nothing keeps it, and a misspelt name leaves nothing behind.
+    Such a value equals any other of that name. It is not a member: nothing stores it, so a misspelt name
+    leaves no trace.
     """
 
     @classmethod
@@ -56,10 +54,10 @@ class _OpenVocabulary(_Vocabulary):
 
     @classmethod
     def from_str(cls, text: str) -> Self:
-        """Return the member of that name, upper or lower case, or the value of a plugin's name.
+        """Return the member of that name, in any case, or the value for a plugin's name.
 
         Raises:
-            ConfigError: (a ValueError) It is neither.
+            ConfigError: (a ValueError) The name is not valid.
         """
         return cls(text.lower())
 
@@ -98,37 +96,37 @@ class Dtype(_OpenVocabulary):
 
     @classmethod
     def _missing_(cls, value: object) -> Dtype:
-        """Return the value of the name of a plugin's number format."""
+        """Return the value for the name of a plugin's number format."""
         if not is_valid_name(value):
             raise ConfigError(f"{value!r} is not the name of a number format: a name is {NAME_RULE}")
         return cls._beside_members(str(value))
 
     @classmethod
     def from_torch_dtype(cls, torch_dtype: Any) -> Dtype:
-        """Return the member that is a torch dtype, such as ``torch.float8_e4m3fn``.
+        """Return the member for a torch dtype, such as ``torch.float8_e4m3fn``.
 
         Raises:
-            ValueError: None is.
+            ValueError: There is no such member.
         """
         name = str(torch_dtype).removeprefix("torch.").replace("float8_", "fp8_").removesuffix("fn")
         if name not in cls.__members__:
-            raise ValueError(f"{torch_dtype} is no number format of Dtype; it has {', '.join(cls.__members__)}")
+            raise ValueError(f"{torch_dtype} is not a number format of Dtype, which has {', '.join(cls.__members__)}")
         return cls[name]
 
     def to_bitwidth(self) -> int:
-        """Return the bits of an element, rounded up; for mx6 and mx9 with its part of the shared bits.
+        """Return the bits of an element, rounded up; for mx6 and mx9, including its part of the shared bits.
 
         Raises:
-            UnknownNameError: (a ValueError) No installed plugin brings the format.
+            UnknownNameError: (a ValueError) No installed plugin provides the format.
         """
-        # The registry is asked here and not before, since it depends on the installed plugins.
+        # The registry is asked only here, because it depends on the installed plugins.
         return math.ceil(_FORMATS.load()().get(self.name).bits)
 
     def to_torch_packed_dtype(self) -> Any:
         """Return the torch dtype in which a checkpoint holds codes of this format.
 
         Raises:
-            UnknownNameError: (a ValueError) No installed plugin brings the format.
+            UnknownNameError: (a ValueError) No installed plugin provides the format.
         """
         return _PACKED_DTYPE.load()(self)
 
@@ -136,8 +134,8 @@ class Dtype(_OpenVocabulary):
 class QSchemeType(_OpenVocabulary):
     """Which elements share one scale.
 
-    A number format may have ways of its own, as ``"vendor.name"``: its
-    `quark.numbers.NumberFormat.granularity` knows them.
+    A number format may define more, as ``"vendor.name"``, which its
+    `quark.numbers.NumberFormat.granularity` knows.
     """
 
     per_tensor = "per_tensor"
@@ -147,19 +145,19 @@ class QSchemeType(_OpenVocabulary):
 
     @classmethod
     def _missing_(cls, value: object) -> QSchemeType:
-        """Return the value of a vendor's own name."""
+        """Return the value for a vendor's own name."""
         if not is_vendor_name(value):
             near = closest(str(value), cls.__members__)
             suggestion = f"; did you mean {near!r}?" if near else "."
             known = ", ".join(cls.__members__)
             raise ConfigError(
-                f"{cls.__name__} has no member {value!r}{suggestion} It has {known}, and a number format's own, 'vendor.name'"
+                f"{cls.__name__} has no member {value!r}{suggestion} It has {known}; a number format's own name is written 'vendor.name'"
             )
         return cls._beside_members(str(value))
 
 
 class ScaleType(_Vocabulary):
-    """In which type scales are kept. ``float`` keeps float32."""
+    """The dtype of stored scales. ``float`` means float32."""
 
     float = "float"
     float32 = "float32"
@@ -170,22 +168,22 @@ class ScaleType(_Vocabulary):
     float8_e8m0fnu = "float8_e8m0fnu"
 
     def to_torch_dtype(self) -> Any:
-        """Return the torch dtype in which such scales are stored; torch is imported for it.
+        """Return the torch dtype in which such scales are stored. This imports torch.
 
         Raises:
-            ConfigError: (a ValueError) There is not one: of ``float`` and ``pof2``.
+            ConfigError: (a ValueError) There is none, for ``float`` and ``pof2``.
         """
         if self.value in ("float", "pof2"):
-            raise ConfigError(f"ScaleType.{self.value} says how scales are made, and not in which dtype they are kept")
+            raise ConfigError(f"ScaleType.{self.value} says how scales are computed, not the dtype that stores them: use another member")
         return LazyRef(f"torch:{'uint8' if self.value == 'float8_e5m3' else self.value}").load()
 
 
 class RoundType(_Vocabulary):
-    """What becomes of a value halfway between two whole numbers; every other value goes to the nearest one.
+    """How a value halfway between two integers is rounded; all other values go to the nearest integer.
 
-    Under ``half_even`` it becomes the even one, under ``round`` the larger one, under ``floor`` the one
-    farther from 0: what AMD Quark's GPU kernel does by these names. Formats that are no integers round half
-    to even under each of them, as there.
+    ``half_even`` gives the even one, ``round`` the larger one, and ``floor`` the one farther from 0: AMD
+    Quark's GPU kernel does this under these names. Formats other than integers round half to even under each
+    of them, as in AMD Quark.
     """
 
     round = 2
@@ -194,7 +192,7 @@ class RoundType(_Vocabulary):
 
 
 class ZeroPointType(_Vocabulary):
-    """Whether zero points are whole numbers or real ones."""
+    """Whether zero points are integers or real numbers."""
 
     int32 = "int32"
     float32 = "float32"
@@ -208,7 +206,7 @@ class QuantizationMode(_OpenVocabulary):
 
     @classmethod
     def _missing_(cls, value: object) -> QuantizationMode:
-        """Return the member of that name, or the value of the name of a plugin's mode."""
+        """Return the member of that name, or the value for the name of a plugin's mode."""
         if not is_valid_name(value):
             raise ConfigError(f"{value!r} is not the name of a quantization mode: a name is {NAME_RULE}")
         return cls.__members__.get(str(value)) or cls._beside_members(str(value))
@@ -222,7 +220,7 @@ class DeviceType(_Vocabulary):
 
 
 class QuantFlow(_Vocabulary):
-    """Flows of AMD Quark; all of them are one pipeline here."""
+    """Flows of AMD Quark; here all of them are one pipeline."""
 
     standard = "standard"
     file2file = "file2file"

@@ -1,4 +1,4 @@
-"""Fields of configuration classes: their view as dataclasses, and their values in JSON, checked by type."""
+"""Fields of configuration classes: their view as dataclasses, and type checks of their JSON values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def with_dataclass_view(cls: type[T]) -> type[T]:
-    """Give an attrs class the field table that the standard library's ``dataclasses`` functions look for.
+    """Give an attrs class the field table that functions of the standard library's ``dataclasses`` need.
 
     The table comes from a shadow dataclass with the same fields, so that only public functions are used.
 
@@ -43,7 +43,7 @@ def with_dataclass_view(cls: type[T]) -> type[T]:
 
 
 def one_of(*choices: str) -> Callable[[Any, Any, Any], None]:
-    """Return a validator of attrs that refuses other values with a ConfigError."""
+    """Return an attrs validator that raises ConfigError for other values."""
 
     def validate(_: Any, attribute: Any, value: Any) -> None:
         if value not in choices:
@@ -76,23 +76,23 @@ def json_of(path: Path, what: str) -> Any:
 
 
 def value_of(data: Mapping[str, Any], key: str, kind: type, default: Any = None) -> Any:
-    """Return the value of ``key``, or ``default`` where it is missing or null.
+    """Return the value of ``key``, or ``default`` if it is missing or null.
 
     Args:
-        data: From JSON.
-        key: Into it.
+        data: A JSON object.
+        key: A key of it.
         kind: Mapping, list (tuples count), str, bool, int, or float (whole numbers count).
-        default: Of any type.
+        default: A value of any type.
 
     Raises:
-        ConfigError: It is of another type.
+        ConfigError: The value has another type.
     """
     value = data.get(key)
     return default if value is None else checked(value, kind, key)
 
 
 def strings_of(data: Mapping[str, Any], key: str) -> list[str]:
-    """Return the list of strings of ``key``, empty where it is missing or null.
+    """Return the list of strings of ``key``; empty if it is missing or null.
 
     Raises ConfigError for anything else.
     """
@@ -100,12 +100,12 @@ def strings_of(data: Mapping[str, Any], key: str) -> list[str]:
 
 
 def checked(value: Any, kind: type, key: str) -> Any:
-    """Return ``value``, which is the value of ``key`` or an element of it.
+    """Return ``value``, which belongs to ``key``; raise ConfigError if it has another type.
 
-    Raises ConfigError unless it is of that kind, as in `value_of`.
+    The kinds are those of `value_of`.
     """
     types: Any = {list: (list, tuple), float: (int, float)}.get(kind, kind)
     if isinstance(value, types) and (kind is bool or not isinstance(value, bool)):
         return value
     text = repr(value)
-    raise ConfigError(f"'{key}' is {text if len(text) <= 80 else text[:80] + '…'}, where {_NAMES[kind]} is wanted")
+    raise ConfigError(f"'{key}' is {text if len(text) <= 80 else text[:80] + '…'} instead of {_NAMES[kind]}")

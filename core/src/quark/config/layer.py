@@ -1,6 +1,6 @@
 """QLayerConfig: which tensors of a layer are quantized, and how.
 
-AMD Quark has had two names for it; this is the one definition.
+AMD Quark has two names for this class.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def levels(spec: TensorSpec | None) -> tuple[QTensorConfig, ...]:
 
 
 def _mapped(spec: TensorSpec | None, convert: Callable[[QTensorConfig], Any]) -> Any:
-    """Return one converted level, or the list of all; None where there is none."""
+    """Return one converted level, or the list of all; None if there is none."""
     if spec is None or isinstance(spec, QTensorConfig):
         return None if spec is None else convert(spec)
     return [convert(level) for level in spec]
@@ -65,18 +65,18 @@ class QLayerConfig:
 
     Old name: ``QuantizationConfig``.
 
-    Its slots can be assigned to, and are checked then. A run works on a copy (`copied`).
+    You can assign to its slots; they are checked then. A run works on a copy (`copied`).
 
     Attributes:
-        input_tensors: Of the activations that come in; None leaves them as they are.
-        output_tensors: Of the activations that go out (keys and values of the cache).
-        weight: Of the weight.
-        bias: Of the bias.
+        input_tensors: Spec of the input activations; None leaves them unquantized.
+        output_tensors: Spec of the output activations (keys and values of the cache).
+        weight: Spec of the weight.
+        bias: Spec of the bias.
         target_device: Part of AMD Quark's signature; without effect.
 
     Raises:
         ConfigError: (a ValueError) A slot holds no tensor spec; or activations are static with a scale per
-            group, which nothing can serve.
+            group, which is not possible.
     """
 
     input_tensors: TensorSpec | None = attrs.field(default=None, converter=_as_spec, validator=_no_static_groups)
@@ -86,12 +86,12 @@ class QLayerConfig:
     target_device: DeviceType | None = None
 
     def copied(self) -> QLayerConfig:
-        """Return an independent copy. Raises ConfigError where fields that were assigned do not agree."""
+        """Return an independent copy. Raises ConfigError if assigned fields do not agree."""
         slots: dict[str, Any] = {slot.value: _mapped(getattr(self, slot), QTensorConfig.copied) for slot in Slot}
         return attrs.evolve(self, **slots)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form; every slot is a key, null where nothing is quantized."""
+        """Return the JSON form. Every slot is a key, with null if it is not quantized."""
         device = None if self.target_device is None else self.target_device.name
         return {slot.value: _mapped(getattr(self, slot), QTensorConfig.to_dict) for slot in Slot} | {"target_device": device}
 
@@ -99,7 +99,7 @@ class QLayerConfig:
     def from_dict(cls, data: Mapping[str, Any]) -> QLayerConfig:
         """Read the JSON form; missing slots are None.
 
-        Raises ConfigError for an unknown key, or a value of another type than it has.
+        Raises ConfigError for an unknown key, or a value of the wrong type.
         """
         unknown = sorted(set(checked(data, Mapping, "a layer's quantization")) - {*Slot, "target_device"})
         if unknown:

@@ -1,4 +1,4 @@
-"""QConfig: how a model is quantized. Documented as ``Config`` and ``QConfig``; this is the one definition."""
+"""QConfig: how a model is quantized. AMD Quark calls it ``Config`` and ``QConfig``."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ __all__ = ["QConfig"]
 
 _RUN = "run_time_algorithms"
 _MOST_PATTERNS = 10_000
-"""In a configuration that is read: exports have full names, and templates a few dozen patterns."""
+"""Maximum number of patterns in a configuration from a file. Exports list full names; templates have a few
+dozen patterns.
+"""
 
 
 def _algorithms(value: Any) -> list[AlgoConfig] | None:
-    """Return a single object (AMD Quark's form before 0.10) or any iterable of them, as a list."""
+    """Return a single object (AMD Quark's form before 0.10) or an iterable, as a list."""
     if value is None:
         return None
     if isinstance(value, Iterable) and not isinstance(value, str | Mapping):
@@ -39,7 +41,7 @@ def _copied_dict(value: Mapping[Any, QLayerConfig] | None) -> dict[Any, QLayerCo
 
 def _copied_list(value: Iterable[Any] | None) -> list[Any]:
     if isinstance(value, str):
-        raise ConfigError(f"a list of patterns is wanted, not the single string {value!r}: write [{value!r}]")
+        raise ConfigError(f"patterns must be a list, not the single string {value!r}: write [{value!r}]")
     return list(value or [])
 
 
@@ -54,7 +56,7 @@ def _scale_floor(_: Any, attribute: Any, value: float) -> None:
 
 
 def _by_type_name(layers: Mapping[Any, QLayerConfig]) -> dict[str, QLayerConfig]:
-    """Layer types by name, as JSON has them: a torch class and its name are the same key."""
+    """Return layer configurations by type name, as in JSON: a torch class and its name are the same key."""
     return {key if isinstance(key, str) else key.__name__: layer for key, layer in layers.items()}
 
 
@@ -67,60 +69,58 @@ def _copied_layers(layers: Mapping[Any, QLayerConfig]) -> dict[Any, QLayerConfig
 class QConfig:
     """The quantization of a whole model.
 
-    Lists and dicts given are copied, so no two configurations share them.
+    Given lists and dicts are copied, so that no two configurations share them. You can assign to every field,
+    including fields of the configurations of layers and tensors. A run works on a copy (`copied`): it changes
+    no configuration, and changes after its planning have no effect on it.
 
-    Every field can be assigned to, also those of the layers' and tensors' configurations in it. A run works
-    on a copy (`copied`): it changes no configuration, and what is changed once it is planned has no effect on
-    it.
-
-    Which layer gets what: ``exclude``, then ``layer_quant_config`` (first matching pattern), then
-    ``layer_type_quant_config``, then ``global_quant_config``; ``kv_cache_quant_config`` adds output
+    Precedence for a layer: ``exclude``, then ``layer_quant_config`` (first matching pattern), then
+    ``layer_type_quant_config``, then ``global_quant_config``. ``kv_cache_quant_config`` adds output
     quantization even to excluded layers.
 
     Attributes:
-        global_quant_config: For every linear layer that nothing else names.
-        exclude: Patterns (``fnmatch``) of module names that keep their weights and inputs.
-        algo_config: Algorithms in order; a single object is taken as a list of one.
+        global_quant_config: Configuration of every linear layer that no other field names.
+        exclude: Patterns (``fnmatch``) of modules whose weights and inputs stay float.
+        algo_config: Algorithms in order; a single object counts as a list of one.
         log_severity_level: Part of AMD Quark's signature; without effect.
         version: Version that wrote this configuration.
-        layer_type_quant_config: By module type, a torch class or its name.
-        layer_quant_config: By pattern of module name, first match.
-        kv_cache_quant_config: By pattern: output quantization of key and value projections.
+        layer_type_quant_config: Configurations by module type, a torch class or its name.
+        layer_quant_config: Configurations by pattern of module name; the first match counts.
+        kv_cache_quant_config: Output quantization of key and value projections, by pattern.
         kv_cache_group: Patterns of the projections that feed the cache.
-        min_kv_scale: Floor of the cache's scales.
-        separate_kv_scales: Keys and values keep scales of their own. By default those of one block share the
-            larger, as in AMD Quark.
-        kv_cache_post_rope: Where keys and values of the cache are rounded, and of which tensors their scales
-            are exported. True: as attention gets them, behind norms on single heads and the rotary embedding,
-            which is what runtimes such as vLLM cache. False: as their projections put them out, the
-            convention of AMD Quark. None: True where the attention of the model can be reached. Latent
-            attention is refused but with False: runtimes cache no output of its projections.
+        min_kv_scale: Smallest scale of the cache.
+        separate_kv_scales: Whether keys and values have their own scales. By default those of one block share
+            the larger scale, as in AMD Quark.
+        kv_cache_post_rope: Where keys and values of the cache are rounded, and for which tensors their scales
+            are exported. True: as attention gets them, after norms of single heads and the rotary embedding,
+            which is what runtimes such as vLLM cache. False: at the outputs of their projections, AMD Quark's
+            convention. None: True if the attention of the model can be reached. Latent attention requires
+            False, because runtimes cache no output of its projections.
         attention_post_rope: The same for the queries of quantized attention (``softmax_quant_spec``).
         shared_scale_groups: Groups of name suffixes that share one global scale.
-        softmax_quant_spec: Of the attention probabilities.
+        softmax_quant_spec: Spec of the attention probabilities.
         quant_mode: How a model is quantized: layer by layer (eager mode), or in a mode that a plugin
-            registers. FX graph mode, which quantizes operators, is in the distribution quark-graph.
+            registers. The distribution quark-graph has FX graph mode, which quantizes operators.
         quant_flow: Part of AMD Quark's signature; every flow is the same pipeline.
         gpu_resident_blocks: Part of AMD Quark's signature; without effect.
-        sync_moe_expert_input_amax: Experts share the range of their input.
-        activation_memory: Bytes that activations may take while calibrated rounding holds those of all
-            samples in the middle of a block; None for half of what is free. Where more are needed, each block
-            is passed twice instead; 0 asks for that.
-        spill_directory: Where files without names hold what calibration samples keep while they wait in front
-            of a block, as far as that is more than ``activation_memory``; None leaves it in memory. The
-            result is the same.
-        strict: A pattern that matches no layer, or a layer type that cannot be quantized, is an error and not
-            a warning.
-        calibrate_all_experts: Every expert is calibrated on every token, and not on those routed to it alone.
+        sync_moe_expert_input_amax: Whether experts share the range of their input.
+        activation_memory: Bytes for the activations of all samples inside a block during calibrated rounding;
+            None means half of the free memory. If more are needed, each block runs twice instead; 0 asks for
+            that.
+        spill_directory: Directory for unnamed files with the inputs of blocks, as far as these exceed
+            ``activation_memory``; None keeps them in memory. The result is the same.
+        strict: Whether a pattern that matches no layer, or a layer type that cannot be quantized, is an error
+            instead of a warning.
+        calibrate_all_experts: Whether every expert is calibrated on every token, not only on its routed
+            tokens.
         scheme: Name of the scheme that ``global_quant_config`` comes from, for messages; never written.
-        keep_prequantized_layers: Layers that come quantized, and are not to be quantized, stay as they are
-            stored: codes, scales and configuration. False writes them dequantized.
-        weight_format: Of the checkpoint that this was read from: ``"fake_quantized"`` holds rounded values in
-            place of their codes.
-        written_with: Of a checkpoint: distributions that brought its formats, observers and algorithms
+        keep_prequantized_layers: Whether layers that are quantized in the source, and that the configuration
+            does not quantize, keep their codes, scales and configuration. False writes them dequantized.
+        weight_format: Format of the checkpoint that this was read from: ``"fake_quantized"`` holds rounded
+            values instead of codes.
+        written_with: Distributions that provided the formats, observers and algorithms of a checkpoint
             (`quark.checkpoint.provenance`).
-        pre_quant_opt_config: AMD Quark's field before 0.12: algorithms that go before ``algo_config``; folded
-            into it.
+        pre_quant_opt_config: AMD Quark's field before 0.12: algorithms that go before ``algo_config``. They
+            are moved there.
     """
 
     global_quant_config: QLayerConfig = attrs.field(validator=_layer)
@@ -159,9 +159,9 @@ class QConfig:
             self.pre_quant_opt_config = None
 
     def copied(self) -> QConfig:
-        """Return an independent copy, down to the last tensor's spec.
+        """Return an independent copy, including the specs of all tensors.
 
-        Raises ConfigError where fields that were assigned do not agree.
+        Raises ConfigError if assigned fields do not agree.
         """
         return attrs.evolve(
             self,
@@ -187,8 +187,8 @@ class QConfig:
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form: ``quantization_config`` without ``export``, which the exporter adds.
 
-        ``run_time_algorithms`` and ``attention_post_rope`` are keys of our own, there only where an algorithm
-        runs with the model, or queries are quantized: other readers pass them over.
+        ``run_time_algorithms`` and ``attention_post_rope`` are keys that AMD Quark does not have. They are
+        written only if an algorithm runs with the model, or queries are quantized; other readers ignore them.
         """
         softmax = self.softmax_quant_spec
         run = self.run_time_algorithms
@@ -210,16 +210,14 @@ class QConfig:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> QConfig:
-        """Read the JSON form of any generation.
+        """Read the JSON form of any version.
 
-        Missing keys and nulls take their defaults, and unknown keys are ignored.
-
-        Entries of ``algo_config`` are kept as `StoredAlgoConfig`, so that no algorithm need be installed to
-        read a checkpoint.
+        Missing keys and nulls take their defaults, and unknown keys are ignored. Entries of ``algo_config``
+        are kept as `StoredAlgoConfig`, so that reading a checkpoint needs no installed algorithm.
 
         Raises:
-            ConfigError: ``global_quant_config`` is missing, a value is of another type than it has, or there
-                are too many patterns.
+            ConfigError: ``global_quant_config`` is missing, a value has the wrong type, or there are too many
+                patterns.
         """
         if not isinstance(data, Mapping) or data.get("global_quant_config") is None:
             raise ConfigError("this quantization_config has no 'global_quant_config': it was not written by quark, or is damaged")
@@ -237,8 +235,7 @@ class QConfig:
             kv_cache_group=strings_of(export, "kv_cache_group"),
             min_kv_scale=float(value_of(export, "min_kv_scale", float, 0.0)),
             weight_format=value_of(export, "weight_format", str, "real_quantized"),
-            # Checkpoints without the key are from before rounding after RoPE was possible; null lets the
-            # model decide.
+            # Checkpoints without the key are older than rounding after RoPE; null lets the model decide.
             kv_cache_post_rope=value_of(data, "kv_cache_post_rope", bool, None if "kv_cache_post_rope" in data else False),
             attention_post_rope=value_of(data, "attention_post_rope", bool),
             softmax_quant_spec=None if softmax is None else QTensorConfig.from_dict(softmax),
@@ -248,9 +245,9 @@ class QConfig:
 
 
 def _refuse_many_patterns(data: Mapping[str, Any]) -> None:
-    """Raise ConfigError where matching all patterns with all layers would take minutes.
+    """Raise ConfigError if matching all patterns with all layers would take minutes.
 
-    Full names, as exports have them, are not counted.
+    Full names, as in exports, are not counted.
     """
     for key in ("exclude", "layer_quant_config", "kv_cache_quant_config"):
         values = data.get(key)
@@ -264,7 +261,7 @@ def _refuse_many_patterns(data: Mapping[str, Any]) -> None:
 def _stored_algorithms(value: Any, run: Sequence[str]) -> list[AlgoConfig] | None:
     """Return ``algo_config`` of a checkpoint as settings; ``run`` names algorithms that run with the model.
 
-    It is a list, one object (before 0.10), or null.
+    ``value`` is a list, one object (before 0.10), or null.
     """
     if value is None:
         return None

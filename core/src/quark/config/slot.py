@@ -7,7 +7,7 @@ from functools import cached_property
 
 
 class Slot(StrEnum):
-    """A tensor of a layer; as a string, its field of `quark.config.layer.QLayerConfig`.
+    """A tensor of a layer. As a string, it is the field name in `quark.config.layer.QLayerConfig`.
 
     >>> slot = Slot.input_tensors
     >>> slot.quantizer_attribute, slot.checkpoint_prefix, slot.is_activation
@@ -21,7 +21,7 @@ class Slot(StrEnum):
 
     @cached_property
     def label(self) -> str:
-        """The word for it in messages: ``"input"``."""
+        """Its word in messages: ``"input"``."""
         return self.value.removesuffix("_tensors")
 
     @property
@@ -39,12 +39,12 @@ class Slot(StrEnum):
 
     @cached_property
     def is_activation(self) -> bool:
-        """Whether it is an activation, which is quantized at each forward, and no parameter."""
+        """Whether it is an activation, quantized in each forward, and not a parameter."""
         return self in (Slot.input_tensors, Slot.output_tensors)
 
 
 PARAMETERS = (Slot.weight, Slot.bias)
-"""The slots whose tensors are parameters, in the order in which checkpoints hold them."""
+"""The slots whose tensors are parameters, in the order of checkpoints."""
 
 ACTIVATIONS = (Slot.input_tensors, Slot.output_tensors)
 """The slots whose tensors are activations."""

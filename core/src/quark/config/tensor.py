@@ -1,6 +1,6 @@
 """QTensorConfig: how one tensor is quantized.
 
-AMD Quark has had three names for it; this is the one definition.
+AMD Quark has had three names for this class.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _JSON_TYPES: dict[str, type] = {
     "block_size": list,
     "observer_options": Mapping,
 }
-"""Types of the values in JSON by key; all others are strings."""
+"""Types of JSON values by key; all others are strings."""
 _LEGACY_KEYS = {"dynamic": "is_dynamic", "axis": "ch_axis"}
 
 
 def observer_name(observer: type | str | None) -> str | None:
-    """Return the public name of an observer, which may be a class or a name."""
+    """Return the public name of an observer, given as a class or a name."""
     return observer if observer is None or isinstance(observer, str) else observer.__name__
 
 
@@ -91,39 +91,39 @@ def _scale_format(_: Any, attribute: Any, value: Any) -> None:
 class QTensorConfig:
     """The quantization of one tensor: format, granularity, symmetry, scale, observer, static or dynamic.
 
-    Fields can be assigned to: a value is checked at once, and that the fields agree when the configuration is
-    used. A run works on a copy (`copied`). It hashes by its values, so one that is a key
-    of a dict should not be changed.
+    You can assign to fields. A value is checked at once; whether fields agree is checked when the
+    configuration is used. A run works on a copy (`copied`). The hash depends on the values, so do not change
+    a configuration that is a key of a dict.
 
     Old name in AMD Quark: ``QuantizationSpec`` (to 0.11).
 
     Attributes:
         dtype: Number format of the elements: a `Dtype`, or its name.
         observer_cls: Observer class, or its public name.
-        is_dynamic: Whether ranges are computed for each tensor at run time (activations) or once (static).
-        qscheme: Which elements share a scale: a `QSchemeType`, or its name; a number format may have its own
-            (``"vendor.name"``).
-        ch_axis: Axis that keeps its own scales (per channel) or along which groups run (per group).
-        group_size: Elements in a group; -1 is the whole axis.
+        is_dynamic: Whether ranges are computed for each tensor at run time (activations), or once (static).
+        qscheme: Which elements share a scale: a `QSchemeType`, or its name; a number format may define its
+            own (``"vendor.name"``).
+        ch_axis: Axis that keeps its own scales (per channel), or along which groups run (per group).
+        group_size: Elements in a group; -1 means the whole axis.
         block_size: Rows and columns of a 2-D block.
-        symmetric: Whether the zero point is fixed at 0. None where the format has no zero point.
-        round_method: Rounding of a value halfway between two representable ones (`RoundType`).
-        scale_type: In which type scales are kept.
-        scale_format: In which number format scales are: None or ``"float32"``, ``"e8m0"``, ``"e4m3"``,
-            ``"e5m3"``; or a name that the number format of the elements knows.
+        symmetric: Whether the zero point is fixed at 0. None if the format has no zero point.
+        round_method: Rounding of a value halfway between two representable values (`RoundType`).
+        scale_type: Dtype of stored scales.
+        scale_format: Number format of scales: None or ``"float32"``, ``"e8m0"``, ``"e4m3"``, ``"e5m3"``, or a
+            name that the number format of the elements knows.
         scale_calculation_mode: How a power-of-two scale is chosen: ``"even"``, ``"floor"``, ``"ceil"``,
             ``"rceil"``.
-        qat_spec: Part of AMD Quark's signature; quantization-aware training is not offered.
-        mx_element_dtype: Element format where ``dtype`` is ``Dtype.mx``.
-        zero_point_type: Whole or real zero points.
+        qat_spec: Part of AMD Quark's signature; there is no quantization-aware training.
+        mx_element_dtype: Element format if ``dtype`` is ``Dtype.mx``.
+        zero_point_type: Integer or real zero points.
         is_scale_quant: Whether this is a second level, which quantizes the scale of the first.
-        enable_buffer_reuse: Accepted and written for the sake of readers; without effect.
-        max_input_numel: Likewise.
+        enable_buffer_reuse: Accepted and written for other readers; without effect.
+        max_input_numel: Accepted and written for other readers; without effect.
         observer_options: Parameters of the observer by name, such as ``{"percentile": 99.9}``; kept as sorted
-            pairs, and written only where there are any.
+            pairs, and written only if there are any.
 
     Raises:
-        ConfigError: (a ValueError) A value is out of its range or another is missing beside it.
+        ConfigError: (a ValueError) A value is out of range, or a field that it needs is missing.
     """
 
     dtype: Dtype = attrs.field(converter=_dtype)
@@ -165,7 +165,7 @@ class QTensorConfig:
         """Read the JSON form; the older keys ``dynamic`` and ``axis`` are understood.
 
         Raises:
-            ConfigError: A key is unknown, or ``dtype`` is missing, or a value is of another type than it has.
+            ConfigError: A key is unknown, ``dtype`` is missing, or a value has the wrong type.
         """
         values = {_LEGACY_KEYS.get(key, key): value for key, value in checked(data, Mapping, "a tensor's quantization").items()}
         known = {a.name for a in attrs.fields(cls)}
@@ -183,20 +183,20 @@ class QTensorConfig:
         return attrs.evolve(self, **changes)
 
     def set_group_size(self, group_size: int) -> None:
-        """Change ``group_size``; raises ConfigError where it is no size."""
+        """Change ``group_size``; raise ConfigError if it is not a valid size."""
         if group_size is None:
             raise ConfigError("group_size=None is not a size: use a positive whole number, or -1 for the whole axis")
         self.group_size = group_size
 
     def copied(self) -> QTensorConfig:
-        """Return an independent copy. Raises ConfigError where fields that were assigned do not agree."""
+        """Return an independent copy. Raises ConfigError if assigned fields do not agree."""
         return attrs.evolve(self)
 
 
 def _missing_field(spec: QTensorConfig) -> str | None:
     """Return the missing field that a granularity needs, with the fix, or None.
 
-    Fields that number formats need are checked by these.
+    Number formats check the fields that they need.
     """
     if spec.qscheme is QSchemeType.per_channel and spec.ch_axis is None:
         return "per_channel needs the axis that keeps its own scales; set ch_axis, 0 for the output channels of a weight"

@@ -22,11 +22,11 @@ class GroupScales:
     """Scales of groups of input channels, for every row (output channel).
 
     Attributes:
-        scale: Factor of the codes, float32, outer scales included: ``[groups, N]``, or ``[K, N]``
-            where elements differ.
+        scale: Factor of the codes, float32, including outer scales: ``[groups, N]``, or ``[K, N]`` if
+            elements of a group differ.
         inverse: Its reciprocal, for formats that multiply by it; else None.
         zero: Zero points, ``[groups, N]``, or None.
-        stored: As `QParams.scale` holds them, ``[groups, N]``.
+        stored: Scales as in `QParams.scale`, ``[groups, N]``.
     """
 
     scale: Tensor
@@ -43,7 +43,7 @@ class GroupScales:
         return self.map(lambda x: x[:, rows])
 
     def expanded(self, size: int) -> GroupScales:
-        """Return one row for each input channel of groups of that size."""
+        """Expand to one row for each input channel, for groups of that size."""
         return self.map(lambda x: x.repeat_interleave(size, 0))
 
     def where(self, better: Tensor, other: GroupScales) -> GroupScales:
@@ -69,7 +69,7 @@ class GroupScales:
 
 
 def _with_all(parts: Sequence[GroupScales], change: Callable[[Any], Tensor]) -> GroupScales:
-    """Return `GroupScales` made by ``change`` of each field's tensors; a field that is None stays None."""
+    """Return `GroupScales` with ``change`` applied to the tensors of each field; None stays None."""
 
     def changed(name: str) -> Any:
         fields = [getattr(p, name) for p in parts]
@@ -83,12 +83,12 @@ class ColumnRounder:
 
     Args:
         element_format: The format of one element.
-        spec: Of the level whose codes are stored.
-        scales: Of groups of channels, or of each channel.
-        size: Input channels in a row that share a row of ``scales``.
+        spec: Spec of the level whose codes are stored.
+        scales: Scales of groups of channels, or of each channel.
+        size: Consecutive input channels that share a row of ``scales``.
         order: A permutation of the channels ``[K]``: number k then means channel ``order[k]``.
-        first: The channel with which ``scales`` begin.
-        order_on_host: ``order`` as a list; without, it is read from its device.
+        first: The channel of the first row of ``scales``.
+        order_on_host: ``order`` as a list; if None, it is read from its device.
     """
 
     def __init__(
@@ -113,12 +113,12 @@ class ColumnRounder:
 
     @property
     def device_code(self) -> DeviceCode | None:
-        """The device code of the format, from which a kernel for many channels is made."""
+        """The device code of the format, from which kernels for many channels are built."""
         return self._format.device_code(self._spec)
 
     def __call__(self, t: Tensor, k: int, out: Tensor | None = None) -> Tensor:
-        """Return ``out``, or ``t``, with the values of channel number ``k`` for ``t [N]``."""
-        if self._views is None:  # for a kernel, no views are needed
+        """Round the values ``t [N]`` of channel number ``k`` into ``out``, or in place, and return them."""
+        if self._views is None:  # kernels need no views
             self._views = self._views_by_number()
         factors, scales, zeros = self._views
         k -= self.first

@@ -52,19 +52,19 @@ def format_of(spec: QTensorConfig) -> NumberFormat:
 
 
 def observer_class(spec: QTensorConfig) -> type[Observer]:
-    """Return the observer class of a spec, by class, registered name or class name.
+    """Return the observer class of a spec, given as a class, a registered name or a class name.
 
-    Where the spec has none, return the format's default.
+    If the spec has none, return the format's default.
 
     Raises:
         UnknownNameError: No installed plugin provides it.
-        ConfigError: It is no observer.
+        ConfigError: It is not an observer.
     """
     named = spec.observer_cls if spec.observer_cls is not None else number_format(spec.dtype).default_observer
     cls = _registered(named) if isinstance(named, str) else named
     if not (isinstance(cls, type) and issubclass(cls, Observer)):
         raise ConfigError(
-            f"observer_cls={named!r} of {spec.dtype.name} is no observer: give a subclass of quark.numbers.Observer, or its name"
+            f"observer_cls={named!r} of {spec.dtype.name} is not an observer: give a subclass of quark.numbers.Observer, or its name"
         )
     return cls
 
@@ -76,12 +76,12 @@ def _registered(name: str) -> object:
 
 
 def quantizer_for(spec: TensorSpec, *, activation: bool) -> TensorQuantizer:
-    """Return the quantizer of a tensor: one of its number format, or else one of the core.
+    """Return the quantizer of a tensor: from its number format, or else from the core.
 
-    A number format has quantizers where it has a scale structure of its own.
+    A number format provides quantizers if it has its own scale structure.
 
     Args:
-        spec: Of one level, or of several.
+        spec: Spec of one level, or of several.
         activation: Whether the tensor is an activation: a dynamic scale per channel then means one per token.
 
     Raises:
@@ -94,8 +94,8 @@ def quantizer_for(spec: TensorSpec, *, activation: bool) -> TensorQuantizer:
 
 @lru_cache(maxsize=1024)
 def _quantizer(spec: TensorSpec, activation: bool, plugins: Catalog) -> TensorQuantizer:
-    """Return the quantizer of a spec; equal specs share one while ``plugins`` are the same."""
-    # Copies: quantizers outlive the configurations that they are made from, which may be changed.
+    """Return the quantizer of a spec; equal specs share one while ``plugins`` is the same."""
+    # Copies, because quantizers outlive their configurations, which may be changed.
     specs = tuple(level.copied() for level in canonicalize(spec))
     for level in specs:
         quantizer = format_of(level).quantizer(specs, activation=activation)

@@ -1,7 +1,7 @@
 """Granularity: which elements of a tensor share a scale.
 
-A granularity is a value that gives the shape of the scales of a tensor, the view in which each row holds the
-elements of one scale, and the way back. Views copy nothing where the axis that is grouped is the last one.
+A granularity is a value. It gives the shape of a tensor's scales, and the view in which each row holds the
+elements of one scale, in both directions. Views copy nothing if the grouped axis is the last one.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from quark.numbers.kernels import Runs
 class Granularity(ABC):
     """Base of all granularities.
 
-    A granularity of a new kind is a subclass with the five abstract methods; the defaults of the others are
-    right for all, if not the fastest. It is reached from a spec through
-    `quark.numbers.NumberFormat.granularity`.
+    A new granularity is a subclass with the five abstract methods. The defaults of the other methods are
+    always correct, if not the fastest. A spec reaches it through `quark.numbers.NumberFormat.granularity`.
 
     Attributes:
-        is_local: Whether no scale spans two vectors along the last axis: a tensor can be quantized in parts.
+        is_local: Whether no scale spans two vectors along the last axis, so that a tensor can be quantized in
+            parts.
     """
 
     is_local: ClassVar[bool] = False
@@ -50,10 +50,10 @@ class Granularity(ABC):
 
     @abstractmethod
     def expand_scale(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Return the scales of a matrix, repeated to ``[rows, groups of columns]``; a view where possible.
+        """Repeat the scales of a matrix to ``[rows, groups of columns]``; a view if possible.
 
-        The groups are runs of columns of one length, as long as possible, that share a scale in each row: of
-        groups that do not divide the columns, single columns.
+        The groups are the longest runs of columns, of one length, that share a scale in each row. If groups
+        do not divide the columns, they are single columns.
         """
 
     @abstractmethod
@@ -61,33 +61,33 @@ class Granularity(ABC):
         """Undo `expand_scale`: return the scales of a matrix of that shape from ``expanded``."""
 
     def columns_per_scale(self, columns: int) -> int | None:
-        """Return how many input channels in a row share a scale in one row of a weight ``[O, columns]``.
+        """Return how many consecutive input channels share a scale in one row of a weight ``[O, columns]``.
 
-        None where scales span rows, or channels that are not next to each other: algorithms then find all
-        scales before they round.
+        None if scales span rows, or channels that are not adjacent: algorithms then find all scales before
+        they round.
         """
         return None
 
     @property
     def rows_per_scale(self) -> int:
-        """Number of consecutive rows of a matrix that share their scales; 1 if each row, or all of them, do.
+        """Number of consecutive rows of a matrix that share their scales; 1 if each row has its own, or all
+        share.
 
-        A part of a matrix that starts at a multiple of it, and has a multiple of it rows, has scales of the
-        same granularity.
+        A part of a matrix with a multiple of this number of rows, which starts at a multiple of it, has
+        scales of the same granularity.
         """
         return 1
 
     def runs(self, shape: tuple[int, ...]) -> Runs | None:
         """Return the `Runs` of elements that share a scale in a tensor of that shape.
 
-        Kernels find the scale of an element by them.
-
-        None where scales follow no such rule: the tensor is then rounded by torch's operations.
+        Kernels use them to find the scale of an element. None if scales follow no such rule; torch's
+        operations then round the tensor.
         """
         return None
 
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
-        """Say why a tensor of that shape cannot be quantized so; None where it can."""
+        """Return why a tensor of that shape cannot be quantized with this granularity, or None."""
         return None
 
 
@@ -216,19 +216,19 @@ class PerGroup(Granularity):
 
 
 _FILLED_UP = 1024
-"""Largest group to which a shorter row is filled up: what is filled up is memory."""
+"""Maximum size of a group to which a shorter row is padded, because padding takes memory."""
 
 
 @attrs.frozen
 class PerPaddedGroup(PerGroup):
-    """As `PerGroup`; the last run of a row may be shorter, and is quantized as if zeros filled it up.
+    """As `PerGroup`, but the last run of a row may be shorter: it is quantized as if padded with zeros.
 
     ``[4, 10], size 4 → scale [4, 3]``.
     """
 
     @classmethod
     def of(cls, granularity: Granularity) -> Granularity:
-        """Return a granularity with padded runs in place of `PerGroup`; any other one as it is."""
+        """Return `PerPaddedGroup` for a `PerGroup`, and any other granularity as it is."""
         return cls(granularity.size) if type(granularity) is PerGroup and granularity.size > 0 else granularity
 
     def rows(self, x: Tensor) -> Tensor:
@@ -258,12 +258,12 @@ class PerPaddedGroup(PerGroup):
         longest = max(shape[-1], _FILLED_UP)
         if self.size <= longest:
             return None
-        return f"has {shape[-1]} elements along its last axis, and groups of {self.size} are longer by far"
+        return f"has {shape[-1]} elements along its last axis, and groups of {self.size} are much longer"
 
 
 @attrs.frozen
 class PerGroupOfRows(Granularity):
-    """A scale for each run of ``size`` elements in a column of a matrix; scales have a row for each column.
+    """A scale for each run of ``size`` elements in a column of a matrix; each column has a row of scales.
 
     ``[8, 4], size 2 → scale [4, 4]``.
     """
@@ -291,12 +291,12 @@ class PerGroupOfRows(Granularity):
 
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
         fits = len(shape) == 2 and shape[0] % self.size == 0
-        return None if fits else f"of shape {list(shape)} is no matrix whose rows groups of {self.size} along ch_axis=0 divide"
+        return None if fits else f"of shape {list(shape)} is not a matrix whose rows groups of {self.size} (ch_axis=0) divide"
 
 
 @attrs.frozen
 class PerBlock(Granularity):
-    """A scale for each block of rows × columns of a matrix; the last rows may be fewer.
+    """A scale for each block of rows × columns of a matrix; the last block may have fewer rows.
 
     ``[3, 8], block (2, 4) → scale [2, 2]``.
     """
@@ -332,18 +332,18 @@ class PerBlock(Granularity):
 
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
         fits = len(shape) == 2 and shape[1] % self.size[1] == 0
-        return None if fits else f"of shape {list(shape)} is not made of blocks of {list(self.size)}"
+        return None if fits else f"of shape {list(shape)} cannot be divided into blocks of {list(self.size)}"
 
 
 def granularity_of(spec: QTensorConfig, *, activation: bool) -> Granularity:
-    """Return the granularity of a spec, by the qschemes that every number format has.
+    """Return the granularity of a spec, for the qschemes that every number format has.
 
-    Activations with a dynamic scale per channel of axis 1 or -2 mean one scale per token, whatever the rank:
-    that is how the formats are documented and how runtimes compute them.
+    For activations, a dynamic scale per channel of axis 1 or -2 means one scale per token, whatever the rank:
+    this is how the formats are documented and how runtimes compute them.
 
     Raises:
-        ConfigError: Groups run along an axis other than the last, or the first of a weight; or the spec
-            names no ``qscheme``, or one of a plugin's own.
+        ConfigError: Groups run along an axis other than the last, or the first of a weight; or the spec has
+            no ``qscheme``, or a plugin's own.
     """
     if spec.qscheme is QSchemeType.per_tensor:
         return PerTensor()
@@ -354,7 +354,7 @@ def granularity_of(spec: QTensorConfig, *, activation: bool) -> Granularity:
             return PerGroupOfRows(spec.group_size)
         if spec.ch_axis not in (-1, 1):
             raise ConfigError(
-                f"groups run along the last axis, those of a weight along the first one too (ch_axis=0, with a group_size): "
+                f"groups run along the last axis (ch_axis=-1), and in a weight with a group_size also along the first (ch_axis=0): "
                 f"{spec.dtype.name} asks for ch_axis={spec.ch_axis} of {'an activation' if activation else 'a weight'}, use -1"
             )
         return PerGroup(spec.group_size)
@@ -363,6 +363,6 @@ def granularity_of(spec: QTensorConfig, *, activation: bool) -> Granularity:
     wanted = ", ".join(QSchemeType.__members__)
     if spec.qscheme is not None and spec.qscheme.name not in QSchemeType.__members__:
         raise ConfigError(
-            f"the number format {spec.dtype.name} has no qscheme '{spec.qscheme.name}': use {wanted}, or a format whose plugin brings it"
+            f"the number format {spec.dtype.name} has no qscheme '{spec.qscheme.name}': use {wanted}, or a format that has it"
         )
     raise ConfigError(f"{spec.dtype.name} needs a qscheme: {wanted}")

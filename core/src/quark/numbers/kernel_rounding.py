@@ -1,7 +1,7 @@
-"""FusedRounding: one kernel that rounds or decodes a tensor, where device and number format have kernels.
+"""FusedRounding: one kernel that rounds or decodes a tensor, if device and number format have kernels.
 
-`quark.numbers.single_level` asks for it first, and otherwise does the same arithmetic by torch's operations,
-with the same bits on CPUs. On the CPU asking costs a look at the device.
+`quark.numbers.single_level` tries it first. Otherwise it does the same arithmetic with torch's operations,
+with the same bits on CPUs. On a CPU, trying it only costs a look at the device.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _MOST_RUNS = 1 << 30
-"""Runs that kernels count in 32 bits."""
+"""Maximum number of runs: kernels count them in 32 bits."""
 
 
 @attrs.frozen(eq=False)
 class RelativeScales:
-    """Arithmetic of two-level scales: ``round(high / (outer · largest))``, and 1 where that is 0.
+    """Arithmetic of two-level scales: ``round(high / (outer · largest))``, with 1 instead of 0.
 
     Attributes:
         level: Quantizes the scales.
         outer: The outer scale ``[]``.
         largest: Largest magnitude of an element.
-        in_one_division: Whether it is that, or ``round(high / largest / outer)``.
+        in_one_division: Whether to compute this, or ``round(high / largest / outer)``.
     """
 
     level: SingleLevelQuantizer
@@ -49,8 +49,8 @@ class FusedRounding:
 
     Attributes:
         level: The quantizer.
-        code: Its format's arithmetic.
-        runs: Where its scales lie.
+        code: Arithmetic of its format.
+        runs: Positions of its scales.
     """
 
     level: SingleLevelQuantizer
@@ -64,24 +64,24 @@ class FusedRounding:
 
     @property
     def finds_scales(self) -> bool:
-        """Whether it finds scales on the way: from the extremes of runs that fit into a tile."""
+        """Whether it finds scales too: from the extremes of runs that fit into a tile."""
         from quark.numbers.kernels.rounding import LONGEST_RUN
 
         is_own = self.runs.have_own_scales and self.runs.length <= LONGEST_RUN
         return is_own and self.code.scales is not None and self.level.observer_class.is_extremes
 
     def rounded(self, x: Tensor, qparams: QParams, out: Tensor) -> Tensor:
-        """Return ``out``, filled with the values of ``x`` under its scales; it may be ``x``."""
+        """Fill ``out``, which may be ``x``, with the values of ``x`` under its scales, and return it."""
         self._launch(x, out, qparams)
         return out
 
     def codes(self, x: Tensor, qparams: QParams, out: Tensor) -> Tensor:
-        """Return ``out``, filled with the codes of ``x`` under its scales."""
+        """Fill ``out`` with the codes of ``x`` under its scales, and return it."""
         self._launch(x, out.view(torch.uint8) if out.is_floating_point() else out, qparams, encode=True)
         return out
 
     def decoded(self, codes: Tensor, qparams: QParams, out: Tensor) -> Tensor:
-        """Return ``out``, filled with the values of codes of a byte each."""
+        """Fill ``out`` with the values of one-byte codes, and return it."""
         table = _values_of_bytes(self.level, codes.device)
         self._launch(codes.view(torch.uint8), out, qparams, table=table)
         return out
@@ -135,12 +135,12 @@ class FusedRounding:
 
 
 def fused_rounding(level: SingleLevelQuantizer, x: Tensor) -> FusedRounding | None:
-    """Return the kernel that rounds ``x``; None where torch's operations do."""
+    """Return the kernel that rounds ``x``; None if torch's operations do."""
     return _fused(level, x) if uses_kernels(x.device) and x.dtype in _DTYPES else None
 
 
 def fused_decoding(level: SingleLevelQuantizer, codes: Tensor, out: Tensor) -> FusedRounding | None:
-    """Return the kernel that writes the values of codes to ``out``; None where torch's operations do."""
+    """Return the kernel that writes the values of codes to ``out``; None if torch's operations do."""
     return _fused(level, codes) if uses_kernels(codes.device) and codes.dtype.itemsize == 1 and out.dtype in _DTYPES else None
 
 
@@ -159,9 +159,9 @@ def device_code(level: SingleLevelQuantizer) -> DeviceCode | None:
 
 @lru_cache(maxsize=1024)
 def _values_of_bytes(level: SingleLevelQuantizer, device: torch.device) -> Tensor:
-    """Return the value of each byte that is a code, in units of scales, float32 ``[256]``.
+    """Return the value of each byte as a code, in units of scales, float32 ``[256]``.
 
-    Bytes that are no codes of a narrow format have the values of their lowest bits.
+    In a narrow format, a byte that is not a code has the value of its lowest bits.
     """
     codes, dtype = torch.arange(256, dtype=torch.uint8), level.format.storage_dtype
     if dtype is torch.uint8:
@@ -171,6 +171,6 @@ def _values_of_bytes(level: SingleLevelQuantizer, device: torch.device) -> Tenso
 
 @lru_cache(maxsize=1024)
 def _dtypes(level: SingleLevelQuantizer) -> tuple[torch.dtype, torch.dtype | None]:
-    """Return the dtypes of a level's scales and zero points; None where it has none."""
+    """Return the dtypes of a level's scales and zero points; None if it has none."""
     qparams = level.format.qparams(torch.zeros(1, dtype=torch.float32), torch.ones(1, dtype=torch.float32), level.spec)
     return qparams.scale.dtype, None if qparams.zero_point is None else qparams.zero_point.dtype

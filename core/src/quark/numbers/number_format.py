@@ -33,12 +33,11 @@ class QParams:
     Attributes:
         scale: Multiplier, float. ``[]`` per tensor, ``[C]`` per channel, ``[…, groups]`` per group, ``[…]``
             per token.
-        zero_point: As ``scale`` in shape, int32 where whole, float32 where real; None for formats without
-            one.
+        zero_point: Tensor of the shape of ``scale``: int32 if integer, float32 if real; None for formats
+            without zero points.
         outer_scale: Scale of the scales, float32: ``[]`` for the whole tensor, ``[O]`` for the rows of a
-            weight ``[O, I]``; None: none. Nothing else is supported, such as one for each super-block of a
-            row: `quark.numbers.WeightGrid` finds the scales of one group of columns at a time, whichever it
-            is.
+            weight ``[O, I]``, or None. No other shape is supported, such as one for each super-block of a
+            row, because `quark.numbers.WeightGrid` finds the scales of single groups of columns.
     """
 
     scale: Tensor
@@ -59,20 +58,20 @@ class QParams:
 class Packing:
     """Stores codes and scales as they are.
 
-    Number formats that store them otherwise give a subclass of their own as their ``packing``.
+    A number format with another storage has a subclass as its ``packing``.
 
-    All methods must work on meta tensors, by which the shapes of a checkpoint are known without data: no
-    operation may look at values. Several threads call them, for different tensors. ``unpack(pack(codes))``
-    equals ``codes`` and ``unpack_qparams(pack_qparams(qparams))`` equals ``qparams``, to the bit.
+    All methods must work on meta tensors, because the shapes of a checkpoint are found without data: no
+    operation may use values. Several threads call them, for different tensors. ``unpack(pack(codes))`` equals
+    ``codes`` and ``unpack_qparams(pack_qparams(qparams))`` equals ``qparams``, to the bit.
     """
 
     def pack(self, codes: Tensor, granularity: Granularity, order: str) -> Tensor:
-        """Return codes as they are stored.
+        """Return codes in their stored form.
 
         Args:
             codes: ``[O, I]``, or of any other shape, in the format's ``storage_dtype``.
             granularity: Which elements share a scale.
-            order: Order of codes in a word, for formats that have two of them: ``"reorder"`` or ``"order"``.
+            order: Order of codes in a word, for formats with two orders: ``"reorder"`` or ``"order"``.
         """
         return codes
 
@@ -81,7 +80,7 @@ class Packing:
         return packed
 
     def pack_qparams(self, qparams: QParams, spec: QTensorConfig, granularity: Granularity, order: str) -> dict[str, Tensor]:
-        """Return scales and zero points as they are stored, by suffix: ``scale``, ``zero_point``."""
+        """Return scales and zero points in their stored form, by suffix: ``scale``, ``zero_point``."""
         return {"scale": qparams.scale} if qparams.zero_point is None else {"scale": qparams.scale, "zero_point": qparams.zero_point}
 
     def unpack_qparams(
@@ -92,23 +91,23 @@ class Packing:
 
 
 AS_THEY_ARE = Packing()
-"""The packing of formats that name none."""
+"""The packing of formats that define none."""
 
 
 _SMALLEST_NORMAL = float(torch.finfo(torch.float32).tiny)
-"""Smallest scale that `NumberFormat.qparams` gives, float32's smallest normal number: the scale of a group of
-zeros must not be 0.
+"""Minimum scale that `NumberFormat.qparams` returns, float32's smallest normal number: the scale of a group
+of zeros must not be 0.
 """
 
 
 @attrs.frozen
 class Spacing:
-    """How the values of a format lie, in units of the scale.
+    """Distances between the values of a format, in units of the scale.
 
     Attributes:
-        smallest: The smallest distance of two neighbours.
+        smallest: Smallest distance of two neighbours.
         largest: Magnitude that no rounded value exceeds, saturated or not.
-        steps: Largest magnitude of a value in units of its distance to the next smaller one.
+        steps: Largest ratio of a value's magnitude and its distance to the next smaller value.
     """
 
     smallest: float
@@ -117,21 +116,21 @@ class Spacing:
 
 
 class NumberFormat(ABC):
-    """A number format. The core knows none by name; plugins register values of subclasses.
+    """A number format. The core knows no format by name; plugins register values of subclasses.
 
-    A format owes four methods, `max_magnitude`, `round_`, `encode` and `decode`. The other methods have
-    defaults that serve formats with a float32 scale, no zero point and codes that are stored as they are.
+    A format must define four methods, `max_magnitude`, `round_`, `encode` and `decode`. The defaults of the
+    other methods serve formats with a float32 scale, no zero point and codes that are stored as they are.
 
     The engine (`quark.numbers.single_level`) divides by the scale; the methods here work on *scaled* values
-    ``t = x / scale``. It calls them from several threads, on different parts of a tensor.
+    ``t = x / scale``. Several threads call them, on different parts of a tensor.
 
     Attributes:
         name: Registered name.
         bits: Bits of one stored element.
         storage_dtype: Torch dtype of unpacked codes.
-        is_cast: Whether the format has no scales: values are cast to ``storage_dtype`` and that is all.
-        default_observer: Documented name of the observer of specs that name none.
-        packing: How codes and scales are stored in a checkpoint.
+        is_cast: Whether the format has no scales, and values are only cast to ``storage_dtype``.
+        default_observer: Public name of the observer for specs that name none.
+        packing: Storage of codes and scales in a checkpoint.
     """
 
     name: str
@@ -150,13 +149,12 @@ class NumberFormat(ABC):
 
     @abstractmethod
     def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
-        """Round scaled float32 values in place to the nearest values, ties to even codes, saturating.
+        """Round scaled float32 values in place to the nearest values, ties to even codes, saturating; return
+        ``t``.
 
-        Returns ``t``.
-
-        NaN stays NaN. Formats in which neighbours share bits look at the last axis, which holds whole groups
-        of the spec's granularity. ``zero`` is None for formats without zero points; else (int32: whole;
-        float: real) it is broadcast over ``t`` and added on the way, and the result counts from it.
+        NaN stays NaN. Formats in which neighbours share bits use the last axis, which holds whole groups of
+        the spec's granularity. ``zero`` is None for formats without zero points. Otherwise it is broadcast
+        over ``t`` and added (int32: integer; float: real), and the result includes it.
         """
 
     @abstractmethod
@@ -170,30 +168,29 @@ class NumberFormat(ABC):
     def codes(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
         """Return codes of scaled values: `round_`, then `encode`.
 
-        It may overwrite ``t``. Formats override it where one step does both.
+        It may overwrite ``t``. Formats override it if one step does both.
         """
         return self.encode(self.round_(t, zero))
 
     def write_codes(self, t: Tensor, zero: Tensor | None, out: Tensor) -> None:
         """Write `codes` to ``out``, of ``t``'s shape, in ``storage_dtype``.
 
-        Formats override it where that saves a pass.
+        Formats override it if that saves a pass.
         """
         out.copy_(self.codes(t, zero))
 
     def writes_codes_of(self, dtype: torch.dtype) -> bool:
-        """Return whether `write_codes` takes scaled values in that dtype, with the codes of float32."""
+        """Return whether `write_codes` accepts scaled values in that dtype, with the codes of float32."""
         return dtype is torch.float32
 
     def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
-        """Return scales, and zero points, of ranges ``[low, high]``, float32; the shape stays."""
+        """Return scales, and zero points, of ranges ``[low, high]``, float32, in their shape."""
         return QParams(divided(torch.maximum(-low, high), self.max_magnitude(spec)).clamp_(min=_SMALLEST_NORMAL))
 
     def spec_error(self, spec: QTensorConfig) -> str | None:
         """Return the missing or contradictory field of a spec of this format, with the fix, or None.
 
-        The default is that of a format with the default scales: float32, without zero points, rounding to
-        nearest.
+        The default is for formats with the default scales: float32, without zero points, rounding to nearest.
         """
         missing = [name for name in ("is_dynamic", "qscheme") if getattr(spec, name) is None]
         if missing:
@@ -216,27 +213,25 @@ class NumberFormat(ABC):
         return spec
 
     def for_spec(self, spec: QTensorConfig) -> NumberFormat:
-        """Return this format for a canonical spec, where it varies with the rounding method."""
+        """Return this format for a canonical spec; another one if it depends on the rounding method."""
         return self
 
     def quantizer(self, levels: tuple[QTensorConfig, ...], *, activation: bool) -> TensorQuantizer | None:
-        """Return the quantizer of a tensor, for formats with a scale structure of their own.
+        """Return the quantizer of a tensor, for formats with their own scale structure.
 
         None leaves the choice to the core.
 
         Args:
-            levels: The canonical spec of the tensor. At least one of its levels is of this format.
+            levels: The canonical spec of the tensor. At least one of its levels has this format.
             activation: Whether the tensor is an activation.
         """
         return None
 
     def granularity(self, spec: QTensorConfig, *, activation: bool) -> Granularity:
-        """Return the granularity of a spec, for formats with qschemes of their own.
+        """Return the granularity of a spec; by default that of `granularity_of`.
 
-        By default that of `granularity_of`.
-
-        A qscheme of a format's own has its vendor's prefix, ``"acme.diagonal"``, and for its size the spec's
-        ``group_size`` or ``block_size``.
+        A format may define its own qschemes. Such a qscheme has the vendor's prefix, ``"acme.diagonal"``, and
+        takes its size from the spec's ``group_size`` or ``block_size``.
 
         Args:
             spec: The canonical spec of one level.
@@ -250,39 +245,35 @@ class NumberFormat(ABC):
     def by_reciprocal(self, spec: QTensorConfig) -> bool:
         """Return whether scaled values are ``x · (1 / scale)`` rather than ``x / scale``, which takes longer.
 
-        The two differ in the last bit, and so in the codes of values halfway between two: each family follows
-        its reference. Where scales are powers of two they are the same.
+        The two differ in the last bit, and so in the codes of values halfway between two others. Each family
+        follows its reference. For power-of-two scales they are the same.
         """
         return False
 
     def spacing(self, spec: QTensorConfig) -> Spacing | None:
-        """Return the spacing of the values, or None where it is not known.
+        """Return the spacing of the values, or None if unknown.
 
-        By it, codes are known to survive a cast of values to 16 bits.
-
-        Without it, codes that are stored are always made of rounded values, which takes twice as long.
+        With it, quark knows whether codes survive a cast of values to 16 bits. Without it, stored codes are
+        always made from rounded values, which takes twice as long.
         """
         return None
 
     def device_code(self, spec: QTensorConfig) -> DeviceCode | None:
-        """Return the arithmetic of this format as Triton functions for kernels, or None.
+        """Return the arithmetic of this format as Triton functions for kernels; None leaves it to torch.
 
-        None leaves it to torch.
-
-        It is asked for where kernels are used alone, so that only then Triton is imported. ``spec`` is
-        canonical, of one level.
+        It is called only if kernels are used, so that only then Triton is imported. ``spec`` is canonical, of
+        one level.
         """
         return None
 
     def subscales(self, t: Tensor) -> Tensor | None:
         """Return a factor for each scaled value in ``t`` that makes its scale finer, or None.
 
-        Bits that neighbours share hold these factors.
-
-        With the factor in its scale, an element is rounded by `element_format`, whatever its neighbours are.
+        Bits that neighbours share hold these factors. With the factor in its scale, `element_format` rounds
+        an element independently of its neighbours.
         """
         return None
 
     def element_format(self) -> NumberFormat:
-        """Return the format of one element once `subscales` are part of its scale; else this format."""
+        """Return the format of one element with `subscales` in its scale; by default this format."""
         return self

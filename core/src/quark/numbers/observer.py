@@ -15,8 +15,8 @@ from quark.numbers.granularity import Granularity
 class Observer(ABC):
     """Collects a statistic of one tensor over any number of calls.
 
-    Two observers of the same tensor can be merged, with the result of one observer that has seen both data
-    sets. So ranks can reduce.
+    Two observers of the same tensor can be merged, with the same result as one observer of both data sets.
+    Ranks use this.
 
     Args:
         spec: The tensor's quantization.
@@ -24,9 +24,9 @@ class Observer(ABC):
 
     Attributes:
         is_extremes: Whether the range is just the smallest and the largest value, or ∓ the largest magnitude
-            for a spec without zero points. What needs ranges then takes them itself, without an observer.
-        options: Names of the observer options that it has, each with a class attribute of that name that
-            holds the default. Listings show them; `spec_error` refuses others.
+            for a spec without zero points. Quark then computes ranges itself, without an observer.
+        options: Names of the observer's options. Each has a class attribute of that name with the default.
+            Listings show them; `spec_error` refuses others.
     """
 
     is_extremes: ClassVar[bool] = False
@@ -38,7 +38,7 @@ class Observer(ABC):
 
     @classmethod
     def spec_error(cls, spec: QTensorConfig) -> str | None:
-        """Return why this observer cannot serve the spec, and the fix; None where it can."""
+        """Return why this observer cannot serve the spec, and the fix; None if it can."""
         return None
 
     @abstractmethod
@@ -58,14 +58,14 @@ class Observer(ABC):
         """Add the statistic of another observer of the same kind (`of_same_kind`)."""
 
     def of_same_kind(self, other: Observer) -> Self:
-        """Return ``other``, checked to be of this observer's class.
+        """Return ``other`` after a check that it has this observer's class.
 
         Raises:
-            ConfigError: It is of another class, so that the two cannot be merged.
+            ConfigError: It has another class, so that the two cannot be merged.
         """
         if not isinstance(other, type(self)):
             raise ConfigError(
-                f"what a {type(self).__name__} and a {type(other).__name__} have seen cannot be merged, and tensors that share a range, "
-                "such as the inputs of the experts of a mixture, need that: give them one observer_cls"
+                f"the ranges of a {type(self).__name__} and a {type(other).__name__} cannot be merged. Tensors that share a range, such "
+                "as the inputs of the experts of a mixture, need the same observer_cls"
             )
         return other

@@ -13,25 +13,25 @@ from quark.numbers.tensor_quantizer import TensorQuantizer
 
 
 def sample_of_rows(granularity: Granularity, shape: tuple[int, ...], elements: int) -> slice | None:
-    """Return a slice of rows, evenly spread if possible, of about ``elements`` elements.
+    """Return a slice of rows, evenly spread if possible, with about ``elements`` elements.
 
-    None where the tensor is to be taken whole.
+    None means the whole tensor.
 
     Args:
-        granularity: Of the scales. Rows that share them stay together.
-        shape: Of the tensor; only matrices are sampled.
-        elements: At least one row is returned, or as many as share their scales.
+        granularity: Granularity of the scales. Rows that share scales stay together.
+        shape: Shape of the tensor; only matrices are sampled.
+        elements: Size of the sample; it has at least one row, or all rows that share their scales.
     """
     count = max(1, elements // max(1, shape[-1]))
     if len(shape) != 2 or count >= shape[0]:
         return None
     if (high := granularity.rows_per_scale) > 1:
         return slice(0, max(high, count // high * high))
-    return slice(None, None, -(-shape[0] // count) | 1)  # odd, so that the rows are not all the same row of an attention head
+    return slice(None, None, -(-shape[0] // count) | 1)  # odd, so that not all rows are the same row of an attention head
 
 
 def qparams_of_rows(granularity: Granularity, shape: tuple[int, ...], qparams: QParams, rows: slice) -> QParams:
-    """Return the scales of rows of a matrix of that shape; rows that share them are all among ``rows``."""
+    """Return the scales of rows of a matrix of that shape; ``rows`` must hold all rows that share scales."""
 
     def part(tensor: Tensor) -> Tensor:
         return granularity.reduce_scale(granularity.expand_scale(tensor, shape)[rows], (len(range(*rows.indices(shape[0]))), shape[1]))
@@ -42,7 +42,9 @@ def qparams_of_rows(granularity: Granularity, shape: tuple[int, ...], qparams: Q
 
 
 SAMPLE = 1 << 13
-"""Elements that are checked where the whole tensor would take too long: whole rows, spread evenly."""
+"""Number of elements that are checked if a check of the whole tensor would take too long. They are whole
+rows, evenly spread.
+"""
 
 
 @torch.no_grad()
@@ -51,17 +53,17 @@ def grid_error(
 ) -> str | None:
     """Return why values are not on a quantizer's grid, or why their scales are unusable, or None.
 
-    Checks every scale and every element, in about the time that rounding it takes.
+    This checks every scale and every element, and takes about as long as rounding.
 
     Args:
         quantizer: The quantizer of the tensor.
-        qparams: The scales; None where they are not set.
+        qparams: The scales; None if they are not set.
         values: A weight or a bias, on any device.
-        codes: The codes that are to stand for the values; None finds them.
-        sampled: Whether a `SAMPLE` of the elements is checked in place of all, beside that all are finite.
+        codes: Codes that should represent the values; None finds them.
+        sampled: Whether to check only a `SAMPLE` of the elements, apart from NaN and Inf.
 
     Returns:
-        A predicate, such as ``"holds NaN or Inf"``.
+        A verb phrase, such as ``"holds NaN or Inf"``.
     """
     if (wrong := scales_error(quantizer, qparams, tuple(values.shape))) is not None:
         return wrong
@@ -75,7 +77,7 @@ def grid_error(
     decoded = quantizer.dequantize(quantizer.codes_of(values, scales) if codes is None else codes, scales)
     if every is values:
         return off_grid(values, decoded)
-    # One answer of the device for both: NaN and Inf survive a sum. If it overflows, elements are looked at.
+    # One read from the device for both: NaN and Inf survive a sum. If the sum overflows, elements are tested.
     if bool(every.sum(dtype=torch.float32).isfinite() & (decoded.to(values.dtype) == values).all()):
         return None
     return off_grid(values, decoded) if bool(every.isfinite().all()) else "holds NaN or Inf"
@@ -87,7 +89,7 @@ def codes_error(
 ) -> str | None:
     """Return why values and codes disagree, why the scales are unusable, `LOSSY`, or None.
 
-    Checks every scale, and a `SAMPLE` of the codes.
+    This checks every scale, and a `SAMPLE` of the codes.
 
     Args:
         quantizer: The quantizer of the tensor.
@@ -95,7 +97,7 @@ def codes_error(
         values: A weight ``[O, I]``, or of any other shape.
         codes: The codes of all values.
         order: Order of 4-bit codes in a word.
-        is_rounded: Whether the values are rounded; else their sample is.
+        is_rounded: Whether the values are rounded; if not, their sample is rounded first.
     """
     if (wrong := scales_error(quantizer, qparams, tuple(values.shape))) is not None or values.numel() == 0:
         return wrong
@@ -111,11 +113,11 @@ def codes_error(
 
 
 LOSSY = "has codes that do not survive packing: unpack(pack(codes)) differs from them"
-"""The error of a `quark.numbers.Packing` that loses codes."""
+"""The error message about a `quark.numbers.Packing` that loses codes."""
 
 
 def scales_error(quantizer: TensorQuantizer, qparams: QParams | None, shape: tuple[int, ...]) -> str | None:
-    """Return why the scales of a tensor of that shape are unusable, as a predicate, or None."""
+    """Return why the scales of a tensor of that shape are unusable, as a verb phrase, or None."""
     if quantizer.is_float:
         return None
     if qparams is None:
@@ -125,21 +127,21 @@ def scales_error(quantizer: TensorQuantizer, qparams: QParams | None, shape: tup
         return f"has no {' and no '.join(absent)}"
     for name, shape_wanted in expected.items():
         if tuple(present[name].shape) != shape_wanted:
-            return f"has a {name} of shape {list(present[name].shape)} where {list(shape_wanted)} is wanted"
+            return f"has a {name} of shape {list(present[name].shape)} instead of {list(shape_wanted)}"
     return scale_values_error(qparams)
 
 
 def scale_values_error(qparams: QParams) -> str | None:
-    """Return why scales are unusable as numbers, whatever their shapes; None where they are not."""
+    """Return why the values of scales are unusable, whatever their shapes, or None."""
     bad = [name for name, tensor in qparams.items() if name != "zero_point" and not _are_usable(tensor)]
     return f"has a {bad[0]} that is NaN, infinite, zero or negative" if bad else None
 
 
 def off_grid(values: Tensor, decoded: Tensor) -> str | None:
-    """Return how values differ from dequantized codes, as a predicate, or None.
+    """Return how values differ from dequantized codes, as a verb phrase, or None.
 
     Args:
-        values: In the model's dtype.
+        values: Values in the model's dtype.
         decoded: The dequantized codes, float32.
     """
     if torch.equal(back := decoded.to(values.dtype), values):
@@ -147,13 +149,13 @@ def off_grid(values: Tensor, decoded: Tensor) -> str | None:
     if not bool(torch.isfinite(values).all()):
         return "holds NaN or Inf"
     worst = float((back.float() - values.float()).abs().max())
-    return f"holds values that no codes stand for: they are up to {worst:.3g} away from what their codes say"
+    return f"holds values that no code represents: they differ from their decoded codes by up to {worst:.3g}"
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
     """Return whether two tensors are equal in shape, dtype and every bit.
 
-    For some 8-bit floats torch has no other comparison.
+    Torch has no other comparison for some 8-bit floats.
     """
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
@@ -163,7 +165,7 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 def _are_usable(scales: Tensor) -> bool:
     """Return whether all scales are positive and finite, in one pass.
 
-    aminmax returns NaN for both ends where there is one.
+    If a scale is NaN, aminmax returns NaN for both ends.
     """
     if scales.numel() == 0:
         return True
@@ -171,8 +173,8 @@ def _are_usable(scales: Tensor) -> bool:
     return bool((low > 0) & (high < torch.inf))
 
 
-# Cached, since a model has few shapes. Not computed on the meta device: there, some operations make torch
-# import modules for seconds when they are first called.
+# Cached, because a model has few shapes. Not computed on the meta device, where some operations make torch
+# import modules for seconds on their first call.
 @lru_cache(maxsize=1024)
 def _scale_shapes(quantizer: TensorQuantizer, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in quantizer.empty_qparams(shape, "cpu").items()}

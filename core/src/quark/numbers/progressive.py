@@ -1,6 +1,4 @@
-"""ProgressiveQuantizer: two levels; the second quantizes the codes of the first.
-
-FP8 first and INT4 from there, for instance.
+"""ProgressiveQuantizer: two levels, for instance FP8 and INT4; the second quantizes the codes of the first.
 
 ``value = code · second scale · first scale``; a checkpoint holds the codes of the second level. Source: AMD
 Quark 0.13's ``ProgressiveSpec``.
@@ -24,10 +22,10 @@ from quark.numbers.tiles import cast_finite
 class ProgressiveQuantizer(TensorQuantizer):
     """Quantizer of two levels; `quark.numbers.TensorQuantizer` documents the methods.
 
-    `QParams` hold the second level's scale and zero point, and as ``outer_scale`` the first level's scale.
+    `QParams` hold the second level's scale and zero point; ``outer_scale`` is the first level's scale.
 
     Attributes:
-        first_level: One scale over the whole tensor.
+        first_level: Has one scale over the whole tensor.
         second_level: Quantizes the codes of the first level; its own codes are stored.
     """
 
@@ -36,12 +34,12 @@ class ProgressiveQuantizer(TensorQuantizer):
 
     @property
     def levels(self) -> tuple[SingleLevelQuantizer, ...]:
-        """The first, then the second."""
+        """The first level, then the second."""
         return (self.first_level, self.second_level)
 
     @property
     def stored_level(self) -> SingleLevelQuantizer:
-        """The second."""
+        """The second level."""
         return self.second_level
 
     @property
@@ -52,17 +50,17 @@ class ProgressiveQuantizer(TensorQuantizer):
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
         if not isinstance(self.first_level.granularity, PerTensor):
             return (
-                f"the first of two levels, {self.first_level.spec.dtype.name}, has one scale over the whole tensor: set qscheme=per_tensor"
+                f"the first of two levels, {self.first_level.spec.dtype.name}, needs one scale for the whole tensor: set qscheme=per_tensor"
             )
         if not self.is_dynamic and self.second_level.is_dynamic:
-            return "both levels are static or both are dynamic: set is_dynamic alike"
+            return "both levels must be static or both dynamic: set is_dynamic alike"
         return self.first_level.shape_error(shape) or self.second_level.shape_error(shape)
 
     def observer(self) -> Observer:
         return self.first_level.observer()
 
     def qparams_from(self, observer: Observer) -> QParams:
-        """Return the first level's scale alone: the second's is found from the tensor itself."""
+        """Return only the first level's scale: the second's is found from the tensor itself."""
         return self.first_level.qparams_from(observer)
 
     def outer_scale(self, x: Tensor, shared: Observer | None = None) -> Tensor:

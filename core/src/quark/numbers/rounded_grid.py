@@ -14,25 +14,25 @@ from quark.numbers.tensor_quantizer import TensorQuantizer
 from quark.numbers.weight_grid import WeightGrid
 
 _PROBES = 64
-"""Values for each power of two that are rounded to find the distances of neighbours: enough for 5 bits of
+"""Number of probes for each power of two that find the distances of neighbours: enough for 5 bits of
 mantissa.
 """
 _OCTAVES = 24
 
 
 class RoundedGrid(WeightGrid):
-    """A `WeightGrid` of layers whose scales are set, outer ones too.
+    """A `WeightGrid` of layers whose scales, including outer scales, are set.
 
     Args:
-        quantizers: As of `WeightGrid`.
-        rows: As of `WeightGrid`.
+        quantizers: As in `WeightGrid`.
+        rows: As in `WeightGrid`.
         weight: The rounded weights ``[K, N]``, float32.
         qparams: The scales of each layer.
 
     Attributes:
         current: The scales of all groups.
-        each: The same with the subscales of formats that have them, one row for each input channel; else
-            `current` itself.
+        each: `current` with the subscales of formats that have them, one row for each input channel;
+            otherwise `current` itself.
     """
 
     def __init__(self, quantizers: Sequence[TensorQuantizer], rows: Sequence[int], weight: Tensor, qparams: Sequence[QParams]) -> None:
@@ -47,7 +47,7 @@ class RoundedGrid(WeightGrid):
         return self.fixed is None and not self.has_subscales
 
     def rescaled(self, factor: Tensor) -> GroupScales:
-        """Return the current scales times ``factor [groups, N]``, as the spec stores them.
+        """Return the current scales times ``factor [groups, N]``, in the form that the spec stores.
 
         Zero points stay.
         """
@@ -61,9 +61,9 @@ class RoundedGrid(WeightGrid):
         return self.scales_of_ranges(low * scale, high * scale)
 
     def neighbours(self, qt: Tensor, toward: Tensor) -> Tensor:
-        """Return the next value of the grid for each of ``qt [K, N]`` on its way to ``toward``.
+        """Return, for each of ``qt [K, N]``, the next value of the grid in the direction of ``toward``.
 
-        At the end of the grid a value is its own neighbour.
+        At the end of the grid, a value is its own neighbour.
         """
         direction = torch.sign(toward - qt)
         size = qt.shape[0] // self.each.scale.shape[0]

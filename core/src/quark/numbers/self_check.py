@@ -18,7 +18,7 @@ from quark.plugins.attribution import Origin, attributed, origin
 from quark.plugins.discovery import Source
 
 _SHAPES = ((16, 64), (16, 128), (64, 64), (128, 128), (16, 256), (256, 256), (16, 1024), (1024, 1024))
-"""Shapes of the tensor, smallest first: the first one that the granularity divides is used."""
+"""Shapes of the tensor, smallest first: the first one that the granularity can divide is used."""
 _ORDERS = ("reorder", "order")
 _BEYOND = 3.0
 """Factor by which values exceed the range of the scales: they must saturate."""
@@ -32,17 +32,17 @@ _SLACK = 1e-6
 def refuse_broken(quantizer: TensorQuantizer, *, activation: bool) -> None:
     """Check a quantizer's number format, packing and observers on a small tensor, once per quantizer.
 
-    Ranges are finite and scales positive. Rounding is in place, neither makes nor hides NaN, and its results
-    have codes, also for inputs far out of range. Codes and scales survive packing. Values are in order up to
-    the largest, at which all beyond it saturate and which is the declared one, and no more of them than the
-    declared bits can tell apart.
+    Ranges must be finite and scales positive. Rounding must be in place, must neither make nor hide NaN, and
+    its results must have codes, even for inputs far out of range. Codes and scales must survive packing.
+    Values must keep their order up to the largest, which must be the declared one; everything beyond
+    saturates at it. There must be no more values than the declared bits can represent.
 
     Args:
         quantizer: The quantizer of a valid spec.
         activation: Whether the tensor is an activation, whose codes are never stored.
 
     Raises:
-        PluginError: One of them does not; names the plugin, the format or observer, and what is wrong.
+        PluginError: A check fails; the message names the plugin, the format or observer, and the error.
     """
     _check(quantizer, activation)
 
@@ -71,7 +71,7 @@ def _check(quantizer: TensorQuantizer, activation: bool) -> None:
 
 
 def _example(shape: tuple[int, ...]) -> Tensor:
-    """Return a tensor of normal rows of many sizes, a zero, a positive and a negative row.
+    """Return a tensor of normal rows of many sizes, a zero row, a positive row and a negative row.
 
     It is the same each time.
     """
@@ -96,7 +96,7 @@ def _check_observer(level: SingleLevelQuantizer, x: Tensor) -> None:
     wanted = level.granularity.scale_shape(tuple(x.shape))
     for end in (low, high):
         if not isinstance(end, Tensor) or tuple(end.shape) != wanted:
-            raise whose.error(f"gives a range of shape {list(getattr(end, 'shape', ()))} where {list(wanted)} is wanted")
+            raise whose.error(f"gives a range of shape {list(getattr(end, 'shape', ()))} instead of {list(wanted)}")
         if end.dtype != torch.float32 or not bool(torch.isfinite(end).all()):
             raise whose.error("gives a range that is not finite, or not in float32")
     if bool((low > high).any()):
@@ -104,7 +104,7 @@ def _check_observer(level: SingleLevelQuantizer, x: Tensor) -> None:
 
 
 def _rounding_error(level: SingleLevelQuantizer, x: Tensor) -> str | None:
-    """Return why the rounding of a format is wrong, as a predicate; None where it is not."""
+    """Return why the rounding of a format is wrong, as a verb phrase, or None."""
     if level.is_float:
         return None
     t = level.granularity.rows(x.clone()).contiguous()
@@ -118,12 +118,12 @@ def _rounding_error(level: SingleLevelQuantizer, x: Tensor) -> str | None:
 
 
 def _values_of_format_error(level: SingleLevelQuantizer) -> str | None:
-    """Return the error in the values of a format, as a predicate, or None."""
+    """Return the error in the values of a format, as a verb phrase, or None."""
     if level.is_float or level.spec.is_scale_quant:
         return None
     bits, top = level.format.bits, float(level.format.max_magnitude(level.spec))
     if not 0 < top < torch.inf:
-        return f"says max_magnitude={top}, where a positive number is wanted"
+        return f"says max_magnitude={top} instead of a positive number"
     end = min(_BEYOND * top, _FAR / 2)
     t = torch.cat(
         [
@@ -134,28 +134,28 @@ def _values_of_format_error(level: SingleLevelQuantizer) -> str | None:
     )
     rounded = level.format.element_format().round_(t.clone())
     steps = rounded.diff()
-    steps[[0, -1]] = -steps[[0, -1]].abs()  # beyond the range there are none
+    steps[[0, -1]] = -steps[[0, -1]].abs()  # there are none beyond the range
     worst = int(steps.argmin())
     if steps[worst] < 0:
         less, more = (f"{t[i]:g} to {rounded[i]:g}" for i in (worst, worst + 1))
-        return f"rounds {less} and {more}: values are in order, and those beyond max_magnitude={top:g} saturate"
+        return f"rounds {less} and {more}: order must be kept, and values beyond max_magnitude={top:g} must saturate"
     values = rounded.unique()
     # A format without 0 in its middle, such as an unsigned one, reaches half its span about a zero point.
     reached = float(values[-1] - values[0]) / 2
     if abs(reached - top) > float(values[-1] - values[-2]) / 2 * (1 + _SLACK):
         return f"says max_magnitude={top:g}, and its values reach {reached:g}"
     if len(values) > 2**bits * (1 + _SLACK):
-        return f"says bits={bits:g}, which tell {2**bits:.0f} values apart, and has {len(values)}"
+        return f"says bits={bits:g}, enough for {2**bits:.0f} values, but has {len(values)}"
     return None
 
 
 def _values_error(quantizer: TensorQuantizer, x: Tensor, activation: bool) -> str | None:
-    """Return why scales, values, codes or packing are wrong, as a predicate; None where they are not."""
+    """Return why scales, values, codes or packing are wrong, as a verb phrase, or None."""
     shape = tuple(x.shape)
     qparams: Any = quantizer.find_qparams(x) if not quantizer.is_float else QParams(torch.ones((), dtype=torch.float32))
     if not isinstance(qparams, QParams):
-        return f"gives {qparams!r} where QParams are wanted"
-    # A static activation keeps fewer scales than one call finds.
+        return f"gives {qparams!r} instead of QParams"
+    # A static activation has fewer scales than one call finds.
     if (error := scale_values_error(qparams) if activation else scales_error(quantizer, qparams, shape)) is not None:
         return error
     if not activation and qparams.outer_scale is not None and tuple(qparams.outer_scale.shape) not in ((), shape[:1]):

@@ -1,8 +1,8 @@
 """SingleLevelQuantizer: quantizes a tensor by a spec of one level, with any format and granularity.
 
-The arithmetic is ``x / scale``, rounded by the format about its zero point, and back; in float32 whatever the
-tensor's dtype. It runs in tiles that stay in cache, so that memory is read and written once however many
-steps there are.
+The arithmetic is ``x / scale``, rounded by the format about its zero point, and back, in float32 for any
+dtype of the tensor. It runs in tiles that stay in the cache, so that memory is read and written once, however
+many steps there are.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from quark.numbers.tiles import CHUNK_ELEMENTS, in_parts, keep_finite_, scratch
 TILE_ELEMENTS = 1 << 18
 """Float32 elements of a tile: 1 MiB, about a second-level cache of current processors.
 
-Smaller tiles fit better, and cost more operations, which weighs more.
+Smaller tiles fit better, but cost more operations, which weighs more.
 """
 
 MOST_STEPS = 256
-"""Steps from 0 to a value up to which float32 arithmetic is exact enough for
+"""Maximum number of steps from 0 to a value at which float32 arithmetic is exact enough for
 `SingleLevelQuantizer.recovers_codes`.
 """
 
@@ -55,7 +55,7 @@ class SingleLevelQuantizer(TensorQuantizer):
 
     @property
     def is_float(self) -> bool:
-        """Whether the format has no scales: it only casts."""
+        """Whether the format has no scales and only casts."""
         return self.format.is_cast
 
     @property
@@ -65,12 +65,12 @@ class SingleLevelQuantizer(TensorQuantizer):
 
     @property
     def levels(self) -> tuple[SingleLevelQuantizer, ...]:
-        """Itself."""
+        """The quantizer itself."""
         return (self,)
 
     @property
     def stored_level(self) -> SingleLevelQuantizer:
-        """Itself."""
+        """The quantizer itself."""
         return self
 
     @property
@@ -137,13 +137,13 @@ class SingleLevelQuantizer(TensorQuantizer):
         return self._rounded(x, qparams, result, rescale=True)
 
     def in_scales(self, x: Tensor, qparams: QParams) -> Tensor:
-        """Return the values of codes of ``x`` before they are scaled, float32; for symmetric specs."""
+        """Return the values of the codes of ``x`` before scaling, float32; only for symmetric specs."""
         return self._rounded(x, qparams, torch.empty(x.shape, dtype=torch.float32, device=x.device), rescale=False)
 
     def _rounded(self, x: Tensor, qparams: QParams, result: Tensor, *, rescale: bool) -> Tensor:
         def work(tiles: Sequence[Tile]) -> None:
             for source, place, scale, factor, zero in tiles:
-                # A result in float32 is its own room for scaled values: one tile less in the caches.
+                # A float32 result is its own scratch memory for scaled values: one tile less in the cache.
                 has_room = place.dtype is torch.float32 and place.is_contiguous() and place.storage_offset() % 2 == 0
                 t = self.format.round_(self._scaled(source, factor, place if has_room else _room(source)), zero)
                 if zero is not None:
@@ -180,7 +180,7 @@ class SingleLevelQuantizer(TensorQuantizer):
             return False
         limits, outer = torch.finfo(dtype), 1.0 if qparams.outer_scale is None else qparams.outer_scale.float()
         low, high = (float(end) for end in torch.aminmax(qparams.scale.float() * outer))
-        # The cast moves a value of at most 1 / eps steps, normal and finite, by less than half a step; errors
+        # The cast moves a value of at most 1 / eps steps, normal and finite, by less than half a step. Errors
         # of float32 are negligible beside that.
         is_fine = spacing.steps <= min(1 / limits.eps, MOST_STEPS)
         return is_fine and low * spacing.smallest >= limits.tiny and high * spacing.largest <= limits.max
@@ -223,18 +223,18 @@ class SingleLevelQuantizer(TensorQuantizer):
         return self.format.qparams(zeros, zeros, self.spec)
 
     def _filled(self, x: Tensor, result: Tensor, qparams: QParams, work: Callable[[Sequence[Tile]], None]) -> Tensor:
-        """Return ``result``, filled tile by tile; several threads call ``work`` with some tiles at a time."""
+        """Fill ``result`` tile by tile and return it; several threads call ``work``, each with some tiles."""
         rows = self.granularity.rows(result)
         tiles = list(self._tiles(x, rows, qparams))
         count = max(1, CHUNK_ELEMENTS // max(TILE_ELEMENTS, 1))
         parallel_map(work, [tiles[i : i + count] for i in range(0, len(tiles), count)], x.device)
-        if rows.data_ptr() != result.data_ptr():  # no view of it
+        if rows.data_ptr() != result.data_ptr():  # not a view of it
             result.copy_(self.granularity.restore(rows, tuple(result.shape)))
         return result
 
     def _scaled(self, source: Tensor, factor: Tensor, out: Tensor) -> Tensor:
-        """Return ``out``, which holds the scaled values of one tile, float32."""
-        # Torch would convert operands of two dtypes in memory of its own.
+        """Write the scaled values of one tile to ``out``, float32, and return it."""
+        # If dtypes differ, torch would allocate a converted operand.
         values = out.copy_(source) if source.dtype.itemsize < out.dtype.itemsize else source
         return torch.mul(values, factor, out=out) if self.format.by_reciprocal(self.spec) else torch.div(values, factor, out=out)
 
@@ -253,7 +253,7 @@ class SingleLevelQuantizer(TensorQuantizer):
         high = max(1, size // length)
         for top in range(0, count, high):
             part = slice(top, top + high)
-            # One row that is longer than a tile (per tensor) is cut along its length.
+            # A row that is longer than a tile (per tensor) is cut along its length.
             for left in range(0, length, size):
                 place = slice(left, left + size)
                 yield rows[part, place], target[part, place], scale[part], factor[part], None if zero is None else zero[part]
@@ -267,5 +267,5 @@ def _are_powers_of_two(qparams: QParams) -> bool:
 
 
 def _room(tile: Tensor) -> Tensor:
-    """Return room for the scaled values of a tile."""
+    """Return scratch memory for the scaled values of a tile."""
     return scratch(tile.shape, torch.float32, tile.device, "scaled values")

@@ -1,4 +1,4 @@
-"""TensorQuantizer: the base of everything that quantizes a tensor.
+"""TensorQuantizer: the base of all quantizers of tensors.
 
 `quantize`, `dequantize` and `fake_quantize` agree exactly.
 """
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 class TensorQuantizer(ABC):
     """Interface of a tensor's quantization, of one level or several, for modules, algorithms, checkpoints.
 
-    A quantizer of a new kind, of several levels or with a scale structure of its own, derives from it, and
-    owes the abstract methods. Its outer scale is one for the whole tensor, or one for each row of a weight.
-    It is reached from a spec through `quark.numbers.NumberFormat.quantizer`.
+    A new kind of quantizer, with several levels or its own scale structure, derives from it and defines the
+    abstract methods. An outer scale is one for the whole tensor, or one for each row of a weight. A spec
+    reaches the quantizer through `quark.numbers.NumberFormat.quantizer`.
     """
 
     @property
     @abstractmethod
     def levels(self) -> tuple[SingleLevelQuantizer, ...]:
-        """One for each scale structure on top of another, in the order of the spec."""
+        """The levels, in the order of the spec; each has its own scales."""
 
     @property
     @abstractmethod
@@ -41,7 +41,7 @@ class TensorQuantizer(ABC):
 
     @property
     def spec(self) -> TensorSpec:
-        """The canonical spec it was made from."""
+        """The canonical spec of this quantizer."""
         specs = tuple(level.spec for level in self.levels)
         return specs if len(specs) > 1 else specs[0]
 
@@ -57,29 +57,26 @@ class TensorQuantizer(ABC):
 
     @property
     def is_float(self) -> bool:
-        """Whether nothing is quantized but the dtype (float16, bfloat16)."""
+        """Whether quantization is only a cast (float16, bfloat16)."""
         return False
 
     @property
     def has_tensor_scale(self) -> bool:
-        """Whether one scale, or an outer scale, spans the whole tensor: then siblings may share it."""
+        """Whether one scale, or an outer scale, spans the whole tensor, so that siblings may share it."""
         return False
 
     @property
     def has_one_product(self) -> bool:
         """Whether a value is one product, ``(code − zero_point) · scale``.
 
-        Where it is not (two scales, an offset), the last bit depends on the order of operations, and
-        `WeightGrid` computes the values it returns from codes.
+        If not (two scales, an offset), the last bit depends on the order of operations, and `WeightGrid`
+        computes its values from codes.
         """
         return False
 
     @abstractmethod
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
-        """Return why a tensor of that shape cannot be quantized so, and the fix; None where it can.
-
-        Needs no data.
-        """
+        """Return why a tensor of that shape cannot be quantized, and the fix, or None. Needs no data."""
 
     @abstractmethod
     def observer(self) -> Observer:
@@ -93,22 +90,20 @@ class TensorQuantizer(ABC):
     def outer_scale(self, x: Tensor, shared: Observer | None = None) -> Tensor | None:
         """Return the scale above the stored level's, ``[]`` or ``[O]`` for a weight ``[O, I]``, or None.
 
-        None is returned without a look at ``x``.
-
-        Parts of a row cannot have outer scales of their own (`QParams.outer_scale`). Arguments as for
-        `find_qparams`.
+        None does not depend on ``x``. Parts of a row cannot have their own outer scales
+        (`QParams.outer_scale`). Arguments are as in `find_qparams`.
         """
 
     @abstractmethod
     def scales_from_ranges(self, low: Tensor, high: Tensor, outer: Tensor | None, *, observed: bool = False) -> QParams:
-        """Return scales and zero points of the stored level, as `QParams` hold them, for ranges of a weight.
+        """Return scales and zero points of the stored level, as in `QParams`, for ranges of a weight.
 
         Args:
-            low: Lower ends of the ranges, float32, of any shape; in units of the weight, not of ``outer``.
+            low: Lower ends of the ranges, float32, of any shape, in units of the weight, not of ``outer``.
             high: Upper ends, likewise.
             outer: The `outer_scale`, broadcast over ``low``.
             observed: Whether the ends are values of the weight, so that an earlier level rounds them first;
-                else a search chose them.
+                if not, a search chose them.
         """
 
     @abstractmethod
@@ -117,16 +112,13 @@ class TensorQuantizer(ABC):
 
         Args:
             x: The tensor.
-            shared: An `observer` that has seen all tensors which are to share their scale over the whole
-                tensor, ``x`` among them.
+            shared: An `observer` of several tensors, including ``x``, that share the scale of a whole tensor.
         """
 
     def fake_quantize(self, x: Tensor, qparams: QParams | None = None, *, out: Tensor | None = None) -> Tensor:
         """Return ``dequantize(quantize(x))`` in ``x``'s dtype, in few passes.
 
-        With ``qparams`` None, scales are found from ``x``.
-
-        ``out`` may be ``x`` itself.
+        If ``qparams`` is None, scales are found from ``x``. ``out`` may be ``x`` itself.
         """
         if qparams is None:
             return self.round_to_nearest(x, out=out)[0]
@@ -134,22 +126,22 @@ class TensorQuantizer(ABC):
         return cast_finite(values, x.dtype) if out is None else out.copy_(cast_finite(values, out.dtype))
 
     def round_to_nearest(self, x: Tensor, *, out: Tensor | None = None) -> tuple[Tensor, QParams]:
-        """Return values and scales of ``x``, which are found and rounded; ``out`` may be ``x``."""
+        """Find scales of ``x`` and round it; return its values and scales. ``out`` may be ``x``."""
         qparams = self.find_qparams(x)
         return self.fake_quantize(x, qparams, out=out), qparams
 
     @abstractmethod
     def quantize(self, x: Tensor, qparams: QParams) -> Tensor:
-        """Return codes of ``x``, in its shape."""
+        """Return the codes of ``x``, in its shape."""
 
     def codes_of(self, values: Tensor, qparams: QParams) -> Tensor:
-        """Return the codes of values of `fake_quantize` under the same ``qparams``: undo `dequantize`."""
+        """Return the codes of values from `fake_quantize` with the same ``qparams``: undo `dequantize`."""
         return self.quantize(values, qparams)
 
     def recovers_codes(self, dtype: torch.dtype, qparams: QParams) -> bool:
         """Return whether `codes_of` rounded values in that dtype equals `quantize` of the float values.
 
-        Codes of a float tensor can then be stored without its rounded values.
+        If so, codes of a float tensor can be stored without its rounded values.
         """
         return False
 
@@ -160,14 +152,14 @@ class TensorQuantizer(ABC):
     def dequantize_to(self, codes: Tensor, qparams: QParams, out: Tensor) -> None:
         """Write the values of codes to ``out``, of their shape and any floating dtype.
 
-        They are those of `dequantize`, in that dtype as `quark.numbers.cast_finite` casts them.
+        These are the values of `dequantize`, in that dtype as `quark.numbers.cast_finite` casts them.
         """
         out.copy_(cast_finite(self.dequantize(codes, qparams), out.dtype))
 
     def pack(self, codes: Tensor, qparams: QParams, *, order: str = "reorder") -> dict[str, Tensor]:
-        """Return checkpoint tensors by suffix, also of meta tensors.
+        """Return checkpoint tensors by suffix; also for meta tensors.
 
-        ``""`` is the codes; others are ``scale``, ``zero_point``, ``scale_2``, ….
+        ``""`` is the codes; the others are ``scale``, ``zero_point``, ``scale_2``, ….
         """
         packing = self.stored_level.format.packing
         return {"": packing.pack(codes, self.granularity, order), **self.pack_qparams(qparams, order=order)}

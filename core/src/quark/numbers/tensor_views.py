@@ -1,8 +1,8 @@
-"""ViewedQuantizer: quantizes a tensor through a view that has its channels where quantizers look.
+"""ViewedQuantizer: quantizes a tensor through a view that puts its channels where quantizers expect them.
 
-Quantizers look at rows and at the last axis: at the output channels of a weight ``[out, in]``, at groups of
-its input channels, at the features of an activation. A convolution has its channels elsewhere; its layer type
-says where, by a `TensorView`.
+Quantizers expect rows and the last axis: output channels of a weight ``[out, in]``, groups of its input
+channels, features of an activation. A convolution has its channels elsewhere. Its layer type describes this
+by a `TensorView`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class TensorView(Protocol):
     """An arrangement of the elements of a tensor, and the way back.
 
-    A value: equal views are equal and have one hash.
+    It is a value: equal views are equal and have the same hash.
     """
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -43,9 +43,9 @@ class TensorView(Protocol):
 
 
 def output_first_shape(shape: tuple[int, ...], groups: int = 1) -> tuple[int, ...]:
-    """Return the shape ``[out, in / groups, …]`` of a weight ``[in, out / groups, …]``, and back.
+    """Return the shape ``[out, in / groups, …]`` of a weight ``[in, out / groups, …]``.
 
-    It is its own inverse.
+    The function is its own inverse.
 
     >>> output_first_shape((8, 6, 3, 3), groups=2)
     (12, 4, 3, 3)
@@ -58,12 +58,12 @@ class KernelMatrix:
     """The weight of a convolution as the matrix ``[out, kernel positions · in / groups]``.
 
     A row is an output channel. Input channels are innermost, so that groups of scales run along the input
-    channels of one kernel position where the group divides them.
+    channels of one kernel position if the group size divides them.
 
     Attributes:
-        is_transposed: Whether the weight is ``[in, out / groups, *kernel]`` and not
+        is_transposed: Whether the weight is ``[in, out / groups, *kernel]`` instead of
             ``[out, in / groups, *kernel]``.
-        groups: Of the convolution.
+        groups: Groups of the convolution.
     """
 
     is_transposed: bool = False
@@ -85,8 +85,8 @@ class KernelMatrix:
     def error(self, granularity: Granularity) -> str | None:
         if granularity.scale_shape((1, 2)) == (2,):
             return (
-                "has scales of its columns, which are input channels: of the weight of a convolution, axis 0 is the output channels, also "
-                "where the convolution is transposed, and no other axis has scales: use ch_axis=0"
+                "has scales per input channel. The weight of a convolution has its output channels on axis 0, also if the convolution is "
+                "transposed: use ch_axis=0"
             )
         return None
 
@@ -97,7 +97,7 @@ class KernelMatrix:
 def _exchanged(weight: Tensor, groups: int) -> Tensor:
     """Return a weight ``[in, out / groups, …]`` as ``[out, in / groups, …]``, or the other way round.
 
-    For one group it is a view, else a copy.
+    The result is a view for one group, else a copy.
     """
     if groups == 1:
         return weight.transpose(0, 1)
@@ -109,7 +109,7 @@ class ChannelsLast:
     """The input or the output of a convolution, ``[batch, channels, …]``, with its channels last.
 
     Attributes:
-        axis: Of the channels, negative, since a tensor may come without a batch.
+        axis: Axis of the channels; negative, because a tensor may have no batch.
     """
 
     axis: int
@@ -129,11 +129,11 @@ class ChannelsLast:
 
 
 def viewed(quantizer: TensorQuantizer, view: TensorView) -> TensorQuantizer:
-    """Return a quantizer of tensors through a view; ``quantizer`` itself where it only casts."""
+    """Return a quantizer of tensors through a view; ``quantizer`` itself if it only casts."""
     return quantizer if quantizer.is_float else _viewed(quantizer, view)  # type: ignore[arg-type]  # quantizers are hashed by identity
 
 
-# Cached like quantizers of equal specs, so that equal layers share whatever is cached by quantizer.
+# Cached like quantizers of equal specs, so that equal layers share caches by quantizer.
 @lru_cache(maxsize=1024)
 def _viewed(quantizer: TensorQuantizer, view: TensorView) -> TensorQuantizer:
     return ViewedQuantizer(quantizer, view)
@@ -145,9 +145,9 @@ class ViewedQuantizer(TensorQuantizer):
 
     `quark.numbers.TensorQuantizer` documents the methods.
 
-    Scales have the shapes that they have for the arrangement. Codes that are stored one by one, with scales
-    of the tensor or of channels, have the shape of the tensor; codes that are packed or grouped are those of
-    the arrangement.
+    Scales have the shapes of the arrangement's scales. Codes have the shape of the tensor if they are stored
+    one by one, with scales of the tensor or of channels. Packed or grouped codes have the shape of the
+    arrangement.
 
     Attributes:
         inner: Quantizes arranged tensors.
@@ -242,7 +242,7 @@ class ViewedQuantizer(TensorQuantizer):
 
 
 class _ViewedObserver(Observer):
-    """Shows an observer the arrangement of each tensor."""
+    """Passes the arrangement of each tensor to an observer."""
 
     def __init__(self, inner: Observer, view: TensorView) -> None:
         super().__init__(inner.spec, inner.granularity)

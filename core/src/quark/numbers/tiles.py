@@ -1,12 +1,12 @@
 """Large tensors in parts that fit into caches: parts, scratch memory for tiles, casts that stay finite.
 
-Each part is read from memory once, and its temporaries are small. A thread uses their memory again for the
-next tile and the next tensor, since fresh memory costs several times the time of arithmetic in a cache: the
-system hands it out page by page, and clears each page.
+Each part is read from memory once, and its temporaries are small. A thread reuses their memory for the next
+tile and the next tensor: fresh memory costs several times the arithmetic in a cache, because the system
+provides it page by page and clears each page.
 
-Results are cast without overflow. Rounding may go up: the largest magnitude of a symmetric INT4 tensor lies
-at 7.5 steps and is rounded to 8. For a float16 tensor whose largest magnitude is 62,000 that gives 66,133,
-which is beyond float16.
+Results are cast without overflow, because rounding may go up. The largest magnitude of a symmetric INT4
+tensor lies at 7.5 steps and is rounded to 8. In a float16 tensor, 62,000 then becomes 66,133, which is beyond
+float16.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from quark.numbers.number_format import QParams
 
 _LOCAL = threading.local()
 _KEPT = 1 << 20
-"""Bytes of the largest room that a thread keeps."""
+"""Maximum scratch memory that a thread keeps, in bytes."""
 
 
 def scratch(shape: Sequence[int], dtype: torch.dtype, device: torch.device, use: str) -> Tensor:
-    """Return uninitialized memory, contiguous, which holds until the thread asks for ``use`` again.
+    """Return uninitialized, contiguous memory, which is valid until the thread asks for ``use`` again.
 
     Args:
-        shape: Of the result.
-        dtype: Of the result.
+        shape: Shape of the result.
+        dtype: Dtype of the result.
         device: On devices other than the CPU, and for more than a tile, the memory is fresh.
-        use: What it is for: two pieces of scratch memory that are needed at once have different uses.
+        use: Purpose: pieces of scratch memory that are needed at once must have different purposes.
     """
     if device.type != "cpu" or math.prod(shape) * dtype.itemsize > _KEPT:
         return torch.empty(shape, dtype=dtype, device=device)
@@ -41,20 +41,20 @@ def scratch(shape: Sequence[int], dtype: torch.dtype, device: torch.device, use:
 
 
 def kept_room(shape: Sequence[int], dtype: torch.dtype, device: torch.device, use: str) -> Tensor:
-    """Return memory as `scratch` does, of any size and on any device; a thread keeps the largest."""
+    """Return memory as `scratch` does, of any size and on any device; a thread keeps the largest piece."""
     rooms: dict[tuple[str, torch.device], Tensor] = _LOCAL.__dict__.setdefault("rooms", {})
     size = math.prod(shape) * dtype.itemsize
     room = rooms.get((use, device))
     if room is None or room.numel() < size:
         rooms.pop((use, device), None)
-        with torch.inference_mode(False):  # memory of inference mode could not be written to outside of it
+        with torch.inference_mode(False):  # memory of inference mode cannot be written outside of it
             rooms[use, device] = room = torch.empty(size, dtype=torch.uint8, device=device)
     return room[:size].view(dtype).view(shape)
 
 
 CHUNK_ELEMENTS = 1 << 19
-"""Elements of a part on CPUs, 2 MiB in float32: the work of one thread at a time. Other devices take a tensor
-whole.
+"""Elements that one thread processes at a time on CPUs: 2 MiB in float32. Other devices process a whole
+tensor.
 """
 
 
@@ -62,12 +62,12 @@ def in_parts(x: Tensor, result: Tensor, scale_shape: tuple[int, ...], work: Call
     """Call ``work`` on parts of ``x`` and of ``result``, and return the joined scales.
 
     Args:
-        x: Any shape; it is cut between vectors along its last axis.
-        result: Contiguous, of the same shape; ``work`` fills the parts of it that it is given. It may be
-            ``x``, where nothing is filled.
-        scale_shape: Of the scales of the whole tensor.
+        x: A tensor of any shape; it is cut between vectors along its last axis.
+        result: A contiguous tensor of the same shape; ``work`` fills its parts. It may be ``x`` if nothing is
+            filled.
+        scale_shape: Shape of the scales of the whole tensor.
         work: Takes a part of ``x`` and of ``result``, both ``[vectors, length]``, and returns the part's
-            scales. An outer scale must be the same for all of them.
+            scales. The outer scale must be the same for all parts.
     """
     vectors = x.reshape(-1, x.shape[-1])
     target = vectors if result is x else result.view(-1, x.shape[-1])
@@ -89,7 +89,7 @@ it.
 
 
 def cast_finite(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return ``values`` in ``dtype``, those beyond its range as its largest finite value; NaN stays NaN."""
+    """Cast ``values`` to ``dtype``; larger values become its largest finite value. NaN stays NaN."""
     limit = torch.finfo(dtype).max
     return values.to(dtype) if limit > _LARGEST_OF_NARROW else values.clamp(-limit, limit).to(dtype)
 

@@ -1,7 +1,7 @@
-"""TwoLevelQuantizer: the scales of the first level are quantized by the second. NVFP4 and its relatives.
+"""TwoLevelQuantizer: the second level quantizes the scales of the first. NVFP4 and its relatives.
 
-``value = code · block scale · outer scale``: block scales are in a small format, relative to one outer scale
-over the whole tensor, with which the largest of them is the largest value of that format. Source: NVIDIA's
+``value = code · block scale · outer scale``. Block scales have a narrow format. The outer scale over the
+whole tensor maps the largest block scale to the largest value of that format. Source: NVIDIA's
 NVFP4; AMD Quark 0.13's ``ScaleQuantSpec``.
 """
 
@@ -21,8 +21,7 @@ from quark.numbers.tensor_quantizer import TensorQuantizer
 from quark.numbers.tiles import in_parts
 
 OUTER_SCALE_OF_ZEROS = 2.0**-23
-"""Outer scale of a tensor of zeros, whose ideal scale is 0: float32's machine epsilon, which AMD Quark writes
-there.
+"""Outer scale of a tensor of zeros, whose ideal scale is 0: float32's machine epsilon, as in AMD Quark.
 """
 
 
@@ -30,12 +29,13 @@ there.
 class TwoLevelQuantizer(TensorQuantizer):
     """Quantizer with quantized scales; `quark.numbers.TensorQuantizer` documents the methods.
 
-    `QParams` hold the block scales as values of the scale level's format, and the outer scale. Of activations
-    whose blocks are dynamic only the outer scale is kept, as ``scale``: block scales are found at each call.
+    `QParams` hold the block scales as values of the scale level's format, and the outer scale. For
+    activations with dynamic blocks, only the outer scale is kept, as ``scale``: block scales are found at
+    each call.
 
     Attributes:
         element_level: Quantizes the elements in blocks; its own scales are in float32.
-        scale_level: Quantizes the block scales; one scale over the whole tensor.
+        scale_level: Quantizes the block scales; it has one scale over the whole tensor.
     """
 
     element_level: SingleLevelQuantizer
@@ -43,22 +43,22 @@ class TwoLevelQuantizer(TensorQuantizer):
 
     @property
     def levels(self) -> tuple[SingleLevelQuantizer, ...]:
-        """Elements, then scales."""
+        """The level of elements, then the level of scales."""
         return (self.element_level, self.scale_level)
 
     @property
     def stored_level(self) -> SingleLevelQuantizer:
-        """That of the elements."""
+        """The level of elements."""
         return self.element_level
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether every scale is found at run time, the outer one included."""
+        """Whether every scale, including the outer one, is found at run time."""
         return self.scale_level.is_dynamic
 
     @property
     def has_tensor_scale(self) -> bool:
-        """Always: the outer scale."""
+        """True: the outer scale."""
         return True
 
     @property
@@ -79,7 +79,7 @@ class TwoLevelQuantizer(TensorQuantizer):
         return self.scale_level.observer()
 
     def qparams_from(self, observer: Observer) -> QParams:
-        """Return the outer scale alone: block scales are found from the tensor itself."""
+        """Return only the outer scale: block scales are found from the tensor itself."""
         low, high = observer.range()
         # One division by both largest magnitudes, so that nothing is rounded in between.
         outer = divided(torch.maximum(-low, high), _max_magnitude(self.element_level) * _max_magnitude(self.scale_level))
@@ -156,7 +156,7 @@ class TwoLevelQuantizer(TensorQuantizer):
         return QParams(torch.ones(self.granularity.scale_shape(shape), dtype=torch.float32, device=device), None, outer)
 
     def _block_qparams(self, x: Tensor, outer: Tensor) -> QParams:
-        """Block scales of ``x`` relative to ``outer``, and ``outer``."""
+        """Return the block scales of ``x`` relative to ``outer``, together with ``outer``."""
         if x.numel() == 0:
             return QParams(torch.ones(self.granularity.scale_shape(tuple(x.shape)), device=x.device, dtype=torch.float32), None, outer)
         if (fused := self._fused(x)) is not None:
@@ -166,23 +166,23 @@ class TwoLevelQuantizer(TensorQuantizer):
         low, high = observer.range()
         if not self._keeps_outer_only:
             return attrs.evolve(self.scales_from_ranges(low, high, outer), outer_scale=outer)
-        # As AMD Quark does: scales of activations are divided by the outer scale once they are found, in a
-        # second division; scales of weights take one division.
+        # As in AMD Quark: scales of activations are divided by the outer scale in a second division, and
+        # scales of weights take one division.
         return QParams(self._stored(divided(torch.maximum(-low, high), _max_magnitude(self.element_level)) / outer), None, outer)
 
     def _fused(self, x: Tensor) -> FusedRounding | None:
-        """Return the kernel that finds relative scales and rounds in one pass; None where there is none."""
+        """Return the kernel that finds relative scales and rounds in one pass, or None."""
         fused = fused_rounding(self.element_level, x)
         return fused if fused is not None and fused.finds_scales and device_code(self.scale_level) is not None else None
 
     def _relative(self, outer: Tensor) -> RelativeScales:
-        """Return how the kernel finds scales relative to ``outer``: as `_block_qparams`."""
+        """Return how the kernel finds scales relative to ``outer``, as `_block_qparams` does."""
         return RelativeScales(self.scale_level, outer, _max_magnitude(self.element_level), not self._keeps_outer_only)
 
     def _stored(self, relative: Tensor) -> Tensor:
         scale = self.scale_level.format.round_(relative)
-        # A scale that is too small for its format makes all values of its block 0; 1 takes its place, as a
-        # divisor that does no harm.
+        # A scale that is too small for its format makes all values of its block 0; 1 replaces it as a
+        # harmless divisor.
         return torch.where(scale == 0, 1.0, scale)
 
 

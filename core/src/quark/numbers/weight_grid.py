@@ -1,8 +1,8 @@
 """WeightGrid: the values that the weights of a rounding task can have, for column-by-column rounding.
 
 Layers that share an input are stacked and transposed into one matrix ``Wt [K, N]``, with K input channels and
-the N output channels of all layers: an input channel, a column of the weight, is then contiguous in memory.
-Scales are ``[groups, N]``.
+the N output channels of all layers. An input channel, which is a column of the weight, is then contiguous in
+memory. Scales are ``[groups, N]``.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from quark.numbers.tensor_quantizer import TensorQuantizer
 from quark.numbers.tiles import cast_finite
 
 _PROBES = 4097
-"""Values between the largest and its negative that `WeightGrid.gap` rounds: enough to tell neighbours of
-formats up to 12 bits apart.
+"""Number of values between the largest and its negative that `WeightGrid.gap` rounds: enough for formats up
+to 12 bits.
 """
 _RANGES = (1.0, 1.3, 1.7, 3.1, 23.0)
-"""Ends of ranges that make scales of different mantissas, unless these are powers of two."""
+"""Largest values that give scales of different mantissas, unless scales are powers of two."""
 
 
 class WeightGrid:
     """Scales and rounding of stacked weights, for any `TensorQuantizer`.
 
     Args:
-        quantizers: The weight quantizer of each layer, all of one spec.
-        rows: Output channels of each layer, N in all.
+        quantizers: The weight quantizer of each layer; all have one spec.
+        rows: Number of output channels of each layer, N in total.
         weight: ``Wt [K, N]``, float32; outer scales, and scales that span rows, are found from it.
         shared: Whether the layers share the scale that spans a whole tensor.
 
     Attributes:
         columns: K, the number of input channels.
-        group: Input channels in a row that share a scale; K where there is one scale for each row, tensor or
-            block of rows.
-        fixed: The scales of round-to-nearest, where scales span rows or groups and so cannot be found group
-            by group; else None.
-        spans: Where they do, the number of the scale, from 0 on, that each group of each row has,
-            ``[groups, N]``; else None.
-        number_of_spans: How many of these scales there are; 0 where none span rows or groups.
+        group: Number of consecutive input channels that share a scale; K if there is one scale for each row,
+            tensor or block of rows.
+        fixed: The scales of round-to-nearest, if scales span rows or groups and so cannot be found group by
+            group; else None.
+        spans: Index of the scale of each group of each row, ``[groups, N]``, if scales span rows or groups;
+            else None.
+        number_of_spans: Number of these scales; 0 if none span rows or groups.
     """
 
     def __init__(self, quantizers: Sequence[TensorQuantizer], rows: Sequence[int], weight: Tensor, *, shared: bool = False) -> None:
@@ -71,17 +71,17 @@ class WeightGrid:
         self.fixed = self._fixed_scales(weight, common) if group is None else None
 
     def of_rows(self, rows: slice) -> WeightGrid:
-        """Return the grid of some rows, for scales and rounding alone; not where `fixed` scales span rows."""
+        """Return the grid of some rows, only for scales and rounding; not if `fixed` scales span rows."""
         part = copy.copy(self)
         part._outer = None if self._outer is None else self._outer[rows]
         return part
 
     def scales(self, w: Tensor) -> GroupScales:
-        """Return the scales of ``w [m · group, N]`` by its own ranges, as in round-to-nearest."""
+        """Return the scales of ``w [m · group, N]`` from its own ranges, as in round-to-nearest."""
         return self._scales_from_ranges(*self.ranges(w), observed=True)
 
     def scales_of_ranges(self, low: Tensor, high: Tensor) -> GroupScales:
-        """Return scales of ranges ``[m, N]`` that a search chose, as the spec stores them."""
+        """Return scales for ranges ``[m, N]`` that a search chose, in the form that the spec stores."""
         return self._scales_from_ranges(low, high, observed=False)
 
     def _scales_from_ranges(self, low: Tensor, high: Tensor, *, observed: bool) -> GroupScales:
@@ -91,9 +91,7 @@ class WeightGrid:
     def with_subscales(self, w: Tensor, scales: GroupScales) -> GroupScales:
         """Return scales with the subscales of a microexponent format, chosen from ``w [m · group, N]``.
 
-        They have one row for each input channel.
-
-        Returns ``scales`` itself for formats without subscales.
+        They have one row for each input channel. Formats without subscales return ``scales`` itself.
         """
         if not self.has_subscales:
             return scales
@@ -106,11 +104,11 @@ class WeightGrid:
 
     @property
     def has_subscales(self) -> bool:
-        """Whether `with_subscales` has anything to decide."""
+        """Whether `with_subscales` changes anything."""
         return self._element_format is not self._level.format
 
     def round_(self, t: Tensor, scales: GroupScales) -> Tensor:
-        """Round ``t [m · group, N]``, or ``[N]`` with the scales of one group, in place; return it."""
+        """Round ``t [m · group, N]``, or ``[N]`` with the scales of one group, in place, and return it."""
         size = 1 if t.ndim == 1 else t.shape[0] // scales.scale.shape[0]
         if size > 1:
             self._round(t.view(-1, size, t.shape[1]), scales.map(lambda x: x.unsqueeze(1)))
@@ -118,7 +116,7 @@ class WeightGrid:
         return self._round(t, scales)
 
     def error(self, w: Tensor, scales: GroupScales, out: Tensor) -> Tensor:
-        """Return ``w − Q(w)`` of a contiguous ``w [m · group, N]`` in ``out``, in few passes."""
+        """Write ``w − Q(w)`` of a contiguous ``w [m · group, N]`` to ``out`` in few passes, and return it."""
         size = w.shape[0] // scales.scale.shape[0]
         w, out, scales = w.view(-1, size, w.shape[1]), out.view(-1, size, w.shape[1]), scales.map(lambda x: x.unsqueeze(1))
         return torch.addcmul(w, self._steps(w, scales, out), scales.scale, value=-1, out=out).view(-1, w.shape[2])
@@ -129,10 +127,10 @@ class WeightGrid:
         """Return the `ColumnRounder` that rounds one input channel after another, as `round_` does.
 
         Args:
-            scales: Of all groups, or of all channels (`with_subscales`).
+            scales: Scales of all groups, or of all channels (`with_subscales`).
             order: A permutation of the channels ``[K]``: number k then means channel ``order[k]``.
-            first: With scales of some channels alone, one row for each: the number of the first of them.
-            order_on_host: ``order`` as a list, for whoever has it already: it is read from its device else.
+            first: Index of the first channel, if ``scales`` has one row for each of several channels.
+            order_on_host: ``order`` as a list, if you have it; otherwise it is read from its device.
         """
         size = self.columns // scales.scale.shape[0] if first is None else 1
         return ColumnRounder(self._element_format, self._level.spec, scales, size, order, first or 0, order_on_host)
@@ -141,7 +139,7 @@ class WeightGrid:
         return self._steps(t, scales, t).mul_(scales.scale)
 
     def _steps(self, t: Tensor, scales: GroupScales, out: Tensor) -> Tensor:
-        """Return the values of the grid, in units of the scales, in ``out``, which may be ``t``."""
+        """Write grid values, in units of the scales, to ``out``, which may be ``t``, and return it."""
         if scales.inverse is None:
             torch.div(t, scales.scale, out=out)
         else:
@@ -161,11 +159,11 @@ class WeightGrid:
         return qparams
 
     def weights(self, qt: Tensor, scales: GroupScales, dtype: torch.dtype = torch.float32) -> list[tuple[Tensor, QParams, Tensor | None]]:
-        """Return the weight, the scales and the codes of each layer from values on the grid ``[K, N]``.
+        """Return the weight, the scales and the codes of each layer, from values on the grid ``[K, N]``.
 
         Weights ``[rows, K]`` are exactly the values of `dequantize`, in ``dtype``. A value beyond the range
-        of ``dtype`` becomes the nearest value of the grid that ``dtype`` has, or its largest. Codes are None
-        if rounding has found none.
+        of ``dtype`` becomes the nearest value of the grid in that range, or the largest value of ``dtype``.
+        Codes are None if rounding has found none.
         """
         layers = []
         limit = torch.finfo(dtype).max
@@ -173,8 +171,8 @@ class WeightGrid:
         is_beyond = max(-low, high) > limit
         for index, (quantizer, qparams) in enumerate(zip(self._quantizers, self.qparams(scales), strict=True)):
             values, codes = qt[:, self._slice(index)].t().contiguous(), None
-            # Two multiplications may differ from one by their product in the last bit; and a value that is
-            # cut off has another code.
+            # Two multiplications may differ in the last bit from one multiplication by their product. A value
+            # that is cut off has another code.
             if is_beyond or not quantizer.has_one_product:
                 codes = quantizer.codes_of(values.clamp_(-limit, limit), qparams)
                 values = quantizer.dequantize(codes, qparams)
@@ -183,7 +181,7 @@ class WeightGrid:
 
     @property
     def has_powers_of_two(self) -> bool:
-        """Whether `scales_of_ranges` returns powers of two, before outer scales multiply them."""
+        """Whether `scales_of_ranges` returns powers of two, before multiplication by outer scales."""
         high = torch.tensor(_RANGES, dtype=torch.float32)
         outer = None if self._outer is None else torch.ones((), dtype=torch.float32)
         scale = self._quantizers[0].scales_from_ranges(-high, high, outer, observed=False).scale
@@ -191,14 +189,14 @@ class WeightGrid:
 
     @property
     def max_magnitude(self) -> float:
-        """Largest representable magnitude in units of the scale; of symmetric specs."""
+        """Largest representable magnitude in units of the scale, for symmetric specs."""
         return self._level.format.max_magnitude(self._level.spec)
 
     @property
     def gap(self) -> float:
         """Ratio of an element's two largest magnitudes: 1.5 in FP4, 8 / 7 in INT4, about 1 in INT8.
 
-        It is 1 where there is none but 0 below the largest, such as in a ternary format.
+        It is 1 if only 0 lies below the largest magnitude, as in a ternary format.
         """
         far = torch.finfo(torch.float32).max
         largest = float(self._element_format.round_(torch.tensor([-far, far], dtype=torch.float32)).abs().max())
@@ -206,7 +204,7 @@ class WeightGrid:
         return largest / max(below[(below > 0) & (below < largest)].tolist(), default=largest)
 
     def _outer_scales(self, weight: Tensor, common: Observer | None) -> list[Tensor] | None:
-        """Return the outer scale of each layer, ``[]`` or ``[rows]``; None where the quantizers have none."""
+        """Return the outer scale of each layer, ``[]`` or ``[rows]``; None if the quantizers have none."""
         scales = []
         for index, quantizer in enumerate(self._quantizers):
             scale = quantizer.outer_scale(weight[:, self._slice(index)].t(), common)
@@ -220,7 +218,7 @@ class WeightGrid:
         return slice(start, start + self._rows[index])
 
     def _fixed_scales(self, weight: Tensor, common: Observer | None) -> GroupScales:
-        """Return scales that span rows, by the ranges of each layer, for every row and group."""
+        """Return scales that span rows, from the ranges of each layer, for every row and group."""
         is_shared = common is not None and self._outers is None
         count = 0
         for index in range(len(self._quantizers)):
@@ -235,7 +233,7 @@ class WeightGrid:
         return self._spanning_scales(torch.ones(count, device=weight.device, dtype=torch.float32), observed=True)
 
     def _level_range(self, weight: Tensor, index: int) -> tuple[Tensor, Tensor]:
-        """Return low and high of the stored level for a layer's weight ``[K, rows]``, in its units."""
+        """Return low and high of the stored level for a weight ``[K, rows]``, in the weight's units."""
         observer = self._level.observer()
         if self._outers is None or self._level.observer_class.is_extremes:
             observer.observe(weight.t())
@@ -261,7 +259,7 @@ class WeightGrid:
         return self._group_scales(self._spread([q.scale for q in parts]), self._spread(zeros) if zeros else None, self._outer)
 
     def _spread(self, parts: Sequence[Tensor]) -> Tensor:
-        """Expand one tensor for each layer, shaped as its scales that span rows, to ``[groups, N]``."""
+        """Expand tensors of scales that span rows, one for each layer, to ``[groups, N]``."""
         expand = self._level.granularity.expand_scale
         return torch.cat([expand(x, (rows, self.columns)).t() for x, rows in zip(parts, self._rows, strict=True)], 1).contiguous()
 

@@ -1,7 +1,7 @@
 """The plugin layer: hooks, records, and registries of the things that installed plugins provide.
 
-A plugin author needs `hookimpl`, the record classes, and the manual in `quark.plugins.hookspecs`. Everyone
-else asks a registry: ``schemes().get("fp8")``.
+A plugin author needs `hookimpl`, the record classes, and the manual in `quark.plugins.hookspecs`. All other
+code asks a registry: ``schemes().get("fp8")``.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def documented_object(name: str) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    # Classes of events are made when a run, or a listener, asks for them: no listing does.
+    # Classes of events are made only when a run or a listener asks for them.
     if name in __all__:
         from quark.plugins import events
 

@@ -1,7 +1,7 @@
 """The version of the plugin API, and the range of versions that a plugin was written for.
 
-The version counts changes that a plugin notices: a hook, a field of a record, or a method of a protocol that
-is renamed, removed or newly required. It is independent of the versions of the distributions.
+The version changes if a plugin notices a change: a hook, a field of a record, or a method of a protocol is
+renamed, removed or newly required. It is independent of the versions of the distributions.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 API_VERSION = 2
 """Version of the plugin API of this core; `tools/plugin_api/` holds each version's public names."""
 
-RENAMED = "whoever maintains it finds what was renamed, old names and new, in docs/plugins/compatibility.md of quark's repository"
+RENAMED = "docs/plugins/compatibility.md of quark's repository lists old and new names"
 """Advice in errors about plugins for an older version."""
 
 ApiRange = tuple[int, int]
@@ -17,10 +17,10 @@ ApiRange = tuple[int, int]
 
 
 def as_api_range(value: object) -> ApiRange | None:
-    """Return a range from ``(lowest, highest)`` or one version; None stays None.
+    """Return a range from ``(lowest, highest)`` or a single version; None stays None.
 
     Raises:
-        ValueError: It is no such range.
+        ValueError: The text is not such a range.
 
     >>> as_api_range((1, 2)), as_api_range(2), as_api_range(None)
     ((1, 2), (2, 2), None)
@@ -34,7 +34,7 @@ def as_api_range(value: object) -> ApiRange | None:
 
 
 def refusal(api: ApiRange | None) -> tuple[str, str] | None:
-    """Return why this core refuses a plugin of that range, as a predicate, with the fix, or None."""
+    """Return why this core refuses a plugin for that range, as a verb phrase, and the fix; or None."""
     if api is None or api[0] <= API_VERSION <= api[1]:
         return None
     versions = " to ".join(map(str, dict.fromkeys(api)))

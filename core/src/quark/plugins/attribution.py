@@ -21,14 +21,14 @@ from quark.plugins.registries import BUILT_IN
 _MACHINE_ERRORS = (OSError, MemoryError)
 """Errors of the machine keep their type, so that code that handles them still recognizes them."""
 _REFUSALS = (LookupError, TypeError, ValueError)
-"""Errors by which code of the core refuses what its caller gives; any other is a bug of the core."""
+"""Errors by which the core refuses a caller's input; any other error is a bug of the core."""
 _ENDINGS = (KeyboardInterrupt, GeneratorExit, GreenletExit)
-"""They end a program, a generator or a calibration forward, in whosever code that is at the moment."""
+"""Exceptions that end a program, a generator or a calibration forward, whichever code is running."""
 
 
 @attrs.frozen
 class Origin:
-    """Something that a plugin brings.
+    """Something that a plugin provides.
 
     Attributes:
         what: Description for messages: ``"the algorithm 'gptq'"``.
@@ -40,27 +40,27 @@ class Origin:
 
     @property
     def is_checked_whole(self) -> bool:
-        """Whether each element of its results is checked: of other projects, and if plugins are strict."""
+        """Whether each element of its results is checked: for foreign plugins, and if plugins are strict."""
         return catalog().is_strict or self.source.distribution not in (CORE, *BUILT_IN)
 
     def __str__(self) -> str:
         return f"{self.what} of {self.source}"
 
     def error(self, complaint: str) -> PluginError:
-        """Return the `PluginError` about it.
+        """Return a `PluginError` about this thing.
 
         Args:
-            complaint: The predicate, such as ``"leaves NaN in the weight of 'lm_head'"``.
+            complaint: A verb phrase, such as ``"leaves NaN in the weight of 'lm_head'"``.
         """
         return PluginError(f"{self} {complaint}. It is broken: {leave_out(self.source)}")
 
 
 def origin(kind: str, name: str) -> Origin:
-    """Return where the record of that name comes from; raises as `quark.plugins.Registry.get` does.
+    """Return the origin of the record of that name; raises as `quark.plugins.Registry.get` does.
 
     Args:
-        kind: In the plural, such as ``"algorithms"``.
-        name: Of the record.
+        kind: Kind in the plural, such as ``"algorithms"``.
+        name: Name of the record.
     """
     registry = catalog().registries[kind]
     return Origin(f"the {registry.kind.name} '{registry.get(name).name}'", registry.source(name))
@@ -68,22 +68,23 @@ def origin(kind: str, name: str) -> Origin:
 
 @contextmanager
 def attributed(doing: str, whose: Origin | None = None) -> Iterator[None]:
-    """Let errors that leave the body say whose code raised them.
+    """Make errors that leave the body name the plugin whose code raised them.
 
-    That is the plugin in whose package the innermost frame lies, or else ``whose``. An error that is none of
-    quark's own becomes a `PluginError` with the original as its cause. Quark's own errors, which plugins
-    raise on purpose, and errors of the machine keep their type and get a note. So does an error that code of
-    the core has come upon when a plugin called it, unless it is a ValueError, TypeError or LookupError, by
-    which the core refuses what it is given: it is a bug of quark-core. Errors of nobody's plugin pass
-    unchanged. So do KeyboardInterrupt, and a SystemExit that is not raised in a plugin's code, such as that
-    of SIGTERM.
+    It is the plugin whose package holds the innermost frame, or else ``whose``. Its errors become a
+    `PluginError`, with the original as the cause. Quark's own errors, which plugins raise on purpose, and
+    errors of the machine keep their type and get a note.
+
+    If a plugin called the core and the core raised, the error gets a note too: it is a bug of quark-core. But
+    a ValueError, TypeError or LookupError is not a bug, because the core refuses bad input with them. Errors
+    outside plugins pass unchanged. So do KeyboardInterrupt, and a SystemExit that no plugin raised, such as
+    that of SIGTERM.
 
     Args:
         doing: Description of the work: ``"rounding 'model.layers.0.mlp.up_proj'"``.
-        whose: The object that is called in the body, where it is known.
+        whose: The object that the body calls, if it is known.
 
     Raises:
-        PluginError: The body raised an error of another kind, in a plugin's code.
+        PluginError: A plugin's code raised an error of another kind in the body.
     """
     try:
         yield
@@ -115,10 +116,10 @@ def attributed(doing: str, whose: Origin | None = None) -> Iterator[None]:
 def _raised_in(error: BaseException) -> tuple[Source | None, str, str, bool]:
     """Return the plugin with the innermost frame of an error's traceback, and places in it and in the core.
 
-    A place reads ``" (file, line n)"``. The second one is in the core, if its code has come upon the error
-    when the plugin called it; else it is empty. The last value is whether other code lies below the plugin's.
+    A place reads ``" (file, line n)"``. The second place is the line of the core that raised when the plugin
+    called it, or empty. The last value says whether other code lies below the plugin's.
     """
-    # Errors of the core are no plugin's.
+    # Errors of the core belong to no plugin.
     plugins = [source for source in catalog().sources() if source.module and source.distribution != CORE]
     packages = {source.module.partition(":")[0].partition(".")[0]: source for source in plugins}
     modules = dict(_modules_of_records())
@@ -138,11 +139,11 @@ def _raised_in(error: BaseException) -> tuple[Source | None, str, str, bool]:
 
 
 def _modules_of_records() -> Iterator[tuple[str, Source]]:
-    """Yield modules that records point at, which is all that is known of run-time registrations."""
+    """Yield modules that records point at: nothing else is known of run-time registrations."""
     for registry in catalog().registries.values():
         for claim in registry.claims():
             for field in attrs.fields(type(claim.record)):
                 reference = getattr(claim.record, field.name)
-                # A record may point at a class of the core, or of torch, which is nobody's plugin.
+                # A record may point at a class of the core or of torch, which belongs to no plugin.
                 if isinstance(reference, LazyRef) and reference.module.partition(".")[0] not in ("quark", "torch", "transformers"):
                     yield reference.module, claim.source

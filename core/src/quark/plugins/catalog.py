@@ -1,4 +1,4 @@
-"""Catalog: a set of plugins with their registries; the one of this process is built on first use."""
+"""Catalog: a set of plugins with their registries; this process builds its own on first use."""
 
 from __future__ import annotations
 
@@ -35,31 +35,32 @@ class Exports:
         """Return the object that a record exports as ``name``, a plain name or ``"module:name"``.
 
         Raises:
-            UnknownNameError: (a ValueError) No record brings it; says which distribution may be missing.
-            AmbiguousNameError: (a ValueError) Two distributions bring different objects under this name.
+            UnknownNameError: (a ValueError) No record provides it. The message says which distribution may be
+                missing.
+            AmbiguousNameError: (a ValueError) Two distributions provide different objects under this name.
             PluginError: The record's reference cannot be loaded.
         """
         claims = self._claims(name)
         if not claims:
             known = sorted({key for entry in self._entries() for key in entry.record.exports})
             missing = filter(None, [self.catalog.missing()])
-            message = not_there(f"no installed plugin brings '{name}'.", name, known, [*missing], self.catalog.failures())
+            message = not_there(f"no installed plugin provides '{name}'.", name, known, [*missing], self.catalog.failures())
             raise UnknownNameError(message, kind="public name", name=name, known=known)
         if len({c.record.exports[name] for c in claims}) > 1:
             raise AmbiguousNameError(
-                f"'{name}' is brought by {' and by '.join(dict.fromkeys(str(c.source) for c in claims))}, each with its own object. "
+                f"'{name}' is provided by {' and by '.join(dict.fromkeys(str(c.source) for c in claims))}, each with its own object. "
                 f'Leave one out with QUARK_DISABLED_PLUGINS, or let one record say replaces="{claims[0].source.distribution}"'
             )
         return load_for(claims[0].record.exports[name], f"the public name '{name}'", claims[0].source)
 
     def names(self) -> list[str]:
-        """Return all plain names of AMD Quark's public API that plugins bring, sorted."""
+        """Return all plain names of AMD Quark's public API that plugins provide, sorted."""
         return sorted({key for entry in self._entries() for key in entry.record.exports if ":" not in key})
 
     def modules(self) -> dict[str, dict[str, Reference]]:
-        """Return modules of AMD Quark's public API that plugins bring: module → name → reference.
+        """Return the modules of AMD Quark's public API that plugins provide: module → name → reference.
 
-        Names that two records claim are left out, and fail in `load`.
+        Names that two records claim are left out; `load` raises for them.
         """
         out: dict[str, dict[str, Reference]] = {}
         for key in sorted({key for entry in self._entries() for key in entry.record.exports if ":" in key}):
@@ -81,7 +82,7 @@ class Catalog:
 
     Args:
         candidates: Plugins to use, in order.
-        settings: Which of them to leave out, and whether failures are raised.
+        settings: Which plugins to leave out, and whether failures are raised.
 
     Attributes:
         is_strict: Whether failures are raised (``QUARK_STRICT_PLUGINS``).
@@ -124,21 +125,21 @@ class Catalog:
     def installed(cls, path: Iterable[str] | None = None, environ: Mapping[str, str] | None = None) -> Catalog:
         """Return the plugins on ``path`` with the settings of ``environ``.
 
-        By default ``sys.path`` and ``os.environ``.
+        The defaults are ``sys.path`` and ``os.environ``.
         """
         return cls(discover(path), Settings.from_environ(os.environ if environ is None else environ))
 
     def add(self, plugin: object, source: Source) -> None:
-        """Add a plugin object that no distribution announces, such as a listener of the running program."""
+        """Add a plugin object that belongs to no distribution, such as a listener of the running program."""
         self._collection.add_plugin(plugin, source)
 
     def among(self, distributions: Iterable[str]) -> Catalog:
         """Return the catalog of these distributions and the core, without importing anything again.
 
-        Where that is all, it is this catalog itself.
+        If no others are installed, that is this catalog itself.
 
         Args:
-            distributions: Their normalized names.
+            distributions: Normalized names.
         """
         wanted, mine = frozenset(distributions) | {CORE}, self._collection
         everyone = {*mine.sources, *self.left_out, *(entry.source for entries in mine.records.values() for entry in entries)}
@@ -197,7 +198,7 @@ _current: Catalog | None = None
 
 
 def catalog() -> Catalog:
-    """Return the plugins of this process; discovered, imported and warned about on the first call.
+    """Return the plugins of this process. The first call discovers and imports them, and warns of failures.
 
     Raises:
         PluginError: A plugin failed and ``QUARK_STRICT_PLUGINS`` is set.
@@ -213,9 +214,9 @@ def catalog() -> Catalog:
 
 
 def recorded_catalog() -> Catalog:
-    """Return the plugins of this process.
+    """Return the plugins of this process, with failures recorded even in strict mode.
 
-    A failure is recorded in strict mode too, for code that has to work beside a broken plugin.
+    This is for code that must work beside a broken plugin.
     """
     try:
         return catalog()
@@ -225,7 +226,7 @@ def recorded_catalog() -> Catalog:
 
 @contextmanager
 def using(other: Catalog) -> Iterator[Catalog]:
-    """Let another catalog be the one of this process inside a ``with`` block; for tests."""
+    """Make another catalog that of this process inside a ``with`` block; for tests."""
     global _current  # noqa: PLW0603
     before, _current = _current, other
     try:
@@ -240,11 +241,11 @@ _program = Listeners()
 
 @contextmanager
 def listening(listener: Listener, name: str = "a listener") -> Iterator[None]:
-    """Let a function hear the events of the runs inside a ``with`` block.
+    """Call a function with the events of the runs inside a ``with`` block.
 
     Args:
-        listener: Is called with each `Event`, in the thread that works, between two pieces of work.
-        name: Whose it is, for the message where it raises.
+        listener: Called with each `Event`, in the working thread, between two pieces of work.
+        name: Owner, for the message if the listener raises.
 
     Example:
         >>> from quark.plugins import RunFinished, emit, listening
@@ -260,11 +261,11 @@ def listening(listener: Listener, name: str = "a listener") -> Iterator[None]:
 
 
 def is_heard() -> bool:
-    """Return whether anybody listens."""
+    """Return whether there is any listener."""
     return bool(_program) or bool(catalog().listeners)
 
 
 def emit(event: Event) -> None:
-    """Pass an event to the program's listeners, then to the plugins of this process; none can do harm."""
+    """Pass an event to the program's listeners, then to plugins. Errors of listeners do no harm."""
     _program.emit(event)
     catalog().emit(event)

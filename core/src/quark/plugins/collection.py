@@ -1,4 +1,4 @@
-"""Collection: each plugin is imported, registered, called and validated by itself; failures are recorded."""
+"""Collection: imports, registers, calls and validates each plugin by itself, and records failures."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     from quark.plugins.events import Event
 
 Listener = Callable[["Event"], object]
-"""A function of one event; its result is ignored."""
+"""Function of one event; its result is ignored."""
 
 
 def _load(entry_point: EntryPoint) -> Any:
-    """Return what an entry point names, imported as in a fresh process."""
+    """Return the object of an entry point, imported as in a fresh process."""
     imported(entry_point.module)
     return entry_point.load()
 
 
 class Listeners:
-    """Listeners in order, each with its owner, for messages."""
+    """Listeners in order, each with its owner for messages."""
 
     def __init__(self) -> None:
         self._listeners: list[tuple[object, Listener]] = []
@@ -58,7 +58,7 @@ class Listeners:
         self._listeners.append((whose, listener))
 
     def remove(self, whose: object, listener: Listener) -> None:
-        """Take away a listener that was added."""
+        """Remove a listener."""
         self._listeners.remove((whose, listener))
         self._failed.discard(id(listener))
 
@@ -70,13 +70,13 @@ class Listeners:
     def _log(self, whose: object, listener: Listener, event: Event, error: BaseException) -> None:
         if id(listener) not in self._failed:
             self._failed.add(id(listener))
-            message = "%s raised in quark_on_event for '%s'; this is ignored, and so is what it raises from now on"
+            message = "%s raised in quark_on_event for '%s'; this error and its later ones are ignored"
             get_logger(__name__).warning(message, whose, event.name, exc_info=error)
 
 
 EVENT_HOOK = "quark_on_event"
 API_ATTRIBUTE = "QUARK_API"
-"""Attribute of a plugin that states for which versions of the plugin API it was written."""
+"""Attribute with which a plugin states the versions of the plugin API that it was written for."""
 _ARGUMENTS: dict[str, tuple[str, ...]] = {
     name: tuple(inspect.signature(spec).parameters)[1:]
     for name, spec in inspect.getmembers(QuarkHooks, inspect.isfunction)
@@ -84,24 +84,26 @@ _ARGUMENTS: dict[str, tuple[str, ...]] = {
 }
 _THE_HOOKS = f"the hooks are {', '.join(_ARGUMENTS)}, each marked with @hookimpl from quark.plugins"
 MOST_RECORDS = 10_000
-"""Records that one hook of one plugin may yield: a generator that never ends must not block the program."""
+"""Maximum number of records that one hook of one plugin may yield. An endless generator must not block the
+program.
+"""
 MOST_FAILURES = 20
-"""Invalid records of one hook after which the rest is left out."""
+"""Maximum number of invalid records of one hook; further records are left out."""
 
 _NOTHING: Any = object()
-"""What a plugin's code gives that has raised, or has come to its end."""
+"""Stands for the result of plugin code that has raised, or of an iterator at its end."""
 
 
 class _Manager(pluggy.PluginManager):
-    """pluggy's manager of one plugin, whose hooks it calls apart from those of others.
+    """pluggy's manager of one plugin, whose hooks it calls apart from the hooks of others.
 
-    One for all, with `subset_hook_caller`, would not do: up to pluggy 1.6 that calls functions of the plugins
-    to leave out if they are hooks by ``specname=``.
+    One manager for all plugins, with `subset_hook_caller`, would not do: up to pluggy 1.6 it calls functions
+    of plugins that it should leave out, if they are hooks by ``specname=``.
 
-    Hooks that cannot be called do no harm to the plugin's others: pluggy would refuse the whole plugin.
+    A hook that cannot be called leaves the plugin's other hooks intact: pluggy would refuse the whole plugin.
 
     Attributes:
-        complaints: Error and fix of each such hook.
+        complaints: Error and fix of each hook that cannot be called.
     """
 
     def __init__(self) -> None:
@@ -122,11 +124,11 @@ class _Manager(pluggy.PluginManager):
         return options if complaint is None and hook in _ARGUMENTS else None
 
     def hooks_of(self, plugin: object) -> dict[str, pluggy.HookCaller]:
-        """Register the plugin, and return what calls each of its hooks, by name."""
+        """Register the plugin, and return the caller of each of its hooks, by name."""
         self.register(plugin)
         hooks = {caller.name: caller for caller in self.get_hookcallers(plugin) or ()}
         for name in [name for name, caller in hooks.items() if all(map(_is_wrapper, caller.get_hookimpls()))]:
-            error = f"the hook '{name}' is written as a wrapper, and the plugin has no function that it could wrap"
+            error = f"the hook '{name}' is written as a wrapper, but the plugin has no function that it could wrap"
             self.complaints.append((error, "write it as a plain function under a plain @hookimpl: each plugin is called by itself"))
             del hooks[name]
         return hooks
@@ -139,7 +141,7 @@ def _is_wrapper(implementation: pluggy.HookImpl) -> bool:
 def _looks_forgotten(plugin: Any, name: str) -> bool:
     """Return whether an unmarked function was meant as a hook.
 
-    It then is defined in the plugin itself, under a hook's name or nearly so.
+    Such a function is defined in the plugin itself, under the name of a hook or a similar one.
     """
     if not name.startswith(("quark_register", "quark_on_")):
         return False
@@ -174,11 +176,11 @@ class Collection:
 
     Attributes:
         strict: Whether a failure is raised instead of recorded.
-        records: By kind (in the plural), in the order of discovery.
+        records: Records by kind (in the plural), in order of discovery.
         failures: Failures, in the order in which they happened.
         listeners: The event hooks, with their plugins.
-        sources: Plugins that were imported and registered, each with the range of versions of the plugin API
-            that it states.
+        sources: Plugins that were imported and registered, each with the range of API versions that it
+            states.
     """
 
     strict: bool = False
@@ -191,7 +193,7 @@ class Collection:
     def add_candidates(self, candidates: Iterable[Candidate]) -> None:
         """Import each plugin and add its records; raises PluginError in strict mode only.
 
-        What a plugin prints meanwhile goes to stderr: stdout has the answer of a command.
+        Text that a plugin prints goes to stderr, because stdout holds the answer of a command.
         """
         with redirect_stdout(sys.stderr):
             for candidate in candidates:
@@ -244,12 +246,12 @@ class Collection:
             failed += 1
             self._fail(source, "validate", f"the hook '{kind.hook}' {defect[0]}", fix=defect[1])
             if failed == MOST_FAILURES:
-                complaint = f"{failed} records of the hook '{kind.hook}' are wrong: what it yields after them is left out"
+                complaint = f"{failed} records of the hook '{kind.hook}' are wrong: the records after them are left out"
                 self._fail(source, "validate", complaint)
                 return
 
     def _called(self, kind: Kind, hook: pluggy.HookCaller, source: Source) -> Iterator[Any]:
-        """Yield the records of a hook, up to where it raises."""
+        """Yield the records of a hook, until it raises."""
         results = self._attempt(source, "call", f"the hook '{kind.hook}' raised", hook)
         if results is _NOTHING:
             return
@@ -266,12 +268,12 @@ class Collection:
                 return
             if count == MOST_RECORDS:
                 complaint = f"the hook '{kind.hook}' yields more than {MOST_RECORDS} records: the rest is left out"
-                self._fail(source, "call", complaint, fix="register what belongs together as one record with options")
+                self._fail(source, "call", complaint, fix="register related things as one record with options")
                 return
             yield record
 
     def _attempt(self, source: Source, stage: str, doing: str, call: Callable[[], Any], after: str = "", *, fix: str | None = None) -> Any:
-        """Return what a plugin's code gives, or `_NOTHING` if it raises, which is a failure."""
+        """Return the result of a plugin's code; if it raises, record a failure and return `_NOTHING`."""
 
         def failed(error: BaseException) -> Any:
             self._fail(source, stage, f"{doing} {_described(error)}{after}", fix=fix, exception=error)
@@ -287,9 +289,9 @@ class Collection:
 
 
 def _not_records(results: object, implementations: Sequence[pluggy.HookImpl]) -> str | None:
-    """Return what a hook returned if it is no iterable of records for each of its functions, or None.
+    """Describe the result of a hook that is not an iterable of records; None if there is no such result.
 
-    Wrappers may join what functions return, but not take all of it away.
+    Wrappers may join the results of functions, but must not drop all of them.
     """
     if not isinstance(results, list):  # by a wrapper
         return _kind_of(results)
@@ -304,12 +306,12 @@ def _defect(kind: Kind, record: Any, taken: set[str]) -> tuple[str, str] | None:
     """Return the error in a record, with the fix, or None.
 
     Args:
-        kind: Of the hook.
+        kind: Kind of the hook.
         record: A record, or anything else that the hook yields.
-        taken: Names of its distribution's other records, which it must not use a second time.
+        taken: Names of other records of the distribution, which must not be used again.
     """
     if not isinstance(record, kind.record):
-        return f"yields {_kind_of(record)} where a {kind.record.__name__} is wanted", f"yield {kind.record.__name__}(name=…, …)"
+        return f"yields {_kind_of(record)} instead of a {kind.record.__name__}", f"yield {kind.record.__name__}(name=…, …)"
     error = attempted(lambda: attrs.validate(record), lambda error: error)
     if error is not None:
         return f"yields a record that is not valid: {_described(error)}", "correct that field of the record"

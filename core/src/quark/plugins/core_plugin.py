@@ -1,4 +1,4 @@
-"""The plugin of quark-core: layer types. Nothing heavy is imported."""
+"""The plugin of quark-core: layer types. It imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["quark_register_layer_types"]
 
 @hookimpl
 def quark_register_layer_types() -> Iterator[LayerTypeRecord]:
-    """Yield the layer types of torch, and of transformers where it has a linear layer of its own."""
+    """Yield the layer types of torch, and the linear layer that transformers defines."""
     yield _of_torch("linear", "Linear")
     yield LayerTypeRecord(
         name="transformers_conv1d",
@@ -23,9 +23,9 @@ def quark_register_layer_types() -> Iterator[LayerTypeRecord]:
         transposed=True,
         summary="the linear layer of GPT-2: x @ weight + bias",
     )
-    # AMD Quark's global configuration reaches convolutions of two dimensions. Convolutions of one dimension
-    # are depthwise in language models, where no runtime has quantized ones; in three dimensions they embed
-    # patches.
+    # AMD Quark's global configuration reaches two-dimensional convolutions. In language models,
+    # one-dimensional convolutions are depthwise, and no runtime quantizes such layers; three-dimensional
+    # convolutions embed patches.
     yield _of_torch("conv1d", "Conv1d", "convolutions", by_name=True)
     yield _of_torch("conv2d", "Conv2d", "convolutions")
     yield _of_torch("conv3d", "Conv3d", "convolutions", by_name=True)

@@ -1,4 +1,4 @@
-"""Discovery: which plugins are installed, found from the metadata of distributions. Nothing is imported."""
+"""Discovery of installed plugins from the metadata of distributions. Nothing is imported."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 GROUP = "quark"
 CORE = "quark-core"
 RUN_TIME = "run-time"
-"""Stands for the distribution of a record that a program registers itself, while it runs."""
+"""Distribution name of records that a program registers while it runs."""
 
 
 def normalized(distribution: str) -> str:
-    """Return a distribution's name as package indexes compare it.
+    """Return a distribution's name in the form that package indexes compare.
 
     >>> normalized("Quark_Schemes")
     'quark-schemes'
@@ -32,7 +32,7 @@ def normalized(distribution: str) -> str:
 
 @attrs.frozen
 class Source:
-    """Where a plugin comes from; every message about it shows this.
+    """Where a plugin comes from; every message about the plugin shows this.
 
     Attributes:
         distribution: Normalized name, such as ``"acme-quant"``.
@@ -59,9 +59,9 @@ class Candidate:
 
     Attributes:
         source: Where it comes from.
-        entry_point: Leads to it.
-        unmet: Requirements of its distribution that the core does not meet: the requirement, and the state
-            of this installation.
+        entry_point: Entry point that leads to it.
+        unmet: Requirements of its distribution that the core does not meet, each with the state of this
+            installation.
     """
 
     source: Source
@@ -76,8 +76,8 @@ class Settings:
     Attributes:
         strict: Whether a failure is raised rather than recorded (``QUARK_STRICT_PLUGINS``).
         only: Distributions or entry points to use; None uses all (``QUARK_PLUGINS``, comma-separated).
-        disabled: Distributions or entry points to leave out, also of ``only`` (``QUARK_DISABLED_PLUGINS``,
-            comma-separated).
+        disabled: Distributions or entry points to leave out, even if ``only`` names them
+            (``QUARK_DISABLED_PLUGINS``, comma-separated).
     """
 
     strict: bool = False
@@ -116,9 +116,9 @@ def _listed(text: str) -> frozenset[str]:
 
 
 def _unmet(requirements: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """Return requirements of the core that this core does not meet.
+    """Return the requirements on the core that this core does not meet.
 
-    An installer refuses them, unless it is told not to look.
+    An installer refuses them, unless it is told to ignore dependencies.
     """
     mine = [text for text in requirements if name_in(text) == CORE and text != f"{CORE}=={VERSION}"]
     if not mine:
@@ -141,12 +141,12 @@ def _unmet(requirements: Iterable[str]) -> tuple[tuple[str, str], ...]:
 def discover(path: Iterable[str] | None = None, group: str = GROUP) -> tuple[Candidate, ...]:
     """Return all entry points of a group, of all distributions, in a stable order.
 
-    Two distributions may use one entry-point name: both count. A distribution that lies on the path twice
-    counts once, where it comes first, as for imports.
+    Distributions may use the same entry-point name: all count. A distribution that is on the path twice
+    counts once, at its first place, as for imports.
 
     Args:
-        path: Folders to look in; ``sys.path`` by default.
-        group: Plugins are those of the group ``quark``.
+        path: Folders to search; ``sys.path`` by default.
+        group: Entry-point group; plugins use ``quark``.
     """
     distributions = importlib_metadata.distributions() if path is None else importlib_metadata.distributions(path=list(path))
     by_name: dict[str, list[Candidate]] = {}
@@ -162,6 +162,6 @@ def discover(path: Iterable[str] | None = None, group: str = GROUP) -> tuple[Can
 
 
 def active(group: str) -> list[Candidate]:
-    """Return the entry points of a group that no variable of the environment leaves out."""
+    """Return the entry points of a group that no environment variable leaves out."""
     settings = Settings.from_environ(os.environ)
     return [candidate for candidate in discover(group=group) if settings.left_out_by(candidate.source) is None]

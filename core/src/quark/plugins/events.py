@@ -1,6 +1,6 @@
-"""Events that listeners hear of a run: frozen records, one class for each kind of event.
+"""Events that a run sends to listeners: frozen records, one class for each kind of event.
 
-Making one imports nothing.
+Creating an event imports nothing.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from typing import Any, ClassVar
 import attrs
 
 EVENTS_VERSION = 1
-"""Raised when an event or one of its fields goes or changes its meaning; new events and new fields do not
-raise it.
-"""
+"""Increased if an event or a field is removed or changes its meaning, not if one is added."""
 
 
 def _read_only(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -27,7 +25,7 @@ class Event:
     """Something that happened in a run. Listeners ignore events of a name that they do not know.
 
     Attributes:
-        name: Which kind of event it is, such as ``"block_finished"``.
+        name: Kind of the event, such as ``"block_finished"``.
         task: Task of the run: ``"quantize"``, ``"select"``, ``"evaluate"``, ``"report"`` or ``"export"``.
         elapsed: Seconds since the run began.
     """
@@ -37,9 +35,9 @@ class Event:
     elapsed: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the event as JSON values: ``event``, its name, ``version``, and its fields.
+        """Return the event as JSON values: ``event`` (its name), ``version``, and its fields.
 
-        Numbers have six digits behind the point at most; None stands for those that JSON does not have.
+        Numbers have at most six decimals; values that JSON lacks become None.
         """
         fields = {field.name: _plain(getattr(self, field.name)) for field in attrs.fields(type(self))}
         return {"event": self.name, "version": EVENTS_VERSION, **fields}
@@ -51,8 +49,8 @@ class RunStarted(Event):
 
     Attributes:
         source: Path of the checkpoint, or the class of a model in memory.
-        out: Directory that is to be written; None where none is.
-        scheme: Name of the scheme of most layers; None where there is none.
+        out: Directory that will be written; None if there is none.
+        scheme: Name of the scheme of most layers; None if there is none.
         algorithms: Names of the algorithms, in the order of the configuration.
     """
 
@@ -68,12 +66,12 @@ class RunPlanned(Event):
     """The plan of the run is made; no weight has been read or changed.
 
     Attributes:
-        blocks: Decoder blocks of the model.
-        layers: Layers that are to be quantized.
-        samples: Calibration forwards, of all processes; 0 where none are needed.
+        blocks: Number of decoder blocks of the model.
+        layers: Number of layers to quantize.
+        samples: Calibration forwards of all processes; 0 if none are needed.
         tokens: Calibration tokens.
-        two_passes: Whether each block is passed twice, for want of memory.
-        processes: That share the run.
+        two_passes: Whether each block runs twice, to save memory.
+        processes: Processes that share the run.
     """
 
     name: ClassVar[str] = "run_planned"
@@ -87,11 +85,11 @@ class RunPlanned(Event):
 
 @attrs.frozen(kw_only=True)
 class PhaseStarted(Event):
-    """The run has begun another kind of work, which goes on until the next event of this name.
+    """The run has begun another kind of work, which lasts until the next event of this kind.
 
     Attributes:
-        phase: In a block ``"load"``, ``"transforms"``, ``"forward"``, ``"statistics"``, ``"solve"``,
-            ``"write"`` or ``"report"`` (measuring for the report). Outside also ``"plan"``, ``"data"``
+        phase: In a block: ``"load"``, ``"transforms"``, ``"forward"``, ``"statistics"``, ``"solve"``,
+            ``"write"`` or ``"report"`` (measuring for the report). Outside blocks also ``"plan"``, ``"data"``
             (calibration data are read), ``"validate"`` (transforms of the whole model), ``"select"``,
             ``"evaluate"`` and ``"compare"`` (hidden states).
         block: Full name of the block; None outside the blocks.
@@ -104,12 +102,12 @@ class PhaseStarted(Event):
 
 @attrs.frozen(kw_only=True)
 class BlockStarted(Event):
-    """A block is worked on. A model that is not known by blocks is one block, ``"model"``.
+    """Work on a block has begun. A model without known blocks is one block, ``"model"``.
 
     Attributes:
         block: Full name of the block.
-        number: 1 for the first.
-        total: How many there are.
+        number: 1 for the first block.
+        total: Number of blocks.
     """
 
     name: ClassVar[str] = "block_started"
@@ -123,20 +121,19 @@ class BlockFinished(Event):
     """A block is finished. Blocks come in order, each after its `BlockStarted`.
 
     Attributes:
-        block: As of `BlockStarted`.
-        number: Likewise.
-        total: Likewise.
-        outcome: ``"done"``; ``"resumed"`` for one that an interrupted run had finished; ``"other process"``
-            for one that another process works on.
-        seconds: How long it took.
-        seconds_left: How long the other blocks will take at the rate so far; None as long as that is not
-            known.
-        phases: Seconds by phase, as of `PhaseStarted`, as the report of the run has them: since the figures
-            of the block before were taken, which is before that is written; of the first block also those of
-            the forwards until they reach it.
-        figures: What is known of it: ``bytes`` of its float tensors, ``layers`` that were quantized,
-            ``snr_db``, the median of the signal-to-noise ratios of their weights, and the layer with the
-            lowest, ``worst`` and ``worst_snr_db``.
+        block: As in `BlockStarted`.
+        number: As in `BlockStarted`.
+        total: As in `BlockStarted`.
+        outcome: ``"done"``; ``"resumed"`` if an interrupted run had finished the block; ``"other process"``
+            if another process works on it.
+        seconds: Time that it took.
+        seconds_left: Estimated time for the other blocks at the rate so far; None if it is unknown.
+        phases: Seconds by phase (see `PhaseStarted`), as in the report of the run. They count from the moment
+            when the metrics of the previous block were complete, before that block was written. The first
+            block also counts the forwards until they reach it.
+        figures: ``bytes`` of its float tensors, ``layers`` that were quantized, ``snr_db`` (the median
+            signal-to-noise ratio of their weights), and ``worst`` and ``worst_snr_db`` of the layer with the
+            lowest ratio.
     """
 
     name: ClassVar[str] = "block_finished"
@@ -155,9 +152,9 @@ class BatchFinished(Event):
     """An evaluation of a model in memory has finished a batch of windows.
 
     Attributes:
-        number: 1 for the first.
-        total: How many there are; None where that is not known.
-        seconds_left: How long the others will take at the rate so far; None as long as that is not known.
+        number: 1 for the first batch.
+        total: Number of batches; None if unknown.
+        seconds_left: Estimated time for the other batches at the rate so far; None if it is unknown.
     """
 
     name: ClassVar[str] = "batch_finished"
@@ -184,13 +181,13 @@ class Warned(Event):
 
 @attrs.frozen(kw_only=True)
 class Exported(Event):
-    """An export is complete, and has its name.
+    """An export is complete under its final name.
 
     Attributes:
         path: The directory.
         exporter: Name of the exporter.
-        bytes: Of all its files.
-        files: How many there are.
+        bytes: Size of all its files.
+        files: Number of its files.
     """
 
     name: ClassVar[str] = "exported"
@@ -202,11 +199,11 @@ class Exported(Event):
 
 @attrs.frozen(kw_only=True)
 class RunFailed(Event):
-    """The run has ended by an error, or was interrupted; nothing comes after this.
+    """The run has ended with an error or an interrupt; no event comes after this one.
 
     Attributes:
         error: Class of the error, such as ``"CheckpointError"``, or ``"KeyboardInterrupt"``.
-        message: Text of the warning.
+        message: Text of the error.
     """
 
     name: ClassVar[str] = "run_failed"
@@ -216,7 +213,7 @@ class RunFailed(Event):
 
 @attrs.frozen(kw_only=True)
 class RunFinished(Event):
-    """The run has ended well, after ``elapsed`` seconds; nothing comes after this."""
+    """The run has ended well, after ``elapsed`` seconds; no event comes after this one."""
 
     name: ClassVar[str] = "run_finished"
 
@@ -233,11 +230,11 @@ EVENTS: tuple[type[Event], ...] = (
     RunFailed,
     RunFinished,
 )
-"""All kinds of events, about in the order in which a run has them."""
+"""All kinds of events, roughly in the order of a run."""
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of JSON."""
+    """Convert a value to JSON values."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):

@@ -1,4 +1,4 @@
-"""Failures of plugins: each is recorded, warned about once, and shown by every error that it may explain."""
+"""Failures of plugins: each is recorded, warned of once, and shown in every error that it may explain."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ STAGES = ("require", "import", "register", "call", "validate")
 
 
 def attempted(call: Callable[[], T], failed: Callable[[BaseException], T]) -> T:
-    """Return what a plugin's code gives, or ``failed(error)`` if it raises anything but KeyboardInterrupt.
+    """Return the result of a plugin's code, or ``failed(error)`` if it raises anything but KeyboardInterrupt.
 
-    Code of a plugin may raise what is no Exception: it exits, or is a library in Rust that panics.
+    A plugin may raise a BaseException that is not an Exception: it exits, or its Rust library panics.
     """
     try:
         return call()
@@ -29,7 +29,7 @@ def attempted(call: Callable[[], T], failed: Callable[[BaseException], T]) -> T:
 
 
 class PluginWarning(UserWarning):
-    """A plugin is broken, in part or in whole; everything else goes on without it."""
+    """A plugin is broken, in part or in whole; everything else works without it."""
 
 
 @attrs.frozen
@@ -37,13 +37,13 @@ class PluginFailure:
     """One failure of one plugin.
 
     Attributes:
-        source: Which plugin.
-        stage: Where it failed, one of `STAGES`. ``require``: it was made for another core; ``import``: its
-            module; ``register``: its hooks' names and signatures; ``call``: a hook of it raised;
-            ``validate``: a record or result of a hook.
-        error: Description in a sentence.
-        fix: Way to mend it.
-        exception: The exception behind it, if there is one.
+        source: The plugin.
+        stage: Where it failed, one of `STAGES`: ``require`` (made for another core), ``import`` (its module),
+            ``register`` (names and signatures of its hooks), ``call`` (a hook raised) or ``validate`` (a
+            record or result of a hook).
+        error: Description, as a sentence.
+        fix: How to repair it.
+        exception: The exception that caused it, if there is one.
     """
 
     source: Source
@@ -57,12 +57,12 @@ class PluginFailure:
 
 
 def leave_out(source: Source, error: BaseException | None = None) -> str:
-    """Return the fix that always helps: update the plugin, or do without it.
+    """Return the fix that always helps: update the plugin, or leave it out.
 
     Args:
         source: The plugin.
-        error: Error that it raised. Where it asks quark for a name or an argument that does not exist, the
-            fix says where renamed ones are listed.
+        error: Error that it raised. If the plugin asked quark for an unknown name or argument, the fix says
+            where renamed ones are listed.
     """
     if not source.distribution:
         return "correct it"
@@ -73,17 +73,17 @@ def leave_out(source: Source, error: BaseException | None = None) -> str:
 
 
 def warn_once(failures: Iterable[PluginFailure]) -> None:
-    """Warn about each failure; called once for a set of plugins, after all of it is in place."""
+    """Warn of each failure; called once for a set of plugins, when all of them are in place."""
     for failure in failures:
         warnings.warn(str(failure), PluginWarning, stacklevel=2)
 
 
 def warn_of_unstated(sources: Iterable[Source]) -> None:
-    """Warn of plugins that state no version of the plugin API: renamed things may be passed over silently."""
+    """Warn of plugins that state no version of the plugin API: quark may silently ignore renamed things."""
     for source in sources:
         message = (
-            f"{source} does not say for which version of the plugin API it was written, and this quark-core has version {API_VERSION}: "
-            "what it has under an older name fails or is passed over. "
+            f"{source} does not say which version of the plugin API it was written for, and this quark-core has version {API_VERSION}: "
+            "its parts under older names fail or are ignored. "
             f"Fix: write QUARK_API = ({API_VERSION}, {API_VERSION}) in its module once it fits; {RENAMED}"
         )
         warnings.warn(message, PluginWarning, stacklevel=2)

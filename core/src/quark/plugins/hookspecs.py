@@ -5,10 +5,10 @@ A plugin is a module (or an object) that a distribution names in the entry-point
     [project.entry-points.quark]
     acme = "acme_quant.plugin"
 
-and that implements any of the hooks of `QuarkHooks`, each marked with `hookimpl`. Keep that module light: it
-is imported whenever anything is listed. Records point at other code by ``"module:attribute"``.
+and that implements any hooks of `QuarkHooks`, each marked with `hookimpl`. Keep that module light: every
+listing imports it. Records point at other code by ``"module:attribute"``.
 
-The module may state for which versions of the plugin API it was written; a core of another version then
+The module may state for which versions of the plugin API it was written. A core of another version then
 leaves it out and says so::
 
     QUARK_API = (2, 2)  # lowest and highest; quark.plugins.API_VERSION is the version of the installed core
@@ -40,17 +40,17 @@ class QuarkHooks(ModelHooks):
     is the natural form. Each plugin's hook is called by itself, once per process, when something is first
     asked for:
 
-    * Records are kept one by one: where a generator raises, its earlier records stay registered.
+    * Records are kept one by one: if a generator raises, its earlier records stay registered.
     * An exception loses no other plugin's records. It is warned about once (`quark.plugins.PluginWarning`),
       shown by ``quark plugins`` and by every "unknown name" message; ``QUARK_STRICT_PLUGINS=1`` raises it.
-    * Order does not matter: a name that two distributions claim is an error when that name is asked for,
-      unless one record says ``replaces="other-distribution"``. Within one distribution the first record of a
-      name stands, the second is a failure.
+    * Order does not matter. If two distributions claim a name, asking for that name is an error, unless one
+      record says ``replaces="other-distribution"``. Within one distribution, the first record of a name is
+      kept and the second is a failure.
     * A plugin for another version of the plugin API (``QUARK_API``) is left out.
 
-    pluggy calls the hooks of each plugin by themselves. What it offers works within a plugin: several
-    functions for one hook (``specname=``), their order (``tryfirst=``, ``trylast=``), and wrappers
-    (``wrapper=True``), which get the results of the plugin's own functions and of no other's.
+    pluggy calls the hooks of each plugin separately. Its features work within a plugin: several functions for
+    one hook (``specname=``), their order (``tryfirst=``, ``trylast=``), and wrappers (``wrapper=True``),
+    which get the results of only the plugin's own functions.
 
     **The event hook** is for progress bars and loggers; it can neither change a result nor stop a run.
     """
@@ -78,7 +78,7 @@ class QuarkHooks(ModelHooks):
 
     @hookspec
     def quark_register_observers(self) -> Iterable[ObserverRecord]:  # type: ignore[empty-body]
-        """Return the observers of a plugin: how the values of a tensor become the range of its scale.
+        """Return the observers of a plugin: they turn the values of a tensor into the range of its scale.
 
         Each record points at a `quark.numbers.Observer` class; configurations name it by ``class_name``.
 
@@ -125,12 +125,12 @@ class QuarkHooks(ModelHooks):
 
     @hookspec
     def quark_register_algorithms(self) -> Iterable[AlgorithmRecord]:  # type: ignore[empty-body]
-        """Return the algorithms of a plugin, each a transform or a rounding.
+        """Return the algorithms of a plugin: transforms, roundings and block tunings.
 
-        Each record points at the class of its settings, a `quark.config.algorithm.AlgoConfig`, whose fields
-        are the algorithm's options (``--algorithm-option acme_weighted.ratios=...``), and at the class that
-        does the work, which is made of the settings. A transform says what it does (``role=``) and where it
-        goes among the other transforms of a run (``before=``, ``after=``).
+        Each record points at two classes. The class of the settings is a `quark.config.algorithm.AlgoConfig`,
+        whose fields are the algorithm's options (``--algorithm-option acme_weighted.ratios=...``). The other
+        class implements the algorithm. The record of a transform also states its role (``role=``) and its
+        place among the other transforms of a run (``before=``, ``after=``).
 
         Example::
 
@@ -155,10 +155,12 @@ class QuarkHooks(ModelHooks):
 
         Each record points at a class that writes the layout: a `quark.checkpoint.Exporter`, or, for
         safetensors files, a `quark.checkpoint.CheckpointExporter`, which streams, resumes and shares runs.
-        Keyword arguments of the class are the exporter's options (``--exporter-option level=9``). Of the
-        checkpoints that ``quant_methods`` names, ``reader`` (`quark.checkpoint.LayoutReader`) makes models,
-        ``dequantizer`` (`quark.checkpoint.Dequantizer`) makes sources of a run, and ``inspector``
-        (`quark.checkpoint.inspection.Inspector`) says which runtimes load them (``quark inspect``).
+        Keyword arguments of the class are the exporter's options (``--exporter-option level=9``).
+
+        Further classes handle the checkpoints that ``quant_methods`` names: ``reader``
+        (`quark.checkpoint.LayoutReader`) makes models, ``dequantizer`` (`quark.checkpoint.Dequantizer`) makes
+        sources of a run, and ``inspector`` (`quark.checkpoint.inspection.Inspector`) says which runtimes load
+        them (``quark inspect``).
 
         Example::
 
@@ -184,8 +186,8 @@ class QuarkHooks(ModelHooks):
         """Return the selectors of a plugin: classes that choose a scheme for each group of layers.
 
         Each record points at a class with the protocol `quark_workbench.mixed_precision.SchemeSelector`; its
-        keyword arguments are the selector's options (``--selector-option KEY=VALUE``). ``quark quantize
-        --mixed`` gives it groups, candidates, sizes and a budget; a selector makes the choice.
+        keyword arguments are the selector's options (``--selector-option KEY=VALUE``).
+        ``quark quantize --mixed`` gives it groups, candidates, sizes and a budget, and the selector chooses.
 
         Example::
 
@@ -218,8 +220,8 @@ class QuarkHooks(ModelHooks):
 
         Each record points at a function that yields samples: texts, or chats, which are lists of messages
         with ``role`` and ``content``. Its keyword arguments are the source's options
-        (``--calib acme_tickets --calib-option closed=true``). With ``suffixes`` it is given the ``path`` of a
-        file, and ``--calib tickets.acme`` finds it by the ending of the name.
+        (``--calib acme_tickets --calib-option closed=true``). If the record has ``suffixes``, the function
+        gets the ``path`` of a file, and ``--calib tickets.acme`` finds it by the ending of the name.
 
         Example::
 
@@ -265,9 +267,9 @@ class QuarkHooks(ModelHooks):
     def quark_register_commands(self) -> Iterable[CommandRecord]:  # type: ignore[empty-body]
         """Return the commands of a plugin, such as ``quark acme-tensors DIR``.
 
-        Each record points at a function, or at a ``typer.Typer`` with commands of its own, which is loaded
-        when the command is called. An error that it raises becomes one sentence on stderr and exit code 2;
-        errors of `quark.errors` are for that.
+        Each record points at a function, or at a ``typer.Typer`` with its own commands, which is loaded when
+        the command is called. An error that it raises becomes one sentence on stderr and exit code 2; raise
+        errors of `quark.errors` for that.
 
         Example::
 
@@ -286,7 +288,7 @@ class QuarkHooks(ModelHooks):
             from pathlib import Path
 
             def tensors(directory: Path, limit: int = 10) -> None:
-                from safetensors import safe_open  # not above: `quark acme-tensors --help` does without it
+                from safetensors import safe_open  # not above: `quark acme-tensors --help` does not need it
 
                 for file in sorted(directory.glob("*.safetensors")):
                     with safe_open(file, "pt") as opened:
@@ -295,15 +297,15 @@ class QuarkHooks(ModelHooks):
 
     @hookspec
     def quark_on_event(self, event: Event) -> None:
-        """Hear an event of a run: it started, a block is finished, something was exported, it failed.
+        """Receive an event of a run: it started, a block is finished, something was exported, it failed.
 
-        Called in the process that works (of several, in the first), between two pieces of work: return
-        quickly, and write nothing to stdout, where it would spoil ``--json``. What it raises is logged once,
-        and ignored.
+        It is called in the process that works (the first, if there are several), between two pieces of work.
+        Return quickly, and write nothing to stdout, which may hold the answer of ``--json``. An exception is
+        logged once and ignored.
 
         Args:
-            event: An instance of a subclass of `Event`, with a ``name``. Ignore events of other names, since
-                later versions may add some. An implementation may leave the argument out.
+            event: An instance of a subclass of `Event`, with a ``name``. Ignore events of other names,
+                because later versions may add some. An implementation may leave the argument out.
 
         Example::
 

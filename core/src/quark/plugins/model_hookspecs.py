@@ -1,4 +1,4 @@
-"""The hooks for what depends on models: families, layer types, quantization modes, operators of graphs."""
+"""Hooks for things that depend on models: families, layer types, quantization modes, graph operators."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ hookspec = pluggy.HookspecMarker(PROJECT)
 
 
 class ModelHooks:
-    """Hooks of `quark.plugins.hookspecs.QuarkHooks`, which has the others."""
+    """Hooks about models, which `quark.plugins.hookspecs.QuarkHooks` inherits."""
 
     @hookspec
     def quark_register_templates(self) -> Iterable[TemplateRecord]:  # type: ignore[empty-body]
         """Return the model families of a plugin, each named as its ``config.model_type``.
 
-        Each record points at a `quark.config.architecture.Architecture`. The record of a family that
-        transformers does not know also names the module that registers its model class (``modeling``).
+        Each record points at a `quark.config.architecture.Architecture`. If transformers does not know the
+        family, the record also names the module that registers its model class (``modeling``).
 
         Example::
 
@@ -110,9 +110,8 @@ class ModelHooks:
     def quark_register_graph_ops(self) -> Iterable[GraphOpRecord]:  # type: ignore[empty-body]
         """Return the operators of a plugin that FX graph mode quantizes.
 
-        The distribution quark-graph has this mode, and registers torch's operators by this hook.
-
-        Each record names an operator as torch's schemas do, and its activations, weight and bias.
+        The distribution quark-graph has this mode, and registers torch's operators by this hook. Each record
+        names an operator as in torch's schemas, and its activations, weight and bias.
 
         Example::
 

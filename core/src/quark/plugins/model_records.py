@@ -1,4 +1,4 @@
-"""Records of models: families (templates), layer types, quantization modes, operators of graphs."""
+"""Records about models: families (templates), layer types, quantization modes, graph operators."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class TemplateRecord(Record):
         architecture: Reference to a `quark.config.architecture.Architecture`.
         modeling: Module that registers the model class with transformers (``AutoConfig.register``,
             ``AutoModelForCausalLM.register``), such as ``"acme_quant.modeling"``. It is imported when a
-            ``config.json`` of this model type is read. None where transformers knows the class.
-        example: Reference to a function that returns a tiny float model of a model type, its argument, on
-            which the conformance suite checks the facts; see `quark_devkit`. None: the suite builds one of a
-            small configuration, where transformers knows the family.
+            ``config.json`` of this model type is read. None if transformers knows the class.
+        example: Reference to a function that takes a model type and returns a tiny float model, on which the
+            conformance suite checks the facts (see `quark_devkit`). If None, and if transformers knows the
+            family, the suite builds one from a small configuration.
     """
 
     architecture: Reference | None = attrs.field(converter=as_reference, metadata=_ARCHITECTURE)
@@ -47,7 +47,7 @@ class RunTimeTemplate(TemplateRecord):
     """A template that a program registers for itself; its name is any ``config.model_type``.
 
     Attributes:
-        architecture: Facts about the family; None where nothing states them, and modules are looked at
+        architecture: Facts about the family; None if nothing states them, so that modules are inspected
             instead.
         template: The `quark.config.templates.LLMTemplate` that was registered.
     """
@@ -59,26 +59,26 @@ class RunTimeTemplate(TemplateRecord):
 
 @attrs.frozen(kw_only=True)
 class LayerTypeRecord(Record):
-    """A class of float layers, and the class that they become when they are quantized.
+    """A class of float layers, and the class that replaces it in a quantized model.
 
-    The class is matched exactly, or by a subclass that overrides nothing, since any other may compute
-    something else. Its module is never imported for that: a layer of the class exists only if
-    the module has been imported.
+    The class is matched exactly, or by a subclass that overrides nothing, because any other may compute
+    something else. Its module is never imported for that: a layer of the class exists only if the module has
+    been imported.
 
     Attributes:
         layer: Reference to the float class, a ``torch.nn.Module`` with a parameter ``weight``, and perhaps
             ``bias``.
-        quantized: Reference to a subclass of `quark.models.layers.QuantizedLayer`; None for layers that stay
-            float though they are subclasses of ``torch.nn.Linear`` that compute the same.
-        planned_as: Name of the layer type by which configurations, plans and algorithms know such layers;
-            None is their own. A layer that is planned as ``"linear"`` is rounded by whatever rounds linear
+        quantized: Reference to a subclass of `quark.models.layers.QuantizedLayer`. None for layers that stay
+            float, although they are subclasses of ``torch.nn.Linear`` that compute the same.
+        planned_as: Name of the layer type that configurations, plans and algorithms use for such layers; None
+            means their own. A layer that is planned as ``"linear"`` is rounded by any algorithm for linear
             layers.
         transposed: Whether the float class keeps its weight ``[in, out / groups, …]``, input channels first,
             where ``groups`` is an attribute of the layer or 1. Channels, groups and scales are counted on
             ``[out, in / groups, …]``.
-        lookup: Whether its input is indices, which are not quantized; ``by_name`` is then implied.
-        by_name: Whether such layers are quantized only where a pattern or a type names them, and not by a
-            global configuration.
+        lookup: Whether its input is indices, which are not quantized; this implies ``by_name``.
+        by_name: Whether such layers are quantized only if a pattern or a type names them, and not by a global
+            configuration.
     """
 
     layer: Reference = attrs.field(converter=as_reference, metadata=class_reference("torch.nn:Module"))
@@ -111,11 +111,11 @@ class QuantModeRecord(Record):
     ``QConfig(quant_mode=NAME)`` chooses it.
 
     Attributes:
-        plan: Reference to a function ``plan(model, config)`` that returns a plan, which `str` prints, and
-            changes nothing.
+        plan: Reference to a function ``plan(model, config)`` that returns a printable plan and changes
+            nothing.
         quantize: Reference to a function ``quantize(model, config, data)`` that quantizes a model and returns
             it, with the attributes ``quant_config``, ``quark_plan`` and ``quark_quantized``. ``data`` are the
-            calibration data that `ModelQuantizer.quantize_model` is given.
+            calibration data given to `ModelQuantizer.quantize_model`.
 
     Raises:
         ValueError: As `Record` does.
@@ -129,31 +129,30 @@ class QuantModeRecord(Record):
 class GraphOpRecord(Record):
     """An operator in the graph of a model, and which of its tensors FX graph mode quantizes.
 
-    Tensors are named as the operator's schema names its arguments
+    Tensors have the names of the arguments in the operator's schema
     (``torch.ops.aten.linear.default._schema``).
 
     Attributes:
-        operators: Full names without overloads, such as ``("aten::add",)``. Operators that write to their
-            first argument, such as ``aten::add_``, are replaced by the ones that do not before records are
-            looked up.
-        modules: Names of the module classes that are this one operator, such as ``("Conv2d",)``:
-            ``layer_type_quant_config`` may name it so too, and the operator in such a module is called by the
-            module's name.
-        inputs: Arguments that are activations; empty where every tensor is one but ``weight`` and ``bias``.
-        layer_type: Name of the registered layer type (`LayerTypeRecord`) that computes the same; its weight,
-            and activations with scales of channels or groups, are then quantized as in eager mode. None where
+        operators: Full names without overloads, such as ``("aten::add",)``. An in-place operator, such as
+            ``aten::add_``, is replaced by the plain one before records are looked up.
+        modules: Names of the module classes that consist of this one operator, such as ``("Conv2d",)``.
+            ``layer_type_quant_config`` may use them too, and the operator in such a module has the module's
+            name.
+        inputs: Arguments that are activations; if empty, every tensor but ``weight`` and ``bias``.
+        layer_type: Name of the registered layer type (`LayerTypeRecord`) that computes the same. Its weight,
+            and activations with scales of channels or groups, are then quantized as in eager mode. None if
             there is none.
-        weight: Argument that is the weight of such a layer; None where there is none.
+        weight: Argument that is the weight of such a layer; None if there is none.
         bias: Argument that is its bias.
-        moves_values: Whether each output value is one of the inputs' values, or 0, as with ``cat`` and
-            ``relu``: inputs and outputs then share a quantizer, where it has one static scale.
-        continues: Whether the operator is computed together with the one in front of it, as with ``relu``: if
-            nothing else reads the tensor between the two, that one is not quantized.
-        example: Reference to a function that is called with the record's name and returns a module and a
-            tuple of its arguments, whose graph has this operator; for the conformance suite.
+        moves_values: Whether each output value is one of the inputs' values, or 0, as for ``cat`` and
+            ``relu``. Inputs and outputs then share a quantizer, if it has one static scale.
+        continues: Whether the operator is computed together with the one in front of it, as with ``relu``. If
+            nothing else reads the tensor between the two, that tensor is not quantized.
+        example: Reference to a function that takes the record's name and returns a module and a tuple of its
+            arguments. The module's graph has this operator; for the conformance suite.
 
     Raises:
-        ValueError: As `Record` does; or an operator is not written as torch writes it; or one of weight and
+        ValueError: As `Record` does; or an operator is not written in torch's form; or one of weight and
             layer type is missing.
     """
 
@@ -171,7 +170,7 @@ class GraphOpRecord(Record):
         if (self.weight is None) != (self.layer_type is None) or (self.bias is not None and self.weight is None):
             raise ValueError(f"the operator '{self.name}' needs both or none of weight and layer_type, and a bias only beside a weight")
         if self.weight is not None and self.moves_values:
-            raise ValueError(f"the operator '{self.name}' has a weight, so that it does not just move values: leave one of the two out")
+            raise ValueError(f"the operator '{self.name}' has a weight, so it does not only move values: leave weight or moves_values out")
 
     @property
     def type_names(self) -> tuple[str, ...]:

@@ -1,11 +1,12 @@
 """Options of schemes, algorithms, observers and exporters: read from code, and checks of given values.
 
-A plugin need not declare options: a scheme's are the keyword arguments of its function, an algorithm's the
-fields of its settings, an exporter's the keyword arguments of its class. Help comes from their docstrings
-(``Args:``, ``Attributes:``), and further facts from an annotation:
-``share: Annotated[float, OptionNote(examples=(0.9,))] = 1.0``. A record may declare them all the same
-(`quark.plugins.Option`), so that they are listed without an import; the declaration is compared with the code
-when that is loaded.
+A plugin need not declare options. A scheme's options are the keyword arguments of its function, an
+algorithm's the fields of its settings, an exporter's the keyword arguments of its class. Help comes from
+their docstrings (``Args:``, ``Attributes:``), and further facts from an annotation:
+``share: Annotated[float, OptionNote(examples=(0.9,))] = 1.0``.
+
+A record may still declare options (`quark.plugins.Option`), so that they are listed without an import. The
+declaration is compared with the code when the code is loaded.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from quark.base.names import closest
 from quark.errors import ConfigError, QuarkError
 
 REQUIRED: Any = inspect.Parameter.empty
-"""Stands for the default of an option that has none."""
+"""Default of an option that has none."""
 
 _UNIONS = (typing.Union, types.UnionType)
 
@@ -34,13 +35,13 @@ def _pairs(values: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> tuple[tuple
 
 @attrs.frozen
 class OptionNote:
-    """Facts about an option beyond its type, for the check that no option is accepted and ignored.
+    """Hints for the check that every option changes a result.
 
     Attributes:
-        examples: Values, other than the default, each of which changes a result; needed where none is found
-            by the type and the default.
-        beside: Values of other options, by name, without which this one has no effect; kept as pairs.
-        is_cost_only: Whether the option changes speed or memory alone, and results by rounding at most.
+        examples: Values other than the default, each of which changes a result; needed if the type and the
+            default give none.
+        beside: Values of other options, by name, without which this option has no effect; kept as pairs.
+        is_cost_only: Whether the option changes only speed or memory, and results at most by rounding.
     """
 
     examples: tuple[Any, ...] = ()
@@ -53,12 +54,12 @@ class Option:
     """One option.
 
     Attributes:
-        name: As a user writes it.
-        type: Type of its values, as annotated, or that of the default; `typing.Any` where neither says one.
-        default: Value where a user passes none; `REQUIRED` where one is needed.
+        name: Name that a user writes.
+        type: Type of its values: as annotated, or of the default; `typing.Any` if neither says one.
+        default: Value if a user gives none; `REQUIRED` if one is needed.
         help: Its text in the docstring, on one line.
         is_converted: Whether the target converts the value, so that other types are accepted.
-        note: Note of its annotation about its effect. The allowed values of a field are its examples.
+        note: Note of its annotation. The allowed values of a field are its examples.
     """
 
     name: str
@@ -91,8 +92,8 @@ def options_of(target: Callable[..., Any], without: Iterable[str] = ()) -> tuple
     Options of an attrs class are its fields, except legacy and unused ones.
 
     Args:
-        target: Function or class that is called with them.
-        without: Names of arguments that are no options.
+        target: Function or class that is called with the options.
+        without: Names of arguments that are not options.
     """
     hints, helps, left_out = _hints(target), _helps(target), set(without)
     values: dict[str, tuple[Any, ...]] = {}
@@ -113,12 +114,12 @@ def options_of(target: Callable[..., Any], without: Iterable[str] = ()) -> tuple
 
 
 def settings_options(config: type[Any]) -> tuple[Option, ...]:
-    """Return the options of an algorithm: the fields of its settings, but for its name."""
+    """Return the options of an algorithm: the fields of its settings, except its name."""
     return options_of(config, without=("name",))
 
 
 def observer_options(observer: type[Any]) -> tuple[Option, ...]:
-    """Return the options of an observer: the class attributes that ``options`` names, with their values."""
+    """Return the options of an observer: the class attributes that its ``options`` names."""
     helps, hints = _helps(observer), _hints(observer, of_attributes=True)
     values = {name: getattr(observer, name, REQUIRED) for name in getattr(observer, "options", ())}
     return tuple(
@@ -133,9 +134,9 @@ def dataset_options(samples: Callable[..., Any]) -> tuple[Option, ...]:
 
 
 def disagreement(declared: Sequence[Option], actual: Sequence[Option]) -> str | None:
-    """Return how declared options differ from the code's, as a predicate, or None.
+    """Return how declared options differ from the options of the code, as a verb phrase, or None.
 
-    Names, types and defaults are compared.
+    This compares names, types and defaults.
     """
     by_name = {option.name: option for option in actual}
     for option in declared:
@@ -150,15 +151,15 @@ def disagreement(declared: Sequence[Option], actual: Sequence[Option]) -> str | 
 def checked(whose: str, known: Sequence[Option], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values, converted to the options' types.
 
-    An integer becomes a float, and a list a tuple, where these are declared.
+    An integer becomes a float, and a list a tuple, if the option has that type.
 
     Args:
         whose: Owner of the options, for messages: ``"the scheme 'mx6'"``.
-        known: All that it has.
+        known: All its options.
         given: Values by name.
 
     Raises:
-        ConfigError: (a ValueError) There is no such option, or a value is of another type. Lists the options.
+        ConfigError: (a ValueError) There is no such option, or a value has another type. Lists the options.
     """
     by_name = {option.name: option for option in known}
     wrong = []
@@ -178,7 +179,7 @@ def called(whose: str, target: Callable[..., Any], given: Mapping[str, Any]) -> 
     """Call ``target`` with options that have been `checked`.
 
     Raises:
-        ConfigError: (a ValueError) It refuses a value.
+        ConfigError: (a ValueError) The target refuses a value.
     """
     try:
         return target(**given)
@@ -217,7 +218,7 @@ def _note(hint: Any) -> OptionNote | None:
 
 
 def _allowed(validator: Any) -> tuple[Any, ...]:
-    """Return the values that a field takes, by its validator `attrs.validators.in_`; else none."""
+    """Return the values that the validator `attrs.validators.in_` of a field allows; else none."""
     inner = getattr(validator, "validator", validator)
     return tuple(getattr(inner, "options", ()))
 
@@ -253,9 +254,9 @@ def _entries(doc: str) -> dict[str, str]:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Return whether a value, such as one from JSON, is of an annotated type.
+    """Return whether a value, such as one from JSON, has an annotated type.
 
-    Types that are not known here are left to the target.
+    The target checks all types that this function does not know.
     """
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in _UNIONS:

@@ -18,31 +18,30 @@ from quark.plugins.records import Record
 class ExporterRecord(Record):
     """A checkpoint layout: the classes that write it, read it, and make a float checkpoint of it.
 
-    Which checkpoints reader and dequantizer get is said by ``quant_methods`` and ``marks``, which are
-    compared with ``quantization_config`` in the checkpoint's ``config.json``. Of several layouts that fit,
-    the one with the most marks is taken.
+    ``quant_methods`` and ``marks`` say which checkpoints the reader and the dequantizer get. They are
+    compared with ``quantization_config`` in the checkpoint's ``config.json``. If several layouts fit, the
+    layout with the most marks is used.
 
     Attributes:
-        exporter: Reference to a class with the protocol `quark.checkpoint.Exporter`; None where nothing here
-            writes the layout.
-        reader: Reference to a class that derives from `quark.checkpoint.LayoutReader`; None where nothing
-            here loads the layout.
-        dequantizer: Reference to a class with the protocol `quark.checkpoint.Dequantizer`; None where a
-            checkpoint of this layout cannot be quantized anew.
+        exporter: Reference to a class with the protocol `quark.checkpoint.Exporter`; None if the plugin does
+            not write the layout.
+        reader: Reference to a class that derives from `quark.checkpoint.LayoutReader`; None if the plugin
+            does not load the layout.
+        dequantizer: Reference to a class with the protocol `quark.checkpoint.Dequantizer`; None if a
+            checkpoint of this layout cannot be quantized again.
         inspector: Reference to a class with the protocol `quark.checkpoint.inspection.Inspector`, which says
-            what runtimes make of a checkpoint of this layout; None where their rules are not written down.
-            It needs a reader.
+            how runtimes load a checkpoint of this layout; None if their rules are not written down. It needs
+            a reader.
         quant_methods: Values of ``quant_method`` in checkpoints of this layout.
-        marks: Further keys of ``quantization_config`` with the values that they have in checkpoints of this
-            layout.
-        files: Patterns (``fnmatch``) of file names that the exporter writes beside ``config.json`` and
-            safetensors files; without ``quant_methods``, it writes these files alone, and such an export may
-            lie in one directory with another. With ``overwrite`` an earlier export is replaced only if
-            nothing else lies in its directory.
+        marks: Further keys of ``quantization_config``, with the values that they have in this layout.
+        files: Patterns (``fnmatch``) of the file names that the exporter writes beside ``config.json`` and
+            safetensors files. Without ``quant_methods``, the exporter writes only these files, and its export
+            may share a directory with another. With ``overwrite``, an earlier export is replaced only if
+            nothing else is in its directory.
 
     Raises:
-        ValueError: As `Record` does; or there is a reader or a dequantizer and no quant_methods, an inspector
-            and no reader, or no class that writes or reads.
+        ValueError: As `Record` does; or there is a reader or a dequantizer without quant_methods, an
+            inspector without a reader, or no class that writes or reads.
     """
 
     exporter: Reference | None = attrs.field(
@@ -61,28 +60,27 @@ class ExporterRecord(Record):
         if self.exporter is None and self.reader is None and self.dequantizer is None:
             raise ValueError(f"the layout '{self.name}' has neither exporter nor reader nor dequantizer: name one of them")
         if self.inspector is not None and self.reader is None:
-            raise ValueError(f"the layout '{self.name}' has an inspector, which gets what a reader makes: name a reader too")
+            raise ValueError(f"the layout '{self.name}' has an inspector, which needs the result of a reader: name a reader too")
         if (self.reader is not None or self.dequantizer is not None) and not self.quant_methods:
             raise ValueError("a layout with a reader or a dequantizer says in quant_methods which checkpoints it reads")
 
     def fits(self, block: Mapping[str, Any]) -> bool:
-        """Return whether a checkpoint with that ``quantization_config`` is of this layout."""
+        """Return whether a checkpoint with that ``quantization_config`` has this layout."""
         return block.get("quant_method") in self.quant_methods and all(block.get(key) == value for key, value in self.marks.items())
 
 
 @attrs.frozen(kw_only=True)
 class DatasetRecord(Record):
-    """A source of text for calibration and evaluation: data with a name of their own, or files of a kind.
+    """A source of text for calibration and evaluation: a named data set, or files of one kind.
 
     Attributes:
-        samples: Reference to a function that yields the samples, in the same order each time: each is a text,
-            or a chat, which is a list of messages with the keys ``role`` and ``content``. Its keyword
-            arguments are the source's options. A source that reads files has the argument ``path`` too, the
-            path of a file.
-        suffixes: Endings of the files that it reads, such as ``".jsonl"``; empty for data with a name of
-            their own.
-        example: Of a source that reads files, reference to a function that writes a small file of the kind to
-            the path it is given, for the conformance suite.
+        samples: Reference to a function that yields the samples, always in the same order. A sample is a text
+            or a chat, which is a list of messages with the keys ``role`` and ``content``. Keyword arguments
+            are the source's options. A source that reads files also has the argument ``path``, the path of a
+            file.
+        suffixes: Endings of the files that it reads, such as ``".jsonl"``; empty for a named data set.
+        example: Reference to a function that writes a small file of the kind to a path, for the conformance
+            suite; for a source that reads files.
         is_online: Whether the data are downloaded; the conformance suite then does not read them.
 
     Raises:
@@ -97,7 +95,7 @@ class DatasetRecord(Record):
     def __attrs_post_init__(self) -> None:
         for suffix in self.suffixes:
             if not re.fullmatch(r"\.[a-z0-9]+", suffix):
-                raise ValueError(f"the ending {suffix!r} is none: write a dot and what follows it, in small letters, such as '.jsonl'")
+                raise ValueError(f"{suffix!r} is not the ending of a file name: write a dot and lower-case letters, such as '.jsonl'")
 
 
 @attrs.frozen(kw_only=True)
@@ -106,8 +104,8 @@ class MetricRecord(Record):
 
     Attributes:
         metric: Reference to a function ``(log_q, targets, log_p)`` that returns a value for each token,
-            ``[N]``: of the model's log-probabilities ``[N, vocabulary]``, the right tokens ``[N]``, and the
-            reference's log-probabilities, or None.
+            ``[N]``. It gets the model's log-probabilities ``[N, vocabulary]``, the right tokens ``[N]``, and
+            the reference's log-probabilities or None.
         needs_reference: Whether it compares with a reference model; otherwise ``log_p`` is None.
     """
 
@@ -129,14 +127,13 @@ class SelectorRecord(Record):
 
 @attrs.frozen(kw_only=True)
 class CommandRecord(Record):
-    """A command of the program, called as ``quark NAME``. Its ``summary`` is its line in ``quark --help``.
+    """A command of the program, called as ``quark NAME``. ``quark --help`` shows its ``summary``.
 
     Attributes:
-        command: Reference to a function, whose annotated arguments are the arguments and options of the
-            command as typer reads them, or to a ``typer.Typer``, whose commands are called as
-            ``quark NAME COMMAND``. It is loaded when the command is called.
-        group: Heading under which ``quark --help`` lists it; a heading of its own keeps the commands of a
-            plugin together.
+        command: Reference to a function or to a ``typer.Typer``, loaded when the command is called. typer
+            reads the arguments and options of the command from the function's annotated arguments. Commands
+            of a ``typer.Typer`` are called as ``quark NAME COMMAND``.
+        group: Heading in ``quark --help``; its own heading keeps the commands of a plugin together.
     """
 
     command: Reference = attrs.field(converter=as_reference, metadata=function_reference())

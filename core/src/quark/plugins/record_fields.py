@@ -17,18 +17,18 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
     {
         "calibration": "algorithms: it measures the inputs of layers, so a run needs calibration data",
         "graphs": "exporters: it writes models quantized in FX graph mode, which have operators in the place of layers",
-        "resumable": "exporters: a run that was killed goes on from the decoder blocks that it has written",
-        "rounds_scales": "exporters: it stores scales in another form than that in which they were found, which rounds some of them",
+        "resumable": "exporters: a run that was killed continues after the decoder blocks that it has written",
+        "rounds_scales": "exporters: it stores scales in a format that rounds some of them",
         "streaming": "exporters: it writes one decoder block at a time, so the model need not fit in memory",
         "tokenizer_inside": "exporters: it writes the tokenizer into its own file, and not beside the weights",
         "zero_point": "formats: it has zero points, so a range may be asymmetric",
     }
 )
-"""The capabilities without a vendor's prefix: the kind of record that has each, and what it means."""
+"""The capabilities without a vendor's prefix: the kind of record that each belongs to, and its meaning."""
 
 
 def check_name(_: Any, attribute: Any, value: Any) -> None:
-    """Check that a value is a name; raises ValueError, as all checks here."""
+    """Check that a value is a name; raises ValueError, as all checks here do."""
     if not is_valid_name(value):
         raise ValueError(f"{attribute.name} {value!r} is not a name: a name is {NAME_RULE}")
 
@@ -38,9 +38,9 @@ check_names = attrs.validators.deep_iterable(check_name)
 
 
 def check_run_time_name(_: Any, attribute: Any, value: Any) -> None:
-    """Check that a value can be the name of a record that a program registers itself."""
+    """Check that a value can be the name of a record that a program registers for itself."""
     if not isinstance(value, str) or not value.strip() or ":" in value:
-        raise ValueError(f"{attribute.name} {value!r} is not a name: write a text without ':', which parts a distribution from a name")
+        raise ValueError(f"{attribute.name} {value!r} is not a name: write a text without ':', which separates distribution and name")
 
 
 def check_module(_: Any, attribute: Any, value: Any) -> None:
@@ -50,9 +50,9 @@ def check_module(_: Any, attribute: Any, value: Any) -> None:
 
 
 def as_strings(values: Iterable[str]) -> tuple[str, ...]:
-    """Return several strings as a tuple; one alone is refused."""
+    """Return several strings as a tuple; a single string is refused."""
     if isinstance(values, str):
-        raise ValueError(f"{values!r} is one string where several belong: write ({values!r},)")
+        raise ValueError(f"{values!r} is one string instead of several: write ({values!r},)")
     return tuple(values)
 
 
@@ -68,7 +68,7 @@ def check_capabilities(_: Any, attribute: Any, values: frozenset[str]) -> None:
         near = closest(str(unknown[0]), CAPABILITIES)
         suggestion = f"; did you mean {near!r}?" if near else "."
         known = f"There are {', '.join(CAPABILITIES)}, and a vendor's own, 'vendor.name'"
-        raise ValueError(f"{attribute.name}: {unknown[0]!r} is no capability{suggestion} {known}")
+        raise ValueError(f"{attribute.name}: {unknown[0]!r} is not a capability{suggestion} {known}")
 
 
 def as_optional_tuple(values: Iterable[Option] | None) -> tuple[Option, ...] | None:
@@ -106,7 +106,7 @@ def check_reasons(_: Any, attribute: Any, values: Mapping[str, str]) -> None:
 
 
 def value_reference(base: str, **agrees: str) -> Mapping[str, Expected]:
-    """Return the `Expected` of a value of class ``base`` whose fields agree with the record's."""
+    """Return the `Expected` of a value of class ``base`` whose fields agree with those of the record."""
     return {KEY: Expected("value", LazyRef(base), agrees=agrees)}
 
 

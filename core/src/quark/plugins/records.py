@@ -1,12 +1,12 @@
 """Records, which plugins register: the base; number formats, observers, schemes and algorithms.
 
-A record is frozen and points at code by name; making one imports nothing. Other records are in
+A record is frozen and points at code by name; creating one imports nothing. Other records are in
 `quark.plugins.model_records` and `quark.plugins.program_records`.
 
 Every record has a name (see `quark.base.names`), perhaps aliases, a one-line summary, a stability, and
-``exports``: the names of AMD Quark's public API that come with it, each a reference. An export is keyed by a
-plain name (``"Int4PerGroupSpec"``: every public module that has plugins' names has it) or by module and name
-(``"quark.torch.algorithm.awq.awq:AwqProcessor"``: that module then exists).
+``exports``: the names of AMD Quark's public API that come with it, each a reference. The key of an export is
+a plain name (``"Int4PerGroupSpec"``), which every public module with plugins' names gets, or a module and a
+name (``"quark.torch.algorithm.awq.awq:AwqProcessor"``), which creates that module.
 """
 
 from __future__ import annotations
@@ -48,13 +48,11 @@ class Record:
         summary: One line for listings.
         stability: One of `STABILITIES`.
         exports: Names of AMD Quark's public API that come with this record.
-        replaces: Distribution whose record of the same name this one stands in for, such as
+        replaces: Distribution whose record of the same name this record replaces, such as
             ``"quark-schemes"``.
-        options: Its options, each a `quark.plugins.Option`. None derives them from the code that the
-            record points at; declared ones are listed without importing it, and have to agree with it when it
-            is loaded.
-        capabilities: What it can do: names of `quark.plugins.CAPABILITIES`, and a vendor's own as
-            ``"vendor.capability"``.
+        options: Its options, each a `quark.plugins.Option`. If None, they are read from the code that the
+            record points at. Declared options are listed without importing that code, and must agree with it.
+        capabilities: Names of `quark.plugins.CAPABILITIES`, or a vendor's own as ``"vendor.capability"``.
 
     Raises:
         ValueError: A name, an alias, the stability, a capability or a reference is malformed.
@@ -78,13 +76,12 @@ class FormatRecord(Record):
 
     Attributes:
         format: Reference to a `quark.numbers.NumberFormat` value.
-        bits: Bits of one stored element, scales apart.
-        layout_version: Version of the layout of its codes and scales in a checkpoint. Count it up when that
-            changes: a checkpoint says by which it was written, and is refused where the plugin that is
-            installed has another.
-        error_bound: Largest distance of a value from its rounded value, in units of the scale, for values
+        bits: Bits of one stored element, without scales.
+        layout_version: Version of the layout of codes and scales in a checkpoint. Increase it if the layout
+            changes: a checkpoint holds its version, and a plugin with another version refuses it.
+        error_bound: Largest distance between a value and its rounded value, in units of the scale, for values
             up to the format's ``max_magnitude``; the conformance suite checks it. None for formats that round
-            to the nearest of their values, each by itself.
+            each element to the nearest of their values.
     """
 
     format: Reference = attrs.field(
@@ -97,11 +94,11 @@ class FormatRecord(Record):
 
 @attrs.frozen(kw_only=True)
 class ObserverRecord(Record):
-    """An observer, which finds the range of the data that it sees.
+    """An observer, which finds the range of the data that it observes.
 
     Attributes:
         observer: Reference to a `quark.numbers.Observer` class.
-        class_name: Public name of the class, which JSON configurations hold.
+        class_name: Public name of the class, used in JSON configurations.
     """
 
     observer: Reference = attrs.field(
@@ -115,13 +112,13 @@ class SchemeRecord(Record):
     """A named scheme.
 
     Attributes:
-        config: Reference to a function that builds a fresh `quark.config.layer.QLayerConfig`. It can be
-            called without arguments; keyword arguments with defaults are the scheme's options.
-        kv_cache: Reference to a function that builds the `QTensorConfig` of a cache in this scheme; None
-            where it cannot hold a cache.
-        attention: Likewise for attention probabilities and queries.
+        config: Reference to a function that builds a fresh `quark.config.layer.QLayerConfig`. Its keyword
+            arguments are the scheme's options; all have defaults.
+        kv_cache: Reference to a function that builds the `QTensorConfig` of a cache in this scheme; None if
+            it cannot be used for a cache.
+        attention: The same for attention probabilities and queries.
         shares_global_scale: Whether fused projections must share one global scale.
-        clients: Programs that load a checkpoint in this scheme, for listings; with what they need in
+        clients: Programs that load a checkpoint in this scheme, for listings; their requirements are in
             brackets.
     """
 
@@ -134,7 +131,7 @@ class SchemeRecord(Record):
 
 @attrs.frozen(kw_only=True)
 class RunTimeScheme(SchemeRecord):
-    """A scheme that a program registers for itself. The program's own names may have any form.
+    """A scheme that a program registers for itself. Such names may have any form.
 
     Attributes:
         scheme: The `quark.config.templates.QuantizationScheme` that was registered.
@@ -153,26 +150,24 @@ class AlgorithmRecord(Record):
             ``"block_tuning"`` (changes the codes of a rounding, by the output of the whole block) or
             ``"branch"`` (adds a small float computation beside layers).
         config: Reference to its `quark.config.algorithm.AlgoConfig` class.
-        processor: Reference to the class that does the work; None while a distribution brings the
-            configuration only.
-        restorer: Reference to a class with the protocol `quark.checkpoint.restorers.Restorer`, which is made
-            with the settings: it puts back the parts that the algorithm leaves in a model beside weights.
-            None where it leaves nothing, and for branches, which are put back without one.
-        role: Effect of a transform or a tuning on a model, in a word, such as ``"equalization"``. Algorithms
-            of one role exclude each other: a run has at most one of each. None for one that goes with every
-            other.
-        before: Algorithms of the same kind, or roles of such, that a transform or a tuning has to precede in
-            a run that has them too.
-        after: Algorithms of the same kind, or roles of such, that it has to follow in a run that has them
-            too.
+        processor: Reference to the class that does the work; None if a distribution has only the
+            configuration.
+        restorer: Reference to a class with the protocol `quark.checkpoint.restorers.Restorer`, which is
+            created with the settings. It restores the parts that the algorithm leaves in a model beside
+            weights. None if there are none; branches are restored without one.
+        role: Effect of a transform or a tuning, in a word, such as ``"equalization"``. A run has at most one
+            algorithm of each role. None for an algorithm that can be combined with all others.
+        before: Algorithms or roles of the same kind that this transform or tuning must precede, if a run has
+            them.
+        after: Algorithms or roles of the same kind that it must follow, if a run has them.
         excluded_schemes: Schemes whose weights a rounding cannot round, each with the reason. A run that
-            would round such weights by it is refused with that reason, whatever the options of the scheme.
-        worst_ratio: How many times the output error of round-to-nearest that of a rounding may be on other
-            tokens, at least 1; see the check ``rounding:is_no_worse_than_round_to_nearest``.
+            would round such weights is refused with that reason, whatever the scheme's options.
+        worst_ratio: Largest output error of a rounding on other tokens, in units of the error of
+            round-to-nearest; at least 1. See the check ``rounding:is_no_worse_than_round_to_nearest``.
 
     Raises:
-        ValueError: As `Record` does; or a rounding or a branch has a role or a place in the order, of which a
-            run has one; or another kind has a field of roundings.
+        ValueError: As `Record` does. Or a rounding or a branch has a role or a place in the order, although
+            a run has only one of each. Or another kind has a field of roundings.
     """
 
     kind: str = attrs.field(validator=attrs.validators.in_(("transform", "rounding", "block_tuning", "branch")))

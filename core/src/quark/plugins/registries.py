@@ -1,8 +1,8 @@
 """The kinds of things that plugins provide, and the registry of each kind.
 
-A registry has a typed ``load_*`` method for each reference of its records. It takes
-a name as `Registry.get` does, and raises the same errors; UnsupportedError if the record leaves that
-reference empty, and PluginError if the reference leads nowhere or to something else than the record says.
+A registry has a typed ``load_*`` method for each reference of its records. It takes a name as `Registry.get`
+does, and raises the same errors. It also raises UnsupportedError if the record leaves the reference empty,
+and PluginError if the reference leads nowhere or to another kind of object.
 """
 
 from __future__ import annotations
@@ -91,11 +91,11 @@ class AlgorithmRegistry(Registry[AlgorithmRecord]):
         return self._load(name, "config")
 
     def load_processor(self, name: str) -> Callable[..., Rounding | Transform]:
-        """Return the class, or function, that makes a rounding or a transform of the algorithm's settings."""
+        """Return the class or function that makes a rounding or a transform from the algorithm's settings."""
         return self._load(name, "processor")
 
     def load_restorer(self, name: str) -> Callable[[Any], Restorer]:
-        """Return the class that, made of the settings, restores the parts that run with a model."""
+        """Return the class that is made from the settings and restores the parts that run with a model."""
         return self._load(name, "restorer")
 
 
@@ -107,7 +107,7 @@ class TemplateRegistry(Registry[TemplateRecord]):
         return self._load(name, "architecture")
 
     def find_architecture(self, name: str) -> Architecture | None:
-        """As `load_architecture`; None where no record has that name, or its record states no facts."""
+        """As `load_architecture`; None if no record has that name, or its record states no facts."""
         return None if name not in self or self.get(name).architecture is None else self.load_architecture(name)
 
 
@@ -115,19 +115,19 @@ class ExporterRegistry(Registry[ExporterRecord]):
     """Exporters by name."""
 
     def load_exporter(self, name: str) -> Callable[..., Exporter]:
-        """Return the class, or function, that makes the exporter of its options."""
+        """Return the class or function that makes the exporter from its options."""
         return self._load(name, "exporter")
 
     def load_reader(self, name: str) -> Callable[[], LayoutReader]:
-        """Return the class, or function, that makes the reader of the exporter's checkpoints."""
+        """Return the class or function that makes the reader of the exporter's checkpoints."""
         return self._load(name, "reader")
 
     def load_dequantizer(self, name: str) -> Callable[[], Dequantizer]:
-        """Return the class, or function, that makes the dequantizer of checkpoints of the layout."""
+        """Return the class or function that makes the dequantizer of checkpoints of the layout."""
         return self._load(name, "dequantizer")
 
     def load_inspector(self, name: str) -> Callable[[], Inspector]:
-        """Return the class, or function, that makes the inspector of checkpoints of the layout."""
+        """Return the class or function that makes the inspector of checkpoints of the layout."""
         return self._load(name, "inspector")
 
     def fitting(self, block: Mapping[str, Any]) -> list[str]:
@@ -142,7 +142,7 @@ class ExporterRegistry(Registry[ExporterRecord]):
         Args:
             block: The ``quantization_config``.
             part: Field of the record.
-            path: Where the block is from, for messages.
+            path: Source of the block, for messages.
 
         Raises:
             AmbiguousNameError: (a ValueError) Several layouts fit equally well.
@@ -157,7 +157,7 @@ class ExporterRegistry(Registry[ExporterRecord]):
         return names[0] if names else None
 
     def methods_with(self, part: Literal["reader", "dequantizer"]) -> str:
-        """Return the ``quant_method`` values of layouts that have that part, as a list in words."""
+        """Return the ``quant_method`` values of layouts that have that part, as text."""
         methods = sorted({method for record in self if getattr(record, part) is not None for method in record.quant_methods})
         return ", ".join(map(repr, methods)) or "none"
 
@@ -166,7 +166,7 @@ class SelectorRegistry(Registry[SelectorRecord]):
     """Selectors by name."""
 
     def load_selector(self, name: str) -> Callable[..., Any]:
-        """Return the class, or function, that makes the selector of its options."""
+        """Return the class or function that makes the selector from its options."""
         return self._load(name, "selector")
 
 
@@ -198,7 +198,7 @@ class MetricRegistry(Registry[MetricRecord]):
     """Metrics by name."""
 
     def load_metric(self, name: str) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
-        """Return the function that gives a value for each token."""
+        """Return the function that computes a value for each token."""
         return self._load(name, "metric")
 
 
@@ -218,7 +218,7 @@ class GraphOpRegistry(Registry[GraphOpRecord]):
     """Operators of FX graph mode by name."""
 
     def load_example(self, name: str) -> Callable[[str], tuple[nn.Module, tuple[object, ...]]]:
-        """Return the function that returns a module with an operator of that name, and its arguments."""
+        """Return the function that makes a module with an operator of that name, and its arguments."""
         return self._load(name, "example")
 
 
@@ -251,4 +251,4 @@ KINDS = (
     Kind("command", "commands", CommandRecord, CommandRegistry, "quark-workbench"),
 )
 BUILT_IN = tuple(dict.fromkeys(kind.distribution for kind in KINDS if kind.distribution != CORE))
-"""Distributions that a complete installation has beside the core."""
+"""Distributions of a complete installation, besides the core."""

@@ -1,6 +1,6 @@
 """Registry: records of one kind by name.
 
-A name that two distributions claim fails when it is asked for, not before.
+A name that two distributions claim fails only when it is asked for.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ R = TypeVar("R", bound=Record)
 
 @attrs.frozen
 class Kind:
-    """A kind of thing that plugins provide, for its hook, registry, listing and messages.
+    """A kind of thing that plugins provide.
 
     Attributes:
-        name: In the singular, as messages say it: ``"scheme"``.
+        name: Singular, for messages: ``"scheme"``.
         plural: Name of its registry and of its listing: ``"schemes"``.
         record: Class that its hook yields.
         registry: Class of its registry, which has a typed method for each reference of its records.
-        distribution: Which distribution brings the built-in ones, for messages.
+        distribution: Distribution of the built-in ones, for messages.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Registered:
 
 
 def unreplaced(claims: Iterable[Registered]) -> list[Registered]:
-    """Return the claims on one name whose distribution no other claim replaces."""
+    """Return the claims on one name, without those whose distribution another claim replaces."""
     claims = list(claims)
     replaced = {
         normalized(c.record.replaces)
@@ -65,13 +65,13 @@ def unreplaced(claims: Iterable[Registered]) -> list[Registered]:
         if c.record.replaces is not None and normalized(c.record.replaces) != c.source.distribution
     }
     standing = [c for c in claims if c.source.distribution not in replaced]
-    return standing or claims  # two that replace each other are both contested
+    return standing or claims  # if two replace each other, both stay contested
 
 
 def _standing_names(entries: Iterable[Registered]) -> list[str]:
     """Return the sorted names of entries.
 
-    A name that several distributions claim comes once for each, as ``"distribution:name"``.
+    If several distributions claim a name, it appears once for each, as ``"distribution:name"``.
     """
     by_name: dict[str, list[Registered]] = {}
     for entry in entries:
@@ -86,14 +86,13 @@ def _standing_names(entries: Iterable[Registered]) -> list[str]:
 class Registry(Generic[R]):
     """All records of one kind.
 
-    Iterating yields the records of `names`. A registry is a view on the records of plugins, and of records
+    Iterating yields the records of `names`. A registry is a view on the records of plugins and on records
     that were registered at run time.
 
     Args:
         kind: Which kind.
-        entries: Records with their plugins; the list is used as it is, so that one set of plugins has one
-            list.
-        failures: Gives the failures of all plugins, for messages.
+        entries: Records with their plugins. The list is not copied, so that a set of plugins has one list.
+        failures: Returns the failures of all plugins, for messages.
         missing: Returns a sentence about distributions that are not installed or left out, for messages; it
             may be empty.
     """
@@ -115,12 +114,12 @@ class Registry(Generic[R]):
     def names(self) -> list[str]:
         """Return all names, sorted, without aliases; each can be given to `get`.
 
-        A name that several distributions claim appears once for each of them, as ``"distribution:name"``.
+        If several distributions claim a name, it appears once for each, as ``"distribution:name"``.
         """
         return _standing_names(self._entries)
 
     def plugin_names(self) -> list[str]:
-        """Return the names of plugins' records, also where run-time records replace them."""
+        """Return the names of plugins' records, even if run-time records replace them."""
         return _standing_names(entry for entry in self._entries if entry.source.distribution != RUN_TIME)
 
     def run_time_names(self) -> list[str]:
@@ -131,10 +130,10 @@ class Registry(Generic[R]):
         """Return the record of that name, of that alias, or of ``"distribution:name"``.
 
         Raises:
-            UnknownNameError: (a ValueError) There is none. Names all records, the closest match and missing
-                distributions.
-            AmbiguousNameError: (a ValueError) Several distributions claim the name. Says which, and how to
-                choose.
+            UnknownNameError: (a ValueError) There is none. The message names all records, the closest match
+                and missing distributions.
+            AmbiguousNameError: (a ValueError) Several distributions claim the name. The message says which,
+                and how to choose.
         """
         return cast(R, self._find(name).record)
 
@@ -150,7 +149,7 @@ class Registry(Generic[R]):
         Raises:
             UnsupportedError: (a NotImplementedError) The record leaves that field empty.
             PluginError: The reference leads nowhere, its module cannot be imported, or the object is not what
-                the record says; names the plugin.
+                the record says. The message names the plugin.
         """
         entry = self._find(name)
         reference = getattr(entry.record, field)
@@ -164,7 +163,7 @@ class Registry(Generic[R]):
         return loaded
 
     def options(self, name: str) -> tuple[Option, ...]:
-        """Return the declared options of a record, or else the options of its code, which is loaded.
+        """Return the declared options of a record; if there are none, load its code and return its options.
 
         Raises:
             UnknownNameError: As `get` does.
@@ -196,14 +195,14 @@ class Registry(Generic[R]):
         """Add a record while the program runs.
 
         Args:
-            record: A record of this kind. ``replaces=`` works as it does for plugins.
+            record: A record of this kind. ``replaces=`` works as for plugins.
             source: Where it comes from; by default the program itself, ``"run-time"``.
 
         Raises:
-            ConfigError: (a ValueError) It is of another kind, or a name of it is taken.
+            ConfigError: (a ValueError) It is of another kind, or one of its names is taken.
         """
         if not isinstance(record, self.kind.record):
-            raise ConfigError(f"a {self.kind.record.__name__} is wanted to register a {self.kind.name}, not {record!r}")
+            raise ConfigError(f"a {self.kind.record.__name__} is needed to register a {self.kind.name}, not {record!r}")
         replaced = None if record.replaces is None else normalized(record.replaces)
         for key in (record.name, *record.aliases):
             if taken := next((e for e in self._claims_by_key().get(key, ()) if e.source.distribution != replaced), None):
@@ -219,7 +218,7 @@ class Registry(Generic[R]):
 
         Raises:
             UnknownNameError: (a ValueError) There is none of that name.
-            ConfigError: (a ValueError) A plugin brings it.
+            ConfigError: (a ValueError) A plugin provides it.
         """
         entry = next((e for e in reversed(self._entries) if e.record.name == name and not e.source.entry_point), None)
         if entry is None:
@@ -232,12 +231,12 @@ class Registry(Generic[R]):
         self._changes += 1
 
     def claims(self) -> list[Registered]:
-        """Return every record with its plugin, replaced and contested ones too, by name."""
+        """Return every record with its plugin, sorted by name, including replaced and contested ones."""
         return sorted(self._entries, key=lambda e: (e.record.name, e.source.distribution))
 
     @property
     def revision(self) -> tuple[int, int]:
-        """A value that changes with the records, for caches of things that are derived from them."""
+        """A value that changes with the records, for caches of derived things."""
         return len(self._entries), self._changes
 
     def __contains__(self, name: object) -> bool:
@@ -255,7 +254,7 @@ class Registry(Generic[R]):
     def _claims_by_key(self) -> dict[str, list[Registered]]:
         """Return entries by name and alias.
 
-        Rebuilt when they change: plugins' records are added to the same list from outside.
+        The index is rebuilt when they change, because plugins' records are added to the list from outside.
         """
         if self._index is None or self._index[0] != self.revision:
             by_key: dict[str, list[Registered]] = {}
@@ -266,12 +265,12 @@ class Registry(Generic[R]):
         return self._index[1]
 
     def _candidates(self, name: str) -> list[Registered]:
-        """Return entries that ``name`` may mean: one, none, or several that compete."""
+        """Return entries that ``name`` may mean: none, one, or several that compete."""
         distribution, colon, plain = name.rpartition(":")
         claims = self._claims_by_key().get(plain, [])
         if colon:
             return [c for c in claims if c.source.distribution == normalized(distribution)]
-        # An alias of a replaced record leads to the record that stands in for it.
+        # An alias of a replaced record leads to the record that replaces it.
         named = {c.record.name: [e for e in self._claims_by_key()[c.record.name] if e.record.name == c.record.name] for c in claims}
         standing = [winner for c in claims for winner in unreplaced(named[c.record.name])]
         return unreplaced({id(c): c for c in standing}.values())
@@ -289,7 +288,7 @@ class Registry(Generic[R]):
             )
         names, kind = self.names(), self.kind
         aliases = [alias for entry in self._entries for alias in entry.record.aliases]
-        missing = self._missing((kind.distribution,)) or "If another distribution brings it, install that one."
+        missing = self._missing((kind.distribution,)) or "If another distribution provides it, install that one."
         reasons = [f"Installed {kind.plural}: {', '.join(names) or 'none'}.", missing]
         message = not_there(f"there is no {kind.name} '{name}'.", str(name), [*names, *aliases], reasons, self._failures())
         raise UnknownNameError(message, kind=kind.name, name=str(name), known=names)
@@ -303,11 +302,11 @@ def not_there(error: str, name: str, known: Sequence[str], reasons: Sequence[str
 
 
 def load_for(reference: Reference, what: str, source: Source) -> Any:
-    """Load a plugin's lazy reference; what its module prints goes to stderr.
+    """Load a plugin's lazy reference; text that its module prints goes to stderr.
 
     Raises:
-        PluginError: It leads nowhere, or importing its module raised; names the plugin, its distribution and
-            the fix.
+        PluginError: It leads nowhere, or importing its module raised. The message names the plugin, its
+            distribution and the fix.
     """
     try:
         with redirect_stdout(sys.stderr):

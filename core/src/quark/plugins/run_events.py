@@ -1,6 +1,6 @@
 """RunEvents: tells listeners what a run does.
 
-Whatever works on a run tells it here; programs and plugins listen.
+All code that works on a run reports here; programs and plugins listen.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class TimeLeft:
     """Measures the rate of work, and estimates the time of the rest.
 
     Args:
-        work: Of each piece, in any unit, such as the bytes of a block; 0 for a piece that is not worked on
-            here.
+        work: Work of each piece, in any unit, such as the bytes of a block; 0 for a piece that this process
+            skips.
 
     Example:
         >>> left = TimeLeft([10, 30, 30])
@@ -52,7 +52,7 @@ class TimeLeft:
         self._left = float(sum(self._work))
 
     def finish(self, number: int, seconds: float) -> None:
-        """Count a piece, 0 for the first, as done in these seconds; pieces without work do not count."""
+        """Count a piece (0 is the first) as done in these seconds; pieces without work do not count."""
         if self._work[number] > 0:
             self._done += self._work[number]
             self._took += seconds
@@ -60,7 +60,7 @@ class TimeLeft:
 
     @property
     def seconds(self) -> float | None:
-        """How long the other pieces will take; None before the first piece with work is done."""
+        """Estimated time for the remaining pieces; None until a piece with work is done."""
         return self._took * max(self._left, 0.0) / self._done if self._done else None
 
 
@@ -69,11 +69,11 @@ _Block = TypeVar("_Block", bound=Any)
 
 
 class RunEvents:
-    """Tells listeners about one run. Where nobody listens, no event is made.
+    """Tells listeners about one run. Without listeners, no event is created.
 
     Args:
-        task: What the run does, as of `quark.plugins.Event`.
-        speaks: Whether anything is told at all; of several processes, only the first speaks.
+        task: Task of the run, as in `quark.plugins.Event`.
+        speaks: Whether to send events at all; of several processes, only the first does.
         now: Returns the time in seconds.
     """
 
@@ -81,14 +81,14 @@ class RunEvents:
         self._task, self._speaks, self._now = task, speaks, now
         self._begin = now()
         self._phase: tuple[str, str | None] = ("", None)
-        self._block: dict[str, Any] = {}  # fields of the events of the block that is on
+        self._block: dict[str, Any] = {}  # fields of the events of the current block
         self._block_begin = self._begin
         self._total = 0
         self._left = TimeLeft(())
 
     @property
     def is_heard(self) -> bool:
-        """Whether anybody listens."""
+        """Whether there is any listener."""
         return self._speaks and is_heard()
 
     def tell(self, kind: type[Event], **fields: Any) -> None:
@@ -97,7 +97,7 @@ class RunEvents:
             emit(kind(task=self._task, elapsed=self._now() - self._begin, **fields))
 
     def phase(self, name: str) -> None:
-        """Tell that another kind of work begins, in the block that is on; nothing where it is on already."""
+        """Tell that another kind of work begins in the current block, unless it is the current one."""
         if not self._speaks:
             return
         phase = name, self._block.get("block")
@@ -106,14 +106,14 @@ class RunEvents:
             self.tell(PhaseStarted, phase=name, block=phase[1])
 
     def expect(self, work: Sequence[float]) -> None:
-        """Set out for some blocks, in order; see `TimeLeft`."""
+        """Announce the work of some blocks, in order; see `TimeLeft`."""
         if self._speaks:
             self._total, self._left = len(work), TimeLeft(work)
 
     def block_started(self, name: str, number: int) -> None:
-        """Tell that a block is worked on; 0 is the number of the first."""
+        """Tell that work on a block begins; the first has the number 0."""
         if not self._speaks:
-            return  # one silent voice is shared by all
+            return  # all share one silent object
         self._block = {"block": name, "number": number + 1, "total": self._total}
         self._block_begin = self._now()
         self.tell(BlockStarted, **self._block)
@@ -124,9 +124,9 @@ class RunEvents:
         phases: Mapping[str, float] | None = None,
         figures: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
-        """Tell that the block is finished; ``figures`` is called where anybody listens.
+        """Tell that the block is finished; ``figures`` is called only if there is a listener.
 
-        Other arguments as of `BlockFinished`.
+        Other arguments are as in `BlockFinished`.
         """
         if not self._block:
             return
@@ -138,7 +138,7 @@ class RunEvents:
         self._block = {}
 
     def blocks(self, blocks: Sequence[_Block]) -> Iterator[_Block]:
-        """Yield blocks, and tell of each before it is worked on and when the next is asked for.
+        """Yield blocks, and tell of each before work on it and when the next is asked for.
 
         Each has a ``name`` and a ``module``.
         """
@@ -151,7 +151,7 @@ class RunEvents:
     def batches(self, items: Iterable[_Item], of: object) -> Iterator[_Item]:
         """Yield the items, and tell of each when the next is asked for.
 
-        Their total is the length of ``of``, where that has one.
+        Their total is the length of ``of``, if it has one.
         """
         total = len(of) if isinstance(of, Sized) else None
         left, since = TimeLeft([1.0] * (total or 0)), self._now()
@@ -171,22 +171,22 @@ class RunEvents:
 
 
 SILENT = RunEvents("", speaks=False)
-"""Events of work inside another run, or of none: nothing is told."""
+"""Events that are not sent, for work inside another run or outside of runs."""
 _current = threading.local()
 
 
 @contextmanager
 def running(task: str, *, speaks: bool = True, **facts: Any) -> Iterator[RunEvents]:
-    """Yield the voice of a run: it has begun, and ends with this context, well or by an error.
+    """Yield the events of a run, which begins with this context and ends with it, well or by an error.
 
     A run inside another one is silent.
 
-    While it lasts, logged warnings are told to listeners. The distribution quark-workbench has the listener
-    that draws a bar on a terminal, and writes lines into the log; without it no progress is shown.
+    Meanwhile, listeners hear of logged warnings. The distribution quark-workbench has the listener that draws
+    a bar on a terminal and writes lines into the log; without it, no progress is shown.
 
     Args:
-        task: What the run does, as of `quark.plugins.Event`.
-        speaks: As of `RunEvents`.
+        task: Task of the run, as in `quark.plugins.Event`.
+        speaks: As in `RunEvents`.
         facts: Fields of `quark.plugins.RunStarted`.
     """
     if getattr(_current, "is_running", False):

@@ -21,11 +21,11 @@ class BlockEvents:
     """Tells listeners of the blocks of a run.
 
     Args:
-        events: Of the run.
-        report: Has what was measured of a block when it is finished.
+        events: Events of the run.
+        report: Holds the metrics of each finished block.
         blocks: All blocks, in order.
         finished: The result of each block that an interrupted run has finished; None for the others.
-        sink: Says which blocks are another process's, where no forwards pass them.
+        sink: Says which blocks this process quantizes if no forwards pass them.
         has_forwards: Whether calibration forwards pass all blocks.
     """
 
@@ -48,7 +48,7 @@ class BlockEvents:
 
     @contextmanager
     def block(self, number: int, rows: Sequence[PlanRow]) -> Iterator[None]:
-        """Tell that a block is worked on, and, where the body succeeds, that it is finished.
+        """Report that a block starts, and, if the body succeeds, that it is finished.
 
         ``rows`` are its layers to quantize.
         """
@@ -59,7 +59,7 @@ class BlockEvents:
         self._events.block_finished(self._outcomes[number], known.get("seconds"), lambda: self._figures(known, rows))
 
     def _figures(self, known: dict[str, Any], rows: Sequence[PlanRow]) -> dict[str, Any]:
-        """Return the figures of a block, as of `quark.plugins.BlockFinished`."""
+        """Return the metrics of a block, the fields of `quark.plugins.BlockFinished`."""
         weights = self._report.weights
         ratios = {row.name: ratio for row in rows if (ratio := weights.get(row.name, {}).get("snr_db")) is not None}
         figures: dict[str, Any] = {"bytes": known.get("bytes"), "layers": len(rows)}

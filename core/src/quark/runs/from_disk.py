@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 Report = Callable[[FinishedRun, Path, str, Callable[[], CheckpointSource]], None]
 """Writes files about a run into its complete checkpoint, which may still be renamed.
 
-Of the run, the checkpoint, the torch device of the run, and a function that opens the float checkpoint once
-more; `quark_workbench.report.ReportOptions` is one.
+The arguments are the run, the checkpoint, the torch device of the run, and a function that opens the float
+checkpoint once more. `quark_workbench.report.ReportOptions` is an example.
 """
 
 
@@ -74,49 +74,51 @@ def quantize_checkpoint(
 ) -> QuantPlan:
     """Quantize a checkpoint.
 
-    The result is what loading, `ModelQuantizer.quantize_model` and an export give, byte for byte.
+    The result equals that of loading, `ModelQuantizer.quantize_model` and an export, byte for byte.
 
-    Only what lies in no decoder block, and one block are in memory, but for exporters and transforms that
-    need the whole model. Blocks that are finished when a run is killed or fails stay, beside a journal; the
-    same call with ``resume=True`` goes on with the next one, and does nothing where ``out`` is finished.
+    One decoder block at a time is in memory, besides the tensors outside the blocks. Some exporters and
+    transforms need the whole model.
+
+    If a run fails or is killed, its finished blocks and a journal stay on the disk. The same call with
+    ``resume=True`` continues with the next block; if ``out`` is finished, it does nothing.
 
     Args:
         source: Directory of a checkpoint in Hugging Face form: float, or quantized in a layout that an
             installed plugin dequantizes.
-        out: Directory to write; it must not exist, be empty, or hold what ``options.overwrite`` lets be
-            replaced. It appears when complete.
-        config: What each layer gets.
-        data: Calibration data (see `quark.calibration.batches.calls`), or a function that gives them to what
-            needs them, if anything does.
+        out: Directory to write. It must not exist or must be empty, unless ``options.overwrite`` is set. It
+            appears when it is complete.
+        config: The quantization configuration.
+        data: Calibration data (see `quark.calibration.batches.calls`), or a function that returns them. The
+            function is called only if something needs data.
         device: Torch device to work on.
-        dtype: Of the float model: a key of float32, bfloat16, float16; ``auto`` takes what the checkpoint
-            says.
+        dtype: Dtype of the float model: float32, bfloat16 or float16; ``auto`` takes the checkpoint's dtype.
         exporter: Name of an exporter.
-        options: Of the export, those of the exporter's own among them.
-        weight_converters: What stored tensors become before they are the model's
-            (``transformers.core_model_loading`` and `quark.models.hf.weight_converters`); None: a template's.
+        options: Options of the export, including the exporter's own options.
+        weight_converters: Conversions from stored tensors to the model's tensors
+            (``transformers.core_model_loading`` and `quark.models.hf.weight_converters`). None takes those of
+            the template.
         trust_remote_code: Whether code that comes with the checkpoint may run.
-        resume: Whether to go on from the finished blocks of an earlier run to ``out``; without any, the run
-            starts from the beginning.
+        resume: Whether to continue after the finished blocks of an earlier run to ``out``. If there are none,
+            the run starts from the beginning.
         restart: Whether to discard finished blocks of an earlier run to ``out``.
         report: Writes the report of the finished run beside the weights; None writes none.
         ranks: The processes that share the run and its files
             (`quark.base.process_group.ranks_of_environment`).
 
     Returns:
-        What was done to each layer; where nothing was left to do, what was planned.
+        The plan as it was carried out. If ``out`` was already finished, the plan of the run.
 
     Raises:
         OutputError: ``out`` is in use, another process is writing to it, or it cannot be written.
-        ResumeError: Finished blocks lie there and nothing is said of them, or they, or ``out``, are of
-            another run; what differs is named.
-        CheckpointError: The checkpoint is damaged, incomplete, or of another model than its config.json says.
-        ConfigError, UnknownNameError, UnsupportedError, CalibrationError: What is asked for is not there,
-            does not fit, or lacks data.
-        RankError: Another rank has failed, or has been asked for something else.
+        ResumeError: ``out`` has finished blocks, but neither ``resume`` nor ``restart`` is set. Or the blocks
+            or ``out`` belong to another run; the message names the differences.
+        CheckpointError: The checkpoint is damaged, incomplete, or does not fit its config.json.
+        ConfigError, UnknownNameError, UnsupportedError, CalibrationError: A setting is wrong, unknown or
+            unsupported, or calibration data are missing.
+        RankError: Another rank has failed, or was started with other settings.
         NonFiniteError: A weight or an activation holds NaN or Inf.
-        PluginError: A plugin raised an error, or returned what cannot be built on; names plugin, version,
-            algorithm and layer.
+        PluginError: A plugin raised an error or returned an invalid result. The message names the plugin, its
+            version, the algorithm and the layer.
     """
     told = {"source": str(source), "out": str(out), **settings_told(config)}
     with own_torch_state(takes_turns=ranks.size == 1), running("quantize", speaks=ranks.is_first, **told) as events:
@@ -168,9 +170,9 @@ class Output:
         exporter: Name of the exporter.
         writer: The exporter.
         options: Options of the export.
-        leftover: Whether finished blocks of an earlier run are resumed or discarded, or refuse the run.
-        ranks: The processes that write to it. The first makes its directory and gives it its name.
-        source: The float checkpoint, copies of whose files may lie there.
+        leftover: Whether finished blocks of an earlier run are resumed or discarded, or stop the run.
+        ranks: The processes that write to it. The first creates its directory and renames it at the end.
+        source: The float checkpoint. The output may have copies of its files.
     """
 
     path: Path
@@ -195,35 +197,35 @@ class Output:
     ) -> Self:
         """Return the output, after checks that a run may write to it.
 
-        Arguments and errors as of `quantize_checkpoint`.
+        Arguments and errors are those of `quantize_checkpoint`.
         """
         if resume and restart:
-            raise ConfigError("resume goes on from the finished blocks of an earlier run, and restart discards them: set one of the two")
+            raise ConfigError("resume keeps the finished blocks of an earlier run, and restart discards them: set one of the two")
         leftover: Leftover = "resume" if resume else "restart" if restart else "refuse"
-        if ranks.is_first:  # the locks that are tried would look to the other ranks like those of another run
+        if ranks.is_first:  # other ranks would take the locks of this check for another run's
             refuse_used_directory(path, exporter, overwrite=options.overwrite, resume=resume, source=source)
             refuse_unfinished_run(path, leftover)
         return cls(path, exporter, exporter_of(exporter, options), options, leftover, ranks, source)
 
     def is_finished(self, identity: RunIdentity) -> bool:
-        """Return whether a run that is to be resumed, the one of that identity, has nothing left to do.
+        """Return whether the run of that identity is to be resumed, but is already finished.
 
-        Raises as `is_finished_run`.
+        Raises the errors of `is_finished_run`.
         """
         if self.leftover != "resume":
             return False
         is_finished = self.ranks.is_first and is_finished_run(self.path, identity, overwrite=self.options.overwrite)
         if is_finished:
-            get_logger().info(f"'{self.path}' is finished: this very run has written it, and there is nothing left to do.")
+            get_logger().info(f"'{self.path}' is complete: an earlier run with the same settings has written it.")
         return self.ranks.broadcast(is_finished)
 
     def built(self) -> AbstractContextManager[Path]:
-        """Return the context of the directory that the first rank writes to, which becomes the output."""
+        """Return a context with the directory that the first rank writes to. It becomes the output."""
         return exporting(self.exporter, self.path, overwrite=self.options.overwrite, leftover=self.leftover, source=self.source)
 
     @contextmanager
     def opened(self) -> Iterator[Path]:
-        """Yield the directory to write to, which becomes the output, on every rank."""
+        """Yield, on every rank, the directory to write to. It becomes the output."""
         if not self.ranks.is_first:
             directory = Path(self.ranks.broadcast(""))
             if not directory.is_dir():
@@ -238,18 +240,18 @@ class Output:
             yield directory
 
     def refuse_unstorable(self, model: nn.Module, plan: QuantPlan) -> None:
-        """Raise UnsupportedError if the layout cannot hold the model, which is on the meta device."""
+        """Raise UnsupportedError if the layout cannot hold the model. The model is on the meta device."""
         content = CheckpointContent(model, plan.config, plan)
         refuse_unstorable(self.exporter, self.writer, content, quantized_skeleton(model, plan), self.options)
 
     def has_journal(self, run: Run) -> bool:
-        """Return whether a run enters its finished blocks in a journal, from which it can be resumed."""
+        """Return whether a run keeps a journal of its finished blocks, so that it can be resumed."""
         return run.algorithms.works_by_block and self.writer.resumes and not self.is_divided(run)
 
     def is_divided(self, run: Run) -> bool:
-        """Return whether each block is one rank's.
+        """Return whether each block is quantized by one rank.
 
-        That is so where there are several, and no calibration forward has to pass all blocks.
+        That is so if there are several ranks and no calibration forward has to pass all blocks.
         """
         return self.ranks.size > 1 and not run.needs_data
 
@@ -258,15 +260,15 @@ class Output:
         return self.writer.shares and self.is_divided(run)
 
     def refuse_to_resume(self, run: Run) -> None:
-        """Raise UnsupportedError if a run that keeps no journal is to resume."""
+        """Raise UnsupportedError if a run is to be resumed but keeps no journal."""
         if self.leftover != "resume" or self.has_journal(run):
             return
-        reason = f"the exporter '{self.exporter}' cannot go on with an export of another process (it does not say resumes = True)"
+        reason = f"the exporter '{self.exporter}' cannot continue an interrupted export (it does not say resumes = True)"
         if not run.algorithms.works_by_block:
-            reason = "an algorithm of it changes the whole model, so that nothing is written before all of it is quantized"
+            reason = "one of its algorithms changes the whole model, so nothing is written before all of it is quantized"
         elif self.is_divided(run):
-            reason = f"nothing in it needs calibration data, and {self.ranks.size} processes divide its blocks without a journal of them"
-        raise UnsupportedError(f"this run cannot be resumed: {reason}. Leave out resume=True (--resume); it starts from the beginning")
+            reason = f"it needs no calibration data, and its {self.ranks.size} processes divide the blocks without a journal"
+        raise UnsupportedError(f"this run cannot be resumed: {reason}. Leave out resume=True (--resume) to start from the beginning")
 
 
 def opened_checkpoint(
@@ -279,9 +281,9 @@ def opened_checkpoint(
 ) -> tuple[Sequence[Shard], CheckpointSource]:
     """Return the files of a checkpoint, and its tensors with the model on the meta device.
 
-    Nothing has been read but headers.
+    Only headers have been read.
 
-    Arguments and errors as of `quantize_checkpoint`.
+    Arguments and errors are those of `quantize_checkpoint`.
     """
     torch_dtype(dtype)
     shards = check_shards(source)
@@ -295,16 +297,16 @@ def opened_checkpoint(
 def streamed(
     run: Run, tensors: CheckpointSource, output: Output, directory: Path, identity: RunIdentity
 ) -> Iterator[tuple[StartedRun, BlockSink]]:
-    """Start a run, or go on with an interrupted one; yield it, and its sink.
+    """Start a run, or continue an interrupted one; yield the run and its sink.
 
-    The sink writes each block as soon as it is quantized, and enters it in a journal if the run keeps one.
+    The sink writes each block as soon as it is quantized, and enters it in the journal if the run keeps one.
 
     Args:
-        run: With its data.
+        run: The run, with its data.
         tensors: The checkpoint, prepared for the plan of the run.
-        output: Where to write to.
-        directory: That becomes the output; one with finished blocks is gone on with.
-        identity: Of the run.
+        output: The output of the run.
+        directory: The directory that becomes the output; it may have finished blocks.
+        identity: Identity of the run.
     """
     journal = Journal.read(directory.parent) if run.ranks.is_first and finished_blocks(directory.parent) else None
     if journal is not None:
@@ -336,11 +338,11 @@ def _opened_stream(started: StartedRun, output: Output, directory: Path, *, is_r
 
 
 def _sink(started: StartedRun, output: Output, stream: BlockStream | None, journal: Journal | None) -> BlockSink:
-    """Return the sink that a rank hands its blocks to.
+    """Return the sink of a rank.
 
-    In a run with calibration data every rank comes to the same layers, and the first one writes them.
-    Without, each block is one rank's, which reads, rounds and writes it; if the exporter cannot share its
-    files (`quark.checkpoint.Exporter.shares`), all are the first one's.
+    In a run with calibration data, every rank computes the same layers, and the first rank writes them.
+    Without data, one rank reads, rounds and writes each block. If the exporter cannot share its files
+    (`quark.checkpoint.Exporter.shares`), the first rank does so for all blocks.
     """
     run, model = started.run, started.model
     sink: CheckpointSink
@@ -360,9 +362,9 @@ def _sink(started: StartedRun, output: Output, stream: BlockStream | None, journ
 
 
 def _whole(run: Run, tensors: CheckpointSource, output: Output, complete: Callable[[FinishedRun, Path], None]) -> QuantPlan:
-    """Read the whole model, quantize it in memory, then write it; of several ranks, the first does.
+    """Read the whole model, quantize it in memory, then write it on the first rank.
 
-    ``complete`` gets the checkpoint before it has its name; the other ranks call it, too.
+    ``complete`` is called on all ranks, before the checkpoint gets its name.
     """
     model = tensors.model
     run.events.phase("load")

@@ -1,7 +1,7 @@
 """Identity of a run: everything that its result depends on, as JSON values.
 
-A run is resumed only where it equals that of the run before. It stays in the output, so that a run that is
-asked for again is known to be finished.
+A run is resumed only if its identity equals that of the earlier run. The output keeps the identity, so that
+the same call recognizes a finished run.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ if TYPE_CHECKING:
     from transformers.core_model_loading import WeightConverter
 
 _NOT_OF_THE_WEIGHTS = ("overwrite", "tokenizer", "own")
-"""Export options that change no tensor; an exporter's own are listed apart."""
+"""Export options that change no tensor. An exporter's own options are listed separately."""
 
 _LISTED = 8
-"""Differences that a message lists."""
+"""The number of differences that a message lists."""
 _PIECES, _PIECE = 64, 4096
-"""Pieces of a file of the source that are looked at, and their size in bytes: little beside the file, and
-spread over all blocks.
+"""The number of pieces that are read of each file of the source, and their size in bytes.
+
+The pieces are small compared with the file, and spread over all blocks.
 """
 
 
@@ -50,12 +51,12 @@ class RunIdentity:
     """Everything that the result of a run depends on, as JSON values by name.
 
     Attributes:
-        settings: Configuration as it is resolved for the model, exporter and its options, converters, device,
-            dtype, order of sums.
-        versions: Of torch, transformers and the distributions whose formats, observers, algorithms and
-            exporter the run uses.
-        source: Of each file of the checkpoint its size, and digests of its header and of a sample of its
-            bytes, which differs where a model has been trained further; a digest of its config.json.
+        settings: The configuration, resolved for the model; the exporter and its options; converters, device,
+            dtype and order of sums.
+        versions: Versions of torch, transformers and the distributions whose formats, observers, algorithms
+            and exporter the run uses.
+        source: The size of each file of the checkpoint, with digests of its header and of a sample of its
+            bytes; and a digest of config.json. The sample differs if a model has been trained further.
         data: A digest of the calibration data.
     """
 
@@ -80,14 +81,14 @@ class RunIdentity:
         """Return the identity of a run.
 
         Args:
-            model: The float model; meta tensors will do.
-            plan: Of the run: its configuration is resolved for the model.
+            model: The float model; meta tensors suffice.
+            plan: The plan of the run, whose configuration is resolved for the model.
             shards: The files of the checkpoint.
             data: Calibration calls.
             exporter: Name of the exporter.
-            options: Of the export.
-            converters: What stored tensors become before they are the model's.
-            device: Where the run works.
+            options: Options of the export.
+            converters: Conversions from stored tensors to the model's tensors.
+            device: Device of the run.
             is_deterministic: Whether the result does not depend on the number of processes
                 (`quark.base.ranks.Ranks`).
         """
@@ -105,23 +106,24 @@ class RunIdentity:
             "deterministic": is_deterministic,
             "dtype": str(next(p.dtype for p in model.parameters())),
         }
-        # As it is when it has been written as JSON and read again; objects become their representation.
+        # Written as JSON and read again, so that it equals an identity from a file; objects become their
+        # repr.
         settings = json.loads(json.dumps(settings, default=repr))
         return cls(settings, _versions(plan, exporter), _identity_of_source(shards), _identity_of_data(data))
 
     def refuse_other(self, which: str, before: Mapping[str, Any], fix: str) -> None:
-        """Check that an earlier run is this one.
+        """Check that an earlier run has this identity.
 
         Args:
             which: The earlier run, for the message.
-            before: Its identity, as JSON values.
-            fix: What to do if it is another.
+            before: The identity of the earlier run, as JSON values.
+            fix: The fix for the message.
 
         Raises:
-            ResumeError: It is another; the message names what differs.
+            ResumeError: The identities differ; the message names the differences.
         """
         if lines := differences(before, attrs.asdict(self)):
-            raise ResumeError(f"{which} is not the one that is asked for now. It differs in: {listed(lines)}. {fix}", differences=lines)
+            raise ResumeError(f"{which} differs from this run: {listed(lines)}. {fix}", differences=lines)
 
 
 def _versions(plan: QuantPlan, exporter: str) -> dict[str, str]:
@@ -140,13 +142,13 @@ def _identity_of_source(shards: Sequence[Shard]) -> dict[str, Any]:
 
 
 def refuse_changed_source(ranks: Ranks, identity: RunIdentity, shards: Sequence[Shard]) -> None:
-    """Check at the end of a run that its source is what it was at the beginning, also if no time tells.
+    """Check at the end of a run that its source has not changed, even if file times are the same.
 
-    Each rank looks at the files that it has read, which may be a copy of those of the first; collective.
+    Collective. Each rank checks the files that it has read; they may be copies of the first rank's files.
 
     Raises:
         CheckpointError: A file has been changed, replaced or removed.
-        RankError: One of another rank has.
+        RankError: A file of another rank has been changed, replaced or removed.
     """
     try:
         _refuse_changed(identity, shards)
@@ -169,19 +171,19 @@ def _refuse_changed(identity: RunIdentity, shards: Sequence[Shard]) -> None:
         raise CheckpointError(f"'{directory}' cannot be read any more ({error.strerror}): restore the checkpoint") from error
     if lines:
         raise CheckpointError(
-            f"'{directory}' has been changed while it was read: {listed(lines)}. Restore it, and start again with restart=True (--restart)"
+            f"'{directory}' was changed while it was read: {listed(lines)}. Restore it, and start again with restart=True (--restart)"
         )
 
 
 def is_finished_run(out: Path, identity: RunIdentity, *, overwrite: bool) -> bool:
-    """Return whether an output directory is of the run of that identity.
+    """Return whether an output directory is the finished output of the run of that identity.
 
-    False where it is free, may be replaced, or is an export of no run from disk.
+    False if the directory is free, may be replaced, or was not written by a run from disk.
 
     Raises:
-        ResumeError: It is of another run; the message names what differs.
-        OutputError: A file of it has gone, or is not as it was written: all of them are read.
-        CheckpointError: Its checksums are missing, or cannot be read.
+        ResumeError: The output belongs to another run; the message names the differences.
+        OutputError: A file of the output is missing or damaged. All files are read.
+        CheckpointError: The checksums of the output are missing, or cannot be read.
     """
     values = read_json(out / RUN_FILE) if (out / RUN_FILE).is_file() else {}
     if "run" not in values:
@@ -193,7 +195,7 @@ def is_finished_run(out: Path, identity: RunIdentity, *, overwrite: bool) -> boo
     fix = "choose another output directory, or pass overwrite=True to replace it"
     identity.refuse_other(f"the run that has written '{out}'", values["run"], fix[:1].upper() + fix[1:])
     if changes := verify(out).changes:
-        raise OutputError(f"'{out}' is of this run and was complete, and has been changed since ({listed(changes)}): {fix}")
+        raise OutputError(f"'{out}' was completed by this run, and has changed since ({listed(changes)}): {fix}")
     return True
 
 
@@ -218,15 +220,15 @@ def listed(lines: Sequence[str]) -> str:
 
 
 def refuse_different_ranks(ranks: Ranks, identity: RunIdentity, **more: str) -> None:
-    """Check that all processes of a run have been asked for the same, before work begins; collective.
+    """Check, before work begins, that all processes of a run have the same identity; collective.
 
     Args:
         ranks: The processes.
-        identity: Of the run, as this process sees it.
-        more: What else all of them have to agree on.
+        identity: Identity of the run in this process.
+        more: Further values that have to be the same in all processes.
 
     Raises:
-        RankError: Source, data, settings or versions of another process are others; the message names them.
+        RankError: Another process has other files, data, settings or versions; the message names them.
     """
     own = json.dumps({**attrs.asdict(identity), **more}, sort_keys=True)
     if len(set(ranks.gather(_digest([own.encode()])))) == 1:
@@ -235,7 +237,7 @@ def refuse_different_ranks(ranks: Ranks, identity: RunIdentity, **more: str) -> 
     each = enumerate((differences(first, other, "{} is {} there and {} here") for other in others), 1)
     rank, lines = next((rank, lines) for rank, lines in each if lines)
     raise RankError(
-        f"the processes of this run are not asked for the same. From process 0 there, process {rank} here differs in: {listed(lines)}. "
+        f"the processes of this run differ. Process {rank} (here) differs from process 0 (there) in: {listed(lines)}. "
         "Start all of them with the same checkpoint, data, options and installed versions"
     )
 
@@ -259,7 +261,7 @@ def _shown(values: Mapping[str, Any], name: str) -> str:
 def _bytes_of(value: Any) -> Iterator[bytes]:
     """Yield bytes that differ where arguments of a model differ.
 
-    Only the class counts of objects other than tensors and plain values.
+    Objects other than tensors and plain values differ only if their classes differ.
     """
     if isinstance(value, Tensor):
         dense = value.detach().cpu().contiguous()
@@ -288,7 +290,7 @@ def _digest(parts: Iterable[bytes]) -> str:
 
 
 def _sample(path: Path) -> Iterator[bytes]:
-    """Yield pieces of a file, spread evenly."""
+    """Yield evenly spread pieces of a file."""
     size = path.stat().st_size
     with path.open("rb") as file:
         for number in range(_PIECES):

@@ -1,9 +1,9 @@
-"""Journal of a run from disk: the identity of the run and each finished block, to resume it.
+"""Journal of a run from disk: the identity of the run and its finished blocks, to resume it.
 
-The journal is a file of JSON lines beside the directory in which the export is built: first a header
-(`quark.runs.identity`), then an entry for each finished block. A line is written and synchronized when
-everything that it speaks of is on the disk. Each line has its own checksum: a kill in the middle of a line
-leaves one that is not complete, which does not count.
+The journal is a file of JSON lines beside the directory in which the export is built. The first line is a
+header (`quark.runs.identity`); each further line is the entry of a finished block. An entry is written and
+synchronized after its block is on the disk. Each line has a checksum, so that an incomplete last line is
+recognized and ignored.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from quark.errors import ResumeError
 from quark.runs.identity import RunIdentity
 
 FORMAT = 1
-"""Version of the journal's form; one of another version is not read."""
+"""Version of the journal's format. A journal of another version is refused."""
 
 
 @attrs.frozen
 class FinishedBlock:
-    """An entry of the journal; all values are JSON values.
+    """An entry of the journal. All values are JSON values.
 
     Attributes:
         name: Full name of the block.
-        checksums: Of its stored tensors, by name (`quark.checkpoint.BlockStream.when_stored`).
+        checksums: Checksums of its stored tensors, by name (`quark.checkpoint.BlockStream.when_stored`).
         report: The block's part of the calibration report.
-        learned: What the run has learned up to this block and needs for the blocks behind it.
+        learned: State of the run after this block, which later blocks need.
     """
 
     name: str
@@ -48,12 +48,12 @@ class Journal:
 
     Args:
         path: The file.
-        header: What the run is.
-        finished: The blocks that are finished.
-        end: Size of the part of the file that is valid; what follows is cut off.
+        header: The header, with the identity of the run.
+        finished: The finished blocks.
+        end: Size of the valid part of the file; the rest is cut off.
 
     Attributes:
-        header, finished: The arguments of these names; entries that are added are not among them.
+        header, finished: The arguments of these names. Added entries are not in ``finished``.
     """
 
     def __init__(self, path: Path, header: Mapping[str, Any], finished: Sequence[FinishedBlock], end: int) -> None:
@@ -67,9 +67,10 @@ class Journal:
         """Return the journal of a run that starts from the beginning.
 
         Args:
-            directory: Where the export is built; its files have been created. The journal is beside it.
-            identity: Of the run.
-            two_passes: The run's memory mode, which depends on the memory that was free.
+            directory: Directory in which the export is built; its files have been created. The journal is
+                beside it.
+            identity: Identity of the run.
+            two_passes: Memory mode of the run, which depends on the free memory at its start.
         """
         files = sorted(path.name for path in directory.iterdir())
         header = {"format": FORMAT, "run": attrs.asdict(identity), "two_passes": two_passes, "files": files}
@@ -81,15 +82,17 @@ class Journal:
 
     @classmethod
     def read(cls, partial: Path) -> Self:
-        """Return the journal of an interrupted run, up to the first line that is not complete.
+        """Return the journal of an interrupted run, up to its first incomplete line.
 
         Raises:
-            ResumeError: Its header or an entry cannot be read, or is of another version.
+            ResumeError: The header or an entry cannot be read, or has another version.
         """
         path = partial / JOURNAL
         lines, ends = _lines(path.read_bytes())
         if not lines or lines[0].get("format") != FORMAT or not _are_entries(lines):
-            raise ResumeError(f"the journal '{path}' is damaged, or of another version: with restart=True (--restart) the run starts again")
+            raise ResumeError(
+                f"the journal '{path}' is damaged, or of another version: set restart=True (--restart) to start from the beginning"
+            )
         return cls(path, lines[0], [FinishedBlock(**line) for line in lines[1:]], ends[-1])
 
     @property
@@ -98,10 +101,10 @@ class Journal:
         return bool(self.header["two_passes"])
 
     def refuse_other_run(self, identity: RunIdentity) -> None:
-        """Check that the interrupted run is the one that is asked for, which has this identity.
+        """Check that the interrupted run has this identity.
 
         Raises:
-            ResumeError: It is another; the message names what differs.
+            ResumeError: The identities differ; the message names the differences.
         """
         identity.refuse_other(
             f"the interrupted run in '{self._path.parent}'",
@@ -111,14 +114,14 @@ class Journal:
         )
 
     def remove_later_files(self, directory: Path) -> None:
-        """Remove the files of an export that were not there when the run began.
+        """Remove the files of an export that did not exist when the run began.
 
-        They are written at its end, and may be incomplete.
+        They are written at the end of the run, and may be incomplete.
         """
         for path in directory.iterdir():
             if path.name not in self.header["files"]:
                 if path.is_dir() and not path.is_symlink():
-                    raise ResumeError(f"'{path}' is a directory that no run has made: remove it to resume the run")
+                    raise ResumeError(f"'{path}' is a directory that was not made by a run: remove it to resume the run")
                 path.unlink()
 
     def cut(self, count: int) -> None:
@@ -128,7 +131,7 @@ class Journal:
         self._end = ends[count]
 
     def add(self, block: FinishedBlock) -> None:
-        """Add a finished block; it is on the disk when this returns."""
+        """Add a finished block, and return when the entry is on the disk."""
         self._append(attrs.asdict(block, recurse=False))
 
     def _append(self, line: Mapping[str, Any]) -> None:
@@ -145,7 +148,7 @@ class Journal:
 
 
 def _are_entries(lines: Sequence[Any]) -> bool:
-    """Return whether lines have the form of a header and of entries behind it."""
+    """Return whether lines have the form of a header followed by entries."""
     header, *entries = lines
     kinds = {"name": str, "checksums": dict, "report": dict, "learned": dict}
     return (
@@ -157,7 +160,7 @@ def _are_entries(lines: Sequence[Any]) -> bool:
 
 
 def _lines(data: bytes) -> tuple[list[dict[str, Any]], list[int]]:
-    """Return the lines up to the first that is not complete, and where each ends."""
+    """Return the lines before the first incomplete one, and the end of each line in bytes."""
     lines: list[dict[str, Any]] = []
     ends: list[int] = []
     end = 0

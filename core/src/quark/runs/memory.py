@@ -1,4 +1,4 @@
-"""Memory: estimates for activations, free memory of a device, and when freed blocks are returned."""
+"""Memory: estimates for activations, free memory of a device, and the return of freed memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHARE = 0.5
 """The default share of the free memory that activations may take."""
 
 LEAST_RETURNED = 64 << 20
-"""Freed bytes at which memory is returned to the system."""
+"""Number of freed bytes after which memory is returned to the system."""
 
 
 def tokens_in(calls: Iterable[Call]) -> int:
@@ -43,7 +43,7 @@ def held_bytes(model: nn.Module, plan: QuantPlan, tokens: int, streams: int) -> 
 
     Args:
         model: The model, whose dtype is used.
-        plan: Of the model.
+        plan: The plan of the model.
         tokens: The number of tokens of all calls together.
         streams: The number of forwards of each call.
     """
@@ -60,7 +60,7 @@ def held_probabilities(model: nn.Module, calls: Iterable[Call]) -> int:
     """Return an estimate of the bytes of float32 attention logits and probabilities of paused forwards.
 
     Args:
-        model: The model, whose configuration has the number of heads; without one, a single head is assumed.
+        model: The model. Its configuration has the number of heads; otherwise one head is assumed.
         calls: The calibration calls.
     """
     heads = int(getattr(text_config(model), "num_attention_heads", None) or 1)
@@ -73,9 +73,9 @@ def held_probabilities(model: nn.Module, calls: Iterable[Call]) -> int:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Return the free memory of a device, with the part that torch keeps for later.
+    """Return the free memory of a device, including memory that torch has reserved.
 
-    None where it is not known.
+    None if it is not known.
     """
     if device.type not in ("cpu", "meta"):
         module = torch.get_device_module(device)
@@ -87,7 +87,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 class FreedMemory:
-    """Counts freed bytes, and returns them to the system at `LEAST_RETURNED`, since that takes time."""
+    """Counts freed bytes, and returns them to the system at `LEAST_RETURNED`; returning takes time."""
 
     def __init__(self) -> None:
         self._bytes = 0
@@ -102,9 +102,9 @@ class FreedMemory:
 
 @contextmanager
 def collecting_later() -> Iterator[None]:
-    """Put off Python's garbage collection while the body runs.
+    """Disable Python's garbage collection while the body runs.
 
-    It looks at all objects again and again while many modules are made.
+    While many modules are created, it would scan all objects again and again.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""ModelQuantizer: the documented way in. Quantize a model in memory, in place."""
+"""ModelQuantizer, the documented entry point: quantize a model in memory, in place."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class ModelQuantizer:
-    """Quantizes models by one configuration.
+    """Quantizes models with one configuration.
 
     Args:
-        config: The specs of each layer, and the algorithms; it is never changed.
-        multi_device: Accepted with a warning that says how several devices are used; layers are quantized on
-            whatever device they lie.
+        config: The quantization configuration; it is never changed.
+        multi_device: Accepted with a warning that says how several devices are used. Each layer is quantized
+            on its own device.
 
     Example:
         >>> from quark.config.templates import LLMTemplate
@@ -58,18 +58,19 @@ class ModelQuantizer:
     def __init__(self, config: QConfig, multi_device: bool = False) -> None:
         refuse_unfit_environment()
         if not isinstance(config, QConfig):
-            raise ConfigError(f"ModelQuantizer is given a QConfig, not a {type(config).__name__}: see LLMTemplate.get(…).get_config(…)")
+            raise ConfigError(f"ModelQuantizer needs a QConfig, not a {type(config).__name__}: see LLMTemplate.get(…).get_config(…)")
         self.config = config
         self.multi_device = multi_device
         if multi_device:
             get_logger(__name__).warning(several_devices("multi_device"))
 
     def plan(self, model: nn.Module) -> Any:
-        """Return the `QuantPlan` of ``model``, or the plan of its quantization mode; meta tensors will do.
+        """Return the `QuantPlan` of ``model``, or the plan of its quantization mode; meta tensors suffice.
 
-        Raises ConfigError with all that is wrong.
+        Raises ConfigError with all problems.
 
-        Fused experts that are to be quantized are taken apart for it; the model computes what it did.
+        Fused experts that are to be quantized are split into separate layers; the model's outputs do not
+        change.
         """
         refuse_no_model(model)
         if self.config.quant_mode is not QuantizationMode.eager_mode:
@@ -82,39 +83,38 @@ class ModelQuantizer:
     def quantize_model(self, model: M, dataloader: Data = None) -> M:
         """Quantize ``model`` in place, block by block, and return it.
 
-        A model of transformers that was loaded quantized (FP8, compressed-tensors) is dequantized first, one
-        module at a time; its layers that are not to be quantized stay as they come, unless
+        A transformers model that was loaded quantized (FP8, compressed-tensors) is dequantized first, one
+        module at a time. Its layers that are not to be quantized keep their quantization, unless
         ``keep_prequantized_layers`` is False.
 
-        What can be known beforehand is checked before anything is changed. An error that comes later, such as
-        of a plugin's algorithm in some block, leaves the blocks before it quantized and that one perhaps half
-        changed: the model is of no use then, and a second try with it says so. Load the float model again.
-        (`quark.runs.quantize_checkpoint` leaves nothing behind when it fails.)
+        Checks come before changes. A later error, such as in a plugin's algorithm, leaves the model partly
+        quantized: it cannot be used or quantized again, so load the float model again.
+        (`quark.runs.quantize_checkpoint` leaves no partial output when it fails.)
+
+        In another quantization mode (``quant_mode``), such as FX graph mode, the documentation of that mode
+        applies. The returned model may be another object.
 
         Args:
-            model: Any module tree; a transformers model of a known family is worked block by block, another
-                as one block. A model that is one layer is called ``layer`` in its plan, and becomes the
-                quantized layer.
-            dataloader: Calibration data (see `quark.calibration.batches.calls`), or a function that gives
-                them: it is called with what needs them. Read only where something does, such as activations
-                with static scales.
-
-        In another quantization mode (``quant_mode``), such as FX graph mode, everything is as the function of
-        that mode says. The model that comes back may be another object.
+            model: Any module tree. A transformers model of a known family is quantized block by block,
+                another model as one block. If the model is itself a layer, the plan calls it ``layer``, and
+                the quantized layer is returned.
+            dataloader: Calibration data (see `quark.calibration.batches.calls`), or a function that returns
+                them; its argument says what needs data. Read only if something needs data, such as static
+                activation scales.
 
         Returns:
             The same object, its layers replaced, with the attributes ``quant_config``, ``quark_plan`` and
             ``quark_quantized``.
 
         Raises:
-            ConfigError: The configuration does not fit the model; or it is none, is compiled, or has weights
-                that are no plain floats.
-            CalibrationError: Static scales are asked for without data.
+            ConfigError: The configuration does not fit the model. Or the model is not a module, is compiled,
+                or has weights that are not plain floats.
+            CalibrationError: Static scales need calibration data, and there are none.
             NonFiniteError: A weight or an activation holds NaN or Inf.
-            PluginError: A plugin raised an error, or returned what cannot be built on; names plugin, version,
-                algorithm and layer.
-            UnsupportedError: An algorithm is asked for that no installed distribution implements; or
-                attention is to be quantized in a model whose attention cannot be exchanged.
+            PluginError: A plugin raised an error or returned an invalid result. The message names the plugin,
+                its version, the algorithm and the layer.
+            UnsupportedError: No installed distribution implements an algorithm; or attention is to be
+                quantized, but the model's attention cannot be replaced.
         """
         refuse_no_model(model)
         if self.config.quant_mode is not QuantizationMode.eager_mode:
@@ -133,7 +133,7 @@ class ModelQuantizer:
             run, coded = self._planned(whole)
             if isinstance(model, fx.GraphModule) and not run.plan.rows:
                 raise ConfigError(
-                    "this graph has operators and no layers, which eager mode quantizes: set quant_mode=QuantizationMode.fx_graph_mode in "
+                    "this graph has operators, but eager mode quantizes layers: set quant_mode=QuantizationMode.fx_graph_mode in "
                     "the configuration, or quantize the model that was captured"
                 )
             run = run.with_data(whole, dataloader, device, events=events)
@@ -144,7 +144,7 @@ class ModelQuantizer:
         return model
 
     def _planned(self, model: nn.Module) -> tuple[Run, Mapping[str, CodedLayer]]:
-        """Return the run for a model, made float, and the codes of its layers that stay as they come."""
+        """Make a model float, and return its run and the codes of the layers that keep their quantization."""
         source = QuantizedModel.of(model)
         if source is None:
             return plan_run(model, self.config), {}
@@ -166,31 +166,30 @@ class ModelQuantizer:
         resume: bool = False,
         restart: bool = False,
     ) -> None:
-        """Quantize a checkpoint to a checkpoint, with settings that need no data.
+        """Quantize a checkpoint to a checkpoint, without calibration data.
 
-        `quark.runs.quantize_checkpoint` takes them.
+        If your settings need data, use `quark.runs.quantize_checkpoint`.
 
         Args:
-            pretrained_model_path: Directory of a checkpoint, float or quantized, as of
+            pretrained_model_path: Directory of a checkpoint, float or quantized, as in
                 `quark.runs.quantize_checkpoint`.
-            save_path: Directory to write; must not exist or be empty.
+            save_path: Directory to write; it must not exist or must be empty.
             keep_excluded_layers_as_original_model_state: Excluded layers of a quantized checkpoint stay
-                quantized, also where the configuration's ``keep_prequantized_layers`` is False.
-            legacy_device_args: ``device`` in its old place.
-            weight_converters: As of `quark.runs.quantize_checkpoint`. Those that take fused experts apart are
-                not applied where the model has fused experts: these become separate layers wherever they are
-                quantized.
-            device: Torch device; None is "cuda", or the CPU on a machine that has none. Of several the first
-                is used.
-            presharded_weights: Documented; not offered.
-            resume: As of `quark.runs.quantize_checkpoint`.
-            restart: Likewise.
+                quantized, even if the configuration's ``keep_prequantized_layers`` is False.
+            legacy_device_args: ``device`` as a positional argument.
+            weight_converters: As in `quark.runs.quantize_checkpoint`. Converters that split fused experts are
+                ignored if the model has fused experts, which are split when they are quantized.
+            device: Torch device. None means "cuda", or the CPU if there is no CUDA device. Of several
+                devices, the first is used.
+            presharded_weights: Documented by AMD Quark; not supported.
+            resume: As in `quark.runs.quantize_checkpoint`.
+            restart: As in `quark.runs.quantize_checkpoint`.
 
         Raises:
-            UnsupportedError: ``presharded_weights`` are given; or the layout cannot hold a layer that is to
-                stay as it is stored.
-            CalibrationError: The configuration wants calibration data.
-            QuarkError: As `quark.runs.quantize_checkpoint` raises it.
+            UnsupportedError: ``presharded_weights`` are given; or the layout cannot hold a layer that keeps
+                its quantization.
+            CalibrationError: The configuration needs calibration data.
+            QuarkError: As in `quark.runs.quantize_checkpoint`.
         """
         if presharded_weights is not None:
             raise UnsupportedError("presharded_weights cannot be read: give the checkpoint as one directory, without them")
@@ -213,18 +212,18 @@ class ModelQuantizer:
     def freeze(model: M, quantize: bool | None = None, runtime_options: object = None) -> M:
         """Do AMD Quark's step before an export.
 
-        Weights are rounded as soon as a model is quantized, so this only ends their training.
+        `quantize_model` has already rounded the weights, so this only sets ``requires_grad`` to False.
 
         Args:
             model: A quantized model, changed in place.
-            quantize: Documented; without effect.
-            runtime_options: Documented; without effect.
+            quantize: Documented by AMD Quark; no effect.
+            runtime_options: Documented by AMD Quark; no effect.
 
         Raises:
             ConfigError: The model has not been quantized.
         """
         if not getattr(model, "quark_quantized", False):
-            raise ConfigError("freeze wants a model that quantize_model has returned: this one has not been quantized")
+            raise ConfigError("freeze needs a model that quantize_model has returned: quantize this one first")
         return model.requires_grad_(False)
 
 
@@ -243,9 +242,9 @@ def refuse_no_model(model: object) -> None:
     """Check that a model is a ``torch.nn.Module`` that runs its own Python code.
 
     Raises:
-        ConfigError: The object is no module; or the module, or a submodule, is compiled, or has an adapter of
-            PEFT. Calibration pauses forwards inside a model, which compiled code does not allow, and compiled
-            code would keep the graph of the float layers.
+        ConfigError: The object is not a module; or the module or a submodule is compiled, or has a PEFT
+            adapter. Calibration cannot pause forwards inside compiled code, and compiled code would keep the
+            graph of the float layers.
     """
     if not isinstance(model, nn.Module):
         what = "None" if model is None else f"the string {model!r}" if isinstance(model, str) else f"a {type(model).__name__}"
@@ -270,8 +269,8 @@ def refuse_unfit(model: nn.Module, rows: Iterable[PlanRow]) -> None:
     """Check the parameters of every layer that will be quantized; layers may differ in their dtypes.
 
     Raises:
-        ConfigError: A parameter is not loaded, or no dense floating-point tensor of 16 bits or more, or a
-            layer's parameters differ in dtype.
+        ConfigError: A parameter is not loaded, or is not a dense floating-point tensor of 16 bits or more; or
+            a layer's parameters differ in dtype.
     """
     layers_of: dict[str, list[str]] = {}
     for row in rows:
@@ -292,7 +291,7 @@ def _errors(layer: nn.Module) -> Iterator[str]:
         elif parameter.layout is not torch.strided:
             yield f"a sparse {name} ({parameter.layout}): make it dense, with to_dense()"
         elif parameter.dtype not in _FLOATS:
-            yield f"a {name} of {_short(parameter)}, which is quantized already or no number to round: use the float model, or exclude them"
+            yield f"a {name} of {_short(parameter)}, which is already quantized or cannot be rounded: use the float model, or exclude them"
     dtypes = {_short(p) for p in parameters.values()}
     if len(dtypes) > 1 and all(p.dtype in _FLOATS for p in parameters.values()):
         yield f"a weight and a bias of different dtypes ({', '.join(sorted(dtypes))}), with which they cannot run: convert one of them"
@@ -303,6 +302,6 @@ def _short(tensor: Tensor) -> str:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    # torch.compile(module) wraps the module in a class of dynamo, which need not be imported;
+    # torch.compile(module) wraps the module in a class of dynamo, which may not be imported yet;
     # module.compile() sets an attribute.
     return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None

@@ -1,4 +1,4 @@
-"""Quantize a model block by block: `quantize_block` has all steps for one block, in their order."""
+"""Quantize a model block by block. `quantize_block` has all steps for one block, in order."""
 
 from __future__ import annotations
 
@@ -45,13 +45,12 @@ def quantize_blocks(started: StartedRun, sink: BlockSink) -> CalibrationReport:
 
     Layers outside the blocks come last, and are rounded to nearest.
 
-    The sink has taken everything when this returns; `quark.runs.quantize_run.finish_run` finishes it.
+    When this returns, the sink has all layers; `quark.runs.quantize_run.finish_run` finishes the sink.
 
     Args:
-        started: Has the model, which is changed in place by the transforms and the sink, and its weights by
-            the rounding. What lies outside the blocks has been loaded. Transforms that need statistics cost
-            one more pass of each block before it is rounded. Each rank has its part of the calls; without
-            calls, it has the blocks that its sink wants.
+        started: The run. Transforms, rounding and sink change its model in place. The tensors outside the
+            blocks have been loaded. Each rank has its part of the calls; without calls, it quantizes the
+            blocks that its sink wants.
         sink: Takes finished layers.
     """
     run, model, figures = started.run, started.model, started.figures
@@ -88,7 +87,7 @@ def quantize_blocks(started: StartedRun, sink: BlockSink) -> CalibrationReport:
 def _forwards(started: StartedRun, blocks: Sequence[Block], scales: ActivationScales) -> Iterator[LockStep]:
     """Yield the calibration forwards, which wait at the first block.
 
-    ``scales`` are those of layers outside the blocks.
+    ``scales`` are the activation scales of layers outside the blocks.
     """
     run, model, figures = started.run, started.model, started.figures
     with_float = run.algorithms.streams == 2
@@ -114,12 +113,12 @@ def quantize_block(started: StartedRun, sink: BlockSink, block: Block, rows: Seq
     """Quantize one block.
 
     Args:
-        started: The run, which has what is the same for all blocks.
+        started: The run.
         sink: Takes the finished block.
-        block: The block: its weights are float, those of the blocks before it rounded.
-        rows: Its layers that are to be quantized.
-        block_run: The calibration forwards, which wait at its entry; afterwards they wait at the next block.
-            None where none are needed.
+        block: The block. Its weights are float; the weights of the blocks before it are rounded.
+        rows: The layers to quantize in the block.
+        block_run: The calibration forwards, which wait at the block and afterwards at the next one. None if
+            no forwards are needed.
     """
     run, report, figures = started.run, CalibrationReport(), started.figures
     model, plan, phase = started.model, run.plan, figures.clock.phase
@@ -156,15 +155,15 @@ def quantize_block(started: StartedRun, sink: BlockSink, block: Block, rows: Seq
     finish_layers(started, sink, layers, scales, rounded, inputs)
     passes = 0 if block_run is None else 2 if run.two_passes else 1
 
-    # The sink takes the block: in place, or packed into a shard, with a journal entry, which has the block's
-    # figures.
+    # The sink takes the block: in place, or packed into a shard, with a journal entry and the block's
+    # metrics.
     figures.end_block(block, size, passes, report.tokens)
     started.report.extend(report)
     with phase("write"):
         sink.end_block(block, BlockResult(figures.of_block(block, layers, report).to_dict(), started.learned()))
     for row in rows:
         if not row.is_kept and (quantizer := layers[row.name].weight_quantizer) is not None:
-            quantizer.codes = None  # the sink has them, and a model in memory is not to hold its weights twice
+            quantizer.codes = None  # the sink has them; a model in memory should not hold its weights twice
     started.source.release(block)
     started.freed.add(size)
 
@@ -176,16 +175,16 @@ def pass_finished_block(
 
     Nothing is calibrated or rounded again.
 
-    Forwards of the quantized model pass the block as the sink has it. Forwards of the float model, and those
-    of a run whose rounding needs no statistics, pass the float block, for which transforms are applied again:
-    their float weights are stored nowhere.
+    Forwards of the quantized model pass the block that the sink has read. Forwards of the float model pass
+    the float block; so do all forwards if the rounding needs no statistics. The transforms are applied to the
+    float block again, since transformed float weights are not stored.
 
     Args:
-        started, sink: As of `quantize_block`.
+        started, sink: As in `quantize_block`.
         block: The block.
-        rows: As of `quantize_block`.
-        block_run: As of `quantize_block`; without forwards the block is not even loaded.
-        finished: What is known of the block.
+        rows: As in `quantize_block`.
+        block_run: As in `quantize_block`. Without forwards, the block is not even loaded.
+        finished: The stored result of the block.
     """
     report = CalibrationReport.from_dict(finished.report)
     started.report.extend(report)
@@ -246,7 +245,7 @@ def _rounded_without_statistics(
 ) -> set[str]:
     """Let forwards pass a block, if any are needed, and round its layers by a rounding that needs no data.
 
-    Returns the names of the rounded layers: none for round-to-nearest, which comes when all scales are set.
+    Returns the names of the rounded layers. Round-to-nearest comes later, when all scales are set.
     """
     if block_run is not None:
         with scales.watching(started.model):
@@ -262,13 +261,13 @@ def _rounded_without_statistics(
 
 
 def quantized_layers(started: StartedRun, rows: Iterable[PlanRow], *, is_read: bool = False) -> dict[str, QuantizedLayer]:
-    """Return quantized layers by full name, their weights not rounded yet and not in the model yet.
+    """Return quantized layers by full name. Their weights are not rounded, and they are not in the model yet.
 
-    Their branches are empty. Those that stay as they come have their codes and scales from the source of the
-    run, unless the finished block is to be read.
+    Their branches are empty. Layers that keep their quantization get their codes and scales from the run's
+    source, unless ``is_read``: then the finished block will be read.
 
     Raises:
-        CheckpointError: Codes give other values than the float weight that was made of them.
+        CheckpointError: The codes do not give the values of the dequantized weight.
     """
     layers: dict[str, QuantizedLayer] = {}
     kept = []
@@ -291,9 +290,9 @@ def _refuse_other_values(name: str, values: Tensor, expected: Tensor) -> None:
     # are cast.
     if not torch.allclose(values, expected, rtol=2 * limits.eps, atol=limits.tiny):
         raise CheckpointError(
-            f"the codes of '{name}' give other values than its dequantized weight has, by up to "
-            f"{float((values - expected).abs().max())}: the dequantizer of its layout takes them from another "
-            "layer. Set keep_prequantized_layers=False (--no-keep-prequantized)"
+            f"the codes of '{name}' decode to other values than its dequantized weight, by up to "
+            f"{float((values - expected).abs().max())}: the dequantizer of its layout assigns them to the "
+            "wrong layer. Set keep_prequantized_layers=False (--no-keep-prequantized)"
         )
 
 
@@ -308,10 +307,8 @@ def finish_layers(
 ) -> None:
     """Set missing scales of activations, and round other weights than ``rounded``, and biases.
 
-    The sink gets all layers.
-
-    The layers are measured for the report before the sink gets them; ``inputs`` are samples of the inputs of
-    some.
+    The layers are measured for the report, then the sink gets all of them. ``inputs`` has input samples of
+    some layers, by name.
     """
     with started.figures.clock.phase("solve"):
         scales.finish()

@@ -1,4 +1,4 @@
-"""The beginning and the end of a run, around `quark.runs.quantize_block.quantize_blocks`."""
+"""Start and finish a run, before and after `quark.runs.quantize_block.quantize_blocks`."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def start_run(run: Run, model: nn.Module, source: RunSource | None = None) -> St
     """Start a run: validate transforms, and apply the accepted ones outside the decoder blocks.
 
     Args:
-        run: With its data.
-        model: Of the plan.
-        source: Has the tensors of ``model``, where that does not have them itself.
+        run: The run, with its data.
+        model: The model of the plan.
+        source: Source of the tensors of ``model``. None if the model is in memory.
     """
     source = source or InMemorySource()
     spilled = _spilled(run.plan.config)
@@ -56,8 +56,8 @@ def start_run(run: Run, model: nn.Module, source: RunSource | None = None) -> St
 def start_transforms(model: nn.Module, plan: QuantPlan, algorithms: Algorithms) -> list[StartedTransform]:
     """Start transforms: each changes the tensors outside the decoder blocks, all of which are in memory.
 
-    The model has all tensors outside the blocks then that the finished model has, by which the files of an
-    export are laid out.
+    Afterwards, the model has the same tensors outside the blocks as the finished model. Exports need this for
+    their layout.
     """
     started = algorithms.started_transforms(model, plan)
     for transform in started:
@@ -69,9 +69,8 @@ def start_transforms(model: nn.Module, plan: QuantPlan, algorithms: Algorithms) 
 def finish_run(started: StartedRun, sink: BlockSink, report: CalibrationReport) -> FinishedRun:
     """Finish the sink of a run whose blocks are quantized, and return the `FinishedRun`.
 
-    It has the plan of what was done, without transforms that have changed none of the blocks. For users, the
-    model has the results as attributes: ``quant_config``, ``quark_plan``, ``quark_report`` and
-    ``quark_quantized``.
+    Its plan leaves out transforms that have changed nothing. The model gets the results as attributes:
+    ``quant_config``, ``quark_plan``, ``quark_report`` and ``quark_quantized``.
     """
     run, model = started.run, started.model
     transforms = enumerate(zip(run.algorithms.transforms, started.transforms, strict=True))
@@ -86,7 +85,7 @@ def finish_run(started: StartedRun, sink: BlockSink, report: CalibrationReport) 
 
 
 def _spilled(config: QConfig) -> SpilledInputs | None:
-    """Return the store of block inputs beyond the memory that they may take."""
+    """Return the store of block inputs that exceed the allowed memory, or None."""
     if config.spill_directory is None:
         return None
     allowed = allowed_activations(config, torch.device("cpu"))

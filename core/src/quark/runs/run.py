@@ -1,4 +1,4 @@
-"""Run: plan, algorithms, data and memory mode, decided together before any weight is touched."""
+"""Run: plan, algorithms, data and memory mode, decided together before any weight is changed."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from quark.runs.source import carried_by
 Data = Iterable[Any] | Callable[[str], Iterable[Any] | None] | None
 """Calibration data (see `quark.calibration.batches.calls`), or a function that returns them.
 
-A run that needs no data does not call the function. Its argument says what needs data, such as ``"gptq"``.
+If a run needs no data, the function is not called. Its argument says what needs data, such as ``"gptq"``.
 """
 
 TWO_PASSES = (
-    "activations of all calibration samples would take more memory than allowed (activation_memory): each block is passed twice, and its "
-    "layers are calibrated on what its float weights give"
+    "activations of all calibration samples would take more memory than allowed (activation_memory): each block runs twice, and its "
+    "layers are calibrated on the outputs of float weights"
 )
 
 
@@ -50,23 +50,24 @@ TWO_PASSES = (
 class Run:
     """The plan, algorithms, data and memory mode of the quantization of one model.
 
-    Its states, and what leads from one to the next::
+    Its states, and the functions between them::
 
-        Run         what is to be done: `plan_run` makes it of a configuration
+        Run         plan and algorithms: `plan_run` makes it from a configuration
          │ with_data
-        Run         and by what data, in which memory mode
+        Run         also has data and a memory mode
          │ start_run
         StartedRun  transforms are validated and applied outside the blocks; blocks follow one by one
          │ quantize_blocks, finish_run
         FinishedRun the quantized model, or its checkpoint, and the report
 
-    Nothing of the model is changed before it is started. `quark.runs.started_run` has the other two.
+    Nothing in the model is changed before the run is started. The other two classes are in
+    `quark.runs.started_run`.
 
     Attributes:
-        plan: Made from this very model, or from one of the same structure.
+        plan: The plan of this model, or of one of the same structure.
         algorithms: Transforms, rounding and tunings of the run.
-        data: Calibration forwards, of all ranks; empty where nothing needs any.
-        two_passes: Whether each block is passed twice, for want of memory.
+        data: Calibration calls of all ranks; empty if nothing needs data.
+        two_passes: Whether each block runs twice, to save memory.
         ranks: The processes that share the run. Each has the same model, configuration and data.
         events: Tells listeners what the run does.
     """
@@ -80,14 +81,14 @@ class Run:
 
     @property
     def needs_data(self) -> str:
-        """A description of all that needs calibration data, for messages; empty where nothing does."""
+        """A description of all that needs calibration data, for messages; empty if nothing does."""
         static = ["activations with static scales"] if self.plan.calibrated else []
         return " and ".join([*static, *(f"the algorithm '{name}'" for name in self.algorithms.in_need_of_data)])
 
     def chosen(self, rows: Iterable[PlanRow]) -> set[str]:
-        """Return the full names of the layers whose codes the rounding chooses: those that the plan gives it.
+        """Return the full names of the layers whose codes the rounding chooses, according to the plan.
 
-        Round-to-nearest has all.
+        Round-to-nearest chooses the codes of all layers.
         """
         is_nearest = self.algorithms.rounding_name is None
         return {r.name for r in rows if (r.has_codes_to_choose if is_nearest else r.algorithm is not None)}
@@ -97,25 +98,25 @@ class Run:
         """Return the run with its data and its memory mode, and log its plan. Nothing is changed.
 
         Args:
-            model: Of the plan; meta tensors will do.
-            data: Calibration data, read where something needs them.
-            device: Where the forwards run.
+            model: The model of the plan; meta tensors suffice.
+            data: Calibration data, read if something needs them.
+            device: Device of the forwards.
             ranks: The processes that share the run.
             events: Tells listeners what the run does.
 
         Raises:
-            CalibrationError: Data are needed, and there are none.
-            UnsupportedError: Attention is to be quantized and cannot be exchanged.
+            CalibrationError: Data are needed, but there are none.
+            UnsupportedError: Attention is to be quantized, but the model's attention cannot be replaced.
         """
         if self.plan.attentions:
             refuse_unswitchable(model, [a.name for a in self.plan.attentions])
         if ranks.size > 1 and self.algorithms.tunings:
             raise UnsupportedError(
-                f"'{next(iter(self.algorithms.tunings))}' tunes each block on all calibration samples in turn, and {ranks.size} processes "
-                "share them: run one process, or leave the algorithm out"
+                f"'{next(iter(self.algorithms.tunings))}' tunes each block on all calibration samples, but {ranks.size} processes "
+                "divide them: run one process, or leave the algorithm out"
             )
         batches = self._read(data, model, events)
-        # In a deterministic run the mode does not depend on how many ranks share the samples.
+        # In a deterministic run, the memory mode does not depend on the number of ranks.
         held = batches if ranks.is_deterministic else batches[SampleGrid(len(batches), ranks).own]
         run = self.in_memory_mode(ranks.any(needs_two_passes(model, self.plan, self.algorithms, held, device)))
         run = attrs.evolve(run, data=batches, ranks=ranks, events=events)
@@ -123,7 +124,7 @@ class Run:
         return run
 
     def _read(self, data: Data, model: nn.Module, events: RunEvents) -> Sequence[Call]:
-        """Return the calls that calibration data give; none where nothing needs them."""
+        """Return the calls that calibration data give; none if nothing needs data."""
         if callable(data) and not isinstance(data, Iterable):
             if self.needs_data:
                 events.phase("data")
@@ -133,7 +134,7 @@ class Run:
         return calls(data, wanted_by=self.needs_data, model=model) if is_read else []
 
     def _tell(self, model: nn.Module) -> None:
-        """Log the plan, and tell listeners how much there is to do."""
+        """Log the plan, and tell listeners the size of the run."""
         warned = warning_lines(self.plan)
         for line in plan_lines(self.plan):
             (get_logger().warning if line in warned else get_logger().info)(line)
@@ -142,20 +143,20 @@ class Run:
         self.events.tell(RunPlanned, **sizes, two_passes=self.two_passes)
 
     def for_data(self, model: nn.Module, data: Sequence[Call], device: torch.device) -> Run:
-        """Return the run in the memory mode that these calls need on a device, with no data yet.
+        """Return the run, without data, in the memory mode that these calls need on a device.
 
-        `with_data` decides it again.
+        `with_data` decides the mode again.
         """
         return self.in_memory_mode(True) if needs_two_passes(model, self.plan, self.algorithms, data, device) else self
 
     def in_memory_mode(self, two_passes: bool) -> Run:
-        """Return the run with that memory mode in place of the one that fits the memory that is free now."""
+        """Return the run with that memory mode, whatever memory is free now."""
         notes = tuple(note for note in self.plan.notes if note != TWO_PASSES)
         plan = attrs.evolve(self.plan, notes=(*notes, TWO_PASSES) if two_passes else notes)
         return attrs.evolve(self, plan=plan, two_passes=two_passes)
 
     def as_validated(self, model: nn.Module, validations: Mapping[str, TransformValidation]) -> Run:
-        """Return the run without refused transforms, and with the parts of others that do better alone."""
+        """Return the run without refused transforms and refused parts of transforms."""
         left_out = [name for name, validation in validations.items() if not validation.is_accepted]
         parts = {name: v.settings for name, v in validations.items() if v.is_accepted and v.settings is not None}
         if not left_out and not parts:
@@ -169,20 +170,18 @@ class Run:
         return attrs.evolve(run, plan=plan, data=self.data, two_passes=self.two_passes, ranks=self.ranks, events=self.events)
 
     def without_idle(self, names: Sequence[str]) -> QuantPlan:
-        """Return the plan without those transforms that have changed nothing, with a warning.
+        """Return the plan without the transforms in ``names``, which have changed nothing, with a warning.
 
-        One that also rounds stays.
+        A transform that also rounds stays in the plan.
         """
         plan = self.plan
         for name in names:
             is_rounding = name == self.algorithms.rounding_name
             effect = "only its rounding is in the result" if is_rounding else "the result does not name it"
-            get_logger().warning(
-                f"The algorithm '{name}' has left every block as it was, so {effect}; model.quark_report.transformed says why."
-            )
+            get_logger().warning(f"The algorithm '{name}' has changed no block, so {effect}; model.quark_report.transformed says why.")
             if not is_rounding:
                 settings = [a for a in plan.config.algo_config or [] if registered_name(a) != name]
-                notes = (*(n for n in plan.notes if n != _note(name)), f"left out, since it has left every block as it was: {name}")
+                notes = (*(n for n in plan.notes if n != _note(name)), f"left out, since it has changed no block: {name}")
                 plan = attrs.evolve(plan, config=attrs.evolve(plan.config, algo_config=settings or None), notes=notes)
         return plan
 
@@ -191,18 +190,18 @@ class Run:
 def plan_run(model: nn.Module, config: QConfig, codes_of: CodesOf = MappingProxyType({}), carried: Sequence[str] | None = None) -> Run:
     """Plan a run: return the `Run` of a configuration on ``model``, with its algorithms.
 
-    Data and memory mode are left to `Run.with_data`.
+    `Run.with_data` adds data and memory mode.
 
-    Nothing of the model is changed, except that fused experts that are to be quantized become separate
-    layers. The plan has a copy of ``config``: what is changed afterwards has no effect on the run.
+    The model is not changed, except that fused experts that are to be quantized become separate layers. The
+    plan has a copy of ``config``: later changes of ``config`` have no effect on the run.
 
     Args:
-        model: Meta tensors will do.
-        config: What each layer gets.
-        codes_of: Layers that come quantized. Those that are not to be quantized stay as they are, unless the
-            configuration says otherwise.
-        carried: Names of the tensors of its checkpoint that the model class does not take; None looks into
-            the checkpoint from which the model was loaded.
+        model: The model; meta tensors suffice.
+        config: The quantization configuration.
+        codes_of: Layers that are quantized in the source. Layers that are not to be quantized keep this
+            quantization, unless the configuration says otherwise.
+        carried: Names of the checkpoint's tensors that the model class does not use. None looks in the
+            checkpoint from which the model was loaded.
 
     Raises:
         ConfigError: The configuration does not fit the model.
@@ -227,9 +226,9 @@ def plan_run(model: nn.Module, config: QConfig, codes_of: CodesOf = MappingProxy
 
 
 def _own_config(config: QConfig) -> QConfig:
-    """Return a copy of a configuration, with the settings of its algorithms as these know them.
+    """Return a copy of a configuration, with each algorithm's settings in the algorithm's own class.
 
-    Raise ConfigError where it cannot be run anywhere.
+    Raise ConfigError if the configuration cannot be run on any model.
     """
     config = config.copied()
     directory = config.spill_directory
@@ -244,12 +243,12 @@ def _refuse_transforms(names: Sequence[str], plan: QuantPlan, model: nn.Module) 
     """Raise ConfigError if transforms of these names cannot change the model of a plan."""
     if names and plan.kept:
         raise ConfigError(
-            f"'{names[0]}' changes weights, and {len(plan.kept)} layer(s) are to stay quantized as they come: {folded(plan.kept)}. "
+            f"'{names[0]}' changes weights, and {len(plan.kept)} layer(s) keep the quantization of the source: {folded(plan.kept)}. "
             f"Set keep_prequantized_layers=False (--no-keep-prequantized), so that they become float, or leave '{names[0]}' out"
         )
     if names and plan.architecture is None:
         raise ConfigError(
-            f"'{names[0]}' goes by facts about the model's family, and this {type(model).__name__} is of none that is known: "
+            f"'{names[0]}' needs facts about the model's family, but this {type(model).__name__} has no template: "
             "register a template for it, or leave the algorithm out"
         )
 
@@ -257,7 +256,9 @@ def _refuse_transforms(names: Sequence[str], plan: QuantPlan, model: nn.Module) 
 def _notes(algorithms: Algorithms, plan: QuantPlan) -> list[str]:
     """Return notes for a plan about its transforms, tunings and branches."""
     notes = [_note(name) for name in algorithms.transforms]
-    notes += [f"after rounding, each block is tuned by {name} to give what the float block gives" for name in algorithms.tunings]
+    notes += [
+        f"after rounding, each block is tuned by {name}, so that its output is closer to the float block's" for name in algorithms.tunings
+    ]
     if notes and plan.architecture is not None and not plan.architecture.block_lists:
         notes.append(f"no blocks are known of '{plan.architecture.model_type}': the whole model is changed as one block")
     if algorithms.branching is not None:
@@ -266,11 +267,11 @@ def _notes(algorithms: Algorithms, plan: QuantPlan) -> list[str]:
 
 
 def _with_rounding(plan: QuantPlan, algorithms: Algorithms, blocks: Collection[str]) -> QuantPlan:
-    """Return the plan with the layers of ``blocks`` that the rounding gets.
+    """Return the plan in which layers of ``blocks`` are assigned to the rounding.
 
     Raises:
-        ConfigError: It gets none.
-        UnsupportedError: It cannot round the scheme of one.
+        ConfigError: The rounding gets no layer.
+        UnsupportedError: The rounding cannot round the scheme of a layer.
     """
     assert algorithms.rounding_name is not None
     named = {r.name for r in plan.quantized if _is_named_by(algorithms.rounding, r, blocks)}
@@ -281,11 +282,11 @@ def _with_rounding(plan: QuantPlan, algorithms: Algorithms, blocks: Collection[s
         of_types = f" (it rounds linear layers, and here are {others})" if others else ""
         raise ConfigError(
             f"the algorithm '{algorithms.rounding_name}' matches no layer of this model{of_types}: the names in its configuration are "
-            f"relative to a block, and a layer in one here is '{inside or '(none)'}'. Give settings of your own (inside_layer_modules), or "
+            f"relative to a block, such as '{inside or '(none)'}' here. Give settings of your own (inside_layer_modules), or "
             "a template that names the family's projections (--template-file)"
         )
     refuse_excluded_schemes(algorithms.rounding_name, rows)
-    by_type = [f"'{algorithms.rounding_name}' rounds linear layers; rounded to nearest are {others}"] if others else []
+    by_type = [f"'{algorithms.rounding_name}' rounds linear layers; {others} are rounded to nearest"] if others else []
     warnings = (*plan.warnings, *_unmatched(algorithms, rows, blocks))
     return attrs.evolve(plan, rows=rows, notes=(*plan.notes, *by_type), warnings=warnings)
 
@@ -293,7 +294,7 @@ def _with_rounding(plan: QuantPlan, algorithms: Algorithms, blocks: Collection[s
 def with_algorithm(plan: QuantPlan, algorithms: Algorithms, blocks: Collection[str]) -> tuple[PlanRow, ...]:
     """Return the rows of a plan with the name of the rounding that chooses their codes.
 
-    Such layers are in ``blocks``; a run obeys the rows.
+    Only layers in ``blocks`` get the name. A run follows the rows.
     """
     name, rounding = algorithms.rounding_name, algorithms.rounding
     return tuple(attrs.evolve(r, algorithm=name) if r.has_codes_to_choose and _is_named_by(rounding, r, blocks) else r for r in plan.rows)
@@ -311,7 +312,7 @@ def _block_of(row: PlanRow, blocks: Collection[str]) -> str | None:
 
 
 def _by_type(rows: Iterable[PlanRow]) -> str:
-    """Return layers by type, for messages; empty where there are none."""
+    """Return layers by type, for messages; empty if there are none."""
     names_of: dict[str, list[str]] = {}
     for row in rows:
         names_of.setdefault(row.layer_type, []).append(row.name)
@@ -324,7 +325,7 @@ def _note(name: str) -> str:
 
 
 def _resolved(model: nn.Module, plan: QuantPlan, algorithms: Algorithms) -> tuple[QuantPlan, Algorithms]:
-    """Return the plan with the settings of transforms for this model, and the transforms made from these."""
+    """Return the plan with the transforms' settings for this model, and transforms with these settings."""
     for name, transform in algorithms.transforms.items():
         if (resolved := transform.resolve_for_model(model, plan)) is not None:
             settings = [resolved.settings if a.name == name else a for a in plan.config.algo_config or []]
@@ -354,7 +355,7 @@ def needs_two_passes(model: nn.Module, plan: QuantPlan, algorithms: Algorithms, 
 def held_by_forwards(model: nn.Module, plan: QuantPlan, algorithms: Algorithms, data: Sequence[Call]) -> int:
     """Return an estimate of the bytes that forwards hold while they wait inside a block.
 
-    0 where none waits there.
+    0 if no forward waits inside a block.
     """
     if not algorithms.is_sequential:
         return 0
@@ -367,7 +368,7 @@ def held_by_forwards(model: nn.Module, plan: QuantPlan, algorithms: Algorithms, 
 def allowed_activations(config: QConfig, device: torch.device) -> int | None:
     """Return the bytes that activations may take.
 
-    None where there is no limit, and free memory is not known.
+    None if there is no limit and free memory is not known.
     """
     if config.activation_memory is not None:
         return config.activation_memory

@@ -1,4 +1,4 @@
-"""RunFigures: the time, the bytes and the errors of each block, for the report of a run."""
+"""RunFigures: time, bytes and errors of each block, for the report of a run."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from quark.models.plan.decoder_blocks import Block
 from quark.models.plan.plan_row import PlanRow
 
 OUTSIDE = "(outside the blocks)"
-"""The name under which a report has the time and the bytes of layers outside all blocks."""
+"""The report's name for layers outside all blocks."""
 
 
 @attrs.define(eq=False)
 class RunFigures:
-    """Collects the figures of a run, block by block, in its calibration report.
+    """Collects the metrics of a run, block by block, in its calibration report.
 
     Attributes:
-        report: Gets the figures, as JSON values.
-        tokens: Of all calibration samples.
-        streams: Forwards of each sample.
+        report: The report, which gets the metrics as JSON values.
+        tokens: The number of tokens of all calibration samples.
+        streams: The number of forwards of each sample.
         clock: The time of the run.
         depth: The errors of hidden states.
         model_error: The error of the last block's output.
-        flops: What the statistics of the current block took at least.
+        flops: Lower bound of the floating-point operations of the current block's statistics.
     """
 
     report: CalibrationReport
@@ -55,10 +55,11 @@ class RunFigures:
     def compared(
         self, block_run: BlockRun | None, block: Block, rows: Sequence[PlanRow], transforms: Sequence[StartedTransform]
     ) -> Iterator[None]:
-        """Let the forwards of `ModelError` pass a block while it is float; the body applies the transforms.
+        """Let the forwards of `ModelError` pass a float block; the body applies the transforms.
 
-        They pass before it, since transforms by data are part of what is compared with round-to-nearest; and
-        after it where one without data, such as a rotation, may have changed the basis of what enters.
+        The forwards pass before the body, since transforms that use data belong to the quantization that is
+        compared with round-to-nearest. They pass after the body if a transform without data, such as a
+        rotation, may have changed the basis of the block's input.
         """
         is_before = all(transform.needs for transform in transforms)
         for is_now in (is_before, not is_before):
@@ -69,13 +70,13 @@ class RunFigures:
                 yield
 
     def end_block(self, block: Block | None, size: int, passes: int, counts: Mapping[str, int]) -> None:
-        """Add the figures of a block that the sink has taken.
+        """Add the metrics of a block that the sink has taken.
 
         Args:
-            block: The block; None for what lies outside the blocks.
-            size: Bytes of its float tensors.
-            passes: How often each forward computed it.
-            counts: Tokens that reached each layer of its experts.
+            block: The block; None for the tensors outside the blocks.
+            size: Bytes of the block's float tensors.
+            passes: How often each forward computed the block.
+            counts: The number of tokens that reached each layer of its experts.
         """
         name = OUTSIDE if block is None else block.name or "model"
         row: dict[str, Any] = {"bytes": size, "seconds": self.clock.lap()}
@@ -88,7 +89,7 @@ class RunFigures:
         self.report.seconds = dict(self.clock.seconds)
 
     def of_block(self, block: Block, names: Iterable[str], report: CalibrationReport) -> CalibrationReport:
-        """Return the report of one block with the figures of its layers, ``names``, in it."""
+        """Return the report of one block with the metrics of its layers, ``names``."""
         own = set(names)
         return attrs.evolve(
             report,
@@ -106,7 +107,7 @@ class RunFigures:
 def _products(block: Block, tokens: int, counts: Mapping[str, int]) -> int:
     """Return the floating-point operations of the matrix products of one forward of all samples.
 
-    Attention's own are not counted.
+    Products inside attention are not counted.
     """
     flops = 0
     for name, module in block.module.named_modules():

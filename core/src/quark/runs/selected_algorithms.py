@@ -1,6 +1,6 @@
 """The algorithms of one run, made from the settings in a QConfig.
 
-Transforms and tunings, each in their order, and one rounding.
+They are transforms and tunings, each in order, and one rounding.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Algorithms:
     """The algorithms that change weights in one run.
 
     Attributes:
-        transforms: By their registered names, in the order in which they are applied.
+        transforms: Transforms by registered name, in the order in which they are applied.
         rounding: Chooses codes.
-        rounding_name: Name of the algorithm that the rounding comes from; None for round-to-nearest.
-        tunings: By their registered names, in the order in which they are applied.
-        branching: Gives layers branches; None where nothing does.
+        rounding_name: Registered name of the rounding; None for round-to-nearest.
+        tunings: Tunings by registered name, in the order in which they are applied.
+        branching: Adds branches to layers; None if there are none.
     """
 
     transforms: Mapping[str, Transform] = attrs.field(factory=dict)
@@ -53,32 +53,32 @@ class Algorithms:
 
     @property
     def is_sequential(self) -> bool:
-        """Whether a block is rounded while calibration forwards are in it, which see rounded weights."""
+        """Whether a block is rounded while calibration forwards wait inside it; they see rounded weights."""
         return bool(self.needs or self.tunings)
 
     @property
     def compensates(self) -> bool:
-        """Whether the rounding compensates its errors, by statistics of layers' inputs."""
+        """Whether the rounding compensates its errors with statistics of layers' inputs."""
         return bool(self.rounding.needs)
 
     @property
     def rounding_wants_float(self) -> bool:
-        """Whether the rounding, or the branching, compares the inputs of layers with the float model's."""
+        """Whether the rounding or the branching compares layers' inputs with those in the float model."""
         return any(kind.wants_float for kind in self.needs)
 
     @property
     def streams(self) -> int:
-        """Forwards of each calibration sample: two where something compares with the float model."""
+        """Forwards of each calibration sample: two if something compares with the float model."""
         return 1 + (self.rounding_wants_float or any(t.wants_float for t in self.tunings.values()))
 
     @property
     def works_by_block(self) -> bool:
-        """Whether one block in memory at a time is enough for all of them."""
+        """Whether one block in memory at a time is enough for all algorithms."""
         return all(t.works_by_block for t in self.transforms.values())
 
     @property
     def in_need_of_data(self) -> list[str]:
-        """Names of those that need statistics of layers' inputs."""
+        """Names of the algorithms that need statistics of layers' inputs."""
         names = [name for name, transform in self.transforms.items() if transform.needs]
         if self.compensates and self.rounding_name not in names:
             names.append(self.rounding_name or type(self.rounding).__name__)
@@ -87,11 +87,11 @@ class Algorithms:
         return [*names, *self.tunings]
 
     def with_settings(self, settings: AlgoConfig) -> Algorithms:
-        """Return the same with the transform of that name made anew from other settings."""
+        """Return these algorithms, with one transform made again from other settings."""
         return attrs.evolve(self, transforms={**self.transforms, registered_name(settings): _processor(settings)})
 
     def checked_rounding(self) -> CheckedRounding:
-        """Return the rounding, with the plugin that its results are checked for."""
+        """Return the rounding with its results checked."""
         name = self.rounding_name
         return CheckedRounding(self.rounding, None if name is None else origin("algorithms", name))
 
@@ -110,7 +110,7 @@ def algorithms_of(config: QConfig) -> Algorithms:
     Raises:
         UnsupportedError: An algorithm's distribution registers its configuration only.
         ConfigError: An algorithm is named twice; or there are two roundings, two transforms of one role, or
-            an order that cannot be kept.
+            an impossible order.
     """
     names = [registered_name(settings) for settings in config.algo_config or []]
     for name in names:
@@ -139,23 +139,23 @@ def algorithms_of(config: QConfig) -> Algorithms:
 
 
 def in_order(records: Mapping[str, AlgorithmRecord]) -> list[str]:
-    """Return names of transforms, or of tunings, so that each comes after all it has to follow.
+    """Return the names of transforms, or of tunings, so that each comes after all that it has to follow.
 
-    Ties as they were named.
+    Otherwise, the order of the settings is kept.
 
     Args:
-        records: Of these algorithms, by the names in their settings.
+        records: Records of these algorithms, by the names in their settings.
 
     Raises:
-        ConfigError: Two have one role; or some each have to go before another, in a circle.
+        ConfigError: Two have one role; or the required order is circular.
     """
     roles: dict[str, str] = {}
     for name, record in records.items():
         if record.role is not None and (other := roles.setdefault(record.role, name)) != name:
             sources = " and ".join(dict.fromkeys((_source(other), _source(name))))
             raise ConfigError(
-                f"'{records[other].name}' and '{record.name}' (of {sources}) do the same thing by different rules, as '{record.role}': the "
-                "second would undo the first. Name the one that is wanted"
+                f"'{records[other].name}' and '{record.name}' (of {sources}) have the same role '{record.role}': the "
+                "second would undo the first. Name only one of them"
             )
     earlier = {name: _earlier(name, records) for name in records}
     order: list[str] = []
@@ -165,15 +165,15 @@ def in_order(records: Mapping[str, AlgorithmRecord]) -> list[str]:
             circle = _circle({n: names - set(order) for n, names in earlier.items() if n not in order})
             names = " and ".join(f"'{n}' (of {_source(n)})" for n in circle)
             raise ConfigError(
-                f"no order suits {names}: each has to go before the next and the last "
-                "before the first, by what their plugins have registered as before and after. Leave one of them out"
+                f"no order suits {names}: by 'before' and 'after' of their records, each goes before the next, and the last before the "
+                "first. Leave one of them out"
             )
         order.append(ready)
     return order
 
 
 def _earlier(name: str, records: Mapping[str, AlgorithmRecord]) -> set[str]:
-    """Return the transforms that one has to follow."""
+    """Return the names of the algorithms that have to come before ``name``."""
     own = records[name]
     return {
         other
@@ -183,14 +183,14 @@ def _earlier(name: str, records: Mapping[str, AlgorithmRecord]) -> set[str]:
 
 
 def _names(record: AlgorithmRecord) -> set[str]:
-    """Return the names by which other records may call an algorithm: its own, its aliases, its role."""
+    """Return the names that other records may use for an algorithm: its own, its aliases, its role."""
     return {record.name, *record.aliases, *([record.role] if record.role else [])}
 
 
 def _circle(earlier: Mapping[str, set[str]]) -> Sequence[str]:
-    """Return a cycle of transforms: each has to go before the next.
+    """Return a cycle of algorithms, each of which has to go before the next one.
 
-    Every one given has to follow another.
+    ``earlier`` has only algorithms that have to follow another.
     """
     path = [next(iter(earlier))]
     while (before := min(earlier[path[-1]])) not in path:
@@ -199,18 +199,20 @@ def _circle(earlier: Mapping[str, set[str]]) -> Sequence[str]:
 
 
 def registered_name(settings: AlgoConfig) -> str:
-    """Return the registered name of an algorithm, which its settings may call by an alias.
+    """Return the registered name of an algorithm, whose settings may have an alias.
 
-    An algorithm that is not installed has the name in its settings.
+    If the algorithm is not installed, return the name in its settings.
     """
     return algorithms().get(settings.name).name if settings.name in algorithms() else str(settings.name)
 
 
 def own_settings(settings: AlgoConfig) -> AlgoConfig:
-    """Return settings as the algorithm's own class, resolved: those that were read from JSON are converted.
+    """Return settings in the algorithm's own class, resolved.
+
+    Settings that were read from JSON are converted.
 
     Raises:
-        ConfigError: They are of another class, or have keys that are none of the algorithm's.
+        ConfigError: The settings have another class, or keys that the algorithm does not have.
         UnknownNameError: No installed distribution has an algorithm of that name.
     """
     if isinstance(settings, StoredAlgoConfig):
@@ -218,7 +220,7 @@ def own_settings(settings: AlgoConfig) -> AlgoConfig:
     own = algorithms().load_config(settings.name)
     if not isinstance(settings, own):
         raise ConfigError(
-            f"algo_config holds a {type(settings).__name__} of the name '{settings.name}', whose settings are a {own.__name__}: give one"
+            f"algo_config holds a {type(settings).__name__} named '{settings.name}', but that algorithm's settings are a {own.__name__}"
         )
     return settings.resolved()
 
@@ -239,22 +241,23 @@ def _processor(settings: AlgoConfig) -> Any:
 
 
 def settings_told(config: QConfig) -> dict[str, Any]:
-    """Return the fields of `quark.plugins.RunStarted` about a configuration."""
+    """Return the fields of `quark.plugins.RunStarted` that describe a configuration."""
     return {"scheme": config.scheme, "algorithms": tuple(registered_name(settings) for settings in config.algo_config or ())}
 
 
 def refuse_excluded_schemes(rounding: str, rows: Iterable[PlanRow]) -> None:
-    """Raise where a rounding would round weights of a scheme that its record excludes.
+    """Check that a rounding gets no weights of a scheme that its record excludes.
 
-    A configuration does not say which scheme it comes from: weights are those of a scheme where number
-    formats, granularities, symmetry and scale formats of all levels are, whatever the group size.
+    A configuration does not name its scheme. Weights match a scheme if the number formats, granularities,
+    symmetry and scale formats of all levels are equal, whatever the group size.
 
     Args:
         rounding: Name of the rounding.
-        rows: Of the plan.
+        rows: The rows of the plan.
 
     Raises:
-        UnsupportedError: That is so; the message names the scheme, a layer and the reason.
+        UnsupportedError: A layer has an excluded scheme. The message names the scheme, the layer and the
+            reason.
     """
     record = algorithms().get(rounding)
     excluded = {name: reason for name, reason in record.excluded_schemes.items() if name in schemes()}
@@ -273,7 +276,7 @@ def refuse_excluded_schemes(rounding: str, rows: Iterable[PlanRow]) -> None:
 
 
 def _kind(weight: QTensorConfig | Sequence[QTensorConfig] | None) -> Kind:
-    """Return a key that tells the weights of one scheme from weights of another."""
+    """Return a key that is equal for weights of one scheme."""
     if weight is None:
         return ()
     return tuple((level.dtype, level.qscheme, level.symmetric, level.scale_format, level.is_scale_quant) for level in levels(weight))

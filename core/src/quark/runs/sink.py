@@ -1,4 +1,4 @@
-"""Sinks of finished blocks: one replaces layers in the model, others also write to an export."""
+"""Sinks of finished blocks. All replace layers in the model; some also write to an export."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from quark.runs.started_run import StartedRun
 
 @attrs.frozen
 class BlockResult:
-    """The report and the learned state that a run keeps of a block besides its tensors, as JSON values.
+    """The report and the learned state of a block, which a run keeps besides its tensors, as JSON values.
 
     Attributes:
         report: The block's part of the calibration report
             (`quark.calibration.report.CalibrationReport.to_dict`).
-        learned: State of the run after this block, which the blocks behind it need.
+        learned: State of the run after this block, which later blocks need.
     """
 
     report: Mapping[str, Any] = attrs.field(factory=dict)
@@ -42,8 +42,8 @@ class BlockSink(ABC):
     """Accepts the finished layers of one block after another.
 
     Attributes:
-        needs_values: Whether weights have to be rounded when they are accepted. Otherwise some may be float,
-            with the scales that a later rounding uses (`quark.models.layers.QuantizerModule.is_deferred`).
+        needs_values: Whether weights have to be rounded before they are accepted. Otherwise some weights may
+            be float, with scales for a later rounding (`quark.models.layers.QuantizerModule.is_deferred`).
     """
 
     needs_values = True
@@ -55,7 +55,7 @@ class BlockSink(ABC):
     def finished(self, block: Block) -> BlockResult | None:
         """Return the result of a block that an interrupted run has finished; None for other blocks.
 
-        The first rank's answer counts; the others read the block if it says so.
+        The answer of the first rank counts: if it has a result, all ranks read the block.
         """
         return None
 
@@ -66,14 +66,14 @@ class BlockSink(ABC):
     def read(self, block: Block) -> None:
         """Set the values of a block for which `finished` has a result.
 
-        Its layers have been accepted, with float weights.
+        Its layers have been accepted with float weights.
         """
         return
 
     def end_block(self, block: Block | None, result: BlockResult) -> None:
         """End a block: all its layers have been accepted, and its other tensors are final.
 
-        None ends the part outside the blocks.
+        None ends the tensors outside the blocks.
         """
         return
 
@@ -83,21 +83,21 @@ class BlockSink(ABC):
 
 
 class InPlaceSink(BlockSink):
-    """Replaces float layers by quantized layers inside the model, which is complete after its last block."""
+    """Replaces float layers by quantized layers in the model. The model is complete after its last block."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._other_names = other_names(model)
 
     def accept(self, layers: Mapping[str, QuantizedLayer]) -> None:
-        """Replace the float layer of each name by the quantized layer, at all of its places."""
+        """Replace the float layer of each name by the quantized layer, wherever the model uses it."""
         for name, layer in layers.items():
             for place in (name, *self._other_names.get(name, ())):
                 self._model.set_submodule(place, layer)
 
 
 class ReadingSink(InPlaceSink):
-    """Reads finished blocks from the files of an export, which another process writes.
+    """Reads finished blocks from the files of an export that another process writes.
 
     Args:
         model: The model that contains the layers.
@@ -116,11 +116,11 @@ class ReadingSink(InPlaceSink):
 class CheckpointSink(ReadingSink):
     """Writes each block to an export when it is finished.
 
-    The layers of the block are in the model at that time, where exporters look for them.
+    At that time, the layers of the block are in the model, where exporters look for them.
 
     Args:
         model: The model that contains the layers.
-        stream: The export, which has been opened.
+        stream: The opened export.
     """
 
     def __init__(self, model: nn.Module, stream: BlockStream) -> None:
@@ -128,9 +128,9 @@ class CheckpointSink(ReadingSink):
         self.needs_values = not stream.encodes
 
     def begin(self) -> None:
-        """Begin with the tensors that are final before the first block, if the export takes them so early.
+        """Write the tensors that are final before the first block, if the export accepts them this early.
 
-        On one rank only.
+        Call it on one rank only.
         """
         self._stream.write_float()
 
@@ -146,10 +146,8 @@ class CheckpointSink(ReadingSink):
 class JournaledSink(CheckpointSink):
     """Writes each block to an export and, when its tensors are on the disk, to a journal.
 
-    A resumed run continues after the blocks that the journal lists.
-
-    A block whose tensors no longer have their checksums is quantized again, and so are all blocks behind it:
-    thus every finished block was quantized behind the very blocks that are now in the output.
+    A resumed run continues after the blocks that the journal lists. If the checksums of a block do not match,
+    that block and all later blocks are quantized again, since later blocks depend on its values.
 
     Args:
         model: The model that contains the layers.
@@ -167,8 +165,8 @@ class JournaledSink(CheckpointSink):
             if damaged:
                 behind = len(journal.finished) - number - 1
                 get_logger(__name__).warning(
-                    f"What the interrupted run has written of '{block.name}' is damaged ({len(damaged)} of {len(entry.checksums)} tensors: "
-                    f"{folded(damaged)}): this block and the {behind} finished block(s) behind it are quantized again."
+                    f"The files of '{block.name}' from the interrupted run are damaged ({len(damaged)} of {len(entry.checksums)} tensors: "
+                    f"{folded(damaged)}). This block and the {behind} finished block(s) after it are quantized again."
                 )
                 journal.cut(number)
                 break
@@ -179,7 +177,7 @@ class JournaledSink(CheckpointSink):
         return self._finished.get(block.name)
 
     def end_block(self, block: Block | None, result: BlockResult) -> None:
-        """Write the block to the export, and to the journal when it is on the disk."""
+        """Write the block to the export, and enter it in the journal when it is on the disk."""
         self._stream.write(block)
         if block is not None:
             name = block.name
@@ -187,10 +185,10 @@ class JournaledSink(CheckpointSink):
 
 
 class SharedSink(CheckpointSink):
-    """Writes the blocks of one rank; blocks are shared so that each rank has about as many bytes.
+    """Writes the blocks of one rank. Each rank has blocks of about the same total size.
 
     Args:
-        started: Has the ranks, all of which write to the stream.
+        started: The run, with its ranks, all of which write to the stream.
         stream: The export.
     """
 
@@ -209,7 +207,7 @@ class SharedSink(CheckpointSink):
             super().end_block(block, result)
 
     def finish(self, content: CheckpointContent) -> None:
-        """Complete the export on the first rank, when all have written their blocks."""
+        """Complete the export on the first rank, after all ranks have written their blocks."""
         written = self._ranks.gather(self._stream.written())
         if self._ranks.is_first:
             for names in written:
@@ -218,7 +216,7 @@ class SharedSink(CheckpointSink):
 
 
 class IdleSink(InPlaceSink):
-    """The sink of a rank that leaves all blocks to another one."""
+    """The sink of a rank that quantizes no blocks."""
 
     def wants(self, block: Block) -> bool:
         """Return False."""
@@ -232,7 +230,7 @@ def opened_stream(started: StartedRun, exporter: Exporter, directory: Path, opti
 
 
 def _owners(model: nn.Module, blocks: list[Block], ranks: Ranks) -> Mapping[str, int]:
-    """Return the rank that works on each block, by full name."""
+    """Return the rank that quantizes each block, by full name."""
     sizes = [sum(p.nbytes for p in block.module.parameters()) for block in blocks]
     outside = sum(p.nbytes for p in model.parameters()) - sum(sizes)
     return dict(zip((block.name for block in blocks), owners(sizes, ranks.size, outside), strict=True))

@@ -1,4 +1,4 @@
-"""The quantized skeleton: the quantized model on the meta device, which gives an export's layout."""
+"""The quantized skeleton: the quantized model on the meta device. It gives the layout of an export."""
 
 from __future__ import annotations
 
@@ -47,9 +47,8 @@ def quantized_skeleton(model: nn.Module, plan: QuantPlan) -> nn.Module:
 def _quantized_layers(modules: Mapping[str, nn.Module], rows: Iterable[PlanRow]) -> dict[str, QuantizedLayer]:
     """Return the quantized layer of each row.
 
-    Of layers that are alike, such as those of many experts, one is made and copied.
-
-    Each has its own parameters, such as a bias: those that are one tensor are taken for tied.
+    For equal layers, such as experts, one layer is made and copied. Each copy has its own parameters, since a
+    shared tensor would count as tied.
     """
     layers: dict[str, QuantizedLayer] = {}
     first_of: dict[object, tuple[nn.Module, QuantizedLayer]] = {}
@@ -71,7 +70,7 @@ def _shapes(tensors: Mapping[str, Tensor | None]) -> Iterator[object]:
 
 
 def _structure(model: nn.Module) -> nn.Module:
-    """Return a copy of the modules that shares their tensors; a module that occurs twice is copied once."""
+    """Return a copy of the module tree that shares its tensors; a module that occurs twice is copied once."""
     copies: dict[int, nn.Module] = {}
     for module in model.modules():
         copies[id(module)] = copied(module, type(module))
@@ -92,8 +91,7 @@ def _give_scale(module: QuantizerModule, shape: tuple[int, ...]) -> None:
         module.set_qparams(_empty(module.quantizer, shape))
 
 
-# Layers of one kind share a quantizer, and operations on meta tensors are slow: equal results are computed
-# once.
+# Cached, since layers of one kind share a quantizer, and operations on meta tensors are slow.
 @lru_cache(maxsize=1024)
 def _empty(quantizer: TensorQuantizer, shape: tuple[int, ...]) -> QParams:
     return quantizer.empty_qparams(shape, "meta")

@@ -1,4 +1,4 @@
-"""Sources of float tensors: a model in memory, and a checkpoint that is read block by block."""
+"""Sources of float tensors: a model in memory, or a checkpoint that is read block by block."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ from quark.models.plan.quant_plan import QuantPlan
 from quark.runs.memory import free_bytes
 
 LEAST_ROOM = 4
-"""How many times the size of a block has to be free for it to be read ahead: what works on the block before
-needs memory too.
+"""A block is read ahead if the free memory is at least this many times its size.
+
+The quantization of the block before it needs memory, too.
 """
 
 
@@ -41,13 +42,12 @@ V = TypeVar("V")
 
 
 class ReadAhead(Generic[K, V]):
-    """Reads at most one thing ahead.
+    """Reads at most one value ahead, in a thread.
 
-    The thread lives from `start` to `take`, so that none is left where a run fails in between; what it
-    raises, `take` raises.
+    The thread ends when it has read the value. `take` raises the thread's exceptions.
 
     Args:
-        read: Reads the thing of a key.
+        read: Reads the value of a key.
     """
 
     def __init__(self, read: Callable[[K], V]) -> None:
@@ -62,7 +62,7 @@ class ReadAhead(Generic[K, V]):
         executor.shutdown(wait=False)  # the thread ends when it has read
 
     def take(self, key: K) -> V:
-        """Return the thing of a key, which is read now if it was not read ahead."""
+        """Return the value of a key. If it was not read ahead, read it now."""
         if self._ahead is None or self._ahead[0] != key:
             self.stop()
             return self._read(key)
@@ -70,19 +70,19 @@ class ReadAhead(Generic[K, V]):
         return future.result()
 
     def stop(self) -> None:
-        """Wait for the thread, and drop its value, or what it raised: nobody wants it."""
+        """Wait for the thread, and drop its value or exception."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None and not ahead[1].cancel():
             ahead[1].exception()
 
 
 class RunSource(BlockSource, Protocol):
-    """The source of a run, whose layers may stay quantized as they come."""
+    """The source of a run. Its layers may be quantized, and may keep their quantization."""
 
     def coded(self, names: Sequence[str]) -> Mapping[str, CodedLayer]:
-        """Return the codes and scales of layers that stay as they are; asked for once.
+        """Return the codes and scales of layers that keep their quantization. Called once for each layer.
 
-        They are those of `quark.models.plan.plan_row.PlanRow.is_kept`.
+        These are the layers with `quark.models.plan.plan_row.PlanRow.is_kept`.
         """
 
 
@@ -90,7 +90,7 @@ class InMemorySource:
     """The source of a model in memory: nothing is loaded or released.
 
     Args:
-        coded: Codes and scales of the layers that come quantized, by full name.
+        coded: Codes and scales of the layers that are quantized in the source, by full name.
     """
 
     def __init__(self, coded: Mapping[str, CodedLayer] = MappingProxyType({})) -> None:
@@ -103,15 +103,15 @@ class InMemorySource:
         """Do nothing: all tensors stay in memory."""
 
     def coded(self, names: Sequence[str]) -> Mapping[str, CodedLayer]:
-        """As `RunSource.coded`."""
+        """Return codes and scales as `RunSource.coded` does."""
         return {name: self._coded.pop(name) for name in names}
 
 
 def carried_by(model: nn.Module) -> tuple[str, ...]:
-    """Return the tensors that the class of a model in memory does not take of its checkpoint, by full name.
+    """Return the full names of the checkpoint's tensors that the class of a model in memory does not use.
 
-    As `StoredTensors.carried`. The class is the one that the checkpoint's ``config.json`` names, so that
-    parts which somebody has taken out of the model are not among them. None if the model was not loaded from
+    The names are those of `StoredTensors.carried`. The class is the one in the checkpoint's ``config.json``,
+    so that parts that were removed from the model are not included. Empty if the model was not loaded from
     safetensors files.
     """
     directory = directory_of(getattr(model, "config", None))
@@ -124,14 +124,14 @@ def carried_by(model: nn.Module) -> tuple[str, ...]:
         with silenced():
             own = _class_of(directory) or model
             stored = StoredTensors(own, shards, directory, weight_converters_of(own), float_tensors_of(directory, shards))
-    except QuarkError as error:  # the checkpoint has been changed, or is of another form: the model was loaded by somebody else
-        get_logger(__name__).info(f"Whether '{directory}' has tensors that the model does not take is not known: {error}")
+    except QuarkError as error:  # the checkpoint has changed, or was loaded by other code
+        get_logger(__name__).info(f"Cannot tell whether '{directory}' has tensors that the model does not use: {error}")
         return ()
     return stored.carried
 
 
 def _class_of(directory: Path) -> nn.Module | None:
-    """Return the model of a checkpoint's own class on the meta device; None if that is code of its own."""
+    """Return the model of a checkpoint on the meta device; None if it needs the checkpoint's own code."""
     try:
         return meta_model(directory)
     except UnsupportedError:
@@ -141,18 +141,19 @@ def _class_of(directory: Path) -> nn.Module | None:
 class CheckpointSource:
     """Reads the tensors of a block when it is quantized and releases them afterwards.
 
-    The rest of the model is on the meta device.
+    The other blocks are on the meta device.
 
-    A model that is one block is read at once, since its forwards start before the block is loaded.
+    A model that is one block is read completely at the start, since its forwards start before the block is
+    loaded.
 
     Args:
         model: The model from `quark.models.hf.skeleton.skeleton`, with no module replaced yet.
-        stored: The checkpoint, as tensors of that model.
+        stored: The tensors of the checkpoint, for this model.
         device: The device that tensors are read to.
 
     Attributes:
         model, device: The arguments of these names.
-        codes_of, carried: As of `quark.models.hf.stored_tensors.StoredTensors`.
+        codes_of, carried: As in `quark.models.hf.stored_tensors.StoredTensors`.
     """
 
     def __init__(self, model: nn.Module, stored: StoredTensors, device: torch.device) -> None:
@@ -165,8 +166,8 @@ class CheckpointSource:
         self._dtype_of = {name: tensor.dtype for name, tensor in self._state.items()}
         self._owners = owners_of(model)
         self._buffers = buffers_of(model)
-        # Fused mixtures will be separated; their fused parameters are read, and the separate weights become
-        # views of them.
+        # Fused mixtures will be separated: their fused parameters are read, and the separate weights become
+        # views of these.
         self._fused = fused_mixtures(model)
         self._recipes: dict[str | None, list[Recipe]] = {}
         self._outside: list[nn.Module] = []
@@ -191,7 +192,7 @@ class CheckpointSource:
     def prepare(self, plan: QuantPlan) -> None:
         """Assign stored tensors to the blocks of a plan.
 
-        The fused experts of the model have been separated.
+        Call it after the fused experts of the model have been separated.
         """
         names = [b.name for b in decoder_blocks(self.model, plan.architecture) if b.name]
         self._next = dict(zip((None, *names), names, strict=False))
@@ -208,9 +209,9 @@ class CheckpointSource:
             self._recipes.setdefault(_common_block(users, names), []).append(recipe)
 
     def load(self, block: Block | None) -> None:
-        """Load the tensors of a block, or with None those outside all blocks.
+        """Load the tensors of a block; None loads the tensors outside all blocks.
 
-        Then begin to read those of the next block ahead.
+        Then start to read the next block ahead.
 
         Raises:
             CheckpointError: A file cannot be read.
@@ -235,7 +236,7 @@ class CheckpointSource:
         for recipe in self._recipes.get(block.name, ()):
             for target in recipe.targets:
                 self._place(target, self._state[target])
-        # Looked up now, since transforms put other tensors there.
+        # Looked up now, since transforms have replaced tensors.
         kept = {id(t) for module in self._outside for t in (*module._parameters.values(), *module._buffers.values())}
         for module in block.module.modules():
             for leaf, parameter in module._parameters.items():
@@ -246,28 +247,28 @@ class CheckpointSource:
                     module._buffers[leaf] = _meta(buffer.shape, buffer.dtype)
 
     def coded(self, names: Sequence[str]) -> Mapping[str, CodedLayer]:
-        """As `RunSource.coded`. Raises CheckpointError as `load` does."""
+        """Return codes and scales as `RunSource.coded` does. Raises CheckpointError as `load` does."""
         return self._stored.read_codes(names, self.device)
 
     def close(self) -> None:
-        """End reading ahead; call it when the run has ended, or failed."""
+        """Stop reading ahead. Call it when the run has ended or failed."""
         self._ahead.stop()
 
     def _read(self, name: str | None) -> list[tuple[str, Tensor]]:
-        """Return the tensors of a block by name, whose pages are in memory, since all of them are checked."""
+        """Return the tensors of a block by name. All of them have been read, and checked for NaN and Inf."""
         if name is None:  # norms and biases of all blocks are small: they are checked before work on a block is lost
             inside = (recipe for block, recipes in self._recipes.items() if block is not None for recipe in recipes)
             self._checked([recipe for recipe in inside if all(self._state[target].ndim < 2 for target in recipe.targets)])
         return self._checked(self._recipes.get(name, ()))
 
     def _checked(self, recipes: Sequence[Recipe]) -> list[tuple[str, Tensor]]:
-        """Read the tensors of some recipes, each with its name, and check them for NaN and Inf."""
+        """Return the tensors of recipes with their names, checked for NaN and Inf."""
         tensors = list(self._stored.read(recipes, self._dtype_of, self.device))
         refuse_non_finite(dict(tensors), self._buffers, lambda names: self._blame(names, recipes))
         return tensors
 
     def _blame(self, names: Sequence[str], recipes: Sequence[Recipe]) -> str:
-        """Return whether the checkpoint holds NaN or Inf, or its cast to the dtype of the run has made it."""
+        """Return the cause of NaN or Inf, for a message: the checkpoint, or the cast to the dtype."""
         wanted = [recipe for recipe in recipes if not set(names).isdisjoint(recipe.targets)]
         stored = dict(self._stored.read(wanted, dict.fromkeys(self._dtype_of, torch.float64), torch.device("cpu")))
         dtypes = sorted({str(self._dtype_of[name]).removeprefix("torch.") for name in names})
@@ -275,21 +276,18 @@ class CheckpointSource:
             return "The checkpoint is damaged or comes from a diverged run: fetch it again, or repair it"
         largest = max(float(stored[name].abs().max()) for name in names)
         return (
-            f"The checkpoint is right, and has numbers up to {largest:.6g} there, which {' and '.join(dtypes)} cannot hold: choose another "
+            f"The checkpoint is intact, but has values up to {largest:.6g} there, which {' and '.join(dtypes)} cannot hold: choose another "
             "dtype for the run, such as dtype='bfloat16' (--dtype bfloat16)"
         )
 
     def _has_room_for(self, name: str) -> bool:
-        """Return whether a block can be in memory beside the one that is worked on, with room to spare."""
+        """Return whether there is enough memory to read a block ahead."""
         targets = [self._state[target] for recipe in self._recipes.get(name, ()) for target in recipe.targets]
         free = free_bytes(self.device)
         return free is not None and free >= LEAST_ROOM * sum(tensor.numel() * tensor.itemsize for tensor in targets)
 
     def _place(self, name: str, tensor: Tensor) -> Tensor:
-        """Put a tensor into all modules that own the tensor of that name, and return it.
-
-        Tied modules share it.
-        """
+        """Put a tensor into all modules that use it, such as tied ones, and return it."""
         return put_tensor(self._owners[id(self._state[name])], tensor)
 
     def _untie(self) -> None:
@@ -304,14 +302,14 @@ class CheckpointSource:
             (_, one), (name, other) = self._stored.read([first, recipe], dtype_of, torch.device("cpu"))
             if not torch.equal(one, other):
                 get_logger(__name__).warning(
-                    f"the config says that '{first.targets[0]}' and '{name}' are one tensor, the checkpoint has two different ones: both "
-                    "are kept"
+                    f"the config says that '{first.targets[0]}' and '{name}' are one tensor, but the checkpoint has two different ones: "
+                    "both are kept"
                 )
                 owner, _, leaf = name.rpartition(".")
                 self.model.get_submodule(owner)._parameters[leaf] = nn.Parameter(torch.empty_like(state[name]), requires_grad=False)
 
 
-# Blocks have equal shapes, and meta tensors are slow to create.
+# Cached, since blocks have equal shapes, and meta tensors are slow to create.
 @lru_cache(maxsize=256)
 def _meta(shape: torch.Size, dtype: torch.dtype) -> Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
@@ -324,7 +322,7 @@ def _common_block(names: Iterable[str], blocks: Iterable[str]) -> str | None:
 
 
 def _share(fused: FusedMixture, apart: nn.Module) -> None:
-    """Set the weights of separate experts to views of the fused weights that have been read."""
+    """Set the weights of separate experts to views of the fused weights."""
     for (_, to), (_, read) in zip(_layers(apart), _layers(separated(fused.parts())), strict=True):
         to._parameters.update(read._parameters)
 

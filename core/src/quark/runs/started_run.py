@@ -1,4 +1,4 @@
-"""StartedRun and FinishedRun: a run while it works on blocks, and when all of them are quantized."""
+"""StartedRun and FinishedRun: a run while it quantizes blocks, and after the last block."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class StartedRun:
 
     Attributes:
         run: The run, without the transforms that validation refused.
-        model: The model; it has all modules and tensors outside the blocks that the finished model has.
+        model: The model. Outside the blocks, it has the modules and tensors of the finished model.
         source: Loads the tensors of the blocks.
-        transforms: The transforms, started with the model, in order.
+        transforms: The started transforms, in order.
         validations: Validations of the transforms, by name.
         spilled: Storage for the tensors of forwards that wait at a block; None leaves them in memory.
         rounding: Chooses codes.
         tunings: Tunings by name, in the order in which they are applied.
         input_groups: Learns from block to block which layers share an input.
-        freed: Gives memory back to the system.
+        freed: Returns freed memory to the system.
         figures: Collects metrics of layers and blocks in the report, and has the run's clock.
     """
 
@@ -87,11 +87,11 @@ class StartedRun:
         return self.figures.report
 
     def learned(self) -> dict[str, Any]:
-        """Return the state that goes from block to block, as JSON values."""
+        """Return the state that later blocks need, as JSON values."""
         return {"input_groups": self.input_groups.learned(), "transforms": [t.learned() for t in self.transforms]}
 
     def recall(self, learned: Mapping[str, Any]) -> None:
-        """Take over the state of an interrupted run."""
+        """Restore the state of an interrupted run."""
         self.input_groups.recall(learned["input_groups"])
         for transform, own in zip(self.transforms, learned["transforms"], strict=True):
             transform.recall(own)
@@ -104,7 +104,7 @@ class FinishedRun:
     Attributes:
         run: The run, with its data.
         content: The quantized model, and its plan as it was carried out.
-        report: The metrics that were measured in the run.
+        report: The metrics of the run.
     """
 
     run: Run

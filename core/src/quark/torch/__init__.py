@@ -1,4 +1,4 @@
-"""``quark.torch`` and its neighbours, AMD Quark's import paths: a distribution, quark-amd, registers them.
+"""AMD Quark's import paths, such as ``quark.torch``: the distribution quark-amd registers them.
 
 Its entry point of the group ``quark.import_paths`` leads to a module with `find_spec`, `load` and
 `public_names`, as `quark_amd.finder` is. It is imported when one of these paths is asked for.
@@ -43,10 +43,10 @@ def _registered() -> Any:
 
 
 class _HandsOver:
-    """The finder of modules of ``quark`` that are none of its files."""
+    """Finds modules of ``quark`` that have no file in this distribution."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Return the specification of a module from the distribution that has it; None if nothing has it."""
+        """Return the specification of a module from the distribution that has it; None if there is none."""
         is_asked = name.startswith("quark.torch.") or (name.startswith("quark.") and _active())
         return _registered().find_spec(name) if is_asked else None

@@ -60,9 +60,9 @@ def test_a_scheme_that_fits_is_offered_where_another_does_not() -> None:
 
 
 def test_a_name_with_a_colon_is_refused() -> None:
-    with pytest.raises(ConfigError, match="parts a distribution from a name"):
+    with pytest.raises(ConfigError, match="separates distribution and name"):
         LLMTemplate.register_scheme("acme:mine", STATIC)
-    with pytest.raises(ConfigError, match="parts a distribution from a name"):
+    with pytest.raises(ConfigError, match="separates distribution and name"):
         LLMTemplate.register_template(LLMTemplate("acme:mine"))
 
 

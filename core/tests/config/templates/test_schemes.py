@@ -36,7 +36,7 @@ def test_a_program_cannot_register_a_name_twice() -> None:
 
 
 def test_a_scheme_without_a_layer_configuration_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no QLayerConfig"):
+    with pytest.raises(ConfigError, match="must be a QLayerConfig"):
         LLMTemplate.register_scheme("own", config="int8")  # type: ignore[arg-type]
 
 
@@ -89,7 +89,7 @@ def _dict() -> dict[str, int]:
     [
         ("_raising", "raised KeyError: 'no such thing'"),
         ("_wanting", "raised TypeError: .*missing 1 required positional argument"),
-        ("_dict", "builds a dict where a QLayerConfig is wanted"),
+        ("_dict", "builds a dict instead of a QLayerConfig"),
     ],
 )
 def test_a_scheme_whose_function_fails_is_named(function: str, complaint: str, template: LLMTemplate) -> None:
@@ -107,7 +107,7 @@ def test_a_scheme_at_run_time_has_a_layer_configuration_and_no_options() -> None
     from quark.config.templates.schemes import scheme_config
 
     collection = QuantizationSchemeCollection()
-    with pytest.raises(ConfigError, match="the scheme 'no_layer' has no QLayerConfig but 3"):
+    with pytest.raises(ConfigError, match="the scheme 'no_layer' must be a QLayerConfig, not 3"):
         collection.register_scheme("no_layer", SimpleNamespace(config=3))  # type: ignore[arg-type]
     collection.register_scheme("of_run_time", SimpleNamespace(config=QLayerConfig()))  # type: ignore[arg-type]
     try:

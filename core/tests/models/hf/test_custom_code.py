@@ -62,7 +62,7 @@ def changed(file: Path, **values: object) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
-REFUSED = r"config\.json' needs code of the checkpoint's own \(modeling_tiny\.py\), which is not run unless you say so.*--trust-remote-code"
+REFUSED = r"config\.json' needs code from the checkpoint \(modeling_tiny\.py\), which quark runs only if you allow it.*--trust-remote-code"
 
 
 def test_a_model_that_needs_code_is_refused_before_any_of_it_runs(source: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from quark.models.hf.skeleton import meta_model
 @pytest.mark.parametrize("damaged", ["[[1]]", '{"a": 1}', "7"])
 def test_a_model_type_that_is_no_name_is_damage(tmp_path: Path, damaged: str) -> None:
     (tmp_path / "config.json").write_text(f'{{"model_type": {damaged}}}')
-    with pytest.raises(CheckpointError, match=r"config\.json' says model_type = .* where a name is expected"):
+    with pytest.raises(CheckpointError, match=r"config\.json' says model_type = .* instead of a name"):
         model_config(tmp_path)
 
 
@@ -37,7 +37,7 @@ def test_widths_are_no_numbers_of_layers_and_may_be_large(model_type: str, value
 @pytest.mark.parametrize("name", ["num_hidden_layers", "encoder_depth"])
 def test_more_layers_than_any_model_has_are_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(f'{{"model_type": "qwen2_moe", "{name}": 1000000000}}')
-    with pytest.raises(CheckpointError, match=rf"says {name} = 1,000,000,000, and no model has more than"):
+    with pytest.raises(CheckpointError, match=rf"says {name} = 1,000,000,000, but no model has more than"):
         model_config(tmp_path)
 
 
@@ -47,14 +47,14 @@ def test_experts_may_be_as_many_as_the_weights_have_bytes(tmp_path: Path) -> Non
     (tmp_path / "model.safetensors").write_bytes(bytes(20_000))
     assert model_config(tmp_path).num_experts == 20_000
     (tmp_path / "model.safetensors").write_bytes(bytes(19_999))
-    with pytest.raises(CheckpointError, match=r"says num_experts = 20,000, and its weights have 19,999 bytes"):
+    with pytest.raises(CheckpointError, match=r"says num_experts = 20,000, but its weights have 19,999 bytes"):
         model_config(tmp_path)
 
 
 @pytest.mark.parametrize("damaged", ['"LlamaForCausalLM"', "[7]", '{"LlamaForCausalLM": 1}'])
 def test_architectures_that_are_no_list_of_names_are_damage(tmp_path: Path, damaged: str) -> None:
     (tmp_path / "config.json").write_text(f'{{"model_type": "llama", "architectures": {damaged}}}')
-    with pytest.raises(CheckpointError, match=r"where a list of names is expected|cannot be read|it is damaged"):
+    with pytest.raises(CheckpointError, match=r"instead of a list of names|cannot be read|it is damaged"):
         model_config(tmp_path)
 
 
@@ -62,7 +62,7 @@ def test_architectures_that_are_no_list_of_names_are_damage(tmp_path: Path, dama
 def test_an_attention_whose_package_is_missing_is_told_with_its_key(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", key: "flash_attention_2"}))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(EnvironmentConflictError, match=rf"asks for the attention 'flash_attention_2', and flash-attn is not .*{key}"):
+    with pytest.raises(EnvironmentConflictError, match=rf"asks for the attention 'flash_attention_2', but flash-attn is not .*{key}"):
         model_config(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", key: "sdpa"}))
     assert model_config(tmp_path).model_type == "llama"
@@ -78,7 +78,7 @@ def test_values_that_no_model_has_are_not_called_damage(values: dict[str, object
 
 def test_an_activation_that_nobody_knows_is_not_called_damage(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_act": "of_someone_else"}))
-    with pytest.raises(CheckpointError, match="no model can be built of its values; correct them"):
+    with pytest.raises(CheckpointError, match="no model can be built from its values; correct them"):
         meta_model(tmp_path)
 
 
@@ -106,7 +106,7 @@ def test_code_of_a_hub_is_refused_unless_it_is_trusted(values: dict[str, Any], n
     (key,) = values
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **nest(values)}))
     with pytest.raises(
-        UnsupportedError, match=rf"says {key} = .*, which is code or a model of a hub.*take \"{key}\" out .*--trust-remote-code"
+        UnsupportedError, match=rf"says {key} = .*, which is code or a model on a hub.*remove \"{key}\" .*--trust-remote-code"
     ):
         model_config(tmp_path)
     with suppress(CheckpointError):  # what transformers says of it is its own matter

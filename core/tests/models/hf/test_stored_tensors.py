@@ -66,7 +66,7 @@ def test_experts_that_are_stored_one_by_one_are_joined_as_transformers_does(tmp_
     [
         (lambda t: t.pop(LAYER), rf"lacks 1 tensor\(s\) of a LlamaForCausalLM: {LAYER}"),
         (lambda t: t.update({LAYER: t[LAYER][1:].clone()}), "gives .* the shape .* do not belong together"),
-        (lambda t: t.update({LAYER: t[LAYER].to(torch.int8)}), f"holds '{LAYER}' as int8 where the model has floating-point numbers"),
+        (lambda t: t.update({LAYER: t[LAYER].to(torch.int8)}), f"holds '{LAYER}' as int8, but the model has floating-point numbers"),
         (lambda t: t.update({LAYER: t[LAYER].to(torch.float8_e4m3fn)}), f"holds '{LAYER}' as F8_E4M3"),
     ],
     ids=["missing", "other shape", "integers", "codes"],
@@ -88,7 +88,7 @@ def test_a_stored_tensor_without_a_place_in_the_model_is_carried_over_and_warned
 
 def test_a_stored_tensor_whose_place_another_has_taken_is_refused(tmp_path: Path) -> None:
     source = changed(tmp_path / "changed", lambda t: t.update({"norm.weight": torch.zeros(256)}))
-    with pytest.raises(CheckpointError, match=r"1 tensor\(s\) whose places in a LlamaForCausalLM others have taken.*: norm\.weight"):
+    with pytest.raises(CheckpointError, match=r"a LlamaForCausalLM has no place for 1 tensor\(s\).*: norm\.weight"):
         opened(source)
 
 

@@ -109,11 +109,11 @@ def test_a_pattern_is_the_end_of_a_name_from_a_dot_on() -> None:
 
 def test_incomplete_sources_are_refused() -> None:
     joined = WeightConverter(["q.weight", "k.weight"], "qk.weight", operations=[Concatenate()])
-    with pytest.raises(CheckpointError, match=r"q\.weight, k\.weight → qk\.weight needs .* under 'attn\.' there are only attn\.q\.weight"):
+    with pytest.raises(CheckpointError, match=r"q\.weight, k\.weight → qk\.weight needs .* 'attn\.' has only attn\.q\.weight"):
         converted({"attn.q.weight": torch.ones(2)}, [joined])
     parts = converted(mixture(3, 4, 8), EXPERTS)
     del parts["model.layers.3.mlp.experts.1.down_proj.weight"]
-    with pytest.raises(CheckpointError, match="needs all of its sources together"):
+    with pytest.raises(CheckpointError, match="needs all of its sources"):
         converted(parts, JOINED)
 
 

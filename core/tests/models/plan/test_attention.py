@@ -196,7 +196,7 @@ def test_fused_projections_that_are_rounded_as_they_put_out_are_warned_of() -> N
 
 def test_a_mixer_without_a_cache_is_no_fused_projection() -> None:
     facts = attrs.evolve(FUSED, mixer=("self_attn.wide", "self_attn.out"), key_projections=(), value_projections=(), query_projections=())
-    with pytest.raises(ConfigError, match=r"The output of layers\.\{0-1\}\.self_attn\.wide is not what runtimes cache"):
+    with pytest.raises(ConfigError, match=r"The output of layers\.\{0-1\}\.self_attn\.wide is neither keys, nor values"):
         make_plan(reachable("wide"), cached("*wide"), facts)
 
 
@@ -212,7 +212,7 @@ LATENT = attrs.evolve(
 
 @pytest.mark.parametrize("asked", [None, True])
 def test_latent_attention_with_a_quantized_cache_is_refused(asked: bool | None) -> None:
-    words = r"The output of layers\.\{0-1\}\.self_attn\.kv_b_proj is not what runtimes cache.*latent.*kv_cache_post_rope=False"
+    words = r"The output of layers\.\{0-1\}\.self_attn\.kv_b_proj is neither keys, nor values.*latent.*kv_cache_post_rope=False"
     with pytest.raises(ConfigError, match=f"(?s){words}"):
         make_plan(reachable("q_b_proj", "kv_b_proj"), cached("*kv_b_proj", post_rope=asked), LATENT)
 
@@ -221,14 +221,14 @@ def test_the_convention_of_amd_quark_for_latent_attention_can_be_asked_for() -> 
     made = make_plan(reachable("q_b_proj", "kv_b_proj"), cached("*kv_b_proj", post_rope=False), LATENT)
     assert (made.config.kv_cache_post_rope, made.attentions) == (False, ())
     assert "2 layers feed the quantized cache and are rounded at the projection's output" in made.warnings[0]
-    assert "is not what runtimes cache" in made.warnings[0]
+    assert "so runtimes do not cache it" in made.warnings[0]
 
 
 def test_where_projections_are_inferred_from_names_an_unknown_one_is_rounded_as_it_puts_out() -> None:
     facts = Architecture(model_type="acme", decoder_blocks="layers", kv_layers_name="*kv_b_proj")
     made = make_plan(reachable("kv_b_proj"), cached("*kv_b_proj"), facts)
     assert (made.config.kv_cache_post_rope, made.attentions) == (False, ())
-    assert "'layers.0.self_attn.kv_b_proj' feeds the cache, and is no projection" in made.warnings[0]
+    assert "'layers.0.self_attn.kv_b_proj' feeds the cache, but is not a projection" in made.warnings[0]
 
 
 def test_what_chooses_tokens_inside_attention_is_none() -> None:

@@ -1,4 +1,4 @@
-"""Checks of every algorithm, a rounding, a transform or a tuning: its settings, and runs with it."""
+"""Checks of every algorithm (rounding, transform or tuning): its settings, and runs with it."""
 
 from __future__ import annotations
 
@@ -21,68 +21,71 @@ UNKNOWN = "a_setting_that_no_algorithm_has"
 
 
 def calibration_is_declared(subject: Subject) -> None:
-    """Raise where a processor needs statistics and the record does not say ``calibration``."""
+    """Raise if a processor needs statistics and the record does not declare ``calibration``."""
     declares = subject.declares("calibration")
-    require(declares or not processor_of(subject).needs, "needs statistics, and its record does not declare the capability 'calibration'")
+    require(declares or not processor_of(subject).needs, "needs statistics, but its record does not declare the capability 'calibration'")
 
 
 def default_settings_are_valid(subject: Subject) -> None:
-    """There are settings without a user's choices, under the record's name; each option accepts its own
-    default."""
+    """Default settings exist under the record's name, and each option accepts its default."""
     settings = settings_of(subject)
     names = (subject.record.name, *subject.record.aliases)
-    require(settings.name in names, f"has settings of the name '{settings.name}', and its record the name '{subject.name}'")
+    require(settings.name in names, f"has settings named '{settings.name}', but its record is named '{subject.name}'")
     for option in _options(subject):
         value = getattr(settings, option.name)
-        with complaining(f"refuses the value that its option '{option.name}' has by default", QuarkError):
+        with complaining(f"refuses the default of its option '{option.name}'", QuarkError):
             with_options(subject.name, settings, {option.name: value})
 
 
 def settings_survive_json(subject: Subject) -> None:
-    """Settings, also changed ones, are read back from their JSON form as they were."""
+    """Settings, default or changed, survive their JSON form."""
     for settings in (settings_of(subject), *_changed(subject)):
-        with complaining("has settings that are no JSON values", TypeError, ValueError):
+        with complaining("has settings that JSON cannot store", TypeError, ValueError):
             text = json.dumps(settings.to_dict())
         again = algo_config_from_dict({**json.loads(text), "name": subject.lookup_name})
         again.name = settings.name
-        require(again == settings, f"reads settings back from JSON as {again}, which were {settings}")
+        require(again == settings, f"reads settings back from JSON as {again}, not {settings}")
 
 
 def refuses_unknown_settings(subject: Subject) -> None:
-    """Settings with a key that the algorithm does not have are refused."""
+    """Settings with an unknown key are refused."""
     kind = subject.load("config")
     data = {**settings_of(subject).to_dict(), UNKNOWN: 1}
     for what, is_refused in (("from_dict", raises(REFUSALS, kind.from_dict, data)), ("its class", raises(REFUSALS, kind, **data))):
-        require(is_refused, f"takes settings with the key '{UNKNOWN}' by {what}: keys that it does not have are to be refused")
+        require(is_refused, f"takes settings with the key '{UNKNOWN}' by {what}: refuse unknown keys")
 
 
 def describes_its_settings(subject: Subject) -> None:
-    """Each option has a line of help, which listings show."""
+    """Each option has a help text for listings."""
     silent = [option.name for option in _options(subject) if not option.help.strip()]
     fix = "describe them under 'Attributes:' in the docstring of its settings"
     require(not silent, f"says nothing of the options {', '.join(silent)}: {fix}")
 
 
 def works_on_an_accelerator(subject: Subject) -> None:
-    """A run on a model of an accelerator, here a simulated one, finishes, leaves all tensors there, and is as
-    good as on a CPU."""
+    """A run on a (simulated) accelerator finishes, keeps all tensors there, and is as accurate
+    as on a CPU.
+    """
     for scheme in schemes_for(subject):
         require_run_on_accelerator(scheme, valid_settings(subject))
 
 
 def reloads_to_the_same_logits(subject: Subject) -> None:
-    """A model that is quantized with it, exported and read back has the same logits, to the bit."""
+    """A model quantized with it, exported and loaded has the same logits, to the bit."""
     require_reload(quantized(run_with(subject)), readable_layout())
 
 
 def streams_to_the_same_bytes(subject: Subject) -> None:
-    """A checkpoint that is quantized from disk, one block in memory at a time, has the bytes of one that is
-    quantized in memory."""
+    """A checkpoint quantized from disk, one block in memory at a time, equals one quantized in memory, byte
+    for byte.
+    """
     require_same_from_disk(run_with(subject))
 
 
 def resumes_to_the_same_bytes(subject: Subject) -> None:
-    """A run from disk that is interrupted behind a block and resumed has the bytes of one that was not."""
+    """A run from disk that is interrupted after a block and resumed writes the same bytes as an uninterrupted
+    run.
+    """
     require_same_after_resume(run_with(subject))
 
 
@@ -93,11 +96,11 @@ OF_RUNS = (reloads_to_the_same_logits, streams_to_the_same_bytes, resumes_to_the
 
 
 def options_have_effects(subject: Subject, results: Callable[[AlgoConfig], Iterable[Any]]) -> None:
-    """Raise where another value of an option is accepted and changes none of the results.
+    """Raise if another value of an option is accepted but changes no result.
 
     Args:
         subject: The algorithm.
-        results: Yields what is made with settings, to be compared with ``==``.
+        results: Yields results for settings, compared with ``==``.
     """
     settings = settings_of(subject)
 
@@ -112,7 +115,7 @@ def _options(subject: Subject) -> tuple[Option, ...]:
 
 
 def _changed(subject: Subject) -> Iterator[AlgoConfig]:
-    """Yield settings that differ from the default ones in one option each."""
+    """Yield settings that differ from the defaults in one option each."""
     settings = settings_of(subject)
     for option in _options(subject):
         for other in others(option, getattr(settings, option.name)):

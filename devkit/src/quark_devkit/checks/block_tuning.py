@@ -1,4 +1,4 @@
-"""Checks of tunings: tuned blocks can be stored, are no worse, and are the same on every route."""
+"""Checks of tunings: tuned blocks can be stored, are no worse, and are equal on every route."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from quark_devkit.transformed_models import different_parameters, named_parts
 
 @check("block_tuning")
 def is_made_of_its_settings(subject: Subject) -> None:
-    """The processor, called with settings, gives a `quark.algorithms.Tuning`."""
+    """The processor, called with settings, returns a `quark.algorithms.Tuning`."""
     refuse_strange(processor_of(subject), "block_tuning", origin("algorithms", subject.lookup_name))
 
 
@@ -42,28 +42,30 @@ def heeds_its_options(subject: Subject) -> None:
 
 @check("block_tuning")
 def has_a_place_among_the_others(subject: Subject) -> None:
-    """Its ``role``, ``before`` and ``after`` give an order with each other registered tuning."""
+    """Its ``role``, ``before`` and ``after`` define an order with every other registered tuning."""
     record: AlgorithmRecord = subject.record
     for other in algorithms():
         if other.kind != "block_tuning" or other.name == record.name or (record.role is not None and other.role == record.role):
             continue
-        with complaining(f"has no place in a run with '{other.name}'", ConfigError):
+        with complaining(f"cannot be ordered in a run with '{other.name}'", ConfigError):
             in_order({record.name: record, other.name: other})
 
 
 @check("block_tuning", level="advisory")
 def changes_something(subject: Subject) -> None:
-    """It changes the small model, behind round-to-nearest, for at least one scheme, to a smaller error on
-    held-out tokens."""
+    """After round-to-nearest, it changes the small model in at least one scheme and reduces the held-out
+    error.
+    """
     schemes, settings = schemes_for(subject), valid_settings(subject)
     changed = any(different_parameters(quantized(run_config(scheme, settings)), quantized(run_config(scheme))) for scheme in schemes)
-    require(changed, f"leaves {' and '.join(schemes)} as they are, or its changes are taken back: other checks show little of it")
+    require(changed, f"changes nothing in {' and '.join(schemes)}, or its changes are undone, so other checks show little")
 
 
 @check("block_tuning")
 def tunes_every_format(subject: Subject) -> None:
-    """Of each kind of weights, it leaves codes and scales that stand for the weights, and finite parameters:
-    a run with it finishes."""
+    """For each kind of weights, a run with it finishes with finite parameters, and codes and scales match the
+    weights.
+    """
     for scheme in fitting_schemes():
         with complaining(f"stops a run in {scheme}", QuarkError):
             quantized(run_config(scheme, valid_settings(subject)), data=batches(2, 16))
@@ -77,12 +79,12 @@ def changes_values_alone(subject: Subject) -> None:
     before, after = (named_parts(quantized(run_config(scheme, *settings))) for settings in ((), (valid_settings(subject),)))
     for kind, names in after.items():
         strange = [name for name in {*names, *before[kind]} if names.count(name) != before[kind].count(name)]
-        require(not strange, f"leaves another {kind} {strange[0] if strange else ''} than round-to-nearest does")
+        require(not strange, f"leaves a different {kind} {strange[0] if strange else ''} from round-to-nearest")
 
 
 @check("block_tuning")
 def does_no_harm(subject: Subject) -> None:
-    """Logits are as near to the float model's as without it, or nearer, to a factor of 1.5."""
+    """The error of the logits is at most 1.5 times the error without it."""
     for scheme in schemes_for(subject):
         ratio = logit_error(scheme, valid_settings(subject)) / logit_error(scheme)
         require(ratio <= HARM, f"makes logits {ratio:.3g} times as wrong as without it ({scheme})")
@@ -90,8 +92,9 @@ def does_no_harm(subject: Subject) -> None:
 
 @check("block_tuning")
 def composes_with_roundings(subject: Subject) -> None:
-    """A run with it and each registered rounding finishes, and comes as near the float model's logits as that
-    rounding alone."""
+    """A run with it and each registered rounding finishes, with logits as close to the float model's as with
+    that rounding alone.
+    """
     scheme = coarse_scheme()
     for _, rounding in others(subject, "rounding"):
         ratio = logit_error(scheme, rounding, valid_settings(subject)) / logit_error(scheme, rounding)
@@ -100,8 +103,7 @@ def composes_with_roundings(subject: Subject) -> None:
 
 @check("block_tuning")
 def is_deterministic(subject: Subject) -> None:
-    """Two runs give the same parameters, to the bit, and leave the random states of the process
-    as they are."""
+    """Two runs give the same parameters, to the bit, and do not change random states of the process."""
     config = run_config(coarse_scheme(), valid_settings(subject))
     with random_states_kept():
         different = different_parameters(quantized(config), quantized(config))

@@ -1,7 +1,6 @@
-"""Checks of sources of text: samples are valid and the same each time; damaged files are refused.
+"""Checks of data sources: samples are valid and repeatable; damaged files are refused.
 
-A source that reads files is tried on the file that its record's ``example`` writes. Data that are downloaded
-are not read.
+A source that reads files is checked on the file from its record's ``example``. Checks download no data.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from quark_devkit.subject import Subject
 from quark_workbench.data.samples import sample_of
 
 _MOST = 64
-"""Samples that are looked at."""
+"""Number of checked samples."""
 _DAMAGED = bytes(range(256)) * 16
-"""What no text, table or archive begins with."""
+"""First bytes that no text, table or archive has."""
 
 
 def _read(subject: Subject, *path: Path) -> list[Any]:
-    """The first samples, of a file where the source reads files."""
+    """The first samples; from a file if the source reads files."""
     samples = subject.load("samples")
     try:
         return list(islice(samples(path=path[0]) if path else samples(), _MOST))
@@ -43,7 +42,7 @@ def _files(subject: Subject) -> Iterator[tuple[Path, ...]]:
         yield ()
         return
     if record.example is None:
-        raise CheckFailedError("reads files, and its record has no example: give a function that writes a small file to a path")
+        raise CheckFailedError("reads files, but its record has no example: give a function that writes a small file to a path")
     with TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         file = Path(directory, f"example{record.suffixes[0]}")
         try:
@@ -55,7 +54,7 @@ def _files(subject: Subject) -> Iterator[tuple[Path, ...]]:
 
 @check("dataset")
 def yields_samples(subject: Subject) -> None:
-    """Every sample is a text or a chat, and there is one that is not blank."""
+    """Every sample is a text or a chat, and at least one is not blank."""
     with _files(subject) as files:
         samples = _read(subject, *files)
     for sample in samples:
@@ -63,20 +62,20 @@ def yields_samples(subject: Subject) -> None:
             sample_of(sample, "it")
         except CalibrationError as error:
             raise CheckFailedError(str(error)) from None
-    require(any(not isinstance(sample, str) or sample.strip() for sample in samples), "yields no sample that is not blank")
+    require(any(not isinstance(sample, str) or sample.strip() for sample in samples), "yields only blank samples")
 
 
 @check("dataset")
 def yields_the_same_again(subject: Subject) -> None:
-    """Read twice, it yields the same samples in the same order, so that a run can be repeated."""
+    """It yields the same samples in the same order each time, so that runs can be repeated."""
     with _files(subject) as files:
         first, again = _read(subject, *files), _read(subject, *files)
-    require(first == again, f"yields other samples the second time: {str(first)[:60]} and {str(again)[:60]}")
+    require(first == again, f"yields different samples the second time: {str(first)[:60]} and {str(again)[:60]}")
 
 
 @check("dataset")
 def can_be_read_without_options(subject: Subject) -> None:
-    """Every option has a default, so that its name alone can be given."""
+    """Every option has a default, so that the name of the source is enough."""
     with _files(subject):
         required = [option.name for option in subject.registry.options(subject.lookup_name) if option.to_dict()["required"]]
     require(not required, f"needs the option '{next(iter(required), '')}'")
@@ -84,13 +83,13 @@ def can_be_read_without_options(subject: Subject) -> None:
 
 @check("dataset")
 def refuses_damaged_files(subject: Subject) -> None:
-    """A damaged file gives samples or an error of quark's own that names the file, and no other error."""
+    """A damaged file gives samples, or an error of quark that names the file, but no other error."""
     assume(subject.record.suffixes, "it reads no files")
     with _files(subject) as (file,):
         file.write_bytes(_DAMAGED)
         try:
             _read(subject, file)
         except QuarkError as error:
-            require(str(file) in str(error), f"refuses a damaged file without its name: {error}")
+            require(str(file) in str(error), f"refuses a damaged file without naming it: {error}")
         except Exception as error:
             raise CheckFailedError(f"raises {type(error).__name__} for a damaged file: raise quark.errors.CalibrationError") from None

@@ -1,4 +1,4 @@
-"""Checks of operators of FX graph mode: they exist, and do with values what their records say."""
+"""Checks of operators of FX graph mode: they exist and behave as their records say."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from quark_graph.operators import Operator
 
 _QUANTIZED = 0.1
-"""Relative error of an output with 8-bit tensors that would be far too large."""
+"""Relative error of an output with 8-bit tensors that is far too large."""
 
 
 def _example(subject: Subject) -> tuple[Any, tuple[Any, ...]]:
@@ -32,7 +32,7 @@ def _example(subject: Subject) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _schemas(subject: Subject) -> dict[str, list[Any]]:
-    """The schemas of each operator, one for each overload that gives a new tensor."""
+    """The schemas of each operator, one for each overload that returns a new tensor."""
     if subject.record.example is not None:
         _example(subject)  # whose module may define the operator
     schemas = {}
@@ -52,7 +52,7 @@ def _captured(subject: Subject) -> tuple[fx.GraphModule, Operator, tuple[Any, ..
 
     graph = normal_form(capture(module, args)).model
     operators = [operator for operator in operators_in(graph.graph) if operator.record.name == subject.record.name]
-    require(operators, f"is not in the graph of its example, which has {', '.join(str(n.target) for n in graph.graph.nodes)}")
+    require(operators, f"is not in the graph of its example. The graph has {', '.join(str(n.target) for n in graph.graph.nodes)}")
     return graph, operators[0], args
 
 
@@ -70,20 +70,20 @@ class _Recording(fx.Interpreter):
 
 @check("graph_op")
 def names_operators_of_torch(subject: Subject) -> None:
-    """Every operator of the record exists, written as torch's schemas write it, and gives a new tensor."""
+    """Every operator of the record exists under the name of torch's schema and returns a new tensor."""
     missing = [name for name, schemas in _schemas(subject).items() if not schemas]
-    require(not missing, f"names {', '.join(missing)}, which torch does not have, or which only writes to its arguments")
+    require(not missing, f"names {', '.join(missing)}, which torch does not have, or which only write to their arguments")
 
 
 @check("graph_op")
 def names_arguments_of_its_operators(subject: Subject) -> None:
-    """Inputs, weight and bias are arguments of every operator."""
+    """Every operator has the arguments that the record names as inputs, weight and bias."""
     record = subject.record
     names = [*record.inputs, *filter(None, [record.weight, record.bias])]
     for operator, schemas in _schemas(subject).items():
         of_operator = {argument.name for schema in schemas for argument in schema.arguments}
         wrong = [name for name in names if name not in of_operator]
-        require(not wrong, f"names {', '.join(wrong)}, which {operator} does not have: it has {', '.join(sorted(of_operator))}")
+        require(not wrong, f"names {', '.join(wrong)}, but the arguments of {operator} are {', '.join(sorted(of_operator))}")
 
 
 @check("graph_op")
@@ -92,20 +92,20 @@ def names_a_layer_type(subject: Subject) -> None:
     name = subject.record.layer_type
     assume(name is not None, "it has no weight")
     known = subject.catalog.layer_types
-    require(name in known and known.get(name).quantized is not None, f"names the layer type '{name}', which is none that is quantized")
+    require(name in known and known.get(name).quantized is not None, f"names the layer type '{name}', which is never quantized")
 
 
 @check("graph_op")
 def is_in_its_example(subject: Subject) -> None:
-    """The graph of the example has the operator, on floating-point tensors, or on indices."""
+    """The example's graph has the operator, on floating-point tensors or indices."""
     _, operator, _ = _captured(subject)
     require(operator.inputs or operator.is_lookup, "reads no floating-point tensor in its example")
-    require(operator.outputs, "gives no floating-point tensor in its example")
+    require(operator.outputs, "returns no floating-point tensor in its example")
 
 
 @check("graph_op")
 def moves_values_if_it_says_so(subject: Subject) -> None:
-    """If the record says that the operator moves values, each of its outputs is one of its inputs, or 0."""
+    """If the record says that the operator moves values, each output value is an input value or 0."""
     assume(subject.record.moves_values, "it computes new values")
     graph, operator, args = _captured(subject)
     run = _Recording(graph)
@@ -113,13 +113,14 @@ def moves_values_if_it_says_so(subject: Subject) -> None:
         run.run(*args)
     inputs = torch.cat([run.values[node].flatten() for node in operator.inputs] + [torch.zeros(1)])
     outputs: Tensor = torch.cat([run.values[node].flatten() for node in operator.outputs])
-    require(bool(torch.isin(outputs, inputs).all()), "gives values that its inputs have not: leave moves_values out")
+    require(bool(torch.isin(outputs, inputs).all()), "returns values that its inputs do not have: leave moves_values out")
 
 
 @check("graph_op")
 def is_quantized(subject: Subject) -> None:
-    """With 8 bits for all its tensors, the output of the example is near its float output, and each quantizer
-    has a scale."""
+    """With 8 bits for all tensors, the example's output is close to its float output, and each quantizer has
+    a scale.
+    """
     spec = int8_spec()
     layer = QLayerConfig(input_tensors=spec, output_tensors=spec, weight=spec)
     mode = QuantizationMode.fx_graph_mode
@@ -133,4 +134,4 @@ def is_quantized(subject: Subject) -> None:
     quantizers = [module for module in graph.modules() if isinstance(module, QuantizerModule)]
     require(quantizers and all(quantizer.scale is not None for quantizer in quantizers), "gets no quantizer, or one without a scale")
     error = ((graph(*args) - before).norm() / before.norm().clamp(min=1e-6)).item()
-    require(error < _QUANTIZED, f"computes something else with 8 bits: the relative error is {error:.2g}")
+    require(error < _QUANTIZED, f"computes a wrong result with 8 bits: the relative error is {error:.2g}")

@@ -1,7 +1,8 @@
-"""Checks of layer types: quantized layers compute the same, keep everything, and are exported and loaded.
+"""Checks of layer types: quantized layers compute the same, keep their attributes, and can be exported and
+loaded.
 
-A layer of the class is made by calling it with a size for each argument that it needs; inputs are found by
-trying.
+Checks create a layer by calling its class with a size for each required argument, and try inputs until one
+works.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from quark_devkit.example_specs import int8_spec
 from quark_devkit.subject import Subject
 
 _SIZES = (32, 48, 3, 1, 1)
-"""Values of the first arguments of a class: two sizes that differ, a kernel size, and more."""
+"""Values for the first arguments of a class: two different sizes, a kernel size, and more."""
 _TOLERANCE = 1e-12
-"""Of outputs in float64 in two orders of their sums: 2 K u times the sum of magnitudes of the products, for K
-= 48 inputs and a sum of 100.
-Another allocation or other strides may be another order: bits of products say nothing about a layer."""
+"""Difference of float64 outputs summed in two orders: 2 K u times the sum of the products' magnitudes, for K
+= 48 inputs and a sum of 100. Another allocation or other strides may change the order, so the
+last bits say nothing about a layer."""
 _SINGLE = 2.0**-15
-"""Relative error in norm of an output in float32 in another order of its sums: 2 K u = 2^-17, times 4 as the
-products cancel in part.
+"""Relative error in norm of a float32 output summed in another order: 2 K u = 2^-17, times 4 for partial
+cancellation.
 """
 _QUANTIZED = 0.1
 """Relative error of an output with 8-bit tensors that would be far too large."""
@@ -63,7 +64,7 @@ def _float_layer(subject: Subject, *, groups: int = 1) -> nn.Module:
 
 
 def _made(layer_class: type[nn.Module], groups: int = 1) -> nn.Module:
-    """Return a layer, made with a size for each argument that has no default."""
+    """Return a layer, created with a size for each argument without a default."""
     named = {} if groups == 1 else {"groups": groups}
     parameters = inspect.signature(layer_class).parameters.values()
     needed = sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
@@ -74,7 +75,7 @@ def _made(layer_class: type[nn.Module], groups: int = 1) -> nn.Module:
             return layer_class(*_SIZES[:count], **named)
         except Exception as error:  # of any kind, since any class may be registered
             reason = f"{type(error).__name__}: {error}"
-    raise NotApplicableError(f"no layer can be made by {layer_class.__name__}{_SIZES[:needed]}: {reason}")
+    raise NotApplicableError(f"{layer_class.__name__}{_SIZES[:needed]} cannot be created: {reason}")
 
 
 def _quantized(subject: Subject, config: QLayerConfig, layer: nn.Module) -> QuantizedLayer:
@@ -85,7 +86,7 @@ def _quantized(subject: Subject, config: QLayerConfig, layer: nn.Module) -> Quan
 
 
 def _inputs() -> Iterator[Tensor]:
-    """Inputs to try: values of both sizes in every place where channels may be, then indices."""
+    """Inputs to try: values with both sizes on every possible channel axis, then indices."""
     for size in _SIZES[:2]:
         yield from (torch.randn(2, 5, size), torch.randn(5, size), torch.randn(2, size, 8, 8), torch.randn(2, size, 8))
         yield torch.randn(2, size, 4, 4, 4)
@@ -93,17 +94,17 @@ def _inputs() -> Iterator[Tensor]:
 
 
 def _input(layer: nn.Module, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The first input that the float layer takes, values of its dtype or indices."""
+    """The first input that the float layer accepts, values of its dtype or indices."""
     for tried in _inputs():
         x = tried.to(dtype) if tried.is_floating_point() else tried
         with suppress(Exception), torch.no_grad():  # of any kind: an input of the wrong shape makes layers raise anything
             if isinstance(layer(x), Tensor):
                 return x
-    raise NotApplicableError("the float layer takes none of the inputs that were tried: values or indices of the usual shapes")
+    raise NotApplicableError("the float layer accepts none of the tried inputs, values or indices of the usual shapes")
 
 
 def _grouped_layers(subject: Subject) -> Iterator[nn.Module]:
-    """The float layer in float64, and, where its class has groups, one with two of them."""
+    """The float layer in float64, and a layer with two groups if its class supports groups."""
     yield _float_layer(subject).double()
     layer_class = subject.load("layer")
     if "groups" in inspect.signature(layer_class).parameters:
@@ -115,7 +116,7 @@ def _close(one: Tensor, other: Tensor) -> bool:
 
 
 def _differ(one: Tensor, other: Tensor) -> Tensor:
-    """Where two outputs in float64 differ by more than the order of their sums explains."""
+    """Mask of float64 outputs that differ by more than the order of sums explains."""
     return ~torch.isclose(one, other, rtol=_TOLERANCE, atol=_TOLERANCE)
 
 
@@ -127,46 +128,48 @@ def _output(layer: nn.Module, x: Tensor) -> Tensor:
 
 @check("layer_type")
 def is_found_by_its_class(subject: Subject) -> None:
-    """A layer of exactly the float class has this layer type, and no other claims the class."""
+    """A layer of exactly the float class has this layer type, and no other layer type claims the class."""
     layer_class = subject.load("layer")
     found = layer_type_of_class(layer_class)
-    require(found is not None and found.record is subject.record, f"is not what a {layer_class.__name__} is found to be")
+    require(found is not None and found.record is subject.record, f"is not the layer type of a {layer_class.__name__}")
 
 
 @check("layer_type")
 def is_planned_as_a_known_type(subject: Subject) -> None:
-    """``planned_as`` names a layer type that is planned as itself and can be quantized, and takes indices
-    where this one does."""
+    """``planned_as`` names a layer type that is planned as itself, can be quantized, and has the same
+    ``lookup``.
+    """
     record = subject.record
     assume(record.planned_as is not None, "it is planned as itself")
     names = subject.catalog.layer_types.names()
-    require(record.planned_as in names, f"is planned as '{record.planned_as}', which is no layer type: there are {', '.join(names)}")
+    require(record.planned_as in names, f"is planned as '{record.planned_as}', which is not a layer type: the types are {', '.join(names)}")
     other = subject.catalog.layer_types.get(record.planned_as)
-    require(other.planned_as is None and other.quantized is not None, f"is planned as '{other.name}', which is not planned as itself")
-    require(other.lookup is record.lookup, f"says lookup={record.lookup}, and is planned as '{other.name}', which says otherwise")
+    require(other.planned_as is None and other.quantized is not None, f"is planned as '{other.name}', which is planned as yet another type")
+    require(other.lookup is record.lookup, f"says lookup={record.lookup}, but is planned as '{other.name}', which says otherwise")
 
 
 @check("layer_type")
 def says_whether_it_takes_indices(subject: Subject) -> None:
-    """``lookup`` is true of layers whose input is indices, and of no others."""
+    """``lookup`` is true exactly for layers whose input is indices."""
     layer, lookup = _float_layer(subject), subject.record.lookup
     takes_indices = not _input(layer).is_floating_point()
-    require(lookup is takes_indices, f"says lookup={lookup}, and the layer takes {'indices' if takes_indices else 'values'}")
+    require(lookup is takes_indices, f"says lookup={lookup}, but the layer takes {'indices' if takes_indices else 'values'}")
 
 
 @check("layer_type")
 def computes_what_the_layer_computes(subject: Subject) -> None:
-    """Without quantizers the quantized layer gives the output of the float layer, in float64."""
+    """Without quantizers, the quantized layer returns the output of the float layer, in float64."""
     layer = _float_layer(subject).double()
     x = _input(layer, torch.float64)
     expected = _output(layer, x)
-    require(_close(_output(_quantized(subject, QLayerConfig(), layer), x), expected), "computes something else without any quantizer")
+    require(_close(_output(_quantized(subject, QLayerConfig(), layer), x), expected), "computes a different output without any quantizer")
 
 
 @check("layer_type")
 def keeps_what_the_layer_has(subject: Subject) -> None:
-    """Other parameters and buffers, attributes, hooks and the mode of the float layer are the quantized
-    layer's."""
+    """The quantized layer keeps the float layer's other parameters and buffers, attributes,
+    hooks and mode.
+    """
     layer = _float_layer(subject)
     calls: list[object] = []
     layer.register_forward_hook(lambda *_: calls.append(None))
@@ -175,19 +178,18 @@ def keeps_what_the_layer_has(subject: Subject) -> None:
     own = dict(quantized.named_parameters()) | dict(quantized.named_buffers())
     for name, tensor in (*layer.named_parameters(), *layer.named_buffers()):
         require(name in own, f"loses the tensor '{name}' of the float layer")
-        require(name == "weight" or own[name] is tensor, f"has a copy of the tensor '{name}', so that it is no longer tied to others")
+        require(name == "weight" or own[name] is tensor, f"copies the tensor '{name}', so it is no longer tied")
     weights: list[Any] = [quantized.weight, layer.weight]
-    require(weights[0].data_ptr() == weights[1].data_ptr(), "has a copy of the weight before anything is rounded")
+    require(weights[0].data_ptr() == weights[1].data_ptr(), "copies the weight before anything is rounded")
     require(getattr(quantized, "an_attribute_of_somebody", None) == "kept", "loses attributes of the float layer")
-    require(quantized.training is layer.training, "is in another mode (training or evaluation) than the float layer")
+    require(quantized.training is layer.training, "is in a different mode (training or evaluation) from the float layer")
     _output(quantized, _input(_float_layer(subject)))
     require(calls, "loses the hooks of the float layer")
 
 
 @check("layer_type")
 def keeps_dtype_and_device(subject: Subject) -> None:
-    """The quantized layer of a bfloat16 layer, or of one on the meta device, is the same, without data being
-    made up."""
+    """The quantized layer keeps the dtype and device of the float layer; a meta layer gets no data."""
     for layer in (_float_layer(subject).bfloat16(), _float_layer(subject).to("meta")):
         weight: Any = layer.weight
         quantized: Any = _quantized(subject, QLayerConfig(), layer)
@@ -198,10 +200,11 @@ def keeps_dtype_and_device(subject: Subject) -> None:
 @check("layer_type")
 def has_the_layout_it_says(subject: Subject) -> None:
     """The weight is ``[out, in]`` for layers planned as linear, else as in the float class; ``transposed``
-    says where those differ."""
+    converts between the two.
+    """
     layer = _float_layer(subject).double()
     quantized: Any = _quantized(subject, QLayerConfig(), layer)
-    require(quantized.weight.shape == linear_weight(layer).shape, "has a weight of another shape than `transposed` makes of the float one")
+    require(quantized.weight.shape == linear_weight(layer).shape, "has a weight whose shape differs from `transposed` of the float weight")
     if counts_as(layer) is not nn.Linear:
         return
     x = _input(layer, torch.float64)
@@ -211,13 +214,14 @@ def has_the_layout_it_says(subject: Subject) -> None:
     quantized.weight = nn.Parameter(torch.cat([quantized.weight[:1] + 1, quantized.weight[1:]]), requires_grad=False)
     changed = _differ(_output(quantized, x), before).flatten(0, -2).any(0)
     is_of_one_output = bool(changed[0]) and not bool(changed[1:].any())
-    require(is_of_one_output, "has a weight of which a row is not that of one output: rounding takes it for one")
+    require(is_of_one_output, "has a weight whose rows are not outputs, as rounding assumes")
 
 
 @check("layer_type")
 def has_a_scale_for_each_output(subject: Subject) -> None:
-    """With ``ch_axis=0`` its weight has a scale for each output, also with ``groups``; that of a lookup for
-    each token."""
+    """With ``ch_axis=0``, its weight has a scale for each output, also with ``groups``; a lookup's weight has
+    one for each token.
+    """
     spec = int8_spec().set(qscheme="per_channel", ch_axis=0)
     for layer in _grouped_layers(subject):
         x = _input(layer, torch.float64)
@@ -226,13 +230,13 @@ def has_a_scale_for_each_output(subject: Subject) -> None:
         if not subject.record.lookup:
             before, after = (_outputs(quantized, values, x) for values in (before, after))
         count, scales = before.shape[0], quantized.weight_quantizer.scale.numel()
-        require(scales == count, f"has {scales} scales where {count} are wanted")
+        require(scales == count, f"has {scales} scales, not {count}")
         changed = _differ(before, after).any(1)
-        require(bool(changed[1]) and int(changed.sum()) == 1, "has scales of channels of its weight that are not those of its outputs")
+        require(bool(changed[1]) and int(changed.sum()) == 1, "has weight scales per channel that do not belong to its outputs")
 
 
 def _with_one_scale_doubled(quantized: Any) -> tuple[Tensor, Tensor]:
-    """The rounded weight of a layer, and the values of its codes when its second scale is doubled."""
+    """The rounded weight of a layer, and the same codes with the second scale doubled."""
     quantizer, weight = quantized.weight_quantizer.quantizer, quantized.weight.detach()
     values, qparams = quantizer.round_to_nearest(weight)
     quantized.weight_quantizer.set_qparams(qparams)
@@ -252,17 +256,18 @@ def _outputs(quantized: Any, weight: Tensor, x: Tensor) -> Tensor:
 
 @check("layer_type")
 def saves_what_the_float_layer_loads(subject: Subject) -> None:
-    """Without quantizers, its state dict has the names, shapes and values of the float layer's, and loads
-    back."""
+    """Without quantizers, its state dict has the float layer's names, shapes and values, and
+    can be loaded.
+    """
     layer = _float_layer(subject)
     quantized = _quantized(subject, QLayerConfig(), layer)
     expected, state = layer.state_dict(), quantized.state_dict()
-    require(state.keys() == expected.keys(), f"saves {', '.join(state)} where the float layer saves {', '.join(expected)}")
+    require(state.keys() == expected.keys(), f"saves {', '.join(state)}, but the float layer saves {', '.join(expected)}")
     differ = [name for name in expected if not torch.equal(state[name], expected[name])]
-    require(not differ, f"saves other values than the float layer in {', '.join(differ)}")
+    require(not differ, f"saves values that differ from the float layer's in {', '.join(differ)}")
     quantized.load_state_dict(expected)
     x = _input(layer)
-    require(torch.allclose(_output(quantized, x), _output(layer, x), rtol=1e-5, atol=1e-6), "computes something else once it has loaded")
+    require(torch.allclose(_output(quantized, x), _output(layer, x), rtol=1e-5, atol=1e-6), "computes a different output after loading")
 
 
 @check("layer_type")
@@ -274,7 +279,7 @@ def applies_its_quantizers(subject: Subject) -> None:
     quantized = _quantized(subject, QLayerConfig(input_tensors=spec), layer)
     assert quantized.input_quantizer is not None
     rounded = quantized.input_quantizer(x)
-    require(_close(_output(quantized, x), _output(layer, rounded)), "does not round its input, or changes it otherwise")
+    require(_close(_output(quantized, x), _output(layer, rounded)), "does not round its input, or changes it in another way")
     quantized = _quantized(subject, QLayerConfig(output_tensors=spec), layer)
     assert quantized.output_quantizer is not None
     require(_close(_output(quantized, x), quantized.output_quantizer(_output(layer, x))), "does not round its output")
@@ -282,8 +287,9 @@ def applies_its_quantizers(subject: Subject) -> None:
 
 @check("layer_type")
 def is_quantized_exported_and_loaded(subject: Subject) -> None:
-    """In a model, its weight is rounded, its output stays near, and after export and loading it computes the
-    same."""
+    """In a model, its weight is rounded, its output stays close, and after export and loading it computes the
+    same.
+    """
     assume(subject.record.quantized is not None, "layers of this type stay float")
     model, x = _Small(_float_layer(subject)), _input(_float_layer(subject))
     before, weight = _output(model, x), linear_weight(model.layer).clone()
@@ -291,11 +297,11 @@ def is_quantized_exported_and_loaded(subject: Subject) -> None:
     with TemporaryDirectory(prefix="quark-conformance-", ignore_cleanup_errors=True) as directory:
         quantized: Any = ModelQuantizer(config).quantize_model(model)
         after = _output(quantized, x)
-        require(isinstance(quantized.layer, QuantizedLayer), "is not quantized where a pattern names it")
-        require(not torch.equal(quantized.layer.weight, weight), "keeps its float weight where a weight quantizer is asked for")
+        require(isinstance(quantized.layer, QuantizedLayer), "is not quantized although a pattern names it")
+        require(not torch.equal(quantized.layer.weight, weight), "keeps its float weight although it has a weight quantizer")
         error = float((after - before).norm() / before.norm())
         require(error < _QUANTIZED, f"changes its output by {error:.0%} with an 8-bit weight")
         export_safetensors(quantized, Path(directory) / "out")
         loaded = import_model_from_safetensors(_Small(_float_layer(subject)), Path(directory) / "out", device="cpu")
         again = float((_output(loaded, x) - after).norm() / after.norm())
-        require(again <= _SINGLE, "gives another output once it is exported and loaded")
+        require(again <= _SINGLE, "returns a different output after export and loading")

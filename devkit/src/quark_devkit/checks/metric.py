@@ -1,4 +1,4 @@
-"""Checks of metrics: one finite number for each token alone; nothing is changed, nothing is random."""
+"""Checks of metrics: one finite number per token, no side effects, no randomness."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from quark_devkit.subject import Subject
 
 _TOKENS, _VOCABULARY = 12, 7
 _TOLERANCE = 1e-6
-"""Relative difference that float32 sums over a small vocabulary may have when rows are computed in other
-groups.
+"""Relative difference of float32 sums over a small vocabulary if rows are grouped differently.
 """
 
 
@@ -26,15 +25,17 @@ def _example() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _metric(subject: Subject) -> Callable[[Tensor, Tensor, Tensor], Any]:
-    """The metric, which is given the reference only where its record says that it needs it."""
+    """The metric, with the reference only if its record needs it."""
     metric, needs_reference = subject.load("metric"), subject.record.needs_reference
     return lambda log_q, targets, log_p: metric(log_q, targets, log_p if needs_reference else None)
 
 
 def _require_numbers(values: Any, tokens: int) -> None:
     shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-    require(isinstance(values, Tensor) and shape == (tokens,), f"gives {shape} for {tokens} tokens: give a tensor with a number for each")
-    require(bool(values.isfinite().all()), "gives NaN or Inf")
+    require(
+        isinstance(values, Tensor) and shape == (tokens,), f"returns {shape} for {tokens} tokens: return a tensor with one number for each"
+    )
+    require(bool(values.isfinite().all()), "returns NaN or Inf")
 
 
 @check("metric")
@@ -46,8 +47,7 @@ def gives_a_number_for_each_token(subject: Subject) -> None:
 
 @check("metric")
 def takes_excluded_tokens(subject: Subject) -> None:
-    """A token of the vocabulary that a model excludes, with the log-probability −Inf, leaves the result
-    finite."""
+    """The result stays finite if a model excludes a token (log-probability −Inf)."""
     log_q, targets, log_p = _example()
     for log in (log_q, log_p):
         log[:, 0] = -torch.inf
@@ -58,18 +58,18 @@ def takes_excluded_tokens(subject: Subject) -> None:
 
 @check("metric")
 def looks_at_each_token_alone(subject: Subject) -> None:
-    """The number of a token does not depend on the tokens beside it, which are a matter of the batch."""
+    """The number of a token does not depend on other tokens in the batch."""
     log_q, targets, log_p = _example()
     metric = _metric(subject)
     together = metric(log_q, targets, log_p)
     apart = torch.cat([metric(log_q[i : i + 5], targets[i : i + 5], log_p[i : i + 5]) for i in range(0, _TOKENS, 5)])
     is_close = together.shape == apart.shape and torch.allclose(together.double(), apart.double(), rtol=_TOLERANCE, atol=_TOLERANCE)
-    require(is_close, "gives other numbers where the same tokens come in other batches")
+    require(is_close, "returns different numbers if the same tokens come in different batches")
 
 
 @check("metric")
 def changes_no_argument(subject: Subject) -> None:
-    """It changes none of its arguments, which other metrics get after it."""
+    """It changes none of its arguments, since other metrics use them too."""
     example, again = _example(), _example()
     _metric(subject)(*example)
     names = ("log_q", "targets", "log_p")
@@ -81,4 +81,4 @@ def changes_no_argument(subject: Subject) -> None:
 def gives_the_same_again(subject: Subject) -> None:
     """Measured twice, it gives the same numbers."""
     metric = _metric(subject)
-    require(torch.equal(metric(*_example()), metric(*_example())), "gives other numbers the second time")
+    require(torch.equal(metric(*_example()), metric(*_example())), "returns different numbers the second time")

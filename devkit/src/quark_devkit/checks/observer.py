@@ -1,4 +1,4 @@
-"""Checks of observers: ranges are those of the data, alone or merged; and their options."""
+"""Checks of observers: ranges of single and merged data, and options."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Range = tuple[Tensor, Tensor]
 _WIDEST = 8.0
 _NARROWEST = 0.01
 _CALLS = 100
-"""More than other checks make, so that what counts its calls shows it."""
+"""More calls than in other checks, to reveal objects that count their calls."""
 
 
 def data_of(seed: int = 0, shape: tuple[int, ...] = SHAPE) -> Tensor:
-    """Return normal values with a few large ones, off centre, the same each time."""
+    """Return normal values with an offset and a few outliers, always the same."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(shape, generator=generator) + 0.25
     x[..., 5] *= 12
@@ -34,13 +34,13 @@ def data_of(seed: int = 0, shape: tuple[int, ...] = SHAPE) -> Tensor:
 
 
 def accepted_examples(subject: Subject) -> list[Example]:
-    """Return the example specs that name the observer and are accepted, of all registered formats."""
+    """Return the accepted example specs of all registered formats with the observer."""
     observer = subject.load("observer")
     return [example for example in examples(registered_formats(), observer.__name__) if len(example.quantizer.levels) == 1]
 
 
 def examples_of(subject: Subject) -> list[Example]:
-    """Return an example spec of each granularity that the observer serves, of the formats that accept it."""
+    """Return an accepted example spec for each granularity of the observer."""
     accepted = accepted_examples(subject)
     by_shape: dict[tuple[object, ...], Example] = {}
     for example in accepted:
@@ -48,7 +48,7 @@ def examples_of(subject: Subject) -> list[Example]:
             level = example.quantizer.stored_level
             by_shape.setdefault((type(level.granularity), level.spec.symmetric is False), example)
     if not by_shape:
-        casts = "only formats that cast accept this observer, and those have no ranges"
+        casts = "only formats that cast accept this observer, and they have no ranges"
         raise NotApplicableError(casts if accepted else "no registered number format has a spec that accepts this observer")
     return list(by_shape.values())
 
@@ -76,12 +76,12 @@ def _close(one: Range, other: Range) -> bool:
 
 
 def _observes_once(example: Example) -> bool:
-    """Return whether the observer refuses a second tensor, as an observer that searches a weight does."""
+    """Return whether the observer refuses a second tensor, as weight-searching observers do."""
     return raises(CalibrationError, observed, example, data_of(), data_of())
 
 
 def _empty(example: Example) -> Tensor | None:
-    """Return a tensor without rows; None where it has no scales either."""
+    """Return a tensor without rows; None if it has no scales either."""
     granularity, shape = example.quantizer.granularity, (0, SHAPE[1])
     return torch.zeros(shape) if granularity.scale_shape(shape) == granularity.scale_shape(SHAPE) else None
 
@@ -89,21 +89,22 @@ def _empty(example: Example) -> Tensor | None:
 @check("observer")
 def serves_a_spec(subject: Subject) -> None:
     """At least one spec of a registered number format accepts the observer."""
-    require(accepted_examples(subject), "is accepted by no spec of a registered number format")
+    require(accepted_examples(subject), "fits no spec of a registered number format")
 
 
 @check("observer", each=examples_of)
 def gives_float32_ranges_of_the_shape_of_the_scales(example: Example) -> None:
-    """Both ends of the range are finite float32 tensors of the granularity's scale shape, the low end not
-    above the high one."""
+    """Both ends of the range are finite float32 tensors with the granularity's scale shape, and
+    low ≤ high.
+    """
     low, high = range_of(example, data_of())
     wanted = example.quantizer.granularity.scale_shape(SHAPE)
     for end in (low, high):
-        require(isinstance(end, Tensor), f"gives {end!r} as an end of a range")
-        require(tuple(end.shape) == wanted, f"gives a range of shape {list(end.shape)}, {list(wanted)} is wanted")
-        require(end.dtype is torch.float32, f"gives a range in {end.dtype}")
-        require(bool(end.isfinite().all()), "gives a range that is not finite")
-    require(bool((low <= high).all()), "gives a low end above the high one")
+        require(isinstance(end, Tensor), f"returns {end!r} as an end of a range")
+        require(tuple(end.shape) == wanted, f"returns a range of shape {list(end.shape)}, not {list(wanted)}")
+        require(end.dtype is torch.float32, f"returns a range in {end.dtype}")
+        require(bool(end.isfinite().all()), "returns a range that is not finite")
+    require(bool((low <= high).all()), "returns a low end above the high one")
 
 
 @check("observer", each=examples_of)
@@ -121,15 +122,15 @@ def keeps_no_reference_to_the_tensor(example: Example) -> None:
     observer = observed(example, x)
     x.fill_(1e6)
     is_same = same_range(observer.range(), range_of(example, data_of()))
-    require(is_same, "gives another range once the observed tensor is overwritten: it keeps a reference to it")
+    require(is_same, "returns a different range after the observed tensor is overwritten: it keeps a reference")
 
 
 @check("observer", each=examples_of)
 def does_not_change_by_being_asked(example: Example) -> None:
-    """Asking for the range twice gives the same range, and does not disturb later observations."""
+    """Reading the range twice gives the same range and does not affect later observations."""
     observer = observed(example, data_of())
     low, high = (end.clone() for end in observer.range())
-    require(same_range((low, high), observer.range()), "gives another range the second time it is asked")
+    require(same_range((low, high), observer.range()), "returns a different range the second time")
 
 
 @check("observer", each=examples_of)
@@ -138,32 +139,32 @@ def starts_afresh(example: Example) -> None:
     before = range_of(example, data_of(1))
     range_of(example, 50 * data_of(2))
     is_same = same_range(before, range_of(example, data_of(1)))
-    require(is_same, "gives another range after another observer was used: they share state")
+    require(is_same, "returns a different range after another observer was used: they share state")
 
 
 @check("observer", since=2, each=examples_of)
 def gives_the_same_each_time(example: Example) -> None:
-    """The same tensor gives the same range each time, also after many observers, and no random state of the
-    process is changed."""
+    """The same tensor always gives the same range, also after many observers, and no random state changes."""
     x = data_of()
     with random_states_kept():
         first = range_of(example, x)
         for _ in range(_CALLS):
-            require(same_range(range_of(example, x), first), "gives another range for the same tensor the next time")
+            require(same_range(range_of(example, x), first), "returns a different range for the same tensor the next time")
 
 
 @check("observer", each=examples_of)
 def merges_to_what_one_observer_sees(example: Example) -> None:
-    """Two merged observers give the range of one that has seen both data sets, up to float32 rounding; or
-    neither is possible."""
+    """Two merged observers give the range of one observer of both data sets, up to float32 rounding; or both
+    are refused.
+    """
     merged, other = observed(example, data_of(1)), observed(example, 3 * data_of(2))
     if _observes_once(example):
         is_refused = raises(CalibrationError, merged.merge, other)
-        require(is_refused, "refuses a second tensor, and merges with an observer that has seen another one")
+        require(is_refused, "refuses a second tensor, but merges with an observer that has seen another tensor")
         return
     merged.merge(other)
     both = range_of(example, data_of(1), 3 * data_of(2))
-    require(_close(merged.range(), both), "merged, gives another range than one observer of all data")
+    require(_close(merged.range(), both), "returns a different range after a merge than one observer of all data")
 
 
 @check("observer", each=examples_of)
@@ -173,7 +174,7 @@ def does_not_depend_on_the_order_of_data(example: Example) -> None:
         return
     parts = [data_of(1), 3 * data_of(2), 0.1 * data_of(3)]
     is_close = _close(range_of(example, *parts), range_of(example, *reversed(parts)))
-    require(is_close, "gives another range for the same tensors in another order")
+    require(is_close, "returns a different range for the same tensors in another order")
 
 
 class _Unrelated(Observer):
@@ -196,20 +197,20 @@ def refuses_to_merge_another_kind(example: Example) -> None:
 
 @check("observer", each=examples_of)
 def merging_with_an_empty_one_changes_nothing(example: Example) -> None:
-    """Merging an observer that has seen nothing, or merging into one, gives the range of the other."""
+    """Merging with an empty observer, in either direction, gives the range of the other."""
     wanted = range_of(example, data_of())
     for first, second in (((data_of(),), ()), ((), (data_of(),))):
         merged = observed(example, *first)
         merged.merge(observed(example, *second))
-        require(same_range(merged.range(), wanted), "gives another range when an observer without data is merged")
+        require(same_range(merged.range(), wanted), "returns a different range when an observer without data is merged")
 
 
 @check("observer", each=examples_of)
 def has_no_range_without_data(example: Example) -> None:
-    """Asked for a range before it has seen a value, it raises CalibrationError."""
+    """Reading the range before any data raises CalibrationError."""
     empty = _empty(example)
     for tensors in ((), () if empty is None else (empty,)):
-        require(raises(CalibrationError, range_of, example, *tensors), "gives a range without data")
+        require(raises(CalibrationError, range_of, example, *tensors), "returns a range without data")
 
 
 @check("observer", each=examples_of)
@@ -217,18 +218,18 @@ def empty_tensors_do_not_count(example: Example) -> None:
     """Observing a tensor without elements changes nothing."""
     if (empty := _empty(example)) is not None:
         is_same = same_range(range_of(example, data_of(), empty), range_of(example, data_of()))
-        require(is_same, "gives another range after an empty tensor")
+        require(is_same, "returns a different range after an empty tensor")
 
 
 def _extreme_examples(subject: Subject) -> list[Example]:
-    assume(subject.load("observer").is_extremes, "it does not say is_extremes")
+    assume(subject.load("observer").is_extremes, "it does not set is_extremes")
     return examples_of(subject)
 
 
 @check("observer", each=_extreme_examples)
 def extremes_are_extremes(example: Example) -> None:
-    """An observer that says ``is_extremes`` gives the smallest and the largest value of the elements with one
-    scale, exactly.
+    """An observer with ``is_extremes`` returns exactly the smallest and largest value of the elements with
+    one scale.
 
     Specs without zero points may have ∓ the largest magnitude instead.
     """
@@ -239,13 +240,12 @@ def extremes_are_extremes(example: Example) -> None:
     seen, magnitude = range_of(example, *parts), rows.abs().amax(1).view(shape)
     is_magnitude = example.quantizer.stored_level.spec.symmetric is not False and same_range(seen, (-magnitude, magnitude))
     is_extreme = same_range(seen, (rows.amin(1).view(shape), rows.amax(1).view(shape)))
-    require(is_extreme or is_magnitude, "says is_extremes and gives other ends than the smallest and the largest value")
+    require(is_extreme or is_magnitude, "sets is_extremes but does not return the smallest and the largest value")
 
 
 @check("observer", each=examples_of)
 def serves_hard_tensors(example: Example) -> None:
-    """Zeros, constants, values of one sign, tiny and huge values give finite ranges whose low end is not
-    above the high one."""
+    """Zeros, constants, one-sided, tiny and huge values give finite ranges with low ≤ high."""
     hard = {
         "zeros": torch.zeros(SHAPE),
         "a constant": torch.full(SHAPE, -0.7),
@@ -256,36 +256,34 @@ def serves_hard_tensors(example: Example) -> None:
     }
     for name, x in hard.items():
         low, high = range_of(example, x)
-        require(bool(low.isfinite().all() and high.isfinite().all()), f"gives a range that is not finite for {name}")
-        require(bool((low <= high).all()), f"gives a low end above the high one for {name}")
+        require(bool(low.isfinite().all() and high.isfinite().all()), f"returns a range that is not finite for {name}")
+        require(bool((low <= high).all()), f"returns a low end above the high one for {name}")
 
 
 @check("observer", each=examples_of)
 def does_not_depend_on_the_memory_layout(example: Example) -> None:
-    """A tensor that is not contiguous gives the range of a contiguous copy."""
+    """A non-contiguous tensor gives the range of its contiguous copy."""
     wide = torch.zeros(SHAPE[0], 2 * SHAPE[1])
     wide[:, ::2] = data_of()
     is_same = same_range(range_of(example, wide[:, ::2]), range_of(example, data_of()))
-    require(is_same, "gives another range for a tensor that is not contiguous than for a copy that is")
+    require(is_same, "returns a different range for a non-contiguous tensor than for its contiguous copy")
 
 
 @check("observer", level="advisory", each=examples_of)
 def works_on_an_accelerator(example: Example) -> None:
-    """Of tensors on an accelerator, here a simulated one, it gives the range that it gives on a CPU, and
-    gives it there."""
+    """For tensors on a (simulated) accelerator, it returns the CPU's range, on the accelerator."""
     with accelerator() as device:
         low, high = range_of(example, data_of().to(device.name))
-        require(low.device.type == high.device.type == device.name, "gives a range on another device than the tensor's")
+        require(low.device.type == high.device.type == device.name, "returns a range on another device than the tensor's")
         is_close = _close((low.cpu(), high.cpu()), range_of(example, data_of()))
-        require(is_close, "gives another range on an accelerator")
+        require(is_close, "returns a different range on an accelerator")
 
 
 @check("observer", each=examples_of)
 def keeps_no_graph(example: Example) -> None:
-    """Observing a tensor that requires gradients gives a range that does not: it would keep the graph of a
-    whole forward alive."""
+    """The range never requires gradients, since it would keep the graph of a whole forward alive."""
     low, high = range_of(example, data_of().requires_grad_())
-    require(not (low.requires_grad or high.requires_grad), "gives a range that requires gradients for a tensor that does")
+    require(not (low.requires_grad or high.requires_grad), "returns a range that requires gradients")
 
 
 def _reach(example: Example) -> Tensor:
@@ -298,32 +296,30 @@ def _reach(example: Example) -> Tensor:
 
 @check("observer", each=examples_of)
 def reaches_not_far_beyond_the_data(example: Example) -> None:
-    """The range reaches at most eight times as far from zero as the data do: a search may prefer wide ranges,
-    and no more."""
+    """The range reaches at most eight times as far from zero as the data."""
     worst = float(_reach(example).max())
-    require(worst <= _WIDEST, f"gives a range {worst:.3g} times as far from zero as the data")
+    require(worst <= _WIDEST, f"returns a range {worst:.3g} times as far from zero as the data")
 
 
 @check("observer", each=examples_of)
 def reaches_some_of_the_data(example: Example) -> None:
-    """The range is nowhere empty, and reaches at least a hundredth as far from zero as the data do."""
+    """No range is empty, and each reaches at least a hundredth as far from zero as the data."""
     least = float(_reach(example).min())
-    require(least >= _NARROWEST, f"gives a range {least:.3g} times as far from zero as the data")
+    require(least >= _NARROWEST, f"returns a range {least:.3g} times as far from zero as the data")
 
 
 @check("observer", each=examples_of)
 def serves_16_bit_tensors(example: Example) -> None:
-    """A bfloat16 or float16 tensor gives the range, in float32, of the same values in float32."""
+    """A bfloat16 or float16 tensor gives the same float32 range as its values in float32."""
     for dtype in (torch.bfloat16, torch.float16):
         x = data_of().to(dtype)
         is_same = same_range(range_of(example, x), range_of(example, x.float()))
-        require(is_same, "gives another range for a 16-bit tensor than for the same values in float32")
+        require(is_same, "returns a different range for a 16-bit tensor than for the same values in float32")
 
 
 @check("observer", each=examples_of)
 def does_not_hide_nan_or_inf(example: Example) -> None:
-    """NaN or Inf among the data makes the range NaN or infinite, or raises a QuarkError; it is not left out
-    in silence."""
+    """NaN or Inf in the data makes the range NaN or infinite, or raises a QuarkError; it is not ignored."""
     for bad in (torch.nan, torch.inf, -torch.inf):
         x = data_of()
         x[3, 7] = bad
@@ -331,11 +327,11 @@ def does_not_hide_nan_or_inf(example: Example) -> None:
             ends = range_of(example, x)
         except QuarkError:
             continue
-        require(not all(bool(end.isfinite().all()) for end in ends), f"gives a finite range for data with {bad}")
+        require(not all(bool(end.isfinite().all()) for end in ends), f"returns a finite range for data with {bad}")
 
 
 def _range_with(observer: Any, example: Example, options: Mapping[str, Any]) -> Range:
-    """Return the range that an observer of a class gives with some values of options.
+    """Return the range of an observer class with some options.
 
     Raises:
         ConfigError: It refuses them.
@@ -352,7 +348,7 @@ def _range_with(observer: Any, example: Example, options: Mapping[str, Any]) -> 
 
 @check("observer")
 def refuses_unknown_options(subject: Subject) -> None:
-    """An observer option that it does not have is refused by ``spec_error``."""
+    """``spec_error`` refuses unknown observer options."""
     observer = subject.load("observer")
     for example in accepted_examples(subject):
         answer = observer.spec_error(example.spec.set(observer_options={"an_option_that_no_observer_has": 1}))
@@ -361,8 +357,7 @@ def refuses_unknown_options(subject: Subject) -> None:
 
 @check("observer")
 def accepts_the_defaults_of_its_options(subject: Subject) -> None:
-    """Each option that it lists is accepted with its default, and gives the range that leaving
-    it out gives."""
+    """Each listed option accepts its default, which gives the same range as leaving the option out."""
     observer = subject.load("observer")
     options = observer_options(observer)
     assume(options, "it lists no options")
@@ -373,7 +368,7 @@ def accepts_the_defaults_of_its_options(subject: Subject) -> None:
             except ConfigError as error:
                 require(False, f"refuses its own default of the option '{option.name}': {error} ({example})")
             is_same = same_range(chosen, range_of(example, data_of()))
-            require(is_same, f"gives another range with the option '{option.name}' at its default than without it ({example})")
+            require(is_same, f"returns a different range with the option '{option.name}' at its default than without it ({example})")
 
 
 @check("observer", since=2)
@@ -391,8 +386,8 @@ def heeds_its_options(subject: Subject) -> None:
 
 @check("observer")
 def answers_odd_specs(subject: Subject) -> None:
-    """``spec_error`` gives None or a text for any spec, and raises nothing."""
+    """``spec_error`` returns None or a text for any spec, and never raises."""
     observer = subject.load("observer")
     for spec in odd_specs(registered_formats()):
         answer = observer.spec_error(spec)
-        require(answer is None or (isinstance(answer, str) and answer), f"answers {answer!r} where None or a reason is wanted ({spec})")
+        require(answer is None or (isinstance(answer, str) and answer), f"answers {answer!r}, not None or a reason ({spec})")

@@ -1,4 +1,4 @@
-"""Checks of quantization modes: a plan changes nothing, and a quantized model is near its float model."""
+"""Checks of quantization modes: a plan changes nothing, and a quantized model is close to its float model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quark_devkit.example_specs import int8_spec
 from quark_devkit.subject import Subject
 
 _QUANTIZED = 0.1
-"""Relative error of an output with 8-bit tensors that would be far too large."""
+"""Relative error of an output with 8-bit tensors that is far too large."""
 
 
 def _model() -> nn.Module:
@@ -48,7 +48,7 @@ def _outputs(model: Callable[[Tensor], Tensor]) -> Tensor:
 
 @check("quant_mode")
 def plans_without_a_change(subject: Subject) -> None:
-    """A plan leaves the model as it is. A model of another kind than the mode takes is a ConfigError."""
+    """A plan does not change the model. A model of the wrong kind raises ConfigError."""
     model, before = _model(), _model().state_dict()
     try:
         plan = _quantizer(subject).plan(model)
@@ -62,23 +62,23 @@ def plans_without_a_change(subject: Subject) -> None:
 
 @check("quant_mode")
 def gives_a_quantized_model(subject: Subject) -> None:
-    """The result is a module that says how it was quantized; its weights have been rounded."""
+    """The result is a module with its configuration and plan, and its weights are rounded."""
     quantized = _quantized(subject)
     require(isinstance(quantized, nn.Module), f"returns a {type(quantized).__name__}: return the quantized module")
     missing = [name for name in ("quant_config", "quark_plan", "quark_quantized") if not hasattr(quantized, name)]
     require(not missing, f"returns a model without {', '.join(missing)}")
-    require(not torch.equal(_outputs(quantized), _outputs(_model())), "returns a model that computes what the float model does")
+    require(not torch.equal(_outputs(quantized), _outputs(_model())), "returns a model whose output equals the float model's")
 
 
 @check("quant_mode")
 def is_near_the_float_model(subject: Subject) -> None:
-    """With 8 bits for weights and inputs, the output is finite and near that of the float model."""
+    """With 8 bits for weights and inputs, the output is finite and close to the float model's."""
     before, after = _outputs(_model()), _outputs(_quantized(subject))
     error = ((after - before).norm() / before.norm()).item()
-    require(error < _QUANTIZED, f"computes something else with 8 bits: the relative error is {error:.2g}")
+    require(error < _QUANTIZED, f"computes a wrong output with 8 bits: the relative error is {error:.2g}")
 
 
 @check("quant_mode")
 def repeats_itself(subject: Subject) -> None:
     """Two runs on the same model and data give the same outputs, bit for bit."""
-    require(torch.equal(_outputs(_quantized(subject)), _outputs(_quantized(subject))), "gives another model the second time")
+    require(torch.equal(_outputs(_quantized(subject)), _outputs(_quantized(subject))), "returns a different model the second time")

@@ -18,12 +18,12 @@ from quark_devkit.whole_runs import is_same
 from quark_workbench.mixed_precision import FLOAT, Budget, Selection, SelectionProblem, select_schemes, selector_of
 
 SHARES = (0.0, 0.3, 0.7, 1.0)
-"""Budgets that are asked for: places between the fewest and the most bytes that the groups can take."""
+"""Tested budgets: positions between the smallest and the largest size of the groups."""
 
 
 @attrs.define
 class _Asked:
-    """A selector that asks another one: keeps problem and answer, and returns a choice that is valid."""
+    """A selector that calls another, keeps its problem and answer, and returns a valid choice."""
 
     selector: Any = None
     problem: Any = None
@@ -37,7 +37,7 @@ class _Asked:
 
 
 def _asked(subject: Subject, share: float = 0.3, model: nn.Module | Path | None = None) -> tuple[SelectionProblem, Any]:
-    """Return a problem, whose budget is at that place, and the selector's answer."""
+    """Return a problem with a budget at that position, and the selector's answer."""
     whole = small_model() if model is None else model
     limits, asked = _Asked(), _Asked(selector_of(subject.lookup_name)[1])
     _select(whole, Budget(kl=1.0), batches(1), limits)
@@ -53,36 +53,35 @@ def _select(model: nn.Module | Path, budget: Budget, data: list[Tensor], selecto
 
 @check("selector")
 def is_made_without_options(subject: Subject) -> None:
-    """It is made without options, and has a method ``select``."""
+    """It can be created without options and has a method ``select``."""
     selector_of(subject.lookup_name)
 
 
 @check("selector")
 def chooses_for_every_group(subject: Subject) -> None:
-    """It returns a Selection that has for each group one of the candidates that fit it."""
+    """It returns a Selection with a fitting candidate for each group."""
     problem, selection = _asked(subject)
     require(isinstance(selection, Selection), f"returns a {type(selection).__name__}: return a quark_workbench.mixed_precision.Selection")
     for name, sizes in problem.sizes.items():
         chosen = selection.choices.get(name)
-        require(chosen in sizes, f"chooses {chosen!r} for '{name}', for which there are {', '.join(sizes)}")
+        require(chosen in sizes, f"chooses {chosen!r} for '{name}', whose candidates are {', '.join(sizes)}")
 
 
 @check("selector")
 def keeps_the_budget(subject: Subject) -> None:
-    """Its choices take no more bytes than the budget, for budgets from the fewest bytes that can be reached
-    to the most."""
+    """Its choices stay within the budget, for budgets from the smallest to the largest reachable size."""
     for share in SHARES:
         problem, selection = _asked(subject, share)
         most, taken = problem.most_bytes or 0, problem.bytes_of(selection.choices)
-        require(taken <= most, f"chooses {taken:,} bytes where {most:,} are allowed")
+        require(taken <= most, f"chooses {taken:,} bytes, but {most:,} are allowed")
 
 
 @check("selector")
 def chooses_the_same_again(subject: Subject) -> None:
-    """Asked the same twice, it answers the same."""
+    """It gives the same answer twice."""
     first, second = (_asked(subject)[1].choices for _ in range(2))
     different = [name for name in first if first[name] != second.get(name)]
-    require(not different, f"chooses another candidate for '{different[0] if different else ''}' the second time")
+    require(not different, f"chooses a different candidate for '{different[0] if different else ''}' the second time")
 
 
 @check("selector")
@@ -92,35 +91,37 @@ def leaves_the_model_as_it_was(subject: Subject) -> None:
     before = _state(model)
     _asked(subject, model=model)
     after = _state(model)
-    require(before.keys() == after.keys(), "adds something to the model, or takes something away")
+    require(before.keys() == after.keys(), "adds modules or tensors to the model, or removes some")
     changed = [name for name, value in before.items() if not is_same(value, after[name])]
     require(not changed, f"leaves '{changed[0] if changed else ''}' changed")
 
 
 @check("selector")
 def chooses_the_same_from_disk(subject: Subject) -> None:
-    """From a checkpoint, whose tensors it loads block by block, it makes the same choices as for the model in
-    memory."""
+    """From a checkpoint, which it loads block by block, it makes the same choices as for the
+    model in memory.
+    """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         path = saved(Path(directory), torch.float32)
         from_disk = _asked(subject, model=path)[1].choices
     in_memory = _asked(subject)[1].choices
     different = [name for name, chosen in in_memory.items() if from_disk.get(name) != chosen]
-    require(not different, f"chooses another candidate for '{different[0] if different else ''}' from disk than in memory")
+    require(not different, f"chooses a different candidate for '{different[0] if different else ''}' from disk than in memory")
 
 
 @check("selector")
 def gives_an_ordered_curve(subject: Subject) -> None:
-    """Points of its curve, where it gives one, have rising sizes, falling losses, and the bytes that their
-    choices take."""
+    """If it returns a curve, the points have increasing sizes, decreasing losses, and the bytes of their
+    choices.
+    """
     problem, selection = _asked(subject)
-    assume(selection.curve, "it gives no curve")
+    assume(selection.curve, "it returns no curve")
     for point in selection.curve:
         taken = problem.bytes_of(point.choices)
-        require(taken == point.group_bytes, f"has a point of {point.group_bytes:,} bytes whose choices take {taken:,}")
+        require(taken == point.group_bytes, f"has a point of {point.group_bytes:,} bytes, but its choices take {taken:,}")
     for smaller, larger in pairwise(selection.curve):
-        require(smaller.group_bytes < larger.group_bytes, "has points that are not in the order of their sizes")
-        require(smaller.loss >= larger.loss, f"has a point of {larger.group_bytes:,} bytes with a larger loss than one of fewer bytes")
+        require(smaller.group_bytes < larger.group_bytes, "has points that are not sorted by size")
+        require(smaller.loss >= larger.loss, f"has a point of {larger.group_bytes:,} bytes with a larger loss than a smaller point")
 
 
 def _state(model: nn.Module) -> dict[str, Any]:

@@ -47,7 +47,7 @@ from quark_devkit.whole_runs import readable_layout
 TOLERANCE = 1e-9
 """Far above float64 rounding in two or three blocks, far below the effect of a scale."""
 EFFECT = 1e-6
-"""What a scale that is not undone changes at least, of the largest logit."""
+"""Least effect of a scale that is not undone, relative to the largest logit."""
 
 _OF_ATTENTION = ("attention_inputs", "attention_inner", "attention_output", "attention_norm", "attention_value", "attention_output_norm")
 _OF_MIXERS = ("query_projections", "key_projections", "value_projections", "mixer", "mixer_context")
@@ -66,7 +66,7 @@ def _query_patterns(facts: Architecture) -> tuple[str, ...]:
 
 
 def _in_a_block(subject: Subject) -> Iterator[tuple[str, str]]:
-    """Yield names in a block that the facts state, each with its fact; patterns of experts have a star."""
+    """Yield the facts that name modules of a block, with the names; patterns of experts have a star."""
     facts = facts_of(subject)
     for fact in _IN_A_BLOCK:
         names: str | tuple[str, ...] | None = getattr(facts, fact)
@@ -81,7 +81,7 @@ def _in_a_block(subject: Subject) -> Iterator[tuple[str, str]]:
 
 @check("template")
 def is_named_as_its_model_type(subject: Subject) -> None:
-    """The record's name, ``model_type`` of its facts and of the family's configuration are one."""
+    """The record's name equals ``model_type`` of its facts and of the family's configuration."""
     stated = facts_of(subject).model_type
     require(stated == subject.name, f"states facts of the model type '{stated}' under the name '{subject.name}'")
     seen = example_of(subject).config.model_type
@@ -90,34 +90,35 @@ def is_named_as_its_model_type(subject: Subject) -> None:
 
 @check("template")
 def names_the_decoder_blocks(subject: Subject) -> None:
-    """``decoder_blocks`` is the list of all decoder blocks, as many as the configuration says; a forward
-    passes those of ``encoder_blocks`` before, in their order."""
+    """``decoder_blocks`` is the list of all decoder blocks; a forward passes ``encoder_blocks`` before, each
+    in order.
+    """
     facts, model = facts_of(subject), example_of(subject)
     assume(facts.decoder_blocks is not None, "it states no decoder blocks: the whole model is one")
     blocks = blocks_of(model, facts)
     own = [block for name, block in model.named_modules() if name.rpartition(".")[0] == facts.decoder_blocks]
     wanted = getattr(text_config(model), "num_hidden_layers", len(own))
     named = f"names {len(own)} modules in '{facts.decoder_blocks}' as decoder blocks"
-    require(len(own) == wanted, f"{named}, of a model that has {wanted}")
+    require(len(own) == wanted, f"{named}, but the model has {wanted}")
     entered: list[nn.Module] = []
     for block in blocks:
         block.register_forward_pre_hook(lambda module, *_: entered.append(module))
     logits_of(model)
-    require(entered, f"names modules in '{facts.decoder_blocks}' as decoder blocks, none of which the model calls")
+    require(entered, f"names modules in '{facts.decoder_blocks}' as decoder blocks, but the model calls none of them")
     if facts.encoder_blocks:
         lists = ", ".join(map(repr, facts.block_lists))
-        require(entered == blocks, f"names {lists} as lists of blocks, which a forward does not pass once, in this order")
+        require(entered == blocks, f"names {lists} as lists of blocks, but a forward does not call each once, in this order")
 
 
 @check("template")
 def names_embeddings_and_head(subject: Subject) -> None:
-    """``embeddings`` and ``head`` are the modules that the model gives as its input and output embeddings."""
+    """``embeddings`` and ``head`` are the model's input and output embeddings."""
     facts, model = facts_of(subject), example_of(subject)
     for names, wanted in ((facts.embeddings, input_embeddings(model)), ((facts.head,), output_embeddings(model))):
         for name in filter(None, names):
             module = dict(model.named_modules()).get(name)
             require(module is not None, f"names the module '{name}', which its model does not have")
-            require(wanted is None or module is wanted, f"names '{name}' where the model has another module for that")
+            require(wanted is None or module is wanted, f"names '{name}', but the model has another module for that role")
 
 
 @check("template")
@@ -137,8 +138,9 @@ def names_modules_that_there_are(subject: Subject) -> None:
 
 @check("template")
 def names_every_projection(subject: Subject) -> None:
-    """Each linear layer of a block is named by a fact, and each linear layer that is neither is excluded from
-    quantization or named."""
+    """A fact names each linear layer of a block; other linear layers are named or excluded from
+    quantization.
+    """
     facts, model = facts_of(subject), separated(subject)
     patterns = [name for _, name in _in_a_block(subject)]
     excluded = facts.with_modules(facts.exclude_layers_name)
@@ -147,7 +149,7 @@ def names_every_projection(subject: Subject) -> None:
         for name in _linears(block):
             full = f"{prefix}.{name}" if prefix else name
             known = any(fnmatchcase(name, pattern) for pattern in patterns) or any(fnmatchcase(full, pattern) for pattern in excluded)
-            require(known, f"says nothing of the layer '{name}' of its blocks: algorithms would pass it over")
+            require(known, f"does not mention the layer '{name}' of its blocks, so algorithms would skip it")
 
 
 @check("template")
@@ -166,31 +168,33 @@ def patterns_match_layers(subject: Subject) -> None:
 
 @check("template")
 def caches_no_queries(subject: Subject) -> None:
-    """A layer that both ``kv_layers_name`` and ``q_layer_name`` match is fused: it puts out more than the
-    attention's output reads."""
+    """A layer that both ``kv_layers_name`` and ``q_layer_name`` match is fused: it has more outputs than the
+    attention's output projection has inputs.
+    """
     facts, model = facts_of(subject), separated(subject)
     both = [facts.with_modules(patterns) for patterns in (facts.kv_layers_name or (), _query_patterns(facts))]
     if not facts.attention_output or not all(both):
-        raise NotApplicableError("it does not state the patterns of the cache and of queries, or no output projection of attention")
+        raise NotApplicableError("it does not state the patterns of the KV cache and of queries, or the output projection of attention")
     for block in blocks_of(model, facts):
         outputs = [block.get_submodule(name) for name in named_by(block, facts.attention_output)]
         read = min((linear_weight(layer).shape[1] for layer in outputs), default=0)
         for name in _linears(block):
             if outputs and all(any(fnmatchcase(f".{name}", pattern) for pattern in patterns) for patterns in both):
                 rows = linear_weight(block.get_submodule(name)).shape[0]
-                require(rows > read, f"takes '{name}' for keys and values, whose {rows} outputs are those of queries alone")
+                require(rows > read, f"takes '{name}' for keys and values, but its {rows} outputs are queries")
 
 
 @check("template")
 def excludes_head_and_routers(subject: Subject) -> None:
-    """The output head, routers and gates of shared experts match a pattern of ``exclude_layers_name``: in few
-    bits they cost most."""
+    """The output head, routers and gates of shared experts match ``exclude_layers_name``, since quantizing
+    them costs most.
+    """
     facts, model = facts_of(subject), separated(subject)
     patterns = facts.with_modules(facts.exclude_layers_name)
     own = {facts.head, *(f"{facts.decoder_blocks}.*.{name}" for name in (facts.router, facts.shared_expert_gate) if name)}
     for name in _linears(model):
         if any(each and fnmatchcase(name, each) for each in own):
-            require(any(fnmatchcase(name, each) for each in patterns), f"excludes {', '.join(patterns)}, and not '{name}'")
+            require(any(fnmatchcase(name, each) for each in patterns), f"excludes {', '.join(patterns)}, but not '{name}'")
 
 
 @check("template")
@@ -212,16 +216,16 @@ def input_groups_read_one_tensor(subject: Subject) -> None:
     names_of = {module: name for name, module in model.named_modules()}
     for group in groups:
         same = all(received.get(module) is received.get(group[0]) for module in group)
-        require(same, f"puts '{names_of[group[0]]}' into one input group with layers that receive another tensor")
+        require(same, f"puts '{names_of[group[0]]}' into one input group with layers that read a different tensor")
 
 
 @check("template")
 def norms_feed_what_is_said(subject: Subject) -> None:
-    """A scale taken from a norm and given to the layers that are said to read it leaves the logits as they
-    are; given to none it does not.
+    """Moving a scale from a norm into the layers that the facts name as its readers keeps the logits;
+    dropping it changes them.
 
-    Scales are powers of two. So no other layer reads the norm, ``norm_has_unit_offset`` is right, and it has
-    a weight if that is said.
+    Scales are powers of two. This shows that no other layer reads the norm, that ``norm_has_unit_offset`` is
+    right, and that the norm has a weight if stated.
     """
     facts, model = facts_of(subject), separated(subject)
     expected = float_logits(model)
@@ -233,13 +237,13 @@ def norms_feed_what_is_said(subject: Subject) -> None:
         ]
         places = [(module, readers) for module, readers in places if getattr(module, "weight", None) is not None]
         if not facts.norm_has_weight:
-            require(not places, f"says that norms have no weight, and '{norm}' has one")
+            require(not places, f"says that norms have no weight, but '{norm}' has one")
             continue
-        require(places, f"says that '{norm}' feeds {', '.join(patterns)}, which no block has, or the norm has no weight")
+        require(places, f"says that '{norm}' feeds {', '.join(patterns)}, but no block has these layers, or the norm has no weight")
         factors = [_powers(len(module.weight), i) for i, (module, _) in enumerate(places)]  # type: ignore[arg-type]
         for (module, _), factor in zip(places, factors, strict=True):
             _scale_rows(module, torch.arange(len(factor)), 1 / factor, float(facts.norm_has_unit_offset))
-        require(distance(float_logits(model), expected) > EFFECT, f"says that '{norm}' feeds layers, and nothing reads it")
+        require(distance(float_logits(model), expected) > EFFECT, f"says that '{norm}' feeds layers, but no layer reads it")
         for (_, readers), factor in zip(places, factors, strict=True):
             for reader in readers:
                 with torch.no_grad():
@@ -252,8 +256,9 @@ def norms_feed_what_is_said(subject: Subject) -> None:
 
 @check("template")
 def values_pass_linearly(subject: Subject) -> None:
-    """A scale taken from the rows of ``attention_value``, ``mlp_value`` or their like is undone by the
-    projection that reads them."""
+    """The reading projection undoes a scale on the rows of ``attention_value``, ``mlp_value`` and similar
+    projections.
+    """
     facts, model = facts_of(subject), separated(subject)
     expected, heads = float_logits(model), int(getattr(text_config(model), "num_attention_heads", 1))
     pairs = [
@@ -264,7 +269,7 @@ def values_pass_linearly(subject: Subject) -> None:
     if facts.expert_value:
         pairs += [(of, to, "all") for of in of_experts(facts, facts.expert_value) for to in of_experts(facts, facts.expert_output)]
     pairs = [pair for pair in pairs if pair[0] and pair[1]]
-    assume(pairs, "it states no projection whose output reaches another one linearly")
+    assume(pairs, "it states no projection whose output reaches another projection linearly")
     for value, output, rows in pairs:
         for block in blocks_of(model, facts):
             for source, target in zip(named_by(block, str(value)), named_by(block, str(output)), strict=False):
@@ -275,7 +280,7 @@ def values_pass_linearly(subject: Subject) -> None:
 
 
 def _move_value(source: nn.Module, target: nn.Module, rows: str, heads: int, *, of_heads: bool) -> None:
-    """Divide the rows that are values by powers of two, and multiply the input channels that read them."""
+    """Divide value rows by powers of two, and multiply the input channels that read them."""
     outputs, columns = rows_of(source).shape[0], rows_of(target).shape[1]
     repeats = 1
     if rows == "last_of_each_head":
@@ -310,8 +315,9 @@ def _scale_rows(module: nn.Module, rows: Tensor, by: Tensor, offset: float = 0.0
 
 @check("template")
 def every_algorithm_fits_or_says_why_not(subject: Subject) -> None:
-    """For each registered algorithm there are settings by which a run can be planned and which name layers
-    that there are, or a reason."""
+    """Each registered algorithm has settings that can be planned and name existing layers, or a reason for
+    refusal.
+    """
     facts = facts_of(subject)
     for record in algorithms():
         reason = refusal(record.name, facts)
@@ -323,7 +329,7 @@ def every_algorithm_fits_or_says_why_not(subject: Subject) -> None:
 def _fitting(facts: Architecture) -> Iterator[tuple[str, AlgoConfig]]:
     """Yield each algorithm that does not refuse the family, with its settings.
 
-    Tunings are left out: they take what the others have made of a block, and ask nothing of the family.
+    Tunings are left out, since they do not depend on the family.
     """
     for record in algorithms():
         if record.processor is not None and record.kind != "block_tuning" and refusal(record.name, facts) is None:
@@ -335,15 +341,15 @@ def _fitting(facts: Architecture) -> Iterator[tuple[str, AlgoConfig]]:
 def _planned(subject: Subject, name: str, settings: AlgoConfig) -> None:
     model, config = example_of(subject), coarse_config(subject)
     config.algo_config = [settings]
-    with complaining(f"cannot be planned with the algorithm '{name}', for which it states no reason in unsupported", QuarkError):
+    with complaining(f"cannot be planned with the algorithm '{name}', but unsupported states no reason", QuarkError):
         run = plan_run(model, config)
     told = [line for line in run.plan.warnings if f"'{name}' names layers" in line]
-    require(not told, f"leads to settings that name layers which there are not: {told[0] if told else ''}")
+    require(not told, f"leads to settings that name missing layers: {told[0] if told else ''}")
 
 
 @check("template")
 def every_algorithm_runs(subject: Subject) -> None:
-    """Each algorithm that fits quantizes the model, whose logits stay finite; one of each role in a run."""
+    """Each fitting algorithm quantizes the model with finite logits, in runs with one algorithm per role."""
     for together in _runs_of_all(subject):
         model, config = example_of(subject), coarse_config(subject)
         config.algo_config = together
@@ -354,25 +360,24 @@ def every_algorithm_runs(subject: Subject) -> None:
 
 @check("template")
 def quantizes_and_reloads(subject: Subject) -> None:
-    """A model quantized with its template, with a transform of each role and a rounding that fit it, reads
-    back to the same logits."""
+    """A model quantized with a fitting transform of each role and a rounding reloads to the same logits."""
     facts, layout = facts_of(subject), readable_layout()
     model, config = example_of(subject), coarse_config(subject)
     before = logits_of(model)
     config.algo_config = next(iter(_runs_of_all(subject)), None)
     model = ModelQuantizer(config).quantize_model(model, batches_of(model))
     expected = logits_of(model)
-    require(bool(expected.isfinite().all()), "gives logits that are not finite once it is quantized")
+    require(bool(expected.isfinite().all()), "gives logits that are not finite after quantization")
     require(not torch.equal(expected, before), f"excludes every layer: {', '.join(facts.exclude_layers_name)}")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         export_with(layout, model, Path(directory) / "out")
         again: Any = import_model_from_safetensors(None, Path(directory) / "out", device="cpu")
         again.example_inputs = inputs_of(model)
-        require(torch.equal(logits_of(again), expected), "gives other logits after its export is read back")
+        require(torch.equal(logits_of(again), expected), "gives different logits after its export is read back")
 
 
 def _runs_of_all(subject: Subject) -> list[list[AlgoConfig]]:
-    """Return the settings of all algorithms that fit, in as few runs as hold them."""
+    """Return the settings of all fitting algorithms, in as few runs as possible."""
     by_role: dict[object, list[AlgoConfig]] = {}
     for name, settings in _fitting(facts_of(subject)):
         record = algorithms().get(name)

@@ -42,14 +42,15 @@ def _keeps_function(scheme: str, *settings: AlgoConfig, exclude: tuple[str, ...]
 
 @check("transform")
 def is_made_of_its_settings(subject: Subject) -> None:
-    """The processor, called with settings, gives a `quark.algorithms.Transform`, whose ``needs``
-    are statistics."""
+    """The processor, called with settings, returns a `quark.algorithms.Transform`, whose ``needs`` are
+    statistics.
+    """
     refuse_strange(processor_of(subject), "transform", origin("algorithms", subject.lookup_name))
 
 
 @check("transform", level="advisory", since=2)
 def declares_calibration(subject: Subject) -> None:
-    """A transform that needs statistics has the capability ``calibration``, which listings show."""
+    """A transform that needs statistics declares the capability ``calibration`` for listings."""
     algorithm.calibration_is_declared(subject)
 
 
@@ -74,12 +75,13 @@ def heeds_its_options(subject: Subject) -> None:
 
 @check("transform")
 def has_a_place_among_the_others(subject: Subject) -> None:
-    """Its ``role``, ``before`` and ``after`` give an order with each other registered transform, and with all
-    that go together."""
+    """Its ``role``, ``before`` and ``after`` define an order with every other registered transform, and with
+    all compatible ones.
+    """
     record: AlgorithmRecord = subject.record
     together = {record.name: record}
     for other, _ in others(subject, "transform"):
-        with complaining(f"has no place in a run with '{other.name}'", ConfigError):
+        with complaining(f"cannot be ordered in a run with '{other.name}'", ConfigError):
             in_order({record.name: record, other.name: other})
         together.setdefault(other.role or other.name, other)
     in_order({each.name: each for each in together.values()})
@@ -87,17 +89,19 @@ def has_a_place_among_the_others(subject: Subject) -> None:
 
 @check("transform", level="advisory")
 def changes_something(subject: Subject) -> None:
-    """It changes parameters of the small model, which has channels of large activations, on the way to at
-    least one scheme."""
+    """For at least one scheme, it changes parameters of the small model, which has channels with large
+    activations.
+    """
     schemes = schemes_for(subject)
     changed = any(transformed(scheme, valid_settings(subject)).changed for scheme in schemes)
-    require(changed, f"leaves every parameter as it is on the way to {' and to '.join(schemes)}: other checks show little of it")
+    require(changed, f"changes no parameter for {' and '.join(schemes)}, so other checks show little")
 
 
 @check("transform")
 def keeps_the_function(subject: Subject) -> None:
-    """In float64 the changed model gives the logits that it gave before, to rounding; also one of fused q/k/v
-    and gate/up, with biases."""
+    """In float64, the changed model gives the same logits up to rounding, also with fused q/k/v and gate/up
+    and with biases.
+    """
     for scheme in schemes_for(subject):
         _keeps_function(scheme, valid_settings(subject))
     with suppress(NotApplicableError):  # it may refuse a family
@@ -108,33 +112,32 @@ def keeps_the_function(subject: Subject) -> None:
 
 @check("transform")
 def keeps_the_function_with_layers_excluded(subject: Subject) -> None:
-    """It does so too where some layers of each block stay float, whatever the scale or rotation that would
-    pass through them."""
+    """It also keeps the function if some layers of each block stay float."""
     for exclude in (("*.q_proj",), ("*.o_proj", "*.down_proj"), ("*.layers.0.*",)):
         _keeps_function(schemes_for(subject)[0], valid_settings(subject), exclude=exclude)
 
 
 @check("transform")
 def leaves_nothing_behind(subject: Subject) -> None:
-    """It adds and removes no module, parameter, buffer or hook of the model, except for those that its
-    restorer puts back in a loaded model."""
+    """It adds and removes no module, parameter, buffer or hook of the model, except those that its restorer
+    adds to a loaded model.
+    """
     for scheme in schemes_for(subject):
         result = transformed(scheme, valid_settings(subject))
         runs = any(one.name == settings_of(subject).name and one.runs_with_model() for one in result.settings)
         if runs:
             has_restorer = subject.record.restorer is not None
-            require(has_restorer, "has settings that say runs_with_model(), and its record has no restorer that puts back what runs")
+            require(has_restorer, "has settings with runs_with_model(), but its record has no restorer")
             continue
         before, after = named_parts(result.before), named_parts(result.model)
         for kind, names in after.items():
             strange = [name for name in {*names, *before[kind]} if names.count(name) != before[kind].count(name)]
-            require(not strange, f"leaves another {kind} {strange[0] if strange else ''}, and its settings do not say runs_with_model()")
+            require(not strange, f"leaves a new {kind} {strange[0] if strange else ''}, but its settings do not set runs_with_model()")
 
 
 @check("transform")
 def is_deterministic(subject: Subject) -> None:
-    """Two runs give the same parameters, to the bit, and leave the random states of the process
-    as they are."""
+    """Two runs give the same parameters, to the bit, and do not change random states of the process."""
     scheme = schemes_for(subject)[0]
     with random_states_kept():
         first, second = (transformed(scheme, valid_settings(subject)).model for _ in range(2))
@@ -144,22 +147,22 @@ def is_deterministic(subject: Subject) -> None:
 
 @check("transform")
 def composes_with_other_transforms(subject: Subject) -> None:
-    """With each registered transform of another role it keeps the function, and the order in which they are
-    named does not matter."""
+    """It keeps the function with each registered transform of another role, in any order of names."""
     scheme = schemes_for(subject)[-1]
     for _, other in others(subject, "transform"):
         _keeps_function(scheme, valid_settings(subject), other)
         own = valid_settings(subject)
         one, reverse = (transformed(scheme, *pair).model for pair in ((own, other), (other, own)))
-        order = "its record says with before= or after= which goes first"
+        order = "its record sets the order with before= or after="
         is_same = not different_parameters(one, reverse)
-        require(is_same, f"gives another model when a configuration names it after '{other.name}' instead of before it: {order}")
+        require(is_same, f"gives a different model when a configuration names it after '{other.name}' instead of before it: {order}")
 
 
 @check("transform")
 def composes_with_roundings(subject: Subject) -> None:
-    """A run with it and each registered rounding finishes, and comes as near the float model's logits as
-    round-to-nearest alone."""
+    """A run with it and each registered rounding finishes, with logits as close to the float model's as
+    round-to-nearest alone.
+    """
     scheme = schemes_for(subject)[0]
     nearest = logit_error(scheme)
     for record, rounding in others(subject, "rounding"):
@@ -169,8 +172,9 @@ def composes_with_roundings(subject: Subject) -> None:
 
 @check("transform")
 def does_no_harm(subject: Subject) -> None:
-    """Weights rounded to nearest after it lose no more than without it: what does harm it takes back, or is
-    left out by its validation."""
+    """Round-to-nearest after it is no worse than without it, since validation undoes or omits harmful
+    changes.
+    """
     for scheme in schemes_for(subject):
         ratio = logit_error(scheme, valid_settings(subject)) / logit_error(scheme)
         require(ratio <= HARM, f"makes logits {ratio:.3g} times as wrong as without it ({scheme})")
@@ -181,42 +185,44 @@ works_on_an_accelerator = check("transform", level="advisory")(algorithm.works_o
 
 @check("transform")
 def reloads_to_the_same_logits(subject: Subject) -> None:
-    """A model that is quantized with it, exported and read back has the same logits, to the bit, also where
-    modules of the transform run with the model."""
+    """A model quantized with it, exported and loaded has the same logits, to the bit, also if modules of the
+    transform run with the model.
+    """
     for scheme in schemes_for(subject):
         require_reload(quantized(run_config(scheme, valid_settings(subject))), readable_layout())
 
 
 @check("transform")
 def streams_to_the_same_bytes(subject: Subject) -> None:
-    """A checkpoint that is quantized from disk, block by block where it ``works_by_block``, has the bytes of
-    one made in memory."""
+    """A checkpoint quantized from disk, block by block with ``works_by_block``, equals one quantized in
+    memory, byte for byte.
+    """
     require_same_from_disk(run_config(schemes_for(subject)[-1], valid_settings(subject)))
 
 
 @check("transform")
 def resumes_to_the_same_bytes(subject: Subject) -> None:
-    """A run that fails between two blocks and is resumed writes the bytes of one that does not: what goes on
-    to the next block is learned.
+    """A run that fails between two blocks and is resumed writes the same bytes as a complete run.
 
-    What a transform at work keeps from one block to the next is what its `learned()` gives and its `recall()`
-    takes; the blocks that are finished do not pass it again.
+    All state between blocks must be in `learned()` and `recall()`, since finished blocks do not run again.
     """
-    assume(processor_of(subject).works_by_block, "it changes the whole model before a block is written: its runs start from the beginning")
+    assume(
+        processor_of(subject).works_by_block, "it changes the whole model before a block is written, so its runs start from the beginning"
+    )
     require_same_after_resume(run_with(subject))
 
 
 @check("transform")
 def is_the_same_on_two_ranks(subject: Subject) -> None:
-    """Two processes that share a deterministic run, each with half of the data, change weights as one does,
-    to the bit."""
+    """Two processes that share a deterministic run, each with half of the data, give the same weights as one,
+    to the bit.
+    """
     require_same_by_two_ranks(run_config(schemes_for(subject)[-1], valid_settings(subject)))
 
 
 @check("transform")
 def its_rounding_is_one(subject: Subject) -> None:
-    """``rounding()`` gives None, or a `quark.algorithms.Rounding`, which goes with it where a run
-    names none."""
+    """``rounding()`` returns None, or a `quark.algorithms.Rounding` that runs if the user names none."""
     rounding = processor_of(subject).rounding()
-    assume(not (rounding is None or isinstance(rounding, RoundToNearest)), "it goes with round-to-nearest")
+    assume(not (rounding is None or isinstance(rounding, RoundToNearest)), "it works with round-to-nearest")
     refuse_strange(rounding, "rounding", origin("algorithms", subject.lookup_name))

@@ -19,16 +19,17 @@ __all__ = ["check"]
 
 def check(
     distribution: Annotated[str, typer.Argument(help="An installed distribution with quark plugins, such as acme-quant.")],
-    kind: Annotated[list[str] | None, typer.Option(help="Only subjects of this kind; can be repeated.")] = None,
-    name: Annotated[list[str] | None, typer.Option(help="Only the subject of this name; can be repeated.")] = None,
+    kind: Annotated[list[str] | None, typer.Option(help="Check only subjects of this kind; may be repeated.")] = None,
+    name: Annotated[list[str] | None, typer.Option(help="Check only the subject of this name; may be repeated.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     junit: Annotated[Path | None, typer.Option(help="Write the report as JUnit XML to this file.")] = None,
     badge: Annotated[bool, typer.Option("--badge", help="Print one line for a badge.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print checks that passed too.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also print the checks that passed.")] = False,
     pyproject: Annotated[Path | None, typer.Option(help="File with the expected failures; by default the distribution's own.")] = None,
 ) -> None:
-    """Check that the records of a distribution keep the contracts of quark's plugin API; exit code 1 where
-    one does not."""
+    """Check a distribution against the contracts of quark's plugin API; the exit code is 1 if a
+    check fails.
+    """
     from quark_devkit import report
     from quark_devkit.runner import is_conformant
 
@@ -46,7 +47,7 @@ def check(
 
 
 def _results(distribution: str, kinds: list[str], names: list[str], pyproject: Path | None, *, show: bool, verbose: bool) -> list[Result]:
-    """Run the checks, and print each subject's lines as soon as it is done."""
+    """Run the checks, and print the lines of each subject immediately."""
     from quark_devkit import report
     from quark_devkit.runner import run_checks
 
@@ -66,8 +67,8 @@ def _selected(
     """Return the subjects with their checks, and the expected failures.
 
     Raises:
-        ConfigError: A kind, a name or an expected failure is none; or the distribution registers nothing of
-            that kind.
+        ConfigError: A kind, a name or an expected failure is unknown, or the distribution registers nothing
+            of that kind.
     """
     from quark.errors import ConfigError
     from quark.plugins.catalog import recorded_catalog  # a plugin that fails gets a report instead of an error, in strict mode too
@@ -76,8 +77,8 @@ def _selected(
 
     everything, expected = subjects_of(recorded_catalog(), distribution, kinds, pyproject or find_pyproject(distribution))
     if unknown := [name for name in names if name not in {subject.name for subject in everything}]:
-        raise ConfigError(f"{distribution} registers nothing of the name '{unknown[0]}'{' and that kind' if kinds else ''}")
+        raise ConfigError(f"{distribution} registers nothing named '{unknown[0]}'{' of that kind' if kinds else ''}")
     chosen = [subject for subject in everything if not names or subject.name in names]
     if not chosen:
-        raise ConfigError(f"{distribution} registers nothing of the kind {' or '.join(kinds)}: there is nothing to check")
+        raise ConfigError(f"{distribution} registers nothing of the kind {' or '.join(kinds)}: choose another kind")
     return [(subject, checks_of(subject.kind)) for subject in chosen], expected

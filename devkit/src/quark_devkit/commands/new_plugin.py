@@ -1,4 +1,4 @@
-"""``quark new-plugin``: write a small distribution with plugins, to begin one's own with."""
+"""``quark new-plugin``: write a small distribution with plugins as a start for your own."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ def new_plugin(
     directory: Annotated[Path | None, typer.Option(help="Where to write; by default a new directory of that name.")] = None,
     **kinds: Any,
 ) -> None:
-    """Write a distribution with a plugin of each chosen kind: typed code, conformance tests, a README, files
-    for CI."""
+    """Write a distribution with plugins of the chosen kinds: typed code, conformance tests, a README, files
+    for CI.
+    """
     out = new_distribution(name, [kind for kind, is_chosen in kinds.items() if is_chosen], directory)
     steps = [f"cd {out}", "pip install -e '.[test]'", "pytest"]
-    typer.echo(
-        "\n".join([f"Wrote {out}. Next:", "", *(f"  {step}" for step in steps), "", "The license is yours to choose: see README.md."])
-    )
+    typer.echo("\n".join([f"Wrote {out}. Next:", "", *(f"  {step}" for step in steps), "", "Choose a license: see README.md."]))
 
 
 def _with_an_option_for_each_kind() -> None:
-    """Give the command an option for each kind, in place of its keyword arguments, for typer to read."""
+    """Replace the command's keyword arguments by an option for each kind, for typer."""
     own = signature(new_plugin, eval_str=True)
     options = []
     for kind in PLUGIN_KINDS:

@@ -23,11 +23,11 @@ from quark.plugins.registry import Kind
 __all__ = ["LINE_LENGTH", "PLUGIN_KINDS", "Naming", "PluginKind", "new_distribution", "rendered"]
 
 LINE_LENGTH = 120
-"""Longest line of generated code, as the generated pyproject.toml has it."""
+"""Longest line of generated code, as in the generated pyproject.toml."""
 _TEMPLATES = files("quark_devkit.new_plugin") / "templates"
 _SUFFIX = ".template"
 _PARTS = ("record.py", "about.md")
-"""Of a kind: what goes into plugin.py and into the README. The other templates of its folder are modules."""
+"""Templates of a kind for plugin.py and the README. The other templates in its folder are modules."""
 _WHOLE = {
     "pyproject.toml": "pyproject.toml",
     "README.md": "README.md",
@@ -37,7 +37,7 @@ _WHOLE = {
     "plugin.py": "src/{package}/plugin.py",
     "test_conformance.py": "tests/test_conformance.py",
 }
-"""Templates of whole files of every distribution, and where they are written."""
+"""Templates of files that every distribution has, with their paths."""
 
 
 @attrs.frozen
@@ -45,12 +45,11 @@ class PluginKind:
     """One kind.
 
     Attributes:
-        name: As the conformance suite calls it; with ``-`` for ``_`` the option of the command line.
-        registry: In which registry its records are, such as ``"algorithms"``.
-        ending: What follows the prefix in the name of the record that is written: ``"w4a8"`` in
-            ``"acme_w4a8"``.
-        summary: What is written, for ``--help``.
-        requires: What the code imports or names, beside quark-core: requirements without versions.
+        name: The conformance suite's name; with ``-`` for ``_``, also the command-line option.
+        registry: Registry of its records, such as ``"algorithms"``.
+        ending: Suffix of the generated record's name: ``"w4a8"`` in ``"acme_w4a8"``.
+        summary: Description for ``--help``.
+        requires: Requirements of the code besides quark-core, without versions.
     """
 
     name: str
@@ -76,17 +75,17 @@ class PluginKind:
 
 
 PLUGIN_KINDS = (
-    PluginKind("scheme", "schemes", "w4a8", "INT4 weights in groups, INT8 inputs by token, from existing formats", ("quark-schemes",)),
-    PluginKind("format", "formats", "int3", "a number format: whole numbers in three bits, and their packing", ("torch",)),
-    PluginKind("observer", "observers", "quantile", "an observer: the range is a quantile of the magnitudes", ("torch",)),
-    PluginKind("rounding", "algorithms", "clipped", "a rounding: it narrows ranges where the outputs get better", ("attrs", "torch")),
-    PluginKind("transform", "algorithms", "balanced", "a transform: scale moved inside MLPs, the function kept", ("attrs", "torch")),
-    PluginKind("block_tuning", "algorithms", "nudged", "a tuning: norms resized where a rounded block gains by it", ("attrs", "torch")),
-    PluginKind("branch", "algorithms", "channels", "a branch beside layers: the error of a few channels, in float", ("attrs", "torch")),
+    PluginKind("scheme", "schemes", "w4a8", "INT4 weights in groups, INT8 inputs per token, from existing formats", ("quark-schemes",)),
+    PluginKind("format", "formats", "int3", "a number format: 3-bit integers and their packing", ("torch",)),
+    PluginKind("observer", "observers", "quantile", "an observer: a range from a quantile of the magnitudes", ("torch",)),
+    PluginKind("rounding", "algorithms", "clipped", "a rounding: narrower ranges if they reduce the output error", ("attrs", "torch")),
+    PluginKind("transform", "algorithms", "balanced", "a transform: moves scale inside MLPs and keeps the function", ("attrs", "torch")),
+    PluginKind("block_tuning", "algorithms", "nudged", "a tuning: rescales norms if that improves a rounded block", ("attrs", "torch")),
+    PluginKind("branch", "algorithms", "channels", "a branch beside layers: adds the error of a few channels in float", ("attrs", "torch")),
     PluginKind("template", "templates", "lm", "a model family: its class, and the facts about its structure", ("torch", "transformers")),
     PluginKind("layout", "exporters", "box", "a checkpoint layout: its exporter and its reader", ("safetensors", "torch")),
     PluginKind(
-        "selector", "selectors", "ends", "a selector of schemes: larger ones for the first and the last layers", ("quark-workbench",)
+        "selector", "selectors", "ends", "a selector of schemes: larger schemes for the first and last layers", ("quark-workbench",)
     ),
     PluginKind("layer_type", "layer_types", "gated", "a linear layer with a gain for each output", ("torch",)),
     PluginKind("dataset", "datasets", "dialogs", "a source of calibration text: files of dialogs, each a chat"),
@@ -94,19 +93,19 @@ PLUGIN_KINDS = (
     PluginKind("quant_mode", "quant_modes", "whole", "a quantization mode: one scale for a whole model", ("torch",)),
     PluginKind("graph_op", "graph_ops", "mish", "an operator of FX graph mode: mish, which quark-graph leaves float", ("torch",)),
 )
-"""The kinds of plugins that can be written; templates are in the folder of a kind's name."""
+"""The kinds of plugins; each kind's templates are in the folder with its name."""
 
 
 def new_distribution(name: str, kinds: Iterable[str], directory: Path | None = None) -> Path:
     """Write a distribution with a plugin of each kind, and return its directory.
 
     Args:
-        name: Of the distribution, such as ``"acme-quant"``.
+        name: Name of the distribution, such as ``"acme-quant"``.
         kinds: Names of `PLUGIN_KINDS`, at least one.
         directory: Where to write; None for a directory of the distribution's name in the working directory.
 
     Raises:
-        ConfigError: The name is none, or there is no such kind, or no kind at all.
+        ConfigError: The name is invalid, or a kind is unknown or missing.
         OutputError: The directory is not empty, or is a file, or cannot be written.
     """
     naming, chosen = Naming.of(name), _chosen(kinds)
@@ -114,7 +113,7 @@ def new_distribution(name: str, kinds: Iterable[str], directory: Path | None = N
     if out.exists() and not out.is_dir():
         raise OutputError(f"'{out}' is a file: choose a directory that does not exist yet")
     if out.is_dir() and any(out.iterdir()):
-        raise OutputError(f"the directory '{out}' is not empty: choose another; nothing is ever overwritten")
+        raise OutputError(f"the directory '{out}' is not empty: choose another, since nothing is overwritten")
     texts = rendered(naming, chosen)
     try:
         for path, text in texts.items():
@@ -137,11 +136,11 @@ def rendered(naming: Naming, kinds: Sequence[PluginKind]) -> dict[str, str]:
 
 
 def _chosen(kinds: Iterable[str]) -> list[PluginKind]:
-    """Return the kinds of these names, each once, in the order of `PLUGIN_KINDS`."""
+    """Return the kinds with these names, each once, in the order of `PLUGIN_KINDS`."""
     names = set(kinds)
     known = [kind.name for kind in PLUGIN_KINDS]
     if unknown := sorted(names - set(known)):
-        raise ConfigError(f"there is no kind of plugin '{unknown[0]}': there are {', '.join(known)}")
+        raise ConfigError(f"there is no kind of plugin '{unknown[0]}': use one of {', '.join(known)}")
     if not names:
         raise ConfigError(f"nothing to write: choose at least one of {', '.join(kind.option for kind in PLUGIN_KINDS)}")
     return [kind for kind in PLUGIN_KINDS if kind.name in names]
@@ -197,7 +196,7 @@ def _requirements(kinds: Sequence[PluginKind]) -> list[str]:
 
 
 def _import(module: str, names: Iterable[str]) -> str:
-    """Return an import as formatters write it: on one line where that is short enough."""
+    """Return an import in the formatter's style, on one line if it fits."""
     ordered = sorted(names)
     line = f"from {module} import {', '.join(ordered)}"
     return line if len(line) <= LINE_LENGTH else "\n".join([f"from {module} import (", *(f"    {name}," for name in ordered), ")"])
@@ -231,9 +230,9 @@ _DISTRIBUTION = re.compile(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?", re.IGNORECASE)
 Authority (PEP 508, PEP 503).
 """
 _SUBJECT_WORDS = {"plugin", "plugins", "quant", "quantization", "quantizer", "quark"}
-"""Words of a distribution's name that say what every such distribution is for, and not whose it is."""
+"""Generic words of a distribution's name, which do not identify it."""
 _TAKEN = {"attr", "attrs", "quark", "safetensors", "tests", "torch", "transformers", *sys.stdlib_module_names}
-"""Names of packages that the new one would hide, or that would hide it."""
+"""Names of packages that would collide with the new one."""
 
 
 @attrs.frozen
@@ -256,19 +255,19 @@ class Naming:
 
     @classmethod
     def of(cls, name: str) -> Self:
-        """Return the names of the distribution ``name``, in any spelling that package indexes take.
+        """Return the names of the distribution ``name``, in any spelling that package indexes accept.
 
         Raises:
-            ConfigError: It is no name of a distribution, or no package can have a name like it.
+            ConfigError: It is not a valid distribution name, or no package can have such a name.
         """
         if not _DISTRIBUTION.fullmatch(name):
             raise ConfigError(
-                f"{name!r} is no name of a distribution: write ASCII letters and digits with '-', '_' or '.' between, such as acme-quant"
+                f"{name!r} is not a distribution name: write ASCII letters and digits with '-', '_' or '.' between them, such as acme-quant"
             )
         distribution = normalized(name)
         package = distribution.replace("-", "_")
         if not package.isidentifier() or keyword.iskeyword(package):
-            raise ConfigError(f"'{distribution}' would be imported as '{package}', which is no name in Python: choose another")
+            raise ConfigError(f"'{distribution}' would be imported as '{package}', which is not a valid name in Python: choose another")
         if package in _TAKEN:
             raise ConfigError(f"'{distribution}' would be imported as '{package}', which is another package: choose another")
         own = "_".join(word for word in package.split("_") if word not in _SUBJECT_WORDS)

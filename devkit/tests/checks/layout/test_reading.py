@@ -16,5 +16,5 @@ def test_is_inspected_names_the_first_damage_that_is_found(monkeypatch: pytest.M
     monkeypatch.setattr(reading, "stored_exports", lambda subject: [("int8", None, None)])
     monkeypatch.setattr(reading, "inspect_checkpoint", lambda out: Inspection("a layout", ("'a.weight' is missing", "and more")))
     subject: Any = SimpleNamespace(record=SimpleNamespace(inspector="of a plugin"))
-    with pytest.raises(CheckFailedError, match=r"takes its own checkpoint in 'int8' for damaged: .*'a.weight' is missing"):
+    with pytest.raises(CheckFailedError, match=r"its own checkpoint in 'int8' as damaged: .*'a.weight' is missing"):
         reading.is_inspected.run(subject)

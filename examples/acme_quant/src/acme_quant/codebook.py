@@ -1,4 +1,4 @@
-"""acme_nf3: a code is an index into eight quantiles of the normal distribution; one is 0, the ends are ±1.
+"""acme_nf3: a code is an index into eight quantiles of the normal distribution, between −1 and 1, with 0.
 
 Source: the construction of NormalFloat (Dettmers et al., "QLoRA", 2023, §3), for three bits.
 """
@@ -32,9 +32,9 @@ BITS = 3
 def normal_quantiles(bits: int) -> Tensor:
     """Return the ``2^bits`` values of the codebook, ascending, float32, in [-1, 1].
 
-    On either side of 0 they are equally spaced in probability, with one more above it than below. The last
-    one stands at the probability ``1 - d``, where d is the mean of half of ``1 / 2^bits`` and half of
-    ``1 / (2^bits - 1)``; all are then divided by it.
+    On either side of 0, the values are equally spaced in probability, with one more above 0 than below. The
+    last value is at the probability ``1 - d``, with d the mean of half of ``1 / 2^bits`` and half of
+    ``1 / (2^bits - 1)``. All values are then divided by the last one.
     """
     count = 1 << bits
     above, below = count // 2, count // 2 - 1
@@ -51,8 +51,8 @@ def nearest_boundaries(values: Tensor) -> Tensor:
 
     Above bound *i*, value *i + 1* is nearest; up to it, *i*.
 
-    Midpoints are taken in float64, where they are exact, and rounded down: no float32 number lies between a
-    midpoint and its bound. A number that is exactly halfway goes to the even code.
+    Midpoints are exact in float64 and rounded down, so no float32 number lies between a midpoint and its
+    bound. A number that is exactly halfway gets the even code.
     """
     exact = (values[:-1].double() + values[1:].double()) / 2
     bound = exact.float()
@@ -85,7 +85,7 @@ def unpack_three(packed: Tensor, length: int) -> Tensor:
 
 
 class ThreeBitPacking(Packing):
-    """Packs eight codes in three bytes; scales are not packed."""
+    """Packs eight codes in three bytes; scales stay as they are."""
 
     def pack(self, codes: Tensor, granularity: Granularity, order: str) -> Tensor:
         return pack_three(codes)
@@ -97,8 +97,8 @@ class ThreeBitPacking(Packing):
 class AcmeNf3(NumberFormat):
     """The number format. It has no state; the one instance is `ACME_NF3`.
 
-    Values beyond ±1 scale saturate. NaN stays NaN when it is rounded; three bits have no code for it, so that
-    `encode` maps it to the last.
+    Values beyond ±1 scale saturate. Rounding keeps NaN. Three bits have no code for NaN, so `encode` maps it
+    to the last code.
     """
 
     name = "acme_nf3"
@@ -115,7 +115,7 @@ class AcmeNf3(NumberFormat):
         return t.copy_(torch.where(t.isnan(), t, nearest))
 
     def encode(self, t: Tensor) -> Tensor:
-        # A codebook value is nearest to itself, so that rounding and encoding are the same search.
+        # A codebook value is nearest to itself, so rounding and encoding use the same search.
         return torch.bucketize(t, BOUNDS.to(t.device), out_int32=True).to(self.storage_dtype)
 
     def decode(self, codes: Tensor) -> Tensor:

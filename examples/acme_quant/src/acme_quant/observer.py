@@ -1,6 +1,6 @@
 """AcmeRmsObserver: the range is a multiple of the root mean square, at most the largest magnitude.
 
-Rare large values saturate, and the other values have finer steps than with a min-max range.
+Rare large values saturate, so the other values get finer steps than with a min-max range.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from quark.numbers import Granularity, Observer
 __all__ = ["DEFAULT_MULTIPLE", "AcmeRmsObserver"]
 
 DEFAULT_MULTIPLE = 2.15
-"""Range ÷ root mean square. For normal values in groups of 64 the mean squared error of acme_nf3 is least
-near it (2.1 to 2.2).
+"""Range ÷ root mean square. For normal values in groups of 64, 2.1 to 2.2 gives the least mean squared error
+of acme_nf3.
 """
 
 
@@ -26,7 +26,7 @@ class AcmeRmsObserver(Observer):
     """Keeps the sum of squares, the count and the largest magnitude of each set of elements with one scale.
 
     Observers of the same tensor merge: sums and counts are added, and the larger magnitude is kept. Sums are
-    float64, in which the square of a float32 value neither underflows nor overflows.
+    float64, since the square of a float32 value neither underflows nor overflows there.
 
     Attributes:
         multiple: Range ÷ root mean square; positive. An observer option.
@@ -47,7 +47,7 @@ class AcmeRmsObserver(Observer):
         options = dict(spec.observer_options)
         multiple = options.pop("multiple", cls.multiple)
         if options:
-            return f"AcmeRmsObserver has no option {', '.join(map(repr, options))}: its only one is 'multiple'"
+            return f"AcmeRmsObserver has no option {', '.join(map(repr, options))}: its only option is 'multiple'"
         if isinstance(multiple, bool) or not isinstance(multiple, int | float) or not 0 < multiple < math.inf:
             return f"AcmeRmsObserver cannot use multiple={multiple!r}: give a positive finite number, such as {DEFAULT_MULTIPLE}"
         return None
@@ -68,7 +68,7 @@ class AcmeRmsObserver(Observer):
 
     def range(self) -> tuple[Tensor, Tensor]:
         if self._squares is None or self._largest is None:
-            raise CalibrationError("nothing was observed, so there is no range: run calibration data through the layer")
+            raise CalibrationError("the observer has seen no data: run calibration data through the layer")
         rms = (self._squares / self._count).sqrt()
         high = torch.minimum((self._multiple * rms).float(), self._largest)
         return -high, high

@@ -1,6 +1,6 @@
 """The hooks of acme-quant.
 
-No torch here, since every listing imports this file: records point at the rest by name.
+Every listing imports this file, so it imports no torch: records refer to other modules by name.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def quark_register_formats() -> Iterator[FormatRecord]:
 
 @hookimpl
 def quark_register_observers() -> Iterator[ObserverRecord]:
-    """Yield one observer. Specs name it by its class name, and so do checkpoints."""
+    """Yield one observer. Specs and checkpoints use its class name."""
     yield ObserverRecord(
         name="acme_rms",
         class_name="AcmeRmsObserver",
         observer="acme_quant.observer:AcmeRmsObserver",
-        summary="a multiple of the root mean square, no more than was seen; option multiple (2.15)",
+        summary="range from a multiple of the root mean square, at most the largest magnitude; option multiple (2.15)",
     )
 
 
@@ -48,12 +48,12 @@ def quark_register_schemes() -> Iterator[SchemeRecord]:
 
 @hookimpl
 def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
-    """Yield one algorithm: its settings, and the class that does the work."""
+    """Yield one algorithm: its settings and its class."""
     yield AlgorithmRecord(
         name="acme_weighted",
         kind="rounding",
         config="acme_quant.weighted_config:AcmeWeightedConfig",
         processor="acme_quant.weighted:AcmeWeighted",
         capabilities={"calibration"},
-        summary="scales searched by the mean square of each input channel, then round-to-nearest",
+        summary="scales that minimize errors weighted by the inputs' mean squares, then round-to-nearest",
     )

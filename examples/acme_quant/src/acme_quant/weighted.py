@@ -1,7 +1,6 @@
-"""acme_weighted: round-to-nearest under scales chosen by the inputs.
+"""acme_weighted: round-to-nearest with scales that the inputs choose.
 
-A group's range minimizes the squared rounding errors, weighted by the
-mean square of each input channel.
+A group's range minimizes the squared rounding errors, weighted by the mean square of each input channel.
 
 That is the output error if channels are uncorrelated. llama.cpp weights errors by its importance matrices in
 the same way.
@@ -25,7 +24,7 @@ __all__ = ["AcmeWeighted", "MeanSquare"]
 class MeanSquare(Statistic):
     """The mean square of each input channel, ``[K]``.
 
-    Sums over batches are float64, so that their order has next to no effect.
+    Sums over batches are float64, so their order hardly matters.
     """
 
     def __init__(self, columns: int, device: torch.device) -> None:
@@ -45,10 +44,10 @@ class MeanSquare(Statistic):
 
 
 class AcmeWeighted(Rounding):
-    """Rounds weights with scales and values from a `quark.numbers.WeightGrid`, and so supports every format.
+    """Rounds weights with a `quark.numbers.WeightGrid`, so it supports every format.
 
-    The metric ``error_share`` of a layer is its weighted error ÷ that with the observer's own ranges, as a
-    mean over rows; at most 1.
+    The metric ``error_share`` of a layer is its weighted error ÷ the error with the observer's ranges, a mean
+    over rows; at most 1.
 
     Args:
         settings: An `AcmeWeightedConfig`.
@@ -62,7 +61,7 @@ class AcmeWeighted(Rounding):
 
     @torch.no_grad()
     def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
-        """Round to nearest under the scales with the smallest weighted error; return the metrics by layer."""
+        """Round to nearest with the scales of smallest weighted error; return the metrics by layer."""
         weights = task.stacked()
         grid = weights.grid()
         scales, share = self._search(weights.wt, grid, task.statistic(MeanSquare).value)
@@ -70,9 +69,9 @@ class AcmeWeighted(Rounding):
         return {name: {"error_share": float(part.mean())} for name, part in weights.by_layer(share).items()}
 
     def _search(self, wt: Tensor, grid: WeightGrid, importance: Tensor) -> tuple[GroupScales, Tensor]:
-        """Return the best scales of all groups and the remaining share of each row's error, ``[N]``.
+        """Return the best scales of all groups, and each row's remaining share of the error, ``[N]``.
 
-        Not for scales that span rows.
+        Does not support scales that span rows.
         """
         if grid.fixed is not None:
             return grid.fixed, torch.ones_like(wt[0])

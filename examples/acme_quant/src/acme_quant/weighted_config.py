@@ -16,7 +16,7 @@ __all__ = ["AcmeWeightedConfig"]
 
 @attrs.define(kw_only=True)
 class AcmeWeightedConfig(AlgoConfig):
-    """Settings of acme_weighted: the ranges that it tries for each group, besides the observer's.
+    """Settings of acme_weighted: the ranges to try for each group, besides the observer's.
 
     Attributes:
         narrowest: Narrowest range as a multiple of the observer's range, above 0.
@@ -35,4 +35,4 @@ class AcmeWeightedConfig(AlgoConfig):
 
     def __attrs_post_init__(self) -> None:
         if not self.widest > self.narrowest:
-            raise ConfigError(f"{self.name}: widest={self.widest} is not more than narrowest={self.narrowest}: give a larger one")
+            raise ConfigError(f"{self.name}: widest={self.widest} is not above narrowest={self.narrowest}: give a larger widest")

@@ -1,4 +1,4 @@
-"""The flags of AMD Quark's script ``quantize_quark.py``: names, defaults, choices; and refused ones."""
+"""The flags of AMD Quark's script ``quantize_quark.py``: names, defaults, choices, and refused flags."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _REFUSED: Mapping[str, tuple[Callable[[Any], bool], str]] = MappingProxyType(
         "evaluation_dataset": (lambda name: name != "wikitext", "use wikitext, or quark evaluate --text with your text"),
     }
 )
-"""Flags that are not offered: which of their values are refused, and what to use."""
+"""Refused flags: the refused values, and what to use instead."""
 _IGNORED: Mapping[str, str] = MappingProxyType(
     {
         "enable_native_inference": f"the model is evaluated as it is; {_IN_VLLM}",
-        "gpu_resident_blocks": "one block is worked on at a time, whatever the memory of a GPU has room for",
+        "gpu_resident_blocks": "quark quantizes one block at a time in any case",
         "torch_compile": "the model is evaluated without torch.compile, whose result is the same",
     }
 )
-"""Flags that change nothing here, and what is done."""
+"""Ignored flags, and what happens instead."""
 EXPORTERS: Mapping[str, str] = MappingProxyType(
     {"hf_format": "quark", "quark_format": "quark", "quark_safetensors": "quark", "onnx": "onnx", "gguf": "gguf"}
 )
-"""Values of ``--model_export``, with names of exporters."""
+"""Values of ``--model_export`` and names of exporters."""
 
 
 def argument_parser() -> argparse.ArgumentParser:
@@ -52,35 +52,35 @@ def check_arguments(args: argparse.Namespace) -> None:
     """Check the flags before any work; ``--quant_flow file2file`` sets ``file2file_quantization``.
 
     Raises:
-        UnsupportedError: A flag is given that is not offered; the message says what to use.
-        ConfigError: A flag is missing, or a value cannot be used; algorithms exclude each other.
-        UnknownNameError: There is no algorithm of a name.
-        MissingPluginError: The evaluation needs a package that is not installed.
+        UnsupportedError: A flag is refused; the message says what to use.
+        ConfigError: A flag is missing, a value is invalid, or algorithms exclude each other.
+        UnknownNameError: An algorithm is unknown.
+        MissingPluginError: A package that the evaluation needs is not installed.
     """
     for name, (is_refused, instead) in _REFUSED.items():
         if is_refused(value := getattr(args, name)):
             given = "" if value is True else f" {value}"
-            raise UnsupportedError(f"--{name}{given} is not offered: {instead}")
+            raise UnsupportedError(f"--{name}{given} is not supported: {instead}")
     for name, what in _IGNORED.items():
         if getattr(args, name):
             get_logger(__name__).warning(f"--{name} is ignored: {what}.")
     for name in args.model_export or ():
         if EXPORTERS[name] not in exporters():
-            raise UnsupportedError(f"--model_export {name} needs an exporter '{EXPORTERS[name]}', which no installed plugin brings")
+            raise UnsupportedError(f"--model_export {name} needs the exporter '{EXPORTERS[name]}': install a plugin that has it")
     names = [exporter_named(name, args) for name in args.model_export or ()]
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-        raise ConfigError(f"--model_export asks for the exporter '{twice[0]}' twice, whose files have the same names: ask for it once")
+        raise ConfigError(f"--model_export names the exporter '{twice[0]}' twice, which writes the same files: name it once")
     if args.custom_mode not in exporters():
-        raise UnsupportedError(f"--custom_mode {args.custom_mode} needs an exporter of that name, which no installed plugin brings")
+        raise UnsupportedError(f"--custom_mode {args.custom_mode} needs an exporter of that name: install a plugin that has it")
     if args.params_load and not (args.json_path and args.safetensors_path):
         raise ConfigError("--params_load reads two files: give --json_path and --safetensors_path")
     if args.quant_scheme is None and not (args.skip_quantization or args.model_reload or args.params_load):
         raise ConfigError("--quant_scheme is missing: `quark schemes` lists what there is; or give --skip_quantization")
     if args.quant_flow not in (None, "file2file") and args.file2file_quantization:
-        raise ConfigError(f"--file2file_quantization and --quant_flow {args.quant_flow} contradict each other: leave one of them out")
+        raise ConfigError(f"--file2file_quantization contradicts --quant_flow {args.quant_flow}: leave one of them out")
     args.file2file_quantization |= args.quant_flow == "file2file"
     if args.file2file_quantization and args.model_export not in (None, ["hf_format"]):
-        raise ConfigError("--file2file_quantization writes a checkpoint: give --model_export hf_format with it, or nothing")
+        raise ConfigError("--file2file_quantization writes only --model_export hf_format: give that value, or leave --model_export out")
     in_order({name: algorithms().get(canonical_algorithm(name)) for name in args.quant_algo or ()})  # refuses two of one role
     for name, file in args.quant_algo_config_file or ():
         if not Path(file).is_file():
@@ -89,8 +89,7 @@ def check_arguments(args: argparse.Namespace) -> None:
 
 
 def _refuse_missing_packages(args: argparse.Namespace) -> None:
-    """Raise MissingPluginError, before any work, for a missing package that the evaluation at the end
-    needs."""
+    """Raise MissingPluginError, before any work, if a package for the evaluation is missing."""
     if args.skip_evaluation or args.file2file_quantization:
         return
     extra("datasets", "Evaluations on WikiText, without --skip_evaluation,")
@@ -99,7 +98,7 @@ def _refuse_missing_packages(args: argparse.Namespace) -> None:
 
 
 def exporter_named(name: str, args: argparse.Namespace) -> str:
-    """Return the name of the exporter for a value of ``--model_export``, with ``--custom_mode``."""
+    """Return the name of the exporter for ``--model_export`` and ``--custom_mode``."""
     return str(args.custom_mode) if EXPORTERS[name] == "quark" else EXPORTERS[name]
 
 
@@ -108,7 +107,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--revision", help="revision of a model of the Hub")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cuda is the CPU on a machine without CUDA")
     parser.add_argument("--multi_gpu", nargs="?", const="auto", choices=["auto", "balanced"], help="one device is used")
-    parser.add_argument("--multi_device", action="store_true", help="likewise; on several devices: torchrun -m quark quantize")
+    parser.add_argument("--multi_device", action="store_true", help="one device is used; for several, run torchrun -m quark quantize")
     parser.add_argument("--model_attn_implementation", default="eager", choices=["eager", "sdpa", "flash_attention_2"])
     code = parser.add_mutually_exclusive_group()
     code.add_argument("--trust_remote_code", action="store_true", default=True, help="without effect: code from a checkpoint is never run")
@@ -129,12 +128,12 @@ def _add_quantization(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quant_flow",
         choices=["standard", "file2file", "per_block"],
-        help="file2file: from disk to disk, one block of the model in memory at a time; the others quantize a model in memory, by blocks",
+        help="file2file: from disk to disk, with one block of the model in memory at a time; the others: a model in memory, by blocks",
     )
     parser.add_argument("--gpu_resident_blocks", type=int, default=0, help="without effect: one block is worked on at a time")
     parser.add_argument("--template_file", help="JSON file with the template of the model's family")
     parser.add_argument("--quant_scheme", help="scheme of all layers; `quark schemes` lists them with their older names")
-    parser.add_argument("--group_size", type=int, help="elements in a group, where the scheme comes in several sizes")
+    parser.add_argument("--group_size", type=int, help="elements in a group, if the scheme has several sizes")
     parser.add_argument(
         "--group_size_per_layer", action="append", nargs=2, metavar=("PATTERN", "SIZE"), help="another group size for some layers"
     )
@@ -147,7 +146,9 @@ def _add_quantization(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quant_algo_config_file", action="append", nargs=2, metavar=("NAME", "FILE"), help="settings of an algorithm as JSON"
     )
-    parser.add_argument("--exclude_layers", nargs="*", help="patterns of layers left in float; none given: all layers are quantized")
+    parser.add_argument(
+        "--exclude_layers", nargs="*", help="patterns of layers that stay in float; without a pattern, all layers are quantized"
+    )
     parser.add_argument("--enable_native_inference", action="store_true", help="without effect")
     parser.add_argument("--native_linear_mode", default="auto", choices=["auto", "fp8_per_tensor"], help="without effect")
     parser.add_argument("--no_keep_prequantized_layers", action="store_true", help="dequantize excluded layers")
@@ -155,9 +156,9 @@ def _add_quantization(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_export(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model_reload", action="store_true", help="load an exported model in place of quantizing one")
+    parser.add_argument("--model_reload", action="store_true", help="load an exported model instead of quantizing one")
     parser.add_argument("--import_model_dir", help="directory of that export; by default --model_dir")
-    parser.add_argument("--params_load", action="store_true", help="load what --params_save wrote, in place of quantizing a model")
+    parser.add_argument("--params_load", action="store_true", help="load the files of --params_save, and do not quantize")
     parser.add_argument("--json_path", help="its configuration")
     parser.add_argument("--safetensors_path", help="its tensors")
     parser.add_argument("--model_export", action="append", choices=list(EXPORTERS), help="what to write; may be repeated")
@@ -173,7 +174,7 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
 def _add_evaluation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--skip_evaluation", action="store_true")
     parser.add_argument("--evaluation_dataset", default="wikitext", choices=["wikitext", "wikitext_gpt_oss_120b", "wikitext_gpt_oss_20b"])
-    parser.add_argument("--use_ppl_eval_model", action="store_true", help="perplexity on WikiText, which is what is done in any case")
+    parser.add_argument("--use_ppl_eval_model", action="store_true", help="perplexity on WikiText, which is computed in any case")
     parser.add_argument("--save_metrics_to_csv", action="store_true")
     parser.add_argument("--metrics_output_dir", default="metrics_output_dir")
     parser.add_argument("--tasks", metavar="TASK,TASK", help="tasks of lm-evaluation-harness")

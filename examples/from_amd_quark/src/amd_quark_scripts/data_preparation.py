@@ -29,7 +29,7 @@ DATASETS: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
         "wikitext_for_gptq_benchmark": ("wikitext", {"seed": 0}),
     }
 )
-"""AMD Quark's names of data: the source of each, and how sequences are made of it."""
+"""AMD Quark's names of data: their sources, and how sequences are made."""
 
 
 def get_calib_dataloader(
@@ -42,25 +42,25 @@ def get_calib_dataloader(
     device: str | torch.device | None = None,
     **kwargs: Any,
 ) -> DataLoader[Any]:
-    """Return calibration data by AMD Quark's names, or of any source.
+    """Return calibration data by AMD Quark's names, or from any source.
 
-    Of AMD Quark's names each sequence is one sample, cut at ``seqlen``, but for benchmarks; others are
+    For AMD Quark's names, except benchmarks, each sequence is one sample, cut at ``seqlen``. Other data are
     packed.
 
-    Unlike AMD Quark's, a batch with padding has an attention mask, so padding is in no statistic.
+    Unlike in AMD Quark, a batch with padding has an attention mask, so padding enters no statistic.
 
     Args:
-        dataset_name: A name of AMD Quark's, or a path or a name as of `quark_workbench.data.read_samples`.
-        processor: Of a model for images and text; without effect, since calibration is on text.
-        tokenizer: Of the model.
+        dataset_name: AMD Quark's name, or a path or a name as in `quark_workbench.data.read_samples`.
+        processor: Processor of a model for images and text; without effect, since calibration is on text.
+        tokenizer: Tokenizer of the model.
         batch_size: Sequences in a batch.
-        num_calib_data: Sequences.
-        seqlen: Largest number of tokens of a sequence.
+        num_calib_data: Number of sequences.
+        seqlen: Largest number of tokens in a sequence.
         device: Device of the batches; "cuda" is the CPU on a machine without CUDA.
         kwargs: Other arguments of AMD Quark's functions; without effect.
 
     Raises:
-        UnsupportedError: The data have images.
+        UnsupportedError: The data contain images.
         CalibrationError: As `quark_workbench.data.read_samples` and
             `quark_workbench.data.token_sequences`.
     """
@@ -71,9 +71,9 @@ def get_calib_dataloader(
 
 
 def calibration_data(name: str, tokenizer: Any, batch_size: int, count: int, length: int) -> list[Any]:
-    """Return the batches of `get_calib_dataloader` on the CPU; errors as there."""
+    """Return the batches of `get_calib_dataloader` on the CPU; it raises the same errors."""
     if name == "ScienceQA":
-        raise UnsupportedError("ScienceQA has images, and calibration is on text here: use another data set, or batches of your own")
+        raise UnsupportedError("ScienceQA has images, and quark calibrates on text: use another data set, or your own batches")
     source, choices = DATASETS.get(name, (name, {}))
     return token_sequences(tokenizer, read_samples(source), count, length, batch_size=batch_size, **choices)
 
@@ -81,11 +81,11 @@ def calibration_data(name: str, tokenizer: Any, batch_size: int, count: int, len
 def get_pile10k_dataloader(
     tokenizer: Any, train_size: int = 512, seqlen: int = 2048, seed: int = 0, batch_size: int = 8
 ) -> tuple[DataLoader[Any], None]:
-    """Return calibration data of the Pile in packed windows of ``seqlen`` tokens, and None.
+    """Return calibration data from the Pile in packed windows of ``seqlen`` tokens, and None.
 
     Errors as for `get_calib_dataloader`.
 
-    AMD Quark's samples are of the data set NeelNanda/pile-10k; here they are of ``pileval``.
+    AMD Quark takes samples from the data set NeelNanda/pile-10k; here they come from ``pileval``.
     """
     samples = token_sequences(tokenizer, read_samples("pileval"), train_size, seqlen, batch_size=batch_size, seed=seed)
     batches: Any = samples

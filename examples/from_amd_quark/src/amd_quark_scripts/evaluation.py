@@ -1,4 +1,4 @@
-"""``quark.contrib.llm_eval``: perplexity and tasks as AMD Quark's scripts call them."""
+"""``quark.contrib.llm_eval``: perplexity and tasks for AMD Quark's scripts."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ rouge_meteor_generations = not_offered("rouge_meteor_generations", _TASKS)
 
 
 def ppl_eval(model: nn.Module, testenc: Any, dev: str | torch.device | None = None, file_format: str = "hf_format") -> Tensor:
-    """Return the perplexity over windows of 2048 tokens without overlap, a scalar: GPTQ's protocol.
+    """Return the perplexity over windows of 2048 tokens without overlap (GPTQ's protocol), a scalar.
 
     Args:
         model: A model that returns logits.
-        testenc: What a tokenizer returns for the text: an object with ``input_ids``, ``[1, tokens]``. An
+        testenc: The tokenizer's result for the text: an object with ``input_ids``, ``[1, tokens]``. An
             incomplete last window is dropped.
         dev: Without effect: the tokens go to the model's device.
-        file_format: Of AMD Quark's public API; only ``"hf_format"``.
+        file_format: Only ``"hf_format"``.
 
     Raises:
         ConfigError: The text has fewer than 2048 tokens.
-        UnsupportedError: Another format is asked for.
+        UnsupportedError: ``file_format`` is another format.
         NonFiniteError: A logit is NaN or Inf.
     """
     if file_format != "hf_format":
@@ -68,15 +68,14 @@ def ppl_eval_for_kv_cache(
 ) -> float:
     """Print and return the perplexity of ``sample_size`` tokens after each ``context_size`` tokens.
 
-    They are computed in one forward: the keys and values that a token reads are quantized there as they are
-    in the cache.
+    One forward computes all tokens: it quantizes keys and values as the cache does.
 
     Args:
         model: A model that returns logits.
         testenc: As for `ppl_eval`.
-        context_size: Tokens that are read and not scored.
-        sample_size: Tokens that are scored after them.
-        patch_size: The number of such pieces; None takes as many as the text has.
+        context_size: Number of context tokens, which are not scored.
+        sample_size: Number of scored tokens after the context.
+        patch_size: Number of pieces; None takes the whole text.
         dev: Without effect: the tokens go to the model's device.
 
     Raises:
@@ -110,17 +109,17 @@ def task_eval(
         max_batch_size: The largest batch that ``"auto"`` tries.
         batch_size: Questions at a time, or ``"auto"``.
         tasks: Names, or one text with commas between them.
-        num_fewshot: Examples in the context of each question; None for what each task says.
-        apply_chat_template: Whether questions are put as chats.
-        multimodal: Without effect: tasks are put as text.
-        kwargs: Other arguments of AMD Quark's; not offered.
+        num_fewshot: Number of examples before each question; None for the task's default.
+        apply_chat_template: Whether to format questions as chats.
+        multimodal: Without effect: tasks use text.
+        kwargs: Other arguments of AMD Quark, which are not supported.
 
     Raises:
         UnsupportedError: An argument of ``kwargs`` has a value.
         ConfigError, UnknownNameError, MissingPluginError: As `quark_workbench.evaluate.tasks.prepare_tasks`.
     """
     if unknown := sorted(name for name, value in kwargs.items() if value):
-        raise UnsupportedError(f"task_eval does not take {', '.join(unknown)}: run lm_eval itself on the exported checkpoint")
+        raise UnsupportedError(f"task_eval does not support {', '.join(unknown)}: run lm_eval on the exported checkpoint")
     names = tasks.split(",") if isinstance(tasks, str) else list(tasks or ())
     size = int(batch_size) if str(batch_size).isdecimal() else batch_size
     options = TaskOptions(
@@ -149,15 +148,15 @@ def eval_model(
         model: A model in memory.
         main_device: Without effect: the tokens go to the model's device.
         save_metrics_to_csv: Whether to write the perplexity to ``evaluation_metrics.csv``.
-        output_dir: Where to write it.
+        output_dir: Directory of the file.
         multimodal: Without effect.
 
     Raises:
-        UnsupportedError: Data or a metric are asked for that are not offered.
+        UnsupportedError: The data or a metric are not supported.
         CalibrationError: WikiText cannot be read.
     """
     if args.evaluation_dataset != "wikitext" or args.use_mlperf_rouge:
-        raise UnsupportedError("only --evaluation_dataset wikitext is offered, without --use_mlperf_rouge: see quark evaluate --tasks")
+        raise UnsupportedError("only --evaluation_dataset wikitext without --use_mlperf_rouge is supported: use quark evaluate --tasks")
     tokenizer = get_tokenizer(args.model_dir)
     if args.use_ppl_eval_for_kv_cache or args.use_ppl_eval_model:
         rows = None if args.num_eval_data == -1 else args.num_eval_data

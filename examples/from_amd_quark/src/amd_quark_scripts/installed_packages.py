@@ -16,7 +16,7 @@ _PACKAGES: Mapping[str, str] = MappingProxyType(
         "onnxruntime_genai", "optimum", "psutil", "requests", "safetensors", "torch", "torchao", "transformers", "triton", "vllm",
     )} | {"pil": "PIL"}
 )  # fmt: skip
-"""What ``is_<name>_available`` asks for."""
+"""The packages of the functions ``is_<name>_available``."""
 
 __all__ = [
     "export_for_training",
@@ -42,12 +42,12 @@ globals().update({f"is_{name}_available": _is_available(package) for name, packa
 
 
 def is_package_lower_or_equal(package_name: str, target_version: str) -> bool:
-    """Return whether the installed package is of this version or an earlier one."""
+    """Return whether the installed package has this version or an earlier one."""
     return Version(version(package_name)) <= Version(target_version)
 
 
 def is_gguf_available_and_minimum_version(minimum_version: str = "0.10.0") -> bool:
-    """Return whether the package gguf is installed in this version or a later one."""
+    """Return whether gguf is installed in this version or a later one."""
     try:
         return Version(version("gguf")) >= Version(minimum_version)
     except PackageNotFoundError:
@@ -60,12 +60,12 @@ def is_torch_greater_or_equal_2_5() -> bool:
 
 
 def is_torch_greater_or_equal_2_7() -> bool:
-    """Return whether torch is of version 2.7 or a later one."""
+    """Return whether torch has version 2.7 or a later one."""
     return Version(version("torch")) >= Version("2.7")
 
 
 def is_transformers_version_higher_or_equal(target_version: str) -> bool:
-    """Return whether the installed transformers is of this version or a later one."""
+    """Return whether the installed transformers has this version or a later one."""
     return Version(version("transformers")) >= Version(target_version)
 
 
@@ -75,7 +75,7 @@ def is_transformers_version_lower(target_version: str) -> bool:
 
 
 def export_for_training(mod: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *, dynamic_shapes: Any = None) -> Any:
-    """Return the program that `torch.export.export` captures, for FX graph mode; arguments as there."""
+    """Return the program of `torch.export.export`, for FX graph mode; the arguments are the same."""
     import torch
 
     return torch.export.export(mod=mod, args=args, kwargs=kwargs, dynamic_shapes=dynamic_shapes)

@@ -1,4 +1,4 @@
-"""``quark.torch.utils.llm``: AMD Quark's preparation of models and data, by this project's loaders."""
+"""``quark.torch.utils.llm``: AMD Quark's preparation of models and data with this project's loaders."""
 
 from __future__ import annotations
 

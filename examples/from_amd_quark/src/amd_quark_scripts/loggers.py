@@ -1,4 +1,4 @@
-"""``quark.common.utils.log``: AMD Quark's name of loggers, and its decorator that logs errors."""
+"""``quark.common.utils.log``: AMD Quark's logger class, and its decorator that logs errors."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ ScreenLogger = get_logger
 
 
 def log_errors(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Return the function, whose errors are logged before they are raised."""
+    """Wrap a function: log its errors, and raise them again."""
 
     @functools.wraps(function)
     def logging(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
             return function(*args, **kwargs)
-        except Exception as error:  # of any kind: it is raised again
+        except Exception as error:  # errors of any kind: they are raised again
             get_logger(function.__module__).error(str(error))
             raise
 

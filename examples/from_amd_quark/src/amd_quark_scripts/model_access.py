@@ -1,4 +1,4 @@
-"""``quark.torch.utils``: attributes of models by dotted paths, and devices, for AMD Quark's scripts."""
+"""``quark.torch.utils``: attributes by dotted paths, and devices, for AMD Quark's scripts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["TPDeviceManager", "getattr_recursive", "setattr_recursive"]
 
 
 def getattr_recursive(obj: Any, path: str) -> Any:
-    """Return the object that a dotted path leads to; the empty path leads to ``obj`` itself.
+    """Return the object at a dotted path; the empty path is ``obj`` itself.
 
-    Raises AttributeError where it leads nowhere.
+    Raises AttributeError if the path does not exist.
 
     >>> getattr_recursive("text", "upper.__name__")
     'upper'
@@ -23,16 +23,16 @@ def getattr_recursive(obj: Any, path: str) -> Any:
 
 
 def setattr_recursive(obj: Any, path: str, value: Any) -> None:
-    """Set the attribute that a dotted path leads to, such as a module of a model.
+    """Set the attribute at a dotted path, such as a module of a model.
 
-    Raises AttributeError where the path before the last name is wrong.
+    Raises AttributeError if the path before the last name does not exist.
     """
     parent, _, name = path.rpartition(".")
     setattr(getattr_recursive(obj, parent), name, value)
 
 
 class TPDeviceManager:
-    """AMD Quark's tensor parallelism for evaluation, which is not offered: vLLM has it."""
+    """AMD Quark's tensor parallelism for evaluation, which is not supported: use vLLM."""
 
     tp_mesh_init = staticmethod(not_offered("tensor-parallel evaluation", "evaluate the export with quark evaluate --backend vllm"))
 

@@ -1,4 +1,4 @@
-"""``quark.torch.utils.llm.model_preparation``: models and tokenizers as AMD Quark's scripts load them."""
+"""``quark.torch.utils.llm.model_preparation``: models and tokenizers for AMD Quark's scripts."""
 
 from __future__ import annotations
 
@@ -36,28 +36,30 @@ __all__ = [
 
 
 def available_device(device: str | torch.device | None) -> str:
-    """Return the device, or the CPU in place of "cuda" on a machine without CUDA, and where none is named."""
+    """Return the device: the CPU if none is named, and instead of "cuda" on a machine without CUDA."""
     name = str(device or "cpu")
     return "cpu" if name.partition(":")[0] == "cuda" and not torch.cuda.is_available() else name
 
 
 def local_checkpoint(name: str | Path, revision: str | None = None) -> Path:
-    """Return the directory of a checkpoint: a local one, or one of the Hugging Face Hub, which is fetched.
+    """Return the directory of a local checkpoint, or download one from the Hugging Face Hub.
 
     Raises:
-        CheckpointError: It is neither.
+        CheckpointError: The checkpoint is neither local nor on the Hub.
     """
     path = Path(name)
     if path.is_dir():
         if revision is not None:
-            raise CheckpointError(f"'{name}' is a local directory, which has no revision '{revision}': leave the revision out")
+            raise CheckpointError(f"'{name}' is a local directory and has no revision '{revision}': leave the revision out")
         return path
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(str(name), revision=revision))
-    except Exception as error:  # of any kind: the name, the network, the cache
-        raise CheckpointError(f"'{name}' is no local directory, and the Hub does not give it: {type(error).__name__}: {error}") from error
+    except Exception as error:  # errors of any kind: name, network, cache
+        raise CheckpointError(
+            f"'{name}' is not a local directory, and loading it from the Hub failed: {type(error).__name__}: {error}"
+        ) from error
 
 
 def get_model(
@@ -75,9 +77,9 @@ def get_model(
         ckpt_path: A directory, or a name on the Hugging Face Hub.
         data_type: float32, bfloat16, float16, or auto.
         device: Torch device; "cuda" is the CPU on a machine without CUDA.
-        multi_gpu: The model is on one device all the same; a warning says how several are used.
-        multi_device: Likewise.
-        attn_implementation: Of transformers; None is its default.
+        multi_gpu: Without effect: the model is on one device. A warning says how to use several.
+        multi_device: The same as ``multi_gpu``.
+        attn_implementation: Attention of transformers; None is its default.
         trust_remote_code: Without effect, since code from a checkpoint is never run.
 
     Raises:
@@ -94,13 +96,13 @@ def get_model(
 
 
 def get_model_type(model: nn.Module) -> str:
-    """Return the model type, by which templates are named: ``config.model_type``."""
+    """Return the model type, ``config.model_type``, which is the name of its template."""
     config: Any = model.config
     return str(config.model_type)
 
 
 def get_tokenizer(ckpt_path: str | Path, max_seq_len: int = 2048, model_type: str | None = None, trust_remote_code: bool = True) -> Any:
-    """Return the tokenizer of a checkpoint, which pads on the left, with EOS where it has no padding token.
+    """Return a checkpoint's tokenizer. It pads on the left, with EOS if there is no padding token.
 
     Args:
         ckpt_path: A directory, or a name on the Hugging Face Hub.
@@ -109,7 +111,7 @@ def get_tokenizer(ckpt_path: str | Path, max_seq_len: int = 2048, model_type: st
         trust_remote_code: Without effect, since code from a checkpoint is never run.
 
     Raises:
-        CheckpointError: There is none, or it has neither a padding nor an EOS token.
+        CheckpointError: There is no tokenizer, or it has neither a padding nor an EOS token.
     """
     tokenizer = load_tokenizer(local_checkpoint(ckpt_path))
     if tokenizer is None:
@@ -125,7 +127,7 @@ def get_tokenizer(ckpt_path: str | Path, max_seq_len: int = 2048, model_type: st
 
 
 def preprocess_for_quantization(model: nn.Module, reload: bool = False) -> None:
-    """Do nothing: `ModelQuantizer.quantize_model` takes fused experts apart wherever they are quantized."""
+    """Do nothing: `ModelQuantizer.quantize_model` splits fused experts that it quantizes."""
 
 
 def prepare_for_moe_quant(model: nn.Module, reload: bool = False) -> None:
@@ -133,18 +135,18 @@ def prepare_for_moe_quant(model: nn.Module, reload: bool = False) -> None:
 
 
 def revert_model_patching(model: nn.Module) -> None:
-    """Do nothing: `quark.checkpoint.export_safetensors` writes experts under the names that runtimes read."""
+    """Do nothing: `quark.checkpoint.export_safetensors` writes experts under their original names."""
 
 
 def check_compatibility_before_quantization(model: nn.Module, raise_on_error: bool = False) -> bool:
-    """Return whether a model is a float model, which can be quantized; warn of one that is not.
+    """Return whether a model is a float model, which can be quantized; otherwise warn.
 
     Raises:
-        CheckpointError: It is not, and ``raise_on_error`` is set.
+        CheckpointError: The model is quantized, and ``raise_on_error`` is set.
     """
     is_quantized = getattr(getattr(model, "config", None), "quantization_config", None) is not None
     if is_quantized:
-        message = "this model is quantized already (its config has a quantization_config): give the float checkpoint"
+        message = "this model is already quantized (its config has a quantization_config): give the float checkpoint"
         if raise_on_error:
             raise CheckpointError(message)
         get_logger(__name__).warning(message)
@@ -162,7 +164,7 @@ def create_model_skeleton(model_dir: str | Path, trust_remote_code: bool = False
 
 
 def save_model(model: nn.Module, tokenizer: Any, save_dir: str | Path) -> None:
-    """Write a float model by transformers, and its tokenizer if one is given."""
+    """Write a float model and, if given, its tokenizer by transformers."""
     saved: Any = model
     saved.save_pretrained(save_dir)
     if tokenizer is not None:
@@ -172,13 +174,13 @@ def save_model(model: nn.Module, tokenizer: Any, save_dir: str | Path) -> None:
 def maybe_save_preprocessors(
     src_name_or_path: str | Path, dest_dir: str | Path, src_subfolder: str = "", trust_remote_code: bool = False
 ) -> None:
-    """Copy the tokenizer and the processor of a checkpoint, where there are any, into a new directory.
+    """Copy a checkpoint's tokenizer and processor, if any, into a new directory.
 
     Args:
         src_name_or_path: Directory of the checkpoint, or its name on the Hub.
-        dest_dir: Where to; files that are there stay.
-        src_subfolder: Of the checkpoint, that has them.
-        trust_remote_code: Without effect: files are copied, and none is run.
+        dest_dir: Target directory; existing files stay.
+        src_subfolder: Subfolder of the checkpoint with the files.
+        trust_remote_code: Without effect: no file is run.
     """
     directory = Path(dest_dir)
     directory.mkdir(parents=True, exist_ok=True)

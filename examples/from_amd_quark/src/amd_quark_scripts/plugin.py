@@ -1,4 +1,4 @@
-"""The listener that writes AMD Quark's profile of every run that quantizes; imports no torch."""
+"""The listener that writes AMD Quark's profile of every quantization run; imports no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["QUARK_API", "quark_on_event"]
 QUARK_API = (2, 2)
 
 _running: list[str] = []
-"""Steps of runs that have begun, those of runs within runs last."""
+"""Steps of the current runs, the innermost run last."""
 
 
 @hookimpl

@@ -1,4 +1,4 @@
-"""``quark.common.profiler``: AMD Quark's clock of the steps of a script.
+"""``quark.common.profiler``: AMD Quark's timer for the steps of a script.
 
 With ``QUARK_PROFILING=1`` it writes their times to a file.
 """
@@ -83,24 +83,24 @@ class ProfileStep:
 
 @attrs.frozen(kw_only=True)
 class MetricContext:
-    """Measurements that a metric may use: times in seconds since the epoch, sizes in bytes.
+    """Measurements for metrics: times in seconds since the epoch, sizes in bytes.
 
     Attributes:
-        start_time: When profiling began.
-        end_time: When it ended; of summaries alone.
-        base_memory: Memory of the process when it began.
-        step_name: Step of a checkpoint, such as ``"Model Loading Start"``; None of summaries, like all
+        start_time: Start of profiling.
+        end_time: End of profiling; only in summaries.
+        base_memory: Memory of the process at the start.
+        step_name: Step of a checkpoint, such as ``"Model Loading Start"``; None in summaries, like all
             ``current_*``.
-        current_time: When the checkpoint is.
+        current_time: Time of the checkpoint.
         current_memory: Memory of the process.
-        gpu_available: Whether there is a GPU, and torch is imported.
+        gpu_available: Whether there is a GPU and torch is imported.
         gpu_current_memory: Memory that torch has allocated on it.
-        gpu_peak_memory: The most of that; of summaries alone.
-        disk_io_available: Whether the system counts what a process reads and writes.
-        baseline_disk_read_bytes: Read before profiling began.
-        baseline_disk_write_bytes: Written before.
-        current_disk_read_bytes: Read so far.
-        current_disk_write_bytes: Written so far.
+        gpu_peak_memory: The peak of that memory; only in summaries.
+        disk_io_available: Whether the system counts the disk traffic of a process.
+        baseline_disk_read_bytes: Bytes read before profiling.
+        baseline_disk_write_bytes: Bytes written before profiling.
+        current_disk_read_bytes: Bytes read so far.
+        current_disk_write_bytes: Bytes written so far.
     """
 
     start_time: float = 0.0
@@ -125,7 +125,7 @@ class BaseMetric(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """Its key in the file."""
+        """The key of the metric in the file."""
 
     @abstractmethod
     def get_definition(self) -> str:
@@ -133,7 +133,7 @@ class BaseMetric(ABC):
 
     @abstractmethod
     def collect(self, context: MetricContext) -> Any:
-        """Return its value, None where there is none."""
+        """Return the value of the metric, or None."""
 
 
 class SummaryMetric(BaseMetric):
@@ -141,7 +141,7 @@ class SummaryMetric(BaseMetric):
 
 
 class CheckpointMetric(BaseMetric):
-    """A metric of the beginning or the end of a step."""
+    """A metric at the beginning or the end of a step."""
 
 
 def _metric(base: Any, key: str, definition: str, value: Callable[[MetricContext], Any]) -> type[BaseMetric]:
@@ -207,15 +207,15 @@ DiskWriteMbMetric = _metric(_C, "disk_write_mb", "MiB written since the beginnin
 
 
 class GlobalProfiler:
-    """Measures steps: one object for a process; it does nothing without ``QUARK_PROFILING=1``.
+    """Measures steps if ``QUARK_PROFILING=1``; one object for each process.
 
     Args:
         output_path: File that gets an entry of YAML for the beginning and the end of each step, and a summary
             when the program ends. The first call decides.
 
     Attributes:
-        summary_metrics: What the summary has; more may be added.
-        checkpoint_metrics: What each entry has; likewise.
+        summary_metrics: Metrics of the summary; you may add more.
+        checkpoint_metrics: Metrics of each entry; you may add more.
     """
 
     _instance: ClassVar[GlobalProfiler | None] = None
@@ -246,8 +246,8 @@ class GlobalProfiler:
         """Measure the body as one step.
 
         Args:
-            step_name: Its name, of `ProfileStep`.
-            user_msg: A name of one's own, in place of it.
+            step_name: Name of the step, from `ProfileStep`.
+            user_msg: Your own name instead.
         """
         self.checkpoint(f"{user_msg or step_name} Start")
         try:
@@ -256,7 +256,7 @@ class GlobalProfiler:
             self.checkpoint(f"{user_msg or step_name} End")
 
     def stop(self) -> None:
-        """Write the summary, and measure nothing more; called when the program ends."""
+        """Write the summary and stop measuring; called when the program ends."""
         if not self.enabled:
             return
         self.checkpoint(ProfileStep.END)
@@ -278,7 +278,7 @@ class GlobalProfiler:
 
 
 def profile_scope(step: str, user_msg: str | None = None) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Return a decorator that measures each call as one step; arguments as of `GlobalProfiler.scope`."""
+    """Return a decorator that measures each call as a step; arguments as in `GlobalProfiler.scope`."""
 
     def decorator(function: Callable[_P, _R]) -> Callable[_P, _R]:
         @functools.wraps(function)
@@ -298,7 +298,7 @@ def _collected(metrics: Sequence[BaseMetric], context: MetricContext) -> Iterato
 
 
 def _context(base: MetricContext) -> MetricContext:
-    """Return a `MetricContext` of the present; where ``base`` has no memory yet, it is the baseline too."""
+    """Return a current `MetricContext`; it is also the baseline if ``base`` has no memory yet."""
     memory, process = resident_bytes(), psutil.Process()
     counts = hasattr(process, "io_counters")  # not on macOS
     read, written = process.io_counters()[2:4] if counts else (0, 0)

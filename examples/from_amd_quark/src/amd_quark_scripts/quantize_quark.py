@@ -1,4 +1,4 @@
-"""``python -m quark.scripts.quantize_quark``: AMD Quark's script with its flags, on the public API."""
+"""``python -m quark.scripts.quantize_quark``: AMD Quark's script and flags, on the public API."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = ["main", "run", "with_group_size"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the script: an error is one paragraph on stderr and exit code 2."""
+    """Run the script. An error is one paragraph on stderr and exit code 2."""
     args = argument_parser().parse_args(arguments)
     try:
         refuse_rival()
@@ -49,11 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Follow the flags: quantize a model, or load an exported one; export it; evaluate it.
+    """Follow the flags: quantize a model or load an exported one, export it, and evaluate it.
 
     Raises:
-        QuarkError: A flag cannot be followed, before any work; or as the functions of the public API raise
-            it.
+        QuarkError: A flag is refused, before any work; or a function of the public API raises it.
     """
     check_arguments(args)
     for name in ["hf_format"] if args.file2file_quantization else args.model_export or ():
@@ -95,12 +94,12 @@ def _config(model: nn.Module, args: argparse.Namespace) -> QConfig:
 
 
 def with_group_size(scheme: str, size: int | None) -> str:
-    """Return the scheme with groups of another size; the scheme itself where its groups have that size.
+    """Return the scheme with groups of another size, or the scheme itself if its groups have that size.
 
-    Schemes of several sizes are named ``NAME_SIZE``.
+    Schemes with several sizes are named ``NAME_SIZE``.
 
     Raises:
-        ConfigError: There is none of that size.
+        ConfigError: There is no scheme with that size.
     """
     name = schemes().get(scheme).name
     if size is None:
@@ -112,7 +111,7 @@ def with_group_size(scheme: str, size: int | None) -> str:
     specs = weight if isinstance(weight, Sequence) else [weight]
     if any(spec is not None and spec.group_size == size for spec in specs):
         return name
-    raise ConfigError(f"the scheme '{name}' does not come with groups of {size}: leave --group_size out, or choose one of `quark schemes`")
+    raise ConfigError(f"the scheme '{name}' does not exist with groups of {size}: leave --group_size out, or choose one of `quark schemes`")
 
 
 def _size(text: str) -> int:
@@ -122,7 +121,7 @@ def _size(text: str) -> int:
 
 
 def _from_disk(args: argparse.Namespace) -> None:
-    """Quantize from a checkpoint to a checkpoint."""
+    """Quantize from checkpoint to checkpoint."""
     config = _config(meta_model(Path(args.model_dir)), args)
     quantize_checkpoint(
         args.model_dir,
@@ -142,12 +141,12 @@ def _options(args: argparse.Namespace) -> ExportOptions:
 
 
 def _data(args: argparse.Namespace, wanted_by: str) -> list[Any]:
-    """Return the calibration data, which are read only where something wants them."""
+    """Return the calibration data if the configuration needs them."""
     return calibration_data(args.dataset, get_tokenizer(args.model_dir), args.batch_size, args.num_calib_data, args.seq_len)
 
 
 def _quantized(args: argparse.Namespace) -> nn.Module:
-    """Return the model, quantized unless that is to be skipped."""
+    """Return the model, quantized unless the flags skip quantization."""
     config = None if args.skip_quantization else _config(meta_model(Path(args.model_dir)), args)
     for name in args.model_export or ():
         if config is None:
@@ -169,7 +168,7 @@ def _float_model(args: argparse.Namespace) -> nn.Module:
 
 
 def _reloaded(args: argparse.Namespace) -> nn.Module:
-    """Return an exported model, or one whose parameters --params_save has written."""
+    """Return an exported model, or one from the files of --params_save."""
     if args.params_load:
         return load_params(_float_model(args), args.json_path, args.safetensors_path)
     directory = args.import_model_dir or args.model_dir

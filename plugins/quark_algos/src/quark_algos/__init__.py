@@ -1,1 +1,1 @@
-"""Quantization algorithms of quark. This version brings their configuration classes."""
+"""Quantization algorithms of quark and their configuration classes."""

@@ -17,8 +17,8 @@ LEGACY = {"legacy": True}
 """Metadata of a field that is read from configurations of older AMD Quark releases and never written."""
 
 UNUSED = {"unused": True}
-"""Metadata of a field that configurations of AMD Quark have and nothing here reads: it is kept in
-configurations, and is no option.
+"""Metadata of a field of AMD Quark's configurations that nothing here reads: configurations keep it, but it
+is no option.
 """
 
 OWN = {"own": True}
@@ -36,29 +36,29 @@ Quark's defaults.
 
 
 class _OfPreset(float):
-    """A default, AMD Quark's number, in place of which a preset may have another."""
+    """A default (AMD Quark's number) that a preset may override."""
 
 
 def of_preset(value: float) -> float:
-    """Return a default in place of which a preset may have another number.
+    """Return a default that a preset may override.
 
-    What a user gives is a plain float, also if it is the same number, and no preset changes it.
+    A number from the user is a plain float, even if equal, and no preset changes it.
     """
     return _OfPreset(value)
 
 
 def given(value: float, preset: float | None = None) -> float:
-    """Return a number that was given; in place of a default, the preset's, if it has one."""
+    """Return a number from the user; replace a default by the preset's number, if any."""
     return preset if preset is not None and not is_given(value) else float(value)
 
 
 def is_given(value: float) -> bool:
-    """Return whether a number was given, which is no default of a preset."""
+    """Return whether the user gave the number."""
     return not isinstance(value, _OfPreset)
 
 
 def with_positional(*names: str) -> Callable[[type[T]], type[T]]:
-    """Let a class whose arguments are keywords take these by position too, in AMD Quark's order.
+    """Let a class with keyword arguments take them by position too, in AMD Quark's order.
 
     >>> @with_positional("x", "y")
     ... class Point:
@@ -78,9 +78,9 @@ def with_positional(*names: str) -> Callable[[type[T]], type[T]]:
         @functools.wraps(by_name)
         def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
             if len(args) > len(names):
-                raise TypeError(f"{cls.__name__} takes at most {len(names)} positional arguments, and got {len(args)}")
+                raise TypeError(f"{cls.__name__} takes at most {len(names)} positional arguments, but got {len(args)}")
             if twice := [name for name in names[: len(args)] if name in kwargs]:
-                raise TypeError(f"{cls.__name__} got '{twice[0]}' by position and by name")
+                raise TypeError(f"{cls.__name__} got '{twice[0]}' both by position and by name: leave one out")
             by_name(self, **dict(zip(names, args, strict=False)), **kwargs)
 
         initialize.__signature__ = signature.replace(parameters=[*by_position, *keywords.values()])  # type: ignore[attr-defined]

@@ -17,7 +17,7 @@ _TUNING: dict[str, Any] = {"kind": "block_tuning", "role": "block_tuning", "capa
 @hookimpl
 def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
     """Yield the records of equalization, rotation, Hessian-based rounding, block tuning and LQER."""
-    summary = "AWQ: scales that protect the channels with large activations, searched by the outputs"
+    summary = "AWQ: searches the scales that protect channels with large activations best"
     yield _equalization("awq", "awq:Awq", "AWQConfig", "awq.awq", summary)
     summary = "SmoothQuant: moves part of the activations' range into the weights"
     yield _equalization("smoothquant", "smoothquant:SmoothQuant", "SmoothQuantConfig", "awq.smooth", summary, aliases=("smooth",))
@@ -26,11 +26,11 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
     summary = "GPTQ: rounds column by column and compensates each error in the remaining columns"
     yield _rounding("gptq", "GptqProcessor", "GPTQConfig", summary)
     yield _rounding("gptaq", "GptaqProcessor", "GPTAQConfig", "GPTAQ: GPTQ that also compensates the error of its inputs")
-    yield _rounding("qronos", "QronosProcessor", "QronosConfig", "Qronos: weights and inputs corrected together, then GPTQ")
+    yield _rounding("qronos", "QronosProcessor", "QronosConfig", "Qronos: corrects weights and inputs together, then runs GPTQ")
     yield from _tuning()
     yield _record(
         "rotation",
-        "rotations of the residual stream and of values, folded into weights, of keys and of layers' inputs, run with the model",
+        "Hadamard rotations: of the residual stream and values, folded into weights; of keys and layer inputs, run with the model",
         config="quark_algos.rotation.config:RotationConfig",
         documented="quark.torch.algorithm.rotation.rotation:RotationProcessor",
         more_settings=("QuaRotConfig", "OnlineRotationConfig"),
@@ -55,7 +55,7 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
 def _equalization(name: str, transform: str, settings: str, module: str, summary: str, **fields: Any) -> AlgorithmRecord:
     """Return the record of an equalization.
 
-    ``transform`` is its file and class in `quark_algos.equalization`, ``module`` AMD Quark's module of its
+    ``transform`` is its file and class in `quark_algos.equalization`; ``module`` is AMD Quark's module of the
     processor.
     """
     return _record(
@@ -85,7 +85,7 @@ def _rounding(name: str, processor: str, settings: str, summary: str) -> Algorit
 def _tuning() -> Iterator[AlgorithmRecord]:
     yield AlgorithmRecord(
         name="tuning",
-        summary="tunes codes, scales and norms of each rounded block to give what the float model's block gives",
+        summary="tunes codes, scales and norms of each rounded block to match the output of the float block",
         processor="quark_algos.tuning.block:TuneBlock",
         config="quark_algos.tuning.config:TuningConfig",
         exports={
@@ -97,7 +97,7 @@ def _tuning() -> Iterator[AlgorithmRecord]:
     )
     yield AlgorithmRecord(
         name="autoround",
-        summary="AutoRound: rounding offsets and clipping by signed gradients of each block's error, from round-to-nearest",
+        summary="AutoRound: tunes rounding offsets and clipping with signed gradients of each block's error",
         processor="quark_algos.tuning.autoround:AutoRound",
         config="quark_algos.tuning.config:AutoRoundConfig",
         exports={
@@ -117,7 +117,7 @@ def _record(name: str, summary: str, config: str, documented: str, more_settings
         config: Reference to its settings; AMD Quark's class has the same name.
         documented: AMD Quark's reference to the processor; the class in `quark_algos.processors` has the same
             name.
-        more_settings: Names of other classes of settings beside ``config``.
+        more_settings: Names of further settings classes.
         fields: Other fields of the record; by default it needs calibration data.
     """
     module, _, settings = config.partition(":")

@@ -48,8 +48,8 @@ class Processor:
         config = getattr(model, "quant_config", None)
         if not isinstance(config, QConfig):
             raise ConfigError(
-                f"{type(self).__name__} does not know what a {type(model).__name__} is to be quantized to: set model.quant_config to a "
-                "QConfig first; or name the algorithm there, as in get_config(scheme=…, algorithm=…), and call ModelQuantizer"
+                f"{type(self).__name__} has no scheme for this {type(model).__name__}: set model.quant_config to a QConfig first, or call "
+                f"ModelQuantizer with get_config(scheme=…, algorithm=…)"
             )
         self.model = model
         self.quant_algo_config = quant_algo_config

@@ -1,7 +1,7 @@
-"""Search scales by the error of the outputs: ``δ H_gg δᵀ`` for each row and group, δ its rounding error.
+"""Search scales by output error: ``δ H_gg δᵀ`` for each row and group, with the rounding error δ.
 
-A rounding that compensates errors in other columns does so for their correlations too: for it, H_gg is its
-diagonal.
+A rounding that compensates errors in other columns also handles correlations, so it uses only the diagonal of
+H_gg.
 
 Ranges are shrunk, or stretched, by a few factors, and the best of each group is taken. Shrinking makes all
 steps finer and cuts off the largest value. Stretching pays in formats with a gap below their largest value,
@@ -37,39 +37,38 @@ __all__ = [
 
 STEP = 0.075
 COARSE = tuple(1 - i * STEP for i in range(7))
-"""Factors of a range, from 1 to a little more than half: the best of these and of `stretched` is searched
-first, for each group.
+"""Factors of a range, from 1 to slightly above 0.5: the first search takes the best of these and of
+`stretched`.
 """
 TO_A_QUARTER = tuple(1 - i * STEP for i in range(11))
-"""Likewise, down to a quarter, for roundings that compensate errors: a finer step may be worth more than the
-largest weights, where these meet small inputs.
+"""Factors down to 0.25, for roundings that compensate errors: a finer step may be worth more than the largest
+weights if their inputs are small.
 """
 FINE = (-0.025, 0.025)
-"""Added to the best factor of the first search, for a second one."""
+"""Offsets from the best factor of the first search, for the second search."""
 POWERS = (1.0, 0.5, 2.0)
-"""Factors in place of both searches where scales are powers of two."""
+"""Factors for power-of-two scales, which replace both searches."""
 PATIENCE = 2
-"""Factors in a row that improve no scale, after which the search of scales that span rows ends."""
+"""The search of scales that span rows ends after this many factors without improvement."""
 NARROWEST = 0.05
 """The smallest factor of the ranges of scales that span rows."""
 WIDEST = 256
-"""Groups of more channels than this are compared by H's diagonal alone: whole blocks of H would cost more
-than the column loop.
+"""Wider groups use only H's diagonal: blocks of H would cost more than the column loop.
 """
 PIECE = 1 << 20
 """Weights that a thread works on at a time.
 
-With a quarter, calls of operations and the scales of groups take half as long again; more would leave the
-caches that threads share, and few layers would have work for two.
+A quarter of it takes 50 % longer for calls and group scales; more would exceed the shared cache and leave few
+layers with work for two threads.
 """
 LARGE_PIECE = 1 << 26
-"""Weights that are worked on at a time on devices other than the CPU, 256 MiB in float32."""
+"""Weights per step on devices other than the CPU, 256 MiB in float32."""
 
 
 def stretched(grid: WeightGrid) -> tuple[float, ...]:
     """Return factors above 1.
 
-    One scales the largest value of a group to the second largest of the format; the others lie between.
+    The largest one scales a group's largest value to the format's second largest; the others lie between.
     """
     steps = int((grid.gap - 1) / STEP + 0.5)
     return tuple(grid.gap - i * STEP for i in range(steps))
@@ -78,7 +77,7 @@ def stretched(grid: WeightGrid) -> tuple[float, ...]:
 def group_moments(h: Tensor, group: int) -> Tensor:
     """Return a copy of the blocks on the diagonal of ``h [m · group, m · group]``, ``[m, group, group]``.
 
-    Where groups are wider than `WIDEST`, it is the diagonal alone, ``[m, group]``.
+    For groups wider than `WIDEST`, return only the diagonal, ``[m, group]``.
     """
     if group > WIDEST:
         return h.diagonal().reshape(-1, group).clone()
@@ -89,14 +88,14 @@ def group_moments(h: Tensor, group: int) -> Tensor:
 def search(wt: Tensor, grid: WeightGrid, moments: Tensor | None, coarse: Sequence[float] = COARSE) -> GroupScales:
     """Return the best of several scales for each group.
 
-    Scales that span rows are compared by all groups that they span.
+    Scales that span rows are compared over all their groups.
 
     Args:
-        wt: Wᵀ ``[m · group, N]``, float32; all of its channels where scales span rows.
-        grid: Of ``wt``.
-        moments: Of the H of the same channels: its blocks ``[m, group, group]``, as of `group_moments`, or
-            its diagonal ``[m, group]``; None for squared errors.
-        coarse: Factors of the ranges that are searched first, 1 before others.
+        wt: Wᵀ ``[m · group, N]``, float32; all channels if scales span rows.
+        grid: Grid of ``wt``.
+        moments: H of the same channels: its blocks ``[m, group, group]``, as in `group_moments`, or its
+            diagonal ``[m, group]``; None for squared errors.
+        coarse: Factors for the first search, starting with 1.
     """
     if grid.spans is not None:
         return _search_spanning(wt, grid, grid.spans, moments)
@@ -109,7 +108,7 @@ def search(wt: Tensor, grid: WeightGrid, moments: Tensor | None, coarse: Sequenc
 
 
 def _pieces(wt: Tensor) -> list[slice]:
-    """Return the slices of rows that threads work on."""
+    """Return the slices of rows for threads."""
     return row_slices(wt.shape[1], wt.shape[0], PIECE if wt.device.type == "cpu" else LARGE_PIECE)
 
 
@@ -127,9 +126,9 @@ class _Best:
         self.least = loss(self.factor)
 
     def attempt(self, factor: Tensor, where: Tensor | None = None) -> Tensor:
-        """Take the factors that are better than the best so far, none unless ``where`` holds.
+        """Keep factors that improve the loss, only if ``where`` holds.
 
-        Returns which are, bool.
+        Returns a bool mask of improvements.
         """
         loss = self._loss(factor)
         better = loss < self.least if where is None else (loss < self.least) & where
@@ -142,7 +141,7 @@ def _search_rows(
 ) -> GroupScales:
     """Return the best scales of some rows.
 
-    First by the best of ``factors``, then by others near it unless scales are powers of two.
+    It tries ``factors`` first, then factors near the best unless scales are powers of two.
     """
     grid = grid.of_rows(rows)
     low, high = grid.ranges(w)
@@ -161,9 +160,9 @@ def _search_rows(
 
 
 def _search_spanning(wt: Tensor, grid: WeightGrid, spans: Tensor, moments: Tensor | None) -> GroupScales:
-    """Shrink ranges for as long as any of them gains.
+    """Shrink ranges while any of them improves.
 
-    One outlier may have made a range many times too wide.
+    One outlier can make a range many times too wide.
     """
 
     def loss_of(factor: Tensor) -> Tensor:
@@ -180,8 +179,8 @@ def _search_spanning(wt: Tensor, grid: WeightGrid, spans: Tensor, moments: Tenso
     for factor in stretched(grid):
         best.attempt(torch.full_like(best.factor, factor))
     factor, failures = 1.0, torch.zeros((), dtype=torch.int32, device=wt.device)
-    # Only where an answer costs no more than a search: elsewhere all factors are tried, and those after the
-    # end not taken.
+    # Only if reading the flag costs no more than a search: otherwise all factors are tried, and factors after
+    # the end are ignored.
     while factor > NARROWEST and not (wt.device.type == "cpu" and int(failures) >= PATIENCE):
         factor *= 1 - STEP
         better = best.attempt(torch.full_like(best.factor, factor), failures < PATIENCE)

@@ -54,7 +54,7 @@ WORDS = torch.randint(0, 64, (16, 32), generator=torch.Generator().manual_seed(0
 
 
 def family(name: str) -> nn.Module:
-    """A random model with act_order weights and, where it has them, biases."""
+    """A random model with act_order weights and, if it has them, biases."""
     torch.manual_seed(0)
     model: nn.Module = AutoModelForCausalLM.from_config(FAMILIES[name]).eval()
     with torch.no_grad():

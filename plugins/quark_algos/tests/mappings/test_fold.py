@@ -184,8 +184,8 @@ def test_layers_that_keep_their_weight_input_first_are_scaled_along_the_right_ax
         (LayerMapping("norm", "norm", ("experts.*.up",)), two(nn.RMSNorm(4)), "fused"),
         (NORM, two(nn.LayerNorm(4, elementwise_affine=False)), "no weight"),
         (NORM, two(nn.RMSNorm(8)), "8 channels"),
-        (LayerMapping("norm", "reader", ("norm",)), two(nn.RMSNorm(4)), "no layer with one matrix"),
-        (LayerMapping("mlp_value", "norm", ("reader",)), two(nn.Linear(2, 3)), "do not go into"),
+        (LayerMapping("norm", "reader", ("norm",)), two(nn.RMSNorm(4)), "no single weight matrix"),
+        (LayerMapping("mlp_value", "norm", ("reader",)), two(nn.Linear(2, 3)), "do not match"),
         (LayerMapping("value", "norm", ("reader",)), two(nn.Linear(2, 2), 4, 12), "do not fit 4 heads"),
     ],
 )

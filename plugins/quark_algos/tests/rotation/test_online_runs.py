@@ -148,7 +148,7 @@ def test_a_family_whose_mlps_are_not_known_must_name_the_layers() -> None:
     model, config = tiny.tiny_model(), rotated("int4_wo_32")
     plan = ModelQuantizer(config).plan(model)
     unknown = attrs.evolve(plan, architecture=attrs.evolve(plan.architecture, mlp_output=None))
-    with pytest.raises(UnsupportedError, match="of llama it is not known which these are: name them"):
+    with pytest.raises(UnsupportedError, match="template of llama does not name them"):
         online_layers(RotationConfig(scaling_layers=[], r4=True), model, unknown)
 
 
@@ -284,5 +284,5 @@ def test_transposed_layers_and_experts_are_rotated_too(model_type: str, tmp_path
 
 @pytest.mark.parametrize("asked", [{"trainable": True}, {"online_config": {"shared_parallel": False, "use_input_prescale": True}}], ids=str)
 def test_what_is_learnt_or_scaled_is_refused(asked: dict[str, Any]) -> None:
-    with pytest.raises(UnsupportedError, match="is not offered"):
+    with pytest.raises(UnsupportedError, match="is not supported"):
         quantized(rotated("int4_wo_32", asked=asked))

@@ -65,7 +65,7 @@ def test_a_rotated_model_is_quantized_exported_and_read_back(algorithm: list[str
 
 def test_without_data_rotation_says_that_nothing_judges_it(caplog: pytest.LogCaptureFixture) -> None:
     ModelQuantizer(LLMTemplate.get("llama").get_config("int4_wo_128", algorithm="rotation")).quantize_model(tiny.tiny_model())
-    assert any("is rotated without validation" in r.message for r in caplog.records)
+    assert any("rotation is not validated" in r.message for r in caplog.records)
 
 
 def rotated(scheme: str, preset: str) -> Any:
@@ -107,12 +107,12 @@ def test_rotation_that_does_good_is_applied_without_a_word(caplog: pytest.LogCap
 def test_rotations_that_are_learnt_are_refused_before_any_work(field: str) -> None:
     config = LLMTemplate.get("llama").get_config("int4_wo_128")
     config.algo_config = [settings(**{field: True})]
-    with pytest.raises(UnsupportedError, match=f"rotation with {field} is not offered"):
+    with pytest.raises(UnsupportedError, match=f"rotation with {field} is not supported"):
         ModelQuantizer(config).quantize_model(tiny.tiny_model())
 
 
 def test_a_family_that_cannot_be_rotated_says_why() -> None:
-    with pytest.raises(UnsupportedError, match=r"r1: its residual stream is several streams.*; r2: the facts name no projection of values"):
+    with pytest.raises(UnsupportedError, match=r"r1: its residual stream is several streams.*; r2: its template names no value projection"):
         LLMTemplate.get("deepseek_v4").get_config("int4_wo_128", algorithm="rotation")
 
 

@@ -29,7 +29,7 @@ from quark_templates.examples import tiny_model
 from .models import IDS, blocks_of, distance, facts_of, logits, model_of
 
 NORMED_OUTPUTS = ["exaone4", "gemma2", "gemma3_text", "glm4", "olmo2"]
-REASON = "scale single channels of"
+REASON = "single channels"
 
 
 def rotate(model: nn.Module, facts: Architecture, settings: RotationConfig) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -55,7 +55,7 @@ def test_values_and_inputs_are_rotated_and_the_model_computes_what_it_did(model_
     metrics, notes = rotate(model, facts, RotationConfig(scaling_layers={}, r1=r1, r2=True, r4=True))
     assert [metrics[f"{facts.decoder_blocks}.{i}"] for i in range(2)] == [{"r1": False, "r2": True}] * 2
     assert [metrics[f"{facts.decoder_blocks}.{i}.{facts.mlp_output}"] for i in range(2)] == [{"input_rotation": metrics_size(metrics)}] * 2
-    assert notes[0].startswith("r1 is left out: the weights of ")
+    assert notes[0].startswith("r1 is left out: the norm")
     assert REASON in notes[0]
     assert distance(blocks_of(model, facts)[0].get_submodule(facts.attention_value or "").get_parameter("weight"), value) > 0.1
     assert distance(logits(model), expected) < 1e-6  # some norms compute in float32 whatever the model's dtype is
@@ -76,7 +76,7 @@ def test_the_default_is_to_rotate_values(model_type: str) -> None:
 @pytest.mark.parametrize("online", [None, OnlineRotationConfig(shared_parallel=False)])
 def test_a_rotation_of_the_residual_stream_alone_is_refused(online: OnlineRotationConfig | None) -> None:
     facts, model = facts_of("gemma2"), model_of("gemma2")
-    with pytest.raises(UnsupportedError, match=rf"{REASON}.*set r1=False, which leaves r2, r3 and r4"):
+    with pytest.raises(UnsupportedError, match=rf"{REASON}.*Set r1=False, which keeps r2, r3 and r4"):
         rotate(model, facts, RotationConfig(scaling_layers={}, online_config=online))
 
 
@@ -98,7 +98,7 @@ def test_a_gate_on_single_channels_forbids_the_rotation_of_values() -> None:
     assert metrics[f"{facts.decoder_blocks}.0"] == {
         "r1": False,
         "r2": False,
-        "r2_reason": "a gate multiplies single channels of the values",
+        "r2_reason": "a gate scales single channels of the values",
     }
     assert torch.equal(block.self_attn.v_proj.weight, before)
     assert get_algo_config("rotation", "muse_glimmer") is None

@@ -54,5 +54,5 @@ def test_a_run_has_one_of_the_two() -> None:
     config = LLMTemplate.get("llama").get_config(scheme="int4_wo_64")
     both: list[AlgoConfig] = [AutoRoundConfig(), TuningConfig()]
     config.algo_config = both
-    with pytest.raises(ConfigError, match=r"'autoround' and 'tuning' .*do the same thing"):
+    with pytest.raises(ConfigError, match=r"'autoround' and 'tuning' .*have the same role"):
         ModelQuantizer(config).quantize_model(tiny.tiny_model(), tiny.calibration_batches(1, 32))

@@ -1,1 +1,1 @@
-"""AMD Quark's public interface: its import paths, and what it has beside the core."""
+"""AMD Quark's public interface: its import paths, and the parts that the core lacks."""

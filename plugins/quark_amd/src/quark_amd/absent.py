@@ -1,6 +1,6 @@
-"""Modules and names of AMD Quark's public API that do not come here.
+"""Modules and names of AMD Quark's public API that this project lacks.
 
-Importing one is an error that says so, and what to use.
+Importing one raises an error that names a replacement.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ __all__ = ["NotOfferedError", "refuse_absent", "refuse_absent_module"]
 
 
 class NotOfferedError(QuarkError, ImportError):
-    """A module or a name of AMD Quark's public API is not offered; the message names its replacement."""
+    """A module or name of AMD Quark's public API is not supported; the message names its replacement."""
 
 
 PAGE = "docs/how-to/from-amd-quark.md"
 
-_PRUNING = "pruning is not offered: prune the model with another library, and quantize the result"
-_QAT = "quantization-aware training is not offered: --algorithm tuning tunes codes and scales on calibration data"
-_DIFFUSERS = "SVDQuant and diffusion pipelines are not offered: quantize the network of a pipeline as any torch module"
-_TRAINED = "learned rotations are not offered: RotationConfig with random_r1 and preset='best' needs no training"
-_OWN = "algorithms are added by a plugin (docs/plugins/rounding.md, docs/plugins/transform.md), and not in this registry"
-_TWO_BIT = "TwoBitScalar is not offered: layers with Dtype.int2 and the algorithm tuning have two bits too"
-_MIXED = "this API is not offered: quark quantize --mixed chooses schemes layer by layer"
-_VLLM = "vLLM's worker and online quantization are not offered: export the model, and serve that"
+_PRUNING = "pruning is not supported: prune the model with another library, then quantize the result"
+_QAT = "quantization-aware training is not supported: use --algorithm tuning, which tunes codes and scales on calibration data"
+_DIFFUSERS = "SVDQuant and diffusion pipelines are not supported: quantize a pipeline's network like any torch module"
+_TRAINED = "learned rotations are not supported: use RotationConfig with random_r1 and preset='best', which needs no training"
+_OWN = "this registry does not exist: add algorithms with a plugin (docs/plugins/rounding.md, docs/plugins/transform.md)"
+_TWO_BIT = "TwoBitScalar is not supported: use Dtype.int2 with the algorithm tuning"
+_MIXED = "this API is not supported: use quark quantize --mixed, which chooses schemes layer by layer"
+_VLLM = "vLLM's worker and online quantization are not supported: export the model and serve the export"
 _INTERNAL = "it is internal to AMD Quark"
 
 _MODULES: Mapping[str, str] = MappingProxyType(
@@ -44,24 +44,24 @@ _MODULES: Mapping[str, str] = MappingProxyType(
         "quark.torch.utils.diffusers": _DIFFUSERS,
         "quark.torch.utils.accelerate_helper": _INTERNAL,
         "quark.torch.utils.module_replacement": _INTERNAL,
-        "quark.torch.extensions": "the Brevitas extension is not offered: use Brevitas itself",
+        "quark.torch.extensions": "the Brevitas extension is not supported: use Brevitas itself",
         "quark.torch.integrations": _DIFFUSERS,
         "quark.integrations": _DIFFUSERS,
         "quark.online_quantization": _VLLM,
-        "quark.contrib.mince": "the choice of calibration sets is not offered: give the data that you chose as --calib",
-        "quark.experimental.cli": "its commands are those of quark: quark quantize --template-file takes a template from a JSON file",
+        "quark.contrib.mince": "the choice of calibration sets is not supported: give your own data with --calib",
+        "quark.experimental.cli": "its commands are part of quark: use quark quantize --template-file with a JSON file",
         "quark.experimental.torch.mix_precision": _MIXED,
         "quark.experimental.torch.mixed_precision_planner": _MIXED,
         "quark.experimental.torch.twobitscalar": _TWO_BIT,
         "quark.experimental.torch.plugin": _VLLM,
-        "quark.experimental": "its experimental parts are not offered but for AutoRound",
+        "quark.experimental": "its experimental parts are not supported, except AutoRound",
         "quark.onnx": "ONNX models are not quantized here: quantize the torch model, and use export_onnx",
-        "quark.shapeshifter": "it is not offered",
+        "quark.shapeshifter": "it is not supported",
     }
 )
-"""By module; for all below it too."""
+"""Replacement by module, also for its submodules."""
 _MOVED = MappingProxyType({"quark.testing": "pip install quark-devkit, and import quark_devkit; the tiny model is quark_tiny_model"})
-"""Modules that were part of the core, with where they are."""
+"""New places of modules that were part of the core."""
 _NAMES: Mapping[str, str] = MappingProxyType(
     {
         "ModelPruner": _PRUNING,
@@ -83,11 +83,11 @@ _NAMES: Mapping[str, str] = MappingProxyType(
         "list_llama_cpp_export_formats": "export_gguf chooses the type by the scheme: Q4_0, Q4_1, Q8_0 or MXFP4",
     }
 )
-"""By name, in whichever public module it is asked for."""
+"""Replacement by name, in any public module."""
 
 
 def refuse_absent_module(name: str) -> None:
-    """Raise NotOfferedError (an ImportError) for a module of AMD Quark's that is not offered here.
+    """Raise NotOfferedError (an ImportError) for a module of AMD Quark that is not supported here.
 
     Raises:
         MissingPluginError: A distribution that is not installed has the module.
@@ -100,11 +100,11 @@ def refuse_absent_module(name: str) -> None:
 
 
 def refuse_absent(module: str, name: str) -> None:
-    """Raise for a name of AMD Quark's public API that does not come.
+    """Raise for a name of AMD Quark's public API that is not supported.
 
     Raises:
         NotOfferedError: (an ImportError) The name is imported.
-        AttributeError: It is asked for in another way, so that ``hasattr`` answers.
+        AttributeError: The name is read in another way, so that ``hasattr`` works.
     """
     if name in _NAMES:
         message = f"{module}.{name} of AMD Quark is not here: {_NAMES[name]} ({PAGE})"

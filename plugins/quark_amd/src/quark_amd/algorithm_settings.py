@@ -1,4 +1,4 @@
-"""AMD Quark's functions that give the settings of an algorithm: of a model family, or of a JSON file."""
+"""AMD Quark's functions for the settings of an algorithm, from a model family or a JSON file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def get_algo_config(algorithm_type: str, model_type: str) -> AlgoConfig | None:
         model_type: Registered name of a template.
 
     Returns:
-        The settings; None where the algorithm derives none, or no template of that name is installed.
+        The settings; None if the algorithm derives none, or no template of that name is installed.
 
     Raises:
         UnknownNameError: (a ValueError) There is no such algorithm.
@@ -45,10 +45,10 @@ def load_quant_algo_config_from_file(file_path: str | Path) -> AlgoConfig:
 
     Raises:
         ConfigError: (a ValueError) The file is missing or not such an object, the algorithm is unknown, or a
-            key is none of its fields.
+            key is not one of its fields.
     """
     path = Path(file_path)
     data = json_of(path, "algorithm configuration")
     if not isinstance(data, dict):
-        raise ConfigError(f"the algorithm configuration '{path}' holds a {type(data).__name__}: a JSON object with a 'name' is wanted")
+        raise ConfigError(f"the algorithm configuration '{path}' holds a {type(data).__name__}: write a JSON object with a 'name'")
     return algo_config_from_dict(data)

@@ -1,4 +1,4 @@
-"""Registered templates as plain dicts, as AMD Quark's template module has them."""
+"""Registered templates as plain dicts, as in AMD Quark's template module."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from quark_amd.algorithm_settings import get_algo_config, get_supported_algorith
 __all__ = ["ATTENTION_TOKENS", "DEFAULT_TEMPLATES", "projection_base", "template_from_dict"]
 
 ATTENTION_TOKENS = ("self_attn", "self_attention", "attn", "attention")
-"""A pattern that holds one of these is taken to name attention."""
+"""A pattern that contains one of these counts as attention."""
 _KEYS = (*PATTERNS, "f2f_weight_converters")
 
 
 class _DefaultTemplates(Mapping[str, dict[str, Any]]):
     """The registered templates by model type, each as the dict that `template_from_dict` takes.
 
-    Read when it is asked for.
+    They are read on access.
     """
 
     def __getitem__(self, model_type: str) -> dict[str, Any]:
@@ -45,8 +45,7 @@ class _DefaultTemplates(Mapping[str, dict[str, Any]]):
 
 
 DEFAULT_TEMPLATES: Mapping[str, dict[str, Any]] = _DefaultTemplates()
-"""The templates of plugins; `LLMTemplate.register_template` adds to the registry and not to this, as in AMD
-Quark.
+"""The templates of plugins; as in AMD Quark, `LLMTemplate.register_template` adds only to the registry.
 """
 
 
@@ -62,8 +61,8 @@ def projection_base(config: QConfig, pattern: str) -> QLayerConfig:
 
     Templates use the exact `projections.base_for`.
 
-    That is what the first pattern of ``layer_quant_config`` says that ends as ``pattern`` does or names
-    attention, or what is global.
+    It is the first entry of ``layer_quant_config`` whose pattern has the same ending or names attention, else
+    the global configuration.
     """
     leaf = pattern.rpartition(".")[2].strip("*")
     named = (

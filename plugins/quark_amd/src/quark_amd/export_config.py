@@ -15,17 +15,16 @@ __all__ = ["ExporterConfig", "JsonExporterConfig", "OnnxExporterConfig"]
 @with_dataclass_view
 @attrs.define(init=False)
 class JsonExporterConfig:
-    """How a safetensors export is laid out; the ``export`` block of ``quantization_config``.
+    """Layout of a safetensors export; the ``export`` block of ``quantization_config``.
 
     Keys that a later version may add are accepted and kept in ``extra``, since readers pass the whole block
     as keywords.
 
     Attributes:
-        weight_merge_groups: Part of AMD Quark's signature: weights that share one scale. An export cannot
-            give them one without rounding them anew, and warns; ``shared_scale_groups`` of a `QConfig` does
-            it before they are rounded.
+        weight_merge_groups: Part of AMD Quark's signature: weights that share one scale. An export does not
+            round again, so it only warns; set ``shared_scale_groups`` of a `QConfig` instead.
         kv_cache_group: Patterns of the key and value projections.
-        min_kv_scale: Floor of the cache's scales.
+        min_kv_scale: Smallest scale of the KV cache.
         weight_format: ``"real_quantized"`` stores codes, ``"fake_quantized"`` the rounded values.
         pack_method: Order of the eight 4-bit codes in a word: ``"reorder"`` (0 2 4 6 1 3 5 7) or ``"order"``.
         extra: Unknown keys with their values.

@@ -1,7 +1,7 @@
 """The finder of AMD Quark's public modules.
 
-They have no source files: `quark_amd.import_paths` and the exports of plugins say their names. `quark.torch`
-asks this module, which the entry point of quark-amd leads to.
+They have no source files: `quark_amd.import_paths` and the exports of plugins define their names.
+`quark.torch` finds this module through the entry point of quark-amd.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
 __all__ = ["PublicModules", "find_spec", "load", "public_names"]
 
 _BY_PLUGINS = ("quark.torch.", "quark.experimental")
-"""Beginnings of the names of modules that plugins may bring."""
+"""Prefixes of module names that plugins may provide."""
 _OWN = {*NAMES, *IN_EXAMPLES}
 _PACKAGES = {name.rsplit(".", count)[0] for name in _OWN for count in range(1, name.count("."))}
 
 
 def load(module: str, name: str) -> Any:
-    """Return the object of that name of a public module, for its ``__getattr__``.
+    """Return an object of a public module by name, for its ``__getattr__``.
 
-    The module keeps it for the next time.
+    The module caches it.
 
     Raises:
         AttributeError: There is no such name.
-        MissingPluginError: (an ImportError) There is none, and a distribution of this project is not active;
-            says what to do.
-        NotOfferedError: (an ImportError) It is imported, AMD Quark has one, and it does not come here; says
-            what to use.
+        MissingPluginError: (an ImportError) There is no such name, and a distribution of this project is not
+            active; names the fix.
+        NotOfferedError: (an ImportError) The name is imported and AMD Quark has it, but this project does
+            not; names a replacement.
     """
     if name == "__all__":
         return public_names(module)
     if (reference := NAMES.get(module, {}).get(name)) is not None:
-        from quark.base.lazy import LazyRef  # not above: `import quark` imports next to nothing
+        from quark.base.lazy import LazyRef  # not above, so that `import quark` stays fast
 
         value = LazyRef(reference).load()
     elif name.startswith("_"):
@@ -75,7 +75,7 @@ def public_names(module: str) -> list[str]:
 
 
 def refuse_incomplete(name: str) -> None:
-    """Refuse a name that nothing brings where a distribution of this project is not active, which may be why.
+    """Refuse an unknown name if an inactive distribution of this project may be the cause.
 
     Raises:
         MissingPluginError: (an ImportError) A distribution is not installed, a variable leaves its plugin
@@ -86,13 +86,11 @@ def refuse_incomplete(name: str) -> None:
 
     failures = [str(failure) for failure in catalog().failures() if failure.source.distribution in BUILT_IN]
     if reasons := [*filter(None, [catalog().missing()]), *failures]:
-        raise MissingPluginError(
-            f"no active plugin brings {name}. {' '.join(reasons)} (`quark plugins` lists what is active and what failed)"
-        )
+        raise MissingPluginError(f"no active plugin brings {name}. {' '.join(reasons)} (`quark plugins` lists active and failed plugins)")
 
 
 def _of_a_plugin(module: str, name: str) -> Any:
-    """Return the object that a plugin exports under a public name, or the public module below this one.
+    """Return a plugin's object under a public name, or the public submodule.
 
     Errors as for `load`.
     """
@@ -125,13 +123,13 @@ def _modules_of_plugins() -> Mapping[str, Mapping[str, Reference]]:
 def _example(module: str) -> ModuleType:
     """Return the module of the examples behind a public one.
 
-    Raises MissingPluginError where they are not installed.
+    Raises MissingPluginError if they are not installed.
     """
     target = IN_EXAMPLES[module]
     if importlib.util.find_spec(target.partition(".")[0]) is None:
         raise MissingPluginError(
-            f"{module} is for AMD Quark's example scripts and does not come with quark-amd: pip install examples/from_amd_quark, "
-            "of this project's repository",
+            f"{module} is part of AMD Quark's example scripts, not of quark-amd: pip install examples/from_amd_quark from this project's "
+            f"repository",
             name=module,
         )
     return import_module(target)
@@ -142,11 +140,12 @@ def _no_attribute(module: str, name: str, hint: str = "") -> AttributeError:
 
 
 def find_spec(name: str) -> ModuleSpec | None:
-    """Return the specification of a public module; None if nothing brings it.
+    """Return the specification of a public module; None if there is none.
 
     Raises:
-        MissingPluginError: (an ImportError) A distribution of this project is not active, which may be why.
-        NotOfferedError: (an ImportError) AMD Quark has it, and it does not come here; says what to use.
+        MissingPluginError: (an ImportError) A distribution of this project is not active, which may be the
+            cause.
+        NotOfferedError: (an ImportError) AMD Quark has it, but this project does not; names a replacement.
     """
     if name not in _OWN | _PACKAGES:
         may_be_a_plugins = name.startswith(_BY_PLUGINS)
@@ -155,7 +154,7 @@ def find_spec(name: str) -> ModuleSpec | None:
                 refuse_incomplete(name)
             refuse_absent_module(name)
             return None
-    loader: Any = PublicModules()  # by protocol: importlib.abc would be imported for the name alone
+    loader: Any = PublicModules()  # by protocol, to avoid the import of importlib.abc
     return ModuleSpec(name, loader, is_package=name in _PACKAGES or name not in IN_EXAMPLES)
 
 
@@ -163,18 +162,18 @@ class PublicModules:
     """Loader of the public modules."""
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """Leave it to Python to make the module."""
+        """Let Python create the module."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Fill a new module: its names are loaded when they are asked for."""
+        """Fill a new module, whose names are loaded on access."""
         name = module.__name__
         module.__doc__ = f"AMD Quark's public module `{name}`: its names are objects of this project and of plugins."
         module.__dict__.update(__getattr__=lambda attribute: load(name, attribute), __dir__=lambda: public_names(name))
 
     def get_code(self, fullname: str) -> CodeType | None:
-        """Return the code of a program, which ``python -m`` runs by its public name.
+        """Return the code of a program for ``python -m`` with its public name.
 
-        None for a module that is none.
+        None if the module is not a program.
         """
         if fullname not in IN_EXAMPLES:
             return None

@@ -1,6 +1,6 @@
-"""AMD Quark's public modules: which of our objects each of their names is, as data.
+"""AMD Quark's public modules: a reference to our object for each name.
 
-`quark_amd.finder` makes modules of it.
+`quark_amd.finder` creates the modules.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ __all__ = ["IN_EXAMPLES", "NAMES", "WITH_NAMES_OF_PLUGINS"]
 
 
 def _of(module: str, *names: str, **renamed: str) -> dict[str, str]:
-    """Return references into one of our modules, ``"module:attribute"`` by AMD Quark's name."""
+    """Return references into a module of ours, ``"module:attribute"`` by AMD Quark's name."""
     return {name: f"{module}:{name}" for name in names} | {name: f"{module}:{ours}" for name, ours in renamed.items()}
 
 
@@ -102,7 +102,7 @@ NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         | _of("quark.models.hf.weight_converters", "Chunk", "SplitFusedExperts"),
     }
 )
-"""References by public module and name. A name with an underscore is found, and not listed."""
+"""References by public module and name. Names with an underscore can be imported but are not listed."""
 WITH_NAMES_OF_PLUGINS = frozenset(
     {
         "quark.torch.quantization",

@@ -43,7 +43,7 @@ class ModelExporter:
         overwrite: bool = False,
         **kwargs: Any,
     ) -> None:
-        """Write a checkpoint in Hugging Face form, with its tokenizer where one is given.
+        """Write a checkpoint in Hugging Face form, with its tokenizer if one is given.
 
         Args:
             model: A quantized model.
@@ -57,9 +57,8 @@ class ModelExporter:
         json_config = self.config.json_export_config
         if json_config.weight_merge_groups:
             get_logger(__name__).warning(
-                "weight_merge_groups is without effect: to give one scale to weights that are quantized already, an export would have to "
-                "round them again. Set shared_scale_groups in the QConfig (--share-fused-scales), so that they are rounded to one from "
-                "the start."
+                "weight_merge_groups has no effect, since an export does not round weights again. Set shared_scale_groups in the QConfig "
+                "(--share-fused-scales) before you quantize."
             )
         options = ExportOptions(
             weight_format=json_config.weight_format,
@@ -89,17 +88,17 @@ class ModelExporter:
 
         Args:
             model: A quantized model.
-            input_args: Example inputs: a tensor, a tuple of arguments or a mapping of named ones. None is
-                token ids, for transformers models.
-            input_names: Names of the inputs, in order; empty takes those of the configuration, or of the
-                model's forward.
-            output_names: Names of the outputs, likewise.
-            verbose: Whether torch prints what it does.
-            opset_version: Version of ONNX's operators; None takes that of the configuration, or the
-                exporter's own.
-            do_constant_folding: Part of AMD Quark's public API; without effect: constants are always folded.
-            operator_export_type: Likewise: operators are ONNX's own, and functions made of them.
-            uint4_int4_flag: Likewise: codes of 4 bits are always stored in 4 bits.
+            input_args: Example inputs: a tensor, a tuple of arguments or a mapping of named ones. None for
+                token ids (transformers models only).
+            input_names: Names of the inputs, in order; empty for the configuration's, or those of the model's
+                forward.
+            output_names: Names of the outputs, in order; empty as for ``input_names``.
+            verbose: Whether torch prints its progress.
+            opset_version: Version of ONNX's operators; None for the configuration's, or the exporter's
+                default.
+            do_constant_folding: Without effect: constants are always folded.
+            operator_export_type: Without effect: the file uses ONNX operators, and functions of them.
+            uint4_int4_flag: Without effect: codes of 4 bits always take 4 bits.
 
         Raises:
             UnknownNameError: No installed plugin registers one.
@@ -119,22 +118,22 @@ class ModelExporter:
     def export_gguf_model(self, model: nn.Module, tokenizer_path: str | Path | None, model_type: str) -> None:
         """Write a GGUF file with the exporter that is registered as ``gguf``.
 
-        It is ``<model_type>.gguf``, without a type ``model.gguf``.
+        The file is ``<model_type>.gguf``, or ``model.gguf`` without a type.
 
         Args:
             model: A quantized model.
-            tokenizer_path: Directory of the tokenizer, or a file in it; None takes the one beside the float
-                checkpoint.
+            tokenizer_path: Directory of the tokenizer, or a file in it; None for the float checkpoint's
+                tokenizer.
             model_type: The model's ``config.model_type``, or empty.
 
         Raises:
             UnknownNameError: No installed plugin registers one.
-            ConfigError: The model is of another type.
+            ConfigError: The model has another type.
             CheckpointError: There is no tokenizer, or it is damaged.
         """
         config: Any = getattr(model, "config", None)
         if model_type and model_type != getattr(config, "model_type", model_type):
-            raise ConfigError(f"model_type='{model_type}', and this model's config says '{config.model_type}': give that, or ''")
+            raise ConfigError(f"model_type='{model_type}', but this model's config says '{config.model_type}': give that, or ''")
         tokenizer = None
         if tokenizer_path is not None:
             path = Path(tokenizer_path)
@@ -162,19 +161,19 @@ def export_onnx(
 
     Args:
         model: A quantized model.
-        output_dir: As of `quark.checkpoint.export_safetensors`; a checkpoint that lies there stays.
-        input_args: As of `ModelExporter.export_onnx_model`, like all others but the last.
-        opset_version: Likewise.
-        input_names: Likewise.
-        output_names: Likewise.
-        verbose: Likewise.
-        do_constant_folding: Part of AMD Quark's public API; without effect.
-        operator_export_type: Likewise.
-        uint4_int4_flag: Likewise.
-        dynamo: Likewise: models are always traced by `torch.export`.
+        output_dir: As in `quark.checkpoint.export_safetensors`; a checkpoint that lies there stays.
+        input_args: As in `ModelExporter.export_onnx_model`.
+        opset_version: As in `ModelExporter.export_onnx_model`.
+        input_names: As in `ModelExporter.export_onnx_model`.
+        output_names: As in `ModelExporter.export_onnx_model`.
+        verbose: As in `ModelExporter.export_onnx_model`.
+        do_constant_folding: Without effect.
+        operator_export_type: Without effect.
+        uint4_int4_flag: Without effect.
+        dynamo: Without effect: models are always traced by `torch.export`.
 
     Raises:
-        UnknownNameError: No installed plugin registers one.
+        UnknownNameError: No installed plugin registers the exporter.
         UnsupportedError: The model cannot be traced, or a quantizer has no form in ONNX.
     """
     ModelExporter(export_dir=output_dir).export_onnx_model(model, input_args, input_names, output_names, verbose, opset_version)
@@ -185,11 +184,11 @@ def export_gguf(model: nn.Module, output_dir: str | Path, model_type: str = "", 
 
     Args:
         model: A quantized model.
-        output_dir: As of `quark.checkpoint.export_safetensors`; a checkpoint that lies there stays.
-        model_type: As of `ModelExporter.export_gguf_model`.
-        tokenizer_path: Likewise; None takes the tokenizer beside the float checkpoint.
+        output_dir: As in `quark.checkpoint.export_safetensors`; a checkpoint that lies there stays.
+        model_type: As in `ModelExporter.export_gguf_model`.
+        tokenizer_path: As in `ModelExporter.export_gguf_model`; None for the float checkpoint's tokenizer.
 
     Raises:
-        UnknownNameError: No installed plugin registers one.
+        UnknownNameError: No installed plugin registers the exporter.
     """
     ModelExporter(export_dir=output_dir).export_gguf_model(model, tokenizer_path, model_type)

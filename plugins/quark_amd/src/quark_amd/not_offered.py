@@ -1,6 +1,6 @@
 """Functions of AMD Quark's public API that this project does not have.
 
-They can be imported, and say what to use when they are called.
+You can import them; a call raises an error that names a replacement.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["RuntimeOptions", "disable_native_inference", "enable_native_inferenc
 
 
 def not_offered(name: str, instead: str) -> Callable[..., Any]:
-    """Return a function of that name that refuses every call.
+    """Return a function with this name that refuses every call.
 
     >>> not_offered("save_params", "use export_safetensors")()
     Traceback (most recent call last):
@@ -24,7 +24,7 @@ def not_offered(name: str, instead: str) -> Callable[..., Any]:
     """
 
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
-        raise UnsupportedError(f"{name} is not offered: {instead}")
+        raise UnsupportedError(f"{name} is not supported: {instead}")
 
     refuse.__name__ = refuse.__qualname__ = name
     refuse.__doc__ = f"Refuse the call with an UnsupportedError: {instead}."
@@ -44,7 +44,7 @@ class RuntimeOptions:
     `quark.runs.ModelQuantizer.freeze` takes them and ignores them.
 
     Attributes:
-        native_linear_mode: Which native linear layer; without effect.
+        native_linear_mode: Native linear layer; without effect.
         use_preshuffle: Without effect.
         svdquant_overlap_streams: Without effect.
     """

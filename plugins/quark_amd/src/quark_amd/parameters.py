@@ -1,4 +1,4 @@
-"""AMD Quark's functions that write and read a model as two files of parameters."""
+"""AMD Quark's functions that save and load a model as two parameter files."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from quark.models.hf.json_files import links_followed
 
 __all__ = ["load_params", "save_params"]
 
-_GRAPHS = "a model that was quantized in FX graph mode is saved and loaded by torch.export.save and torch.export.load, or by export_onnx"
+_GRAPHS = "a model quantized in FX graph mode cannot be saved this way: use torch.export.save and torch.export.load, or export_onnx"
 _NAMES = {".json": "config.json", ".safetensors": "model.safetensors"}
-"""The name of each file in a checkpoint of the Quark layout, by its ending."""
+"""Name of each file in a checkpoint of the Quark layout, by ending."""
 
 
 def save_params(
@@ -37,21 +37,21 @@ def save_params(
 ) -> None:
     """Write the configuration and the tensors of a quantized model, for `load_params`.
 
-    Other programs read `export_safetensors`'s.
+    For other programs, use `export_safetensors`.
 
     Args:
         model: A quantized model.
         model_type: Name of the files, such as ``"llama"``.
-        args: Of FX graph mode; without effect.
-        kwargs: Likewise.
-        export_dir: Directory of the files, which is created; None is that of temporary files.
+        args: Arguments of FX graph mode; without effect.
+        kwargs: Without effect.
+        export_dir: Directory of the files, created if missing; None for the temporary directory.
         quant_mode: Eager mode.
-        compressed: Whether to store codes, and not the rounded values.
+        compressed: Whether to store codes instead of rounded values.
         reorder: Order of 4-bit codes in a word.
 
     Raises:
         UnsupportedError: The model was quantized in FX graph mode.
-        ConfigError: (a ValueError) It has not been quantized, or ``model_type`` is no file name.
+        ConfigError: (a ValueError) The model is not quantized, or ``model_type`` is not a file name.
         OutputError: One of the files exists.
     """
     if quant_mode is not QuantizationMode.eager_mode:
@@ -83,16 +83,16 @@ def load_params(
     compressed: bool = False,
     reorder: bool = True,
 ) -> nn.Module:
-    """Return a float model, changed in place, with the parameters that `save_params` has written.
+    """Fill a float model in place with the parameters from `save_params`, and return it.
 
     Args:
         model: A float model of the same structure.
         json_path: The file with the configuration.
         safetensors_path: The file with the tensors.
-        pth_path: Of FX graph mode; not offered.
+        pth_path: Argument of FX graph mode; not supported.
         quant_mode: Eager mode.
-        compressed: Without effect: the files say so, as they do of ``reorder``.
-        reorder: Likewise.
+        compressed: Without effect, since the files have this information.
+        reorder: Without effect, since the files have this information.
 
     Raises:
         UnsupportedError: FX graph mode.
@@ -102,11 +102,11 @@ def load_params(
     if quant_mode is not QuantizationMode.eager_mode or pth_path:
         raise UnsupportedError(_GRAPHS)
     if model is None:
-        raise ConfigError("load_params fills a model: give the float model of the same structure")
+        raise ConfigError("load_params needs a model to fill: give the float model of the same structure")
     with tempfile.TemporaryDirectory(prefix="quark-load-params-") as temporary:
         for (suffix, name), path in zip(_NAMES.items(), (json_path, safetensors_path), strict=True):
             if not Path(path).is_file():
-                raise CheckpointError(f"there is no file '{path}': give the two paths of save_params, of which this one ends in {suffix}")
+                raise CheckpointError(f"there is no file '{path}': give the two paths that save_params wrote; this one ends in {suffix}")
             represent(Path(path), Path(temporary) / name)
         device = next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
         with links_followed():

@@ -25,19 +25,19 @@ _CACHE = QTensorConfig(dtype="fp8_e4m3", qscheme="per_tensor", observer_cls="Per
 
 
 def get_layer_quant_config(quant_config: QConfig, layer_type: type[nn.Module], layer_name: str) -> QLayerConfig | None:
-    """Return the configuration of the layer ``layer_name``, None where it stays float.
+    """Return the configuration of the layer ``layer_name``, None if it stays float.
 
-    `quark.models.plan.rules.layer_config_for` decides it.
+    It calls `quark.models.plan.rules.layer_config_for`.
     """
     return layer_config_for(quant_config, layer_name, layer_type).config
 
 
 class QuantConfigParser:
-    """The entry of transformers' loader for checkpoints of other producers, in AMD Quark's public API.
+    """AMD Quark's class that reads ``quantization_config`` of other producers for transformers.
 
     Args:
         quant_config: A model's configuration.
-        json_config: How it is exported.
+        json_config: Options of the export.
     """
 
     def __init__(self, quant_config: QConfig, json_config: JsonExporterConfig | None = None) -> None:
@@ -46,7 +46,7 @@ class QuantConfigParser:
 
     @property
     def kv_cache_group(self) -> list[str]:
-        """Patterns of the projections that feed the cache, as they are exported."""
+        """Patterns of the projections that feed the KV cache."""
         return self.json_config.kv_cache_group
 
     @property
@@ -55,7 +55,7 @@ class QuantConfigParser:
         return self.quant_config.global_quant_config.output_tensors is not None
 
     def get_custom_config(self) -> tuple[dict[str, Any], str]:
-        """Return another producer's ``quantization_config``, and its name: none and ``"quark"``."""
+        """Return another producer's ``quantization_config`` and its name: always none and ``"quark"``."""
         return {}, _OURS
 
     @staticmethod
@@ -68,16 +68,15 @@ class QuantConfigParser:
         """Read a ``quantization_config`` of this project, or of a uniform layout such as ``fp8`` and ``awq``.
 
         Args:
-            quant_config: The block of ``config.json``; ``"quant_method"`` says whose it is.
-            is_bias_quantized: Whether biases are quantized as weights are, which other producers' blocks do
-                not say.
-            is_kv_cache: Whether the KV cache is in FP8 with one scale, which they do not say either.
-            kv_layers_name: Patterns of the projections that feed it.
+            quant_config: The block of ``config.json``; ``"quant_method"`` names the producer.
+            is_bias_quantized: Whether biases are quantized like weights; other producers' blocks do not tell.
+            is_kv_cache: Whether the KV cache is FP8 with one scale; these blocks do not tell either.
+            kv_layers_name: Patterns of the projections that feed the KV cache.
 
         Raises:
-            UnsupportedError: (a NotImplementedError) It is of another layout, whose layers differ, or that
-                nothing installed reads.
-            ConfigError: (a ValueError) It is damaged, or there is a cache and no ``kv_layers_name``.
+            UnsupportedError: (a NotImplementedError) The layers of this layout differ, or no installed plugin
+                reads it.
+            ConfigError: (a ValueError) The block is damaged, or a KV cache has no ``kv_layers_name``.
         """
         method = quant_config.get("quant_method", _OURS)
         if method == _OURS:
@@ -89,8 +88,8 @@ class QuantConfigParser:
         layer = reader.layer_config(quant_config)
         if layer is None:
             raise UnsupportedError(
-                f"a quantization_config with quant_method '{method}' does not say alone how each layer is quantized: load the checkpoint, "
-                "with import_model_from_safetensors"
+                f"a quantization_config with quant_method '{method}' does not say how each layer is quantized: load the whole checkpoint "
+                f"with import_model_from_safetensors"
             )
         if is_kv_cache and not kv_layers_name:
             raise ConfigError("is_kv_cache=True needs kv_layers_name: patterns such as ['*k_proj', '*v_proj']")

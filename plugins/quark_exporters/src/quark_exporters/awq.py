@@ -1,10 +1,10 @@
-"""AutoAWQ's layout of 4-bit weights, for its kernel ``gemm``: written, read, and dequantized as a source.
+"""AutoAWQ's layout of 4-bit weights for its kernel ``gemm``: exporter, reader and dequantizer.
 
 ===========  ==============================================================================================
 tensor       contents
 ===========  ==============================================================================================
 ``qweight``  int32 ``[I, O / 8]``: codes from 0, in the order `ORDER` from the lowest bits of a word
-``qzeros``   int32 ``[I / group, O / 8]``: zero points, likewise
+``qzeros``   int32 ``[I / group, O / 8]``: zero points, in the same order
 ``scales``   ``[I / group, O]``, float16
 ===========  ==============================================================================================
 
@@ -29,22 +29,30 @@ from quark.errors import CheckpointError, ConfigError, UnsupportedError
 from quark.models.hf.missing_tensors import misfit
 from quark.numbers import QParams, canonicalize, cast_finite
 from quark_exporters.linear_layers import LinearExporter, LinearReader, coded_rows, float_names
-from quark_exporters.stored_codes import packed_words, qscheme_of, runs_along_rows, spec_of_layout, unpacked_words, weight_quantizer
+from quark_exporters.stored_codes import (
+    packed_words,
+    positive_scales,
+    qscheme_of,
+    runs_along_rows,
+    spec_of_layout,
+    unpacked_words,
+    weight_quantizer,
+)
 
 __all__ = ["ORDER", "SCALE_TYPES", "AwqDequantizer", "AwqExporter", "AwqReader", "AwqStorage"]
 
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Which of eight neighbouring output channels is in each half byte of a word, from the lowest bits."""
+"""Output channel (of eight neighbours) in each half byte of a word, from the lowest bits."""
 SCALE_TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 _PER_WORD = len(ORDER)
 _SHIFT = 8
-"""Added to signed codes: a symmetric weight has this zero point everywhere."""
+"""Offset of signed codes, and zero point of symmetric weights."""
 
 
 def _scale_type(_: object, attribute: object, value: str) -> None:
     if value not in SCALE_TYPES:
-        raise ConfigError(f"scale_type is {value!r}, which is none of: {', '.join(SCALE_TYPES)}")
+        raise ConfigError(f"scale_type is {value!r}: use one of {', '.join(SCALE_TYPES)}")
 
 
 @attrs.frozen
@@ -52,7 +60,7 @@ class AwqStorage:
     """Stores a layer as AutoAWQ does, as `quark.checkpoint.LayerStorage`.
 
     Attributes:
-        scale_type: In which dtype scales are stored, a key of `SCALE_TYPES`; they are read in any.
+        scale_type: Dtype of stored scales, a key of `SCALE_TYPES`; reading accepts any dtype.
     """
 
     scale_type: str = attrs.field(default="float16", validator=_scale_type)
@@ -60,21 +68,21 @@ class AwqStorage:
     def why_not(self, config: QLayerConfig, shape: tuple[int, ...]) -> str | None:
         """As `quark.checkpoint.LayerStorage.why_not`."""
         if config.input_tensors is not None:
-            return "AWQ quantizes weights alone, and its input is quantized"
+            return "its input is quantized, but AWQ quantizes only weights"
         if config.weight is None:
             return "its weight is float"
         specs = canonicalize(config.weight)
         weight, names = specs[0], " → ".join(level.dtype.name for level in specs)
         kind = (len(specs), weight.dtype.name, bool(weight.symmetric))
         if kind not in ((1, "int4", True), (1, "uint4", False)):
-            return f"AWQ holds int4 without and uint4 with zero points, and not {names} {'without' if weight.symmetric else 'with'} them"
+            return f"AWQ holds int4 without zero points and uint4 with them, not {names} {'without' if weight.symmetric else 'with'} them"
         if _group_size_of(config) is None:
-            return f"AWQ has scales for groups of input channels, and not {qscheme_of(weight)}"
+            return f"AWQ has scales for groups of input channels, not {qscheme_of(weight)}"
         if weight.scale_format not in (None, "float32"):
-            return f"AWQ keeps scales as floating-point numbers, and these are {weight.scale_format}"
+            return f"AWQ stores scales as floating-point numbers, not {weight.scale_format}"
         if not weight.symmetric and weight.zero_point_type is ZeroPointType.float32:
-            return "AWQ has whole zero points, and these are real numbers (zero_point_type=float32)"
-        return f"AWQ packs {_PER_WORD} output channels into a word, and it has {shape[0]}" if shape[0] % _PER_WORD else None
+            return "AWQ has integer zero points, not real ones (zero_point_type=float32)"
+        return f"AWQ needs a multiple of {_PER_WORD} output channels, and it has {shape[0]}" if shape[0] % _PER_WORD else None
 
     def stored(self, layer: CodedLayer) -> dict[str, Tensor]:
         """As `quark.checkpoint.LayerStorage.stored`.
@@ -92,11 +100,11 @@ class AwqStorage:
     def _scales(self, scale: Tensor) -> Tensor:
         dtype = SCALE_TYPES[self.scale_type]
         finfo = torch.finfo(dtype)
-        # A scale that rounds to 0 would make its group 0: the smallest number is nearer to what it was.
+        # A scale that rounds to 0 would make its group 0: use the smallest number instead.
         stored = scale.clamp(min=finfo.smallest_normal * finfo.eps).to(dtype)
         if not stored.is_meta and bool(stored.isinf().any()):
             raise UnsupportedError(
-                f"a scale is {float(scale.max()):.3g}, which {self.scale_type} cannot hold: export with the option scale_type=bfloat16"
+                f"a scale is {float(scale.max()):.3g}, too large for {self.scale_type}: export with the option scale_type=bfloat16"
             )
         return stored
 
@@ -107,14 +115,17 @@ class AwqStorage:
         shift, scale_shape = _SHIFT if dtype is torch.int8 else 0, quantizer.granularity.scale_shape(shape)
         codes = (_unpacked(tensors["qweight"], shape[0]).to(torch.int16) - shift).to(dtype)
         scale = tensors["scales"].t().contiguous().float().reshape(scale_shape)
-        zeros = None if shift else _unpacked(tensors["qzeros"], shape[0]).to(torch.int32).reshape(scale_shape)
-        return CodedLayer(config, codes, QParams(scale, zeros))
+        if shift:
+            return CodedLayer(config, codes, QParams(scale, None))
+        zeros = _unpacked(tensors["qzeros"], shape[0]).to(torch.int32)
+        codes, zeros, scale = positive_scales(codes, zeros, scale.reshape(zeros.shape), 4)
+        return CodedLayer(config, codes, QParams(scale.reshape(scale_shape), zeros.reshape(scale_shape)))
 
 
 def _group_size_of(config: QLayerConfig) -> int | None:
     """Return how many input channels of a weight share a scale, -1 for all.
 
-    None where scales are shared otherwise.
+    None if scales are shared otherwise.
     """
     assert config.weight is not None
     weight = canonicalize(config.weight)[0]
@@ -138,8 +149,8 @@ class AwqExporter(LinearExporter):
     """Writes the layout of AutoAWQ, for its kernel ``gemm``; `AwqReader` reads it.
 
     Args:
-        scale_type: The dtype of scales: float16, which AutoAWQ has and some of its readers insist on;
-            bfloat16; or float32, in which they were found, so that nothing is rounded.
+        scale_type: Dtype of scales: float16 as in AutoAWQ (some readers require it), bfloat16, or exact
+            float32.
     """
 
     layout = "awq"
@@ -154,14 +165,14 @@ class AwqExporter(LinearExporter):
         sizes = {_group_size_of(config) for config in coded_rows(content.plan).values() if config.weight is not None}
         if not reasons and len(sizes) != 1:
             said = ", ".join("whole rows" if size == -1 else str(size) for size in sorted(map(int, filter(None, sizes))))
-            yield "", f"all its layers have groups of one size, and here are groups of {said or 'no size, since nothing is quantized'}"
+            yield "", f"it needs one group size for all layers, and the layers have {said or 'none, since nothing is quantized'}"
         if any(row.states for row in content.plan.attentions):
-            yield "", "it has no place for scales of the cache"
+            yield "", "it stores no scales of the KV cache"
 
     def quantization_config(self, content: CheckpointContent, options: ExportOptions) -> dict[str, Any]:
         """As `CheckpointExporter.quantization_config`.
 
-        Readers take the zero points for given: symmetric weights have them too.
+        Readers expect zero points, so symmetric weights have them too.
         """
         config = next(iter(coded_rows(content.plan).values()))
         return {
@@ -177,7 +188,7 @@ class AwqExporter(LinearExporter):
 class AwqReader(LinearReader):
     """Reads the layout of AutoAWQ.
 
-    Symmetric weights come back with zero points that are all alike.
+    Symmetric weights come back with equal zero points.
     """
 
     storage = AwqStorage()
@@ -191,20 +202,20 @@ class AwqReader(LinearReader):
         """As `quark.checkpoint.LayoutReader.layer_config`.
 
         Raises:
-            ConfigError: A value is of another type than it has.
-            UnsupportedError: It is of a version that is not read.
+            ConfigError: A value has the wrong type.
+            UnsupportedError: The version cannot be read.
         """
-        # AutoAWQ's own files have other names for the same.
+        # AutoAWQ's own files use other names.
         bits, size = block.get("bits", block.get("w_bit", 4)), block.get("group_size", block.get("q_group_size", 128))
         version = str(block.get("version") or block.get("format") or "gemm").lower()
         has_zeros = block.get("zero_point") is not False
         if bits != 4 or version != "gemm" or not has_zeros:
             raise UnsupportedError(
-                f"this checkpoint is of AWQ with bits={bits!r}, version={version!r} and {'' if has_zeros else 'no '}zero points; 4 bits "
-                "in the version 'gemm' with zero points are read"
+                f"this AWQ checkpoint has bits={bits!r}, version={version!r} and {'' if has_zeros else 'no '}zero points; only 4 bits, "
+                f"version 'gemm', with zero points can be read"
             )
         if not isinstance(size, int) or isinstance(size, bool) or (size < 1 and size != -1):
-            raise ConfigError(f"quantization_config says group_size={size!r}, and a positive number is expected, or -1")
+            raise ConfigError(f"quantization_config says group_size={size!r}: a positive number or -1 is expected")
         settings: dict[str, Any] = {"symmetric": False, "zero_point_type": "int32"}
         if size == -1:
             return QLayerConfig(weight=spec_of_layout("uint4", "per_channel", ch_axis=0, **settings))
@@ -225,7 +236,7 @@ class AwqDequantizer:
 def _float_tensor(layer: str, config: QLayerConfig, stored: Mapping[str, Tensor]) -> FloatTensor:
     names = {leaf: f"{layer}.{leaf}" for leaf in ("qweight", "qzeros", "scales")}
     if missing := [name for name in names.values() if name not in stored]:
-        raise CheckpointError(f"the checkpoint has no '{missing[0]}', without which its layer cannot be dequantized: fetch it again")
+        raise CheckpointError(f"the checkpoint lacks '{missing[0]}', so its layer cannot be dequantized: download it again")
     quantizer, storage = weight_quantizer(config), AwqStorage()
     columns, words, *_ = (*stored[names["qweight"]].shape, 0, 0)
     shape = (8 * words, columns)
@@ -234,7 +245,7 @@ def _float_tensor(layer: str, config: QLayerConfig, stored: Mapping[str, Tensor]
     if any(leaf not in expected or misfit(stored[name], expected[leaf]) for leaf, name in names.items()):
         shapes = ", ".join(f"{leaf} {stored[name].dtype} {list(stored[name].shape)}" for leaf, name in names.items())
         size = getattr(config.weight, "group_size", None) or "whole rows"
-        raise CheckpointError(f"'{layer}' has {shapes}, which do not fit each other in groups of {size}: it is damaged")
+        raise CheckpointError(f"'{layer}' has {shapes}, which do not match in groups of {size}: the checkpoint is damaged")
 
     (codes,) = layer_codes(layer, config, shape, storage, names)
 

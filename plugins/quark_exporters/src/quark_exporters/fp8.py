@@ -1,10 +1,10 @@
-"""DeepSeek-V3's layout of FP8 weights: written, read as a quantized model, and dequantized as a source.
+"""DeepSeek-V3's layout of FP8 weights: exporter, reader and dequantizer.
 
 =====================  ========================================================================
 tensor                 contents
 =====================  ========================================================================
 ``weight``             E4M3 codes ``[O, I]``
-``weight_scale``       float32 ``[]``, a factor, where the tensor has one scale
+``weight_scale``       float32 ``[]``, a factor, if the tensor has one scale
 ``weight_scale_inv``   float32 ``[O / rows, I / columns]``, factors of blocks, whatever the name says
 ``input_scale``        float32 ``[]``, of a static input
 =====================  ========================================================================
@@ -12,10 +12,10 @@ tensor                 contents
 Source: ``vllm/model_executor/layers/quantization/fp8.py`` of vLLM 0.32; ``FineGrainedFP8Config`` of
 transformers 5.
 
-As a source: codes in E4M3 or E5M2 with one scale for each tensor, row or block, such as 128 x 128 in
-DeepSeek-V3, in ``<weight>_scale_inv`` or ``<weight>_scale``; both multiply, whatever the first is called.
-Source: checkpoints of DeepSeek-V3 and Qwen3-FP8; ``FineGrainedFP8Config`` and ``FbgemmFp8Config`` of
-transformers 5; vLLM's ``fp8.py``.
+A source may have E4M3 or E5M2 codes with a scale for each tensor, row or block (128 x 128 in DeepSeek-V3).
+The scales are in ``<weight>_scale_inv`` or ``<weight>_scale``; codes are multiplied by both. Source:
+checkpoints of DeepSeek-V3 and Qwen3-FP8; ``FineGrainedFP8Config`` and ``FbgemmFp8Config`` of transformers 5;
+vLLM's ``fp8.py``.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ class Fp8Storage:
     def why_not(self, config: QLayerConfig, shape: tuple[int, ...]) -> str | None:
         """As `quark.checkpoint.LayerStorage.why_not`."""
         if config.weight is None or config.input_tensors is None:
-            return "its weights and inputs are both quantized, and here one of them is float"
+            return "it needs quantized weights and inputs, but one of them is float"
         weights, inputs = canonicalize(config.weight), canonicalize(config.input_tensors)
         names = " → ".join(level.dtype.name for level in (*weights, *inputs))
         if not all(_is_plain(levels) for levels in (weights, inputs)):
-            return f"it holds FP8 (E4M3) weights and inputs without zero points, with scales in floating point, and not {names}"
+            return f"it holds FP8 (E4M3) weights and inputs without zero points and with floating-point scales, not {names}"
         if qscheme_of(weights[0]) not in ("per_tensor", "per_block") or weights[0].is_dynamic:
-            return f"it has a scale for each weight, or for each block of one, and not {qscheme_of(weights[0])}"
+            return f"it has one scale for each weight or for each block of a weight, not {qscheme_of(weights[0])}"
         if _activation_scheme(config) is None:
             wanted = "static with one scale, or dynamic with one for each token"
             block = _block_size_of(config)
             if block is not None:
                 wanted = f"dynamic in groups of {block[1]}, the columns of its blocks"
             return (
-                f"inputs of such weights are {wanted}, and not {qscheme_of(inputs[0])}, {'dynamic' if inputs[0].is_dynamic else 'static'}"
+                f"inputs of such weights must be {wanted}, not {qscheme_of(inputs[0])}, {'dynamic' if inputs[0].is_dynamic else 'static'}"
             )
         return None
 
@@ -78,15 +78,15 @@ class Fp8Storage:
 
 
 def _block_size_of(config: QLayerConfig) -> tuple[int, int] | None:
-    """Return rows and columns of the blocks of a weight; None where it has one scale."""
+    """Return rows and columns of the blocks of a weight; None if it has one scale."""
     assert config.weight is not None
     return canonicalize(config.weight)[0].block_size
 
 
 def _activation_scheme(config: QLayerConfig) -> str | None:
-    """Return ``"static"`` or ``"dynamic"`` as readers of the layout quantize the input of a layer.
+    """Return how readers quantize the input of a layer, ``"static"`` or ``"dynamic"``.
 
-    None where they do not.
+    None if they keep it in float.
     """
     assert config.input_tensors is not None
     inputs, block = canonicalize(config.input_tensors)[0], _block_size_of(config)
@@ -108,24 +108,24 @@ def _is_plain(levels: tuple[QTensorConfig, ...]) -> bool:
 
 
 def _block_size(block: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return rows and columns of the blocks that share a scale, as a ``quantization_config`` says.
+    """Return rows and columns of the scale blocks in a ``quantization_config``.
 
-    None where it says none.
+    None if there are no blocks.
 
     Raises:
-        ConfigError: It says something else.
+        ConfigError: The value is invalid.
     """
     size = block.get("weight_block_size")
     if size is None:
         return None
     if not (isinstance(size, list) and len(size) == 2 and all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in size)):
-        raise ConfigError(f"quantization_config says weight_block_size={size!r}, and two numbers are expected, such as [128, 128]")
+        raise ConfigError(f"quantization_config says weight_block_size={size!r}: two numbers are expected, such as [128, 128]")
     return size[0], size[1]
 
 
 _UE8M0 = {"scale_format": "e8m0", "scale_calculation_mode": "rceil", "observer_cls": "PerBlockMXObserver"}
-"""Of inputs of DeepSeek-V3.1: scales are rounded up to powers of two. Those of its weights are such numbers
-in float32.
+"""Scale format of DeepSeek-V3.1: input scales are rounded up to powers of two; weight scales are powers of
+two in float32.
 """
 
 
@@ -143,17 +143,17 @@ class Fp8Exporter(LinearExporter):
             said = "; ".join(
                 f"{scheme} inputs, {'one scale' if block is None else f'blocks of {block}'}" for scheme, block in sorted(kinds, key=str)
             )
-            yield "", f"all its layers are quantized alike, and here are: {said or 'none'}"
+            yield "", f"it needs the same scheme for all layers, but the layers have: {said or 'none'}"
 
     def warn(self, content: CheckpointContent, options: ExportOptions) -> None:
-        """Warn that transformers takes weights with one scale for unscaled ones.
+        """Warn that transformers ignores scales of weights with one scale.
 
-        It looks for the scales of blocks alone.
+        It reads only block scales.
         """
         if any(_block_size_of(config) is None for config in coded_rows(content.plan).values()):
             get_logger(__name__).warning(
-                "FP8 weights with one scale have it as vLLM and SGLang name it, weight_scale. transformers' reader of quant_method 'fp8' "
-                "knows weight_scale_inv, of blocks, and would compute with unscaled codes: for transformers, export as compressed_tensors"
+                "transformers' reader of quant_method 'fp8' ignores weight_scale, the name that vLLM and SGLang read, and would compute "
+                "with unscaled codes. For transformers, export as compressed_tensors"
             )
 
     def quantization_config(self, content: CheckpointContent, options: ExportOptions) -> dict[str, Any]:
@@ -189,17 +189,17 @@ class Fp8Reader(LinearReader):
         """As `quark.checkpoint.LayoutReader.layer_config`.
 
         Raises:
-            UnsupportedError: Readers of the layout differ, or none reads it.
+            UnsupportedError: Readers of the layout differ, or none supports it.
         """
         method, scheme, size = block.get("quant_method"), block.get("activation_scheme", "dynamic"), _block_size(block)
         scale_format = block.get("scale_fmt")
         if method != "fp8" or scale_format not in (None, "float", "ue8m0") or scheme not in ("static", "dynamic"):
             raise UnsupportedError(
-                f"this checkpoint is of the quant_method {method!r} with activation_scheme={scheme!r}, scale_fmt={scale_format!r}: "
-                "it is read as a source only"
+                f"this checkpoint is of the quant_method {method!r} with activation_scheme={scheme!r}, scale_fmt={scale_format!r}: use it "
+                f"as a source of quark quantize only"
             )
         if size is not None and scheme == "static":
-            raise UnsupportedError("this checkpoint has FP8 blocks and static inputs, which no reader of its layout computes")
+            raise UnsupportedError("this checkpoint has FP8 blocks and static inputs, a combination that no reader of its layout supports")
         if size is not None:
             scales = _UE8M0 if scale_format == "ue8m0" else {}
             inputs = spec_of_layout("fp8_e4m3", "per_group", ch_axis=-1, group_size=size[1], is_dynamic=True, **scales)
@@ -234,7 +234,7 @@ class Fp8Dequantizer:
                 yield one if config is None else attrs.evolve(one, layers=_layers(one, config, stored))
             elif scale is not None and scale.endswith("_inv"):
                 kind = str(tensor.dtype).removeprefix("torch.")
-                raise CheckpointError(f"'{name}' is stored as {kind} and has FP8 scales in '{scale}': the checkpoint is damaged")
+                raise CheckpointError(f"'{name}' is stored as {kind} but has FP8 scales in '{scale}': the checkpoint is damaged")
 
 
 def _config(block: Mapping[str, Any]) -> QLayerConfig | None:
@@ -245,10 +245,10 @@ def _config(block: Mapping[str, Any]) -> QLayerConfig | None:
 
 
 def _refuse_others(one: FloatTensor, config: QLayerConfig, stored: Mapping[str, Tensor], *, says_inputs: bool) -> None:
-    """Raise CheckpointError for tensors of a layer that are not as its configuration announces.
+    """Raise CheckpointError for tensors of a layer that contradict its configuration.
 
-    Codes may also be E5M2, and rows may have scales of their own. Of inputs a configuration need not say
-    anything, and their scale may have an older name.
+    Codes may also be E5M2, and each row may have a scale. A configuration may omit input scales, and an input
+    scale may have an older name.
     """
     layer, announced = one.name.removesuffix(".weight"), dict(meta_tensors(Fp8Storage(), config, one.shape))
     weight, scale = (stored[name] for name in one.sources)
@@ -262,9 +262,9 @@ def _refuse_others(one: FloatTensor, config: QLayerConfig, stored: Mapping[str, 
 
 
 def _layers(one: FloatTensor, config: QLayerConfig, stored: Mapping[str, Tensor]) -> tuple[LayerCodes, ...]:
-    """Return how a layer can be written again.
+    """Return how to write a layer again.
 
-    Nothing where its tensors are others than its configuration says.
+    Nothing if its tensors contradict its configuration.
     """
     layer, (weight, scale) = one.name.removesuffix(".weight"), one.sources
     is_plain = (

@@ -1,7 +1,7 @@
-"""Bases of the layouts that hold quantized linear layers and nothing else.
+"""Bases of the layouts that hold only quantized linear layers.
 
-Here is what they refuse, what they exclude, and their cache in FP8: its scales are stored with an attention
-module, and a source of weights alone leaves them out.
+They define the refusals, the exclusions, and the FP8 KV cache. Its scales are stored with an attention
+module; a source of only weights omits them.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ __all__ = ["LinearExporter", "LinearReader", "cache_scales", "coded_rows", "floa
 
 
 _CACHED = {"k_scale": ("k_proj", "qkv_proj"), "v_scale": ("v_proj", "qkv_proj")}
-"""Scale of an attention module → projections beside it whose output it can scale."""
+"""Scale of an attention module → projections whose output it can scale."""
 
 
 class LinearExporter(CheckpointExporter):
     """Writes linear layers as a `quark.checkpoint.LayerStorage` says.
 
-    Everything else is refused before any work.
+    It refuses all other layers before any work.
 
-    Runs are not resumed from it: layouts that store scales in another dtype round them, and calibration goes
-    on with those before.
+    Runs do not resume from it, since layouts that store scales in another dtype round them, but calibration
+    continues with unrounded scales.
     """
 
     resumes = False
@@ -46,45 +46,45 @@ class LinearExporter(CheckpointExporter):
         reasons = list(super().reasons(content, options))
         yield from ((name, reason) for name, reason in reasons if not name)
         if names := content.config.run_time_algorithms:
-            yield "", f"the algorithm {', '.join(names)} runs with the model, which its readers do not know"
+            yield "", f"the algorithm {', '.join(names)} runs with the model, but the layout's readers do not know it"
         yield from _cache_reasons(content)
         yield from ((name, reason) for name, reason in reasons if name)
 
 
 def coded_rows(plan: QuantPlan) -> dict[str, QLayerConfig]:
-    """Return how the weight and the input of each layer with codes are quantized, by its name."""
+    """Return the weight and input quantization of each layer with codes, by name."""
     rows = {row.name: row.quantized_to for row in plan.quantized if not is_float(row)}
     return {name: QLayerConfig(weight=config.weight, input_tensors=config.input_tensors) for name, config in rows.items()}
 
 
 def float_names(content: CheckpointContent) -> list[str]:
-    """Return the names of linear layers without codes, and of modules that runtimes take for such.
+    """Return the names of linear layers without codes, and of modules that runtimes treat like them.
 
-    Those of tensors that are carried over are among them.
+    They include the names of carried-over tensors.
     """
     own = [row.name for row in content.plan.rows if is_float(row)] + routers(content.model, content.config, content.plan)
     return [*own, *content.plan.carried_names]
 
 
 def _cache_reasons(content: CheckpointContent) -> Iterator[tuple[str, str]]:
-    """Yield names and reasons of attention states that these layouts have no place for.
+    """Yield names and reasons of attention states that these layouts cannot store.
 
-    The layouts know FP8 keys and values, each with one scale.
+    They support only FP8 keys and values, each with one scale.
     """
     inside = {layer for row in content.plan.attentions for layer, _ in row.states.values()}
     for row in content.plan.attentions:
         if row.probabilities is not None or QUERY in row.states:
-            yield row.name, "it has no place for scales of queries and of attention probabilities"
+            yield row.name, "it stores no scales of queries and of attention probabilities"
         elif KEY in row.states or VALUE in row.states:
             if not {KEY, VALUE} <= row.states.keys():
-                yield row.name, "it has one scheme for the cache, and here keys or values alone are quantized"
+                yield row.name, "it has one scheme for the whole KV cache, but only keys or only values are quantized"
             elif any(not _is_fp8_per_tensor(spec) for _, spec in row.states.values()):
-                yield row.name, "it stores the cache in FP8 (E4M3) with one static scale"
+                yield row.name, "it supports only an FP8 (E4M3) KV cache with one static scale"
     for plan_row in content.plan.quantized:
         if plan_row.quantized_to.output_tensors is not None and plan_row.name not in inside:
             yield (
                 plan_row.name,
-                "it stores scales of the cache as attention caches keys and values, and here outputs of projections are rounded: set "
+                "it stores scales of keys and values as attention caches them, but this model rounds outputs of projections: set "
                 "kv_cache_post_rope=True, or leave output_tensors out",
             )
 
@@ -96,7 +96,7 @@ def _is_fp8_per_tensor(spec: TensorSpec) -> bool:
 
 
 class LinearReader(StorageReader):
-    """Reads such a layout; keys and values with a scale have been cached in FP8."""
+    """Reads such a layout; keys and values with a scale have an FP8 cache."""
 
     def cache(self, stored: Mapping[str, Any]) -> dict[str, QLayerConfig]:
         """As `StorageReader.cache`."""
@@ -111,7 +111,7 @@ class LinearReader(StorageReader):
 
 
 def cache_scales(layer: str, stored: Container[str]) -> tuple[str, ...]:
-    """Return the names of scales of queries, keys and values that are stored beside a layer.
+    """Return the names of the scales of queries, keys and values stored with a layer.
 
     >>> cache_scales("model.layers.0.self_attn.k_proj", {"model.layers.0.self_attn.k_scale"})
     ('model.layers.0.self_attn.k_scale',)
@@ -125,21 +125,21 @@ _SCALES = ("weight_scale", "weight_scale_inv", "weight_global_scale", "weight_ze
 
 
 def refuse_others(layer: str, stored: Mapping[str, Tensor], announced: Mapping[str, Tensor], *, may_be: Container[str] = ()) -> None:
-    """Check that the tensors of a layer are those that its configuration announces.
+    """Refuse tensors of a layer that contradict its configuration.
 
     Args:
         layer: Its full name.
         stored: All tensors of the checkpoint, on the meta device.
-        announced: What a reader of the layout wants, by the last part of its name.
-        may_be: The last parts of names of scales that may be stored without being announced.
+        announced: Tensors that a reader of the layout needs, by the last part of the name.
+        may_be: The last parts of names of optional scales.
 
     Raises:
-        CheckpointError: One is missing, has another dtype or shape, or is not announced.
+        CheckpointError: A tensor is missing, unexpected, or has another dtype or shape.
     """
     if missing := [name for leaf in announced if (name := f"{layer}.{leaf}") not in stored]:
-        raise CheckpointError(f"the checkpoint lacks {folded(missing)}, without which '{layer}' cannot be read: fetch it again")
+        raise CheckpointError(f"the checkpoint lacks {folded(missing)}, so '{layer}' cannot be read: download it again")
     others = [leaf for leaf in _SCALES if leaf not in announced and leaf not in may_be]
     refuse_unannounced([name for leaf in others if (name := f"{layer}.{leaf}") in stored], layer)
     for leaf, wanted in announced.items():
         if error := misfit(stored[f"{layer}.{leaf}"], wanted):
-            raise CheckpointError(f"'{layer}.{leaf}' {error}: the checkpoint is damaged, or of something else")
+            raise CheckpointError(f"'{layer}.{leaf}' {error}: the checkpoint is damaged, or belongs to another model")

@@ -1,9 +1,9 @@
 """Mxfp4Dequantizer: MXFP4 experts of gpt-oss.
 
-Two codes are in a byte, low half first, and 32 codes share an E8M0 scale.
+A byte has two codes, low half first, and 32 codes share an E8M0 scale.
 
 ``<name>_blocks`` is ``[experts, O, I / 32, 16]`` and ``<name>_scales`` ``[experts, O, I / 32]``, both uint8.
-The float tensor is ``[experts, I, O]``, as models of transformers hold fused experts of gpt-oss. Source:
+The float tensor is ``[experts, I, O]``, as in transformers' fused experts of gpt-oss. Source:
 ``transformers.integrations.mxfp4``.
 """
 
@@ -48,13 +48,13 @@ class Mxfp4Dequantizer:
                 has = f"scales {stored[scales].dtype} {list(stored[scales].shape)}" if scales in stored else "no scales"
                 raise CheckpointError(
                     f"'{blocks}' {list(tensor.shape)} has {has}; MXFP4 experts have blocks [experts, O, I / 32, {_BYTES}] and scales "
-                    "[experts, O, I / 32]: the checkpoint is damaged, or stored in another way"
+                    "[experts, O, I / 32]: the checkpoint is damaged, or has another layout"
                 )
             yield _float_tensor(name, blocks, scales, tuple(tensor.shape))
 
 
 def _float_tensor(name: str, blocks: str, scales: str, stored: tuple[int, ...]) -> FloatTensor:
-    """Return the experts as one tensor, and each as a layer, as models have them that are taken apart."""
+    """Return the experts as one tensor, and each expert as a layer for models with separate experts."""
     experts, rows, groups, _ = stored
     columns = groups * 2 * _BYTES
     config = QLayerConfig(weight=spec_of(_WEIGHT, activation=False))

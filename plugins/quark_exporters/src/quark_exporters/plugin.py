@@ -51,7 +51,7 @@ _LAYOUTS = (
     ),
     ExporterRecord(
         name="fp8",
-        summary="FP8 with one scale or a scale for each block, as of DeepSeek-V3, read by vLLM, SGLang and transformers",
+        summary="FP8 with one scale or block scales, as in DeepSeek-V3, read by vLLM, SGLang and transformers",
         exporter="quark_exporters.fp8:Fp8Exporter",
         reader="quark_exporters.fp8:Fp8Reader",
         dequantizer="quark_exporters.fp8:Fp8Dequantizer",
@@ -60,8 +60,26 @@ _LAYOUTS = (
         capabilities={"streaming"},
     ),
     ExporterRecord(
+        name="gptq",
+        summary="integers of 2 to 8 bits of GPTQ, GPTQModel and AutoRound; read as a source",
+        dequantizer="quark_exporters.gptq:GptqDequantizer",
+        quant_methods=("gptq", "auto-round", "intel/auto-round"),
+    ),
+    ExporterRecord(
+        name="modelopt",
+        summary="FP8 and NVFP4 of NVIDIA ModelOpt; read as a source",
+        dequantizer="quark_exporters.modelopt:ModelOptDequantizer",
+        quant_methods=("modelopt", "modelopt_fp4"),
+    ),
+    ExporterRecord(
+        name="bitsandbytes",
+        summary="INT8 of bitsandbytes; read as a source",
+        dequantizer="quark_exporters.bitsandbytes:BitsAndBytesDequantizer",
+        quant_methods=("bitsandbytes",),
+    ),
+    ExporterRecord(
         name="mxfp4",
-        summary="MXFP4 experts, as of gpt-oss; read as a source",
+        summary="MXFP4 experts, as in gpt-oss; read as a source",
         dequantizer="quark_exporters.mxfp4:Mxfp4Dequantizer",
         quant_methods=("mxfp4",),
     ),

@@ -1,7 +1,7 @@
-"""Codes and scales as checkpoints store them: words, bytes of FP4, blocks that share a scale; their specs.
+"""Stored codes and scales of checkpoints: words, FP4 bytes, scale blocks, and their specs.
 
-Rows and columns of a matrix that share a scale may be of any number, and the last block is cut off. Values of
-FP4 codes (E2M1) are those of the OCP Microscaling Formats, version 1.0.
+A scale block may have any number of rows and columns; the last block may be smaller. FP4 codes (E2M1) have
+the values of the OCP Microscaling Formats, version 1.0.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ __all__ = [
     "ScaleBlocks",
     "e2m1_values",
     "packed_words",
+    "positive_scales",
     "qscheme_of",
     "runs_along_rows",
     "short_block",
     "short_block_of",
     "spec_of_layout",
+    "streamed_codes",
     "unpacked_words",
     "weight_quantizer",
 ]
@@ -42,9 +44,9 @@ class ScaleBlocks:
     """Which elements of a tensor ``[…, O, I]`` share a scale.
 
     Attributes:
-        grid: Shape of the scales, ``[…, O', I']``; leading axes are those of the tensor, or there are none.
+        grid: Shape of the scales, ``[…, O', I']``; leading axes equal the tensor's, or are missing.
         rows: Rows that share a scale; the last block may have fewer.
-        columns: Columns that share a scale, likewise.
+        columns: Columns that share a scale; the last block may have fewer.
     """
 
     grid: tuple[int, ...]
@@ -53,38 +55,40 @@ class ScaleBlocks:
 
     @classmethod
     def of(cls, name: str, shape: tuple[int, ...], scale: tuple[int, ...], block: tuple[int, int] | None = None) -> ScaleBlocks:
-        """Return the blocks that follow from the shapes of codes and scales.
+        """Return the scale blocks for the shapes of codes and scales.
 
         Args:
             name: Full name of the codes, for messages.
             shape: Their shape, ``[O, I]`` or ``[experts, O, I]``.
-            scale: Shape of the scales: one, one for each row, or one for each block; of experts likewise.
-            block: Rows and columns of a block as the checkpoint says; None divides evenly. It says nothing of
-                one scale, or one for each row.
+            scale: Shape of the scales: one in all, per row, or per block; the same per expert.
+            block: Rows and columns of a block from the checkpoint; None divides evenly. Ignored for one scale
+                or one per row.
 
         Raises:
             CheckpointError: The scales do not fit the codes.
         """
         grid = _grid(shape, scale)
         if grid is None or len(shape) < 2:
-            raise CheckpointError(f"'{name}' {list(shape)} has scales of the shape {list(scale)}, which do not fit it: it is damaged")
+            raise CheckpointError(
+                f"'{name}' {list(shape)} has scales of the shape {list(scale)}, which do not match: the checkpoint is damaged"
+            )
         said_rows, said_columns = (None, None) if block is None or (grid[-1] == 1 and grid[-2] in (1, shape[-2])) else block
         rows, columns = _size(shape[-2], grid[-2], said_rows), _size(shape[-1], grid[-1], said_columns)
         if rows is None or columns is None:
             said = "" if block is None else f" in blocks of {block[0]} x {block[1]}"
             raise CheckpointError(
-                f"'{name}' {list(shape)} has scales of the shape {list(scale)}, which do not divide it{said}: it is damaged"
+                f"'{name}' {list(shape)} has scales of the shape {list(scale)}, which do not divide it{said}: the checkpoint is damaged"
             )
         return cls(grid, max(1, rows), max(1, columns))
 
     def values(self, codes: Tensor, scale: Tensor, zero_point: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """Return ``(codes − zero_point) · scale``, computed in float32, in the dtype; one matrix at a time.
+        """Compute ``(codes − zero_point) · scale`` in float32, matrix by matrix; return it in ``dtype``.
 
         Args:
             codes: ``[…, O, I]``, of any dtype that converts to float32.
-            scale: Of as many elements as ``grid``; E8M0 codes in bytes (uint8) are powers of two.
+            scale: Scales with as many elements as ``grid``; uint8 means E8M0 codes.
             zero_point: As ``scale``, or None.
-            dtype: Of the result.
+            dtype: Dtype of the result.
         """
         scales = _numbers(scale).reshape(self.grid)
         zero_points = None if zero_point is None else zero_point.float().reshape(self.grid)
@@ -111,7 +115,7 @@ class ScaleBlocks:
 
 
 def _grid(shape: tuple[int, ...], scale: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the shape of scales with an axis for rows and one for columns; None where they do not fit."""
+    """Return the shape of scales with an axis for rows and one for columns; None if they do not fit."""
     lead = shape[:-2]
     if len(scale) == len(shape) and scale[:-2] == lead:
         return scale
@@ -123,7 +127,7 @@ def _grid(shape: tuple[int, ...], scale: tuple[int, ...]) -> tuple[int, ...] | N
 
 
 def _size(length: int, count: int, said: int | None) -> int | None:
-    """Return how many of ``length`` elements share one of ``count`` scales; None where none fits."""
+    """Return how many of ``length`` elements share one of ``count`` scales; None if none fits."""
     if said is not None:
         return said if -(-length // said) == count else None
     return length // count if count and length % count == 0 else None
@@ -140,7 +144,7 @@ _VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0,
 
 
 def e2m1_values(packed: Tensor) -> Tensor:
-    """Return the values of codes, float32, twice as many along the last axis as there are bytes.
+    """Return the float32 values of codes; the last axis has two values per byte.
 
     >>> e2m1_values(torch.tensor([[0x21, 0xF8]], dtype=torch.uint8)).tolist()
     [[0.5, 1.0, -0.0, -6.0]]
@@ -163,7 +167,7 @@ def packed_words(codes: Tensor, bits: int) -> Tensor:
         bits: 4 or 8.
 
     Returns:
-        int32 ``[rows, ⌈columns · bits / 32⌉]``; the last word is filled up with zeros.
+        int32 ``[rows, ⌈columns · bits / 32⌉]``; the last word is padded with zeros.
     """
     padded = torch.nn.functional.pad(codes, (0, -codes.shape[1] % (_WORD // bits)))
     if bits == 4:
@@ -179,37 +183,83 @@ def unpacked_words(words: Tensor, bits: int, columns: int) -> Tensor:
     return data[:, :columns]
 
 
+def positive_scales(codes: Tensor, zero_points: Tensor, scales: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return codes, zero points and scales of the same values, with no scale below zero.
+
+    AutoRound writes negative scales. ``(code − zero) · scale`` is ``(top − code − (top − zero)) · −scale``,
+    where ``top`` is the largest code.
+
+    Args:
+        codes: uint8 ``[O, I]``.
+        zero_points: int32 ``[O, groups]``, of equally many neighbouring columns each.
+        scales: Float, likewise.
+        bits: Of a code.
+    """
+    mirrored = scales < 0
+    if not bool(mirrored.any()):
+        return codes, zero_points, scales
+    top = 2**bits - 1
+    of_columns = mirrored.repeat_interleave(-(-codes.shape[1] // scales.shape[1]), 1)[:, : codes.shape[1]]
+    return torch.where(of_columns, top - codes, codes), torch.where(mirrored, top - zero_points, zero_points), scales.abs()
+
+
+def streamed_codes(words: Tensor, bits: int) -> Tensor:
+    """Return the codes of rows of words whose bits are one stream, from the lowest on.
+
+    32 codes take ``bits`` words.
+
+    >>> streamed_codes(torch.tensor([[0b10_001_000, 0, 0]], dtype=torch.int32), 3)[0, :4].tolist()
+    [0, 1, 2, 0]
+
+    Args:
+        words: int32 ``[rows, n · bits]``.
+        bits: 1 to 8.
+
+    Returns:
+        uint8 ``[rows, n · 32]``.
+    """
+    blocks = words.unflatten(-1, (-1, bits))
+    codes = torch.empty(*blocks.shape[:-1], _WORD, dtype=torch.uint8, device=words.device)
+    for place in range(_WORD):
+        word, shift = divmod(place * bits, _WORD)
+        here = min(bits, _WORD - shift)  # a shift of int32 fills up with its sign, so that each part is masked
+        code = (blocks[..., word] >> shift) & (2**here - 1)
+        if here < bits:
+            code = code | ((blocks[..., word + 1] & (2 ** (bits - here) - 1)) << here)
+        codes[..., place] = code
+    return codes.flatten(-2)
+
+
 def qscheme_of(spec: QTensorConfig) -> str | None:
-    """Return the name of the qscheme of a spec; None where it has none."""
+    """Return the name of the qscheme of a spec; None if it has none."""
     return None if spec.qscheme is None else spec.qscheme.name
 
 
 def runs_along_rows(spec: QTensorConfig) -> bool:
-    """Return whether groups of a weight run along its output channels: only quark's own layout has those."""
+    """Return whether groups of a weight run along its output channels, which only quark's layout supports."""
     return qscheme_of(spec) == "per_group" and spec.ch_axis == 0
 
 
 def spec_of_layout(dtype: str, qscheme: str, **settings: Any) -> QTensorConfig:
-    """Return the spec of a tensor as readers of a layout quantize it.
+    """Return the tensor spec that readers of a layout use.
 
-    It is symmetric and static, rounds half to even and has scales in floating point, where ``settings`` say
-    nothing else.
+    By default it is symmetric and static, rounds half to even, and has floating-point scales.
     """
     usual = {"symmetric": True, "is_dynamic": False, "scale_type": "float", "round_method": "half_even"}
     return QTensorConfig(dtype=dtype, qscheme=qscheme, **{"observer_cls": _OBSERVERS.get(qscheme), **usual, **settings})
 
 
 def short_block(quantizer: TensorQuantizer, length: int) -> str | None:
-    """Return that the last block of a row is shorter than the others, as a predicate; None if it is not.
+    """Return that the last block of a row is shorter than the others, as a predicate; else None.
 
     Args:
-        quantizer: Of a weight or an activation.
-        length: Of the tensor's last axis.
+        quantizer: Quantizer of a weight or an activation.
+        length: Length of the tensor's last axis.
     """
     granularity = quantizer.granularity
     if not isinstance(granularity, PerPaddedGroup) or length % granularity.size == 0:
         return None
-    return f"has {length} elements in a row, which blocks of {granularity.size} do not divide"
+    return f"has rows of {length} elements, which blocks of {granularity.size} do not divide"
 
 
 def short_block_of(config: QLayerConfig, shape: tuple[int, ...]) -> str | None:

@@ -93,7 +93,7 @@ def test_transformers_dequantizes_blocks_to_our_values(tmp_path: Path) -> None:
 
 def test_readers_that_take_codes_for_values_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     export_with("fp8", quantized(run_config(tokens())), tmp_path / "out")
-    assert "for transformers, export as compressed_tensors" in caplog.text
+    assert "For transformers, export as compressed_tensors" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -276,5 +276,5 @@ def test_what_cannot_be_traced_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_opset_without_blocks_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="opset=17: quantized models need 21"):
+    with pytest.raises(ConfigError, match="opset=17: quantized models need opset 21"):
         export_onnx(Branching(), (torch.ones(2),), tmp_path / "m.onnx", opset=17)

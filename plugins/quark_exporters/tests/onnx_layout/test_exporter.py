@@ -88,7 +88,7 @@ def test_other_models_are_traced_with_the_inputs_that_are_given(tmp_path: Path) 
 
 
 def test_without_inputs_they_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match=r"a Digits is traced with example inputs.*input_args"):
+    with pytest.raises(UnsupportedError, match=r"Digits has no default example inputs.*input_args"):
         export_onnx(digits()[0], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -96,7 +96,7 @@ def test_without_inputs_they_are_refused(tmp_path: Path) -> None:
 def test_what_has_no_form_is_named_before_any_work(tmp_path: Path) -> None:
     dynamic = QTensorConfig(dtype="uint8", qscheme="per_tensor", is_dynamic=True, symmetric=False, observer_cls="PerTensorMinMaxObserver")
     model = ModelQuantizer(QConfig(QLayerConfig(weight=STATIC, input_tensors=dynamic))).quantize_model(small_model())
-    with pytest.raises(UnsupportedError, match=r"uint8 has zero points that are found at run time.*layers\.\{0-1\}.*input_quantizer"):
+    with pytest.raises(UnsupportedError, match=r"uint8 has dynamic zero points.*layers\.\{0-1\}.*input_quantizer"):
         exporter_of("onnx").check(content_of(model), model, ExportOptions())  # type: ignore[attr-defined]
 
 
@@ -106,12 +106,12 @@ def test_mixtures_of_experts_are_refused() -> None:
     sizes = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     mixture = MixtralForCausalLM(MixtralConfig(**sizes, num_key_value_heads=1, num_local_experts=2)).eval()
     model = ModelQuantizer(LLMTemplate.get("mixtral").get_config("int4_wo_32")).quantize_model(mixture)
-    with pytest.raises(UnsupportedError, match=r"which expert runs depends on the data.*mlp\.experts"):
+    with pytest.raises(UnsupportedError, match=r"experts of .*mlp\.experts"):
         exporter_of("onnx").check(content_of(model), model, ExportOptions())  # type: ignore[attr-defined]
 
 
 def test_an_older_opset_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="opset=17: quantized models need 21"):
+    with pytest.raises(ConfigError, match="opset=17: quantized models need opset 21"):
         export_onnx(digits()[0], tmp_path / "out", opset_version=17)
 
 

@@ -1,4 +1,4 @@
-"""Example modules for the operators that have a record; the conformance suite captures them."""
+"""Example modules for the registered operators; the conformance suite captures them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _MODULES: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "batch_norm": (lambda: nn.BatchNorm2d(4), _IMAGE),
     "prelu": (nn.PReLU, _VECTORS),
 }
-"""The maker of the module and the shape of its argument, by name; an argument without axes is indices."""
+"""Constructor and argument shape of each module, by name; an empty shape means indices."""
 
 _FUNCTIONS: Mapping[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
     "add": (torch.add, (_VECTORS, _VECTORS)),
@@ -78,14 +78,14 @@ _FUNCTIONS: Mapping[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...
     "pad": (lambda x: functional.pad(x, (1, 1)), (_IMAGE,)),
     "identity": (lambda x: x.clone(), (_VECTORS,)),
 }
-"""By name: the function, and the shapes of its arguments."""
+"""Function and argument shapes, by name."""
 
 
 def example(name: str) -> tuple[nn.Module, tuple[Any, ...]]:
-    """Return a module whose graph has the operator of that name, and arguments of the module.
+    """Return a module whose graph has the operator, and arguments of the module.
 
     Args:
-        name: Of a record of quark-core.
+        name: Name of a record of quark-core.
     """
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Capture of a model as a graph of torch's operators, and checks that a given graph is such a one."""
+"""Capture of a model as a graph of torch operators, and checks of a given graph."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quark_graph.operators import arguments, schema_name
 __all__ = ["GUARDS", "capture", "refuse_unfit_graph"]
 
 GUARDS = "_guards_fn"
-"""The submodule by which a graph of torch.export checks the shapes of its inputs."""
+"""The submodule that checks input shapes in a graph of torch.export."""
 
 _TRAINING = {"aten::batch_norm": "training", "aten::dropout": "train", "aten::feature_dropout": "train", "aten::alpha_dropout": "train"}
 _HOW = "capture the model with quark_graph.capture(model, example_inputs), or torch.export.export(model, example_inputs).module()"
@@ -27,19 +27,19 @@ _HOW = "capture the model with quark_graph.capture(model, example_inputs), or to
 def capture(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None, *, dynamic_batch: bool = True
 ) -> fx.GraphModule:
-    """Return the graph of a model as ``torch.export`` sees it, with the model's own parameters.
+    """Return the graph of a model from ``torch.export``, with the model's own parameters.
 
     Args:
-        model: In inference mode (``model.eval()``).
-        args: Example arguments; their values do not matter, their shapes do.
+        model: The model in inference mode (``model.eval()``).
+        args: Example arguments; only their shapes matter.
         kwargs: Example keyword arguments.
-        dynamic_batch: Whether axis 0 of every argument may have other sizes than in the example, as far as
-            the model allows it. An axis of size 1 in the example stays 1.
+        dynamic_batch: Whether the size of axis 0 of every argument may vary, if the model allows it. An axis
+            of size 1 stays 1.
 
     Raises:
         ConfigError: The model is in training mode.
-        UnsupportedError: torch.export cannot capture the model, such as where a branch depends on values of a
-            tensor.
+        UnsupportedError: torch.export cannot capture the model, for example because a branch depends on
+            tensor values.
     """
     training = [name or "the model" for name, module in model.named_modules() if module.training and not list(module.children())]
     if training:
@@ -62,25 +62,24 @@ def capture(
 
 
 def refuse_unfit_graph(model: fx.GraphModule) -> None:
-    """Check that a graph is one of torch's operators, in inference mode, and not quantized.
+    """Check that a graph has only torch operators, is in inference mode, and is not quantized.
 
     Raises:
-        ConfigError: It has other nodes, is of a model in training mode, or has quantizers.
+        ConfigError: The graph has other nodes, is in training mode, or has quantizers.
     """
     if any(isinstance(module, QuantizerModule) for module in model.modules()):
         raise ConfigError("this graph is quantized already: capture the float model again to quantize it differently")
     foreign = [node.name for node in model.graph.nodes if _is_foreign(node)]
     if foreign:
         raise ConfigError(
-            f"{len(foreign)} node(s) of this graph are no operators of torch ({folded(foreign)}), as torch.fx.symbolic_trace leaves them: "
-            f"{_HOW}"
+            f"{len(foreign)} node(s) of this graph are not torch operators ({folded(foreign)}), as after torch.fx.symbolic_trace: {_HOW}"
         )
     if bare := [node.name for node in model.graph.nodes if schema_name(node) and "val" not in node.meta]:
-        raise ConfigError(f"{len(bare)} node(s) of this graph do not say what they give ({folded(bare)}): {_HOW}")
+        raise ConfigError(f"{len(bare)} node(s) of this graph have no output metadata ({folded(bare)}): {_HOW}")
     training = [node.name for node in model.graph.nodes if (name := _TRAINING.get(schema_name(node) or "")) and arguments(node).get(name)]
     if training:
         raise ConfigError(
-            f"{len(training)} operator(s) of this graph work as in training ({folded(training)}): call model.eval(), then {_HOW}"
+            f"{len(training)} operator(s) of this graph are in training mode ({folded(training)}): call model.eval(), then {_HOW}"
         )
 
 

@@ -1,7 +1,7 @@
 """Insertion of quantizers into a graph.
 
-Parameters are rounded to nearest and read through quantizers. Quantizers of activations observe in
-calibration, and then fake-quantize.
+Parameters are rounded to nearest and read through quantizers. Activation quantizers observe during
+calibration, then fake-quantize.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ __all__ = ["Observed", "insert", "observe", "quantized_parameters", "refuse_unfi
 
 
 class Observed(nn.Module):
-    """Stands in the place of a quantizer during calibration: it observes the tensor and returns it as it is.
+    """Replaces a quantizer during calibration: it observes the tensor and returns it unchanged.
 
     Attributes:
-        quantizer: The quantizer that will be there.
+        quantizer: The replaced quantizer.
         observer: Collects the range of all tensors that share the quantizer.
     """
 
@@ -47,9 +47,9 @@ class Observed(nn.Module):
 
 
 def insert(model: fx.GraphModule, points: Sequence[Point]) -> list[str]:
-    """Call a submodule at each point, and return the paths of those that have to be calibrated.
+    """Call a submodule at each point, and return the paths of submodules to calibrate.
 
-    A submodule has the name of the operator that asks first: ``"stem.0.output_quantizer"``.
+    A submodule is named after the first operator that needs it: ``"stem.0.output_quantizer"``.
     """
     paths: dict[int, str] = {}
     static = []
@@ -71,7 +71,7 @@ def insert(model: fx.GraphModule, points: Sequence[Point]) -> list[str]:
 def _call(graph: fx.Graph, point: Point, path: str, quantized: dict[fx.Node, fx.Node]) -> None:
     """Insert the call of one quantizer.
 
-    ``quantized`` has the outputs that are quantized already, which inputs are made of.
+    ``quantized`` has the outputs that are quantized already and feed inputs.
     """
     tensor = quantized.get(point.tensor, point.tensor)
     readers = set(point.readers) or set(tensor.users)
@@ -86,9 +86,9 @@ def _call(graph: fx.Graph, point: Point, path: str, quantized: dict[fx.Node, fx.
 def observe(model: fx.GraphModule, paths: Iterable[str], calls: Sequence[Call]) -> None:
     """Run the model on calibration data, then replace observers by quantizers with their ranges.
 
-    What is observed are the values that the model computes with quantized parameters and float activations.
-    Quantized activations would be nearer to the finished model, and have no order: a tensor that is added, or
-    joined, behind other operators shares its scale with what these make of it.
+    It observes the values of the model with quantized parameters and float activations. Quantized activations
+    would be closer to the finished model but have no order, since tensors that meet in a sum or concatenation
+    share a scale with its result.
 
     Raises:
         CalibrationError: The graph cannot be called with a batch.
@@ -102,10 +102,9 @@ def observe(model: fx.GraphModule, paths: Iterable[str], calls: Sequence[Call]) 
                 raise  # names its own cause and fix
             except Exception as error:
                 raise CalibrationError(
-                    f"the graph cannot be called with calibration batch {number} ({type(error).__name__}: {error}). Its inputs "
-                    f"are {_inputs(model)}, and a batch has nothing else, such as labels. Sizes are those of the capture: give batches of "
-                    "them, without a last, smaller one (drop_last=True) and without padding, which is taken out, so that each sequence is "
-                    "a smaller call; or capture the model with quark_graph.capture, which lets the batch vary"
+                    f"the graph cannot be called with calibration batch {number} ({type(error).__name__}: {error}). Give batches that "
+                    f"hold only its inputs ({_inputs(model)}) and have the sizes of the capture, without padding and without a smaller "
+                    f"last batch (drop_last=True); or capture the model with quark_graph.capture, which lets the batch size vary"
                 ) from error
     for path in paths:
         observed = model.get_submodule(path)
@@ -114,7 +113,7 @@ def observe(model: fx.GraphModule, paths: Iterable[str], calls: Sequence[Call]) 
         if not (is_finite(low) and is_finite(high)):
             raise NonFiniteError(
                 f"a tensor of '{path}' holds NaN or Inf during calibration: the model overflows there (float16?), or weights or data are "
-                "bad. Nothing has been changed",
+                f"bad. The model is unchanged; check these",
                 tensor=path,
             )
         observed.quantizer.set_qparams(observed.quantizer.quantizer.qparams_from(observed.observer))
@@ -132,14 +131,14 @@ def _shape(value: object) -> str:
 
 @attrs.frozen(eq=False)
 class QuantizedParameter:
-    """A parameter that is quantized, with all operators that read it by one spec.
+    """A quantized parameter, with all operators that read it under one spec.
 
     Attributes:
         node: The ``get_attr`` node.
         slot: Whether it is a weight or a bias.
         spec: Its quantization.
         quantizer: Its quantizer.
-        operators: That read it.
+        operators: The operators that read it.
     """
 
     node: fx.Node
@@ -160,7 +159,7 @@ class QuantizedParameter:
 def quantized_parameters(operators: Sequence[Operator], configs: Mapping[str, QLayerConfig | None]) -> list[QuantizedParameter]:
     """Return the weights and biases that are quantized.
 
-    ``configs`` as of `quark_graph.placement.place`.
+    ``configs`` as in `quark_graph.placement.place`.
     """
     parameters: dict[object, QuantizedParameter] = {}
     for operator in operators:
@@ -176,7 +175,7 @@ def quantized_parameters(operators: Sequence[Operator], configs: Mapping[str, QL
 
 
 def refuse_unfit_parameters(model: fx.GraphModule, parameters: Sequence[QuantizedParameter]) -> None:
-    """Check the values of parameters that are to be quantized.
+    """Check the values of parameters before quantization.
 
     Raises:
         ConfigError: Parameters are on the meta device, without values.
@@ -189,14 +188,14 @@ def refuse_unfit_parameters(model: fx.GraphModule, parameters: Sequence[Quantize
         )
     if wrong := [name for name, value in values.items() if not is_finite(value.detach())]:
         raise NonFiniteError(
-            f"NaN or Inf in {len(wrong)} parameter(s): {folded(wrong)}. Nothing has been changed. The checkpoint is damaged or comes from "
-            "a diverged run; repair it, or exclude what reads them",
+            f"NaN or Inf in {len(wrong)} parameter(s): {folded(wrong)}. The checkpoint is damaged or comes from a diverged run: repair "
+            f"it, or exclude the operators that read them",
             tensor=wrong[0],
         )
 
 
 def round_parameters(model: fx.GraphModule, parameters: Sequence[QuantizedParameter]) -> None:
-    """Round parameters to nearest, each to a new one that its operators read through quantizers.
+    """Round parameters to nearest into new parameters, which operators read through quantizers.
 
     The quantizer of ``stem.0.weight`` is ``stem.0.weight_quantizer``, a `RoundedParameter`.
     """

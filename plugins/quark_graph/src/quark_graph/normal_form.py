@@ -1,4 +1,4 @@
-"""The normal form of a graph: no operator in place, weights as parameters, batch norms folded."""
+"""The normal form of a graph: no in-place operators, weights as parameters, folded batch norms."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _DROPOUTS = ("aten::dropout", "aten::dropout_", "aten::feature_dropout", "aten::
 
 @attrs.frozen(eq=False)
 class NormalForm:
-    """A graph in the form in which it is quantized.
+    """A graph ready for quantization.
 
     Attributes:
-        model: A graph module of its own, with the tensors of the given one.
-        folded: How many batch norms were folded.
+        model: A new graph module with the tensors of the given one.
+        folded: Number of folded batch norms.
     """
 
     model: fx.GraphModule
@@ -33,7 +33,7 @@ class NormalForm:
 
 
 def normal_form(model: fx.GraphModule) -> NormalForm:
-    """Return a graph that computes the same as ``model``, which is not changed.
+    """Return a graph that computes the same as ``model``, which does not change.
 
     Raises:
         UnsupportedError: An operator writes to a part of a tensor.
@@ -55,7 +55,7 @@ def normal_form(model: fx.GraphModule) -> NormalForm:
 
 
 def _replace_writing(graph: fx.Graph) -> None:
-    """Replace in-place operators, such as ``aten::add_``, by those that return a new tensor."""
+    """Replace in-place operators, such as ``aten::add_``, by operators that return a new tensor."""
     order = {node: place for place, node in enumerate(graph.nodes)}
     wrong = []
     for node in list(graph.nodes):
@@ -75,7 +75,8 @@ def _replace_writing(graph: fx.Graph) -> None:
     if wrong:
         raise UnsupportedError(
             f"{len(wrong)} operator(s) of this graph write to a buffer, or to a tensor that is read again ({folded(wrong)}): capture the "
-            "model with torch.export.export(model, example_inputs).run_decompositions({}).module(), or write it without such as add_"
+            "model with torch.export.export(model, example_inputs).run_decompositions({}).module(), or rewrite it without in-place "
+            "operators such as add_"
         )
 
 
@@ -92,7 +93,7 @@ def _aliases(node: fx.Node) -> set[fx.Node]:
 
 
 def _is_view(node: fx.Node) -> bool:
-    """Return whether a node gives a view of its argument, or takes one out of several."""
+    """Return whether a node returns a view of its argument, or one of several arguments."""
     target: Any = node.target
     if target is operator.getitem:
         return True
@@ -100,7 +101,7 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def _functional(target: Any) -> Any:
-    """Return the operator of the same overload that gives a new tensor; None where there is none."""
+    """Return the operator of the same overload that gives a new tensor; None if there is none."""
     namespace, _, name = target._schema.name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None) if name.endswith("_") else None
     return getattr(packet, target._overloadname, None)
@@ -114,7 +115,7 @@ def _remove_dropouts(graph: fx.Graph) -> None:
 
 
 def _evaluate_weights(model: fx.GraphModule) -> None:
-    """Make parameters of weights and biases that are computed from parameters alone."""
+    """Turn weights and biases that depend only on parameters into parameters."""
     for layer in operators_in(model.graph):
         for name in (layer.record.weight, layer.record.bias):
             node = layer.argument(name)
@@ -124,7 +125,7 @@ def _evaluate_weights(model: fx.GraphModule) -> None:
 
 
 def _constant(model: fx.GraphModule, node: fx.Node) -> Tensor | None:
-    """Return the value of a node that depends on parameters alone; None where it depends on inputs."""
+    """Return the value of a node that depends only on parameters; None if it depends on inputs."""
     if node.op == "get_attr":
         return value_of(model, node)
     if node.op != "call_function":
@@ -139,11 +140,11 @@ def _constant(model: fx.GraphModule, node: fx.Node) -> Tensor | None:
 
 
 def fold_batch_norms(model: fx.GraphModule) -> int:
-    """Fold every batch norm that alone reads the output of an operator with a weight, and return how many.
+    """Fold every batch norm that is the only reader of an operator with a weight; return their number.
 
     With the statistics ``μ, σ²`` and the parameters ``γ, β`` of the norm, ``W' = W · γ / √(σ² + ε)`` along
-    the output channels and ``b' = (b − μ) · γ / √(σ² + ε) + β``, computed in float64: the same function but
-    for rounding. The tensors are replaced, not changed.
+    the output channels and ``b' = (b − μ) · γ / √(σ² + ε) + β``, computed in float64: the same function up to
+    rounding. The tensors are replaced, not changed.
     """
     count = 0
     for layer in operators_in(model.graph):
@@ -194,7 +195,7 @@ def _value(model: fx.GraphModule, node: fx.Node | None) -> Tensor | None:
 
 @attrs.frozen(eq=False)
 class BatchNorm:
-    """A batch norm as it works in inference.
+    """A batch norm in inference.
 
     Attributes:
         mean: ``[channels]``, as all its tensors.
@@ -214,14 +215,14 @@ class BatchNorm:
 def folded_parameters(
     weight: Tensor, bias: Tensor | None, norm: BatchNorm, *, is_transposed: bool = False, groups: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Return weight and bias of a layer that computes the same as a layer with the batch norm behind it.
+    """Return weight and bias of a layer equal to a layer followed by a batch norm.
 
     Args:
         weight: ``[out, in / groups, …]``.
         bias: ``[out]``, or None.
-        norm: With ``out`` channels.
+        norm: Batch norm with ``out`` channels.
         is_transposed: Whether the weight is ``[in, out / groups, …]``.
-        groups: Of a convolution.
+        groups: Groups of a convolution.
     """
     factor = torch.rsqrt(norm.variance.detach().double() + norm.eps)
     if norm.weight is not None:

@@ -1,4 +1,4 @@
-"""Operators in a graph: the record of a node, its arguments by name, its tensors."""
+"""Operators in a graph: record of a node, arguments by name, tensors."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Operator:
     """An operator of a graph that a record describes.
 
     Attributes:
-        name: Of the module, where the module is this one operator (``"stem.0"``); else of the module and the
-            node (``"head.matmul"``).
+        name: Name of the module (``"stem.0"``), followed by the node if the module has several operators
+            (``"head.matmul"``).
         node: The node of the graph.
-        record: What is known of the operator.
-        names: All that patterns may call it: ``name``, the module's name where it is the operator, and the
-            node's.
+        record: Its record.
+        names: All names for patterns: ``name``, the module's name if the module is this operator, and the
+            node's name.
     """
 
     name: str
@@ -46,13 +46,13 @@ class Operator:
 
     @property
     def is_lookup(self) -> bool:
-        """Whether its activation is indices, as an embedding's is."""
+        """Whether its activation is indices, as for an embedding."""
         return self.layer_type is not None and self.layer_type.lookup
 
     def quantizer(self, slot: Slot, spec: TensorSpec) -> TensorQuantizer:
-        """Return the quantizer of one of its tensors, as the layer type gives it.
+        """Return the quantizer of one of its tensors from the layer type.
 
-        Channels and groups lie where eager mode has them.
+        Channels and groups are on the same axes as in eager mode.
         """
         if self.record.layer_type is None:
             return quantizer_for(spec, activation=slot.is_activation)
@@ -68,12 +68,12 @@ class Operator:
     def argument(self, name: str | None) -> Any:
         """Return the value of an argument of the schema.
 
-        None where the operator has no such argument or it is left out.
+        None if the operator has no such argument or it is left out.
         """
         return None if name is None else arguments(self.node).get(name)
 
     def tensors(self, slot: Slot) -> list[fx.Node]:
-        """Return the nodes that give the tensors of a slot."""
+        """Return the nodes of the tensors of a slot."""
         if slot.is_activation:
             return self.inputs if slot is Slot.input_tensors else self.outputs
         value = self.argument(self.record.weight if slot is Slot.weight else self.record.bias)
@@ -81,7 +81,7 @@ class Operator:
 
     @property
     def inputs(self) -> list[fx.Node]:
-        """The float activations, each once, with a weight or bias that no parameter holds."""
+        """The float activations, each once, including weights and biases that are not parameters."""
         values = arguments(self.node)
         of_parameters = (self.record.weight, self.record.bias)
         computed = [node for name in of_parameters for node in tensors_in(self.argument(name)) if node.op != "get_attr"]
@@ -91,9 +91,9 @@ class Operator:
 
     @property
     def outputs(self) -> list[fx.Node]:
-        """The float tensors that it gives and others read.
+        """The float tensors that it returns and others read.
 
-        The node, or of one with several results the nodes that take them out.
+        This is the node, or the nodes that unpack its results.
         """
         nodes = (
             [self.node] if isinstance(self.node.meta.get("val"), Tensor) else [n for n in self.node.users if n.target is operator.getitem]
@@ -102,7 +102,7 @@ class Operator:
 
 
 def operators_in(graph: fx.Graph) -> list[Operator]:
-    """Return the operators of a graph that have a record, in order.
+    """Return the operators of a graph with a record, in order.
 
     Raises:
         ConfigError: Two records describe one operator.
@@ -135,7 +135,7 @@ def _by_operator(registry: Registry[GraphOpRecord], revision: tuple[int, int]) -
         for target in registry.get(name).operators:
             if (other := owners.setdefault(target, name)) != name:
                 raise ConfigError(
-                    f"the operator {target} is described by two records, '{other}' of {registry.source(other)} and '{name}' of "
+                    f"two records describe the operator {target}, '{other}' of {registry.source(other)} and '{name}' of "
                     f"{registry.source(name)}: leave one out with QUARK_DISABLED_PLUGINS, or let one take the name of the other and say "
                     'replaces="..."'
                 )
@@ -143,23 +143,23 @@ def _by_operator(registry: Registry[GraphOpRecord], revision: tuple[int, int]) -
 
 
 def schema_name(node: fx.Node) -> str | None:
-    """Return the full name of the operator that a node calls, such as ``"aten::add"``.
+    """Return the full name of a node's operator, such as ``"aten::add"``.
 
-    None where it calls none of torch's.
+    None if the node calls no torch operator.
     """
     target = node.target
     return str(target._schema.name) if node.op == "call_function" and isinstance(target, torch._ops.OpOverload) else None
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:
-    """Return the arguments that a node gives to its operator, by their names in the schema."""
+    """Return the arguments of a node's operator, by their names in the schema."""
     assert isinstance(node.target, torch._ops.OpOverload)
     names = [argument.name for argument in node.target._schema.arguments]
     return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
 
 
 def module_of(node: fx.Node) -> tuple[str, str]:
-    """Return the full name and the class name of the innermost module whose forward has called an operator.
+    """Return the full name and class name of the innermost module whose forward called an operator.
 
     Empty for the model itself.
     """
@@ -172,7 +172,7 @@ def module_of(node: fx.Node) -> tuple[str, str]:
 
 
 def tensors_in(value: Any) -> Iterator[fx.Node]:
-    """Yield the nodes in an argument, which may be a list of them."""
+    """Yield the nodes in an argument, which may be a list."""
     if isinstance(value, fx.Node):
         yield value
     elif isinstance(value, list | tuple):
@@ -181,15 +181,15 @@ def tensors_in(value: Any) -> Iterator[fx.Node]:
 
 
 def is_float(node: fx.Node) -> bool:
-    """Return whether a node gives one floating-point tensor."""
+    """Return whether a node returns one floating-point tensor."""
     value = node.meta.get("val")
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def shape_of(node: fx.Node) -> tuple[int, ...]:
-    """Return the shape of the tensor that a node gives.
+    """Return the shape of a node's tensor.
 
-    Sizes that vary are those of the example of which the graph was captured.
+    Variable sizes have the values of the captured example.
     """
     return tuple(_size(size) for size in node.meta["val"].shape)
 

@@ -1,4 +1,4 @@
-"""Which tensors of a graph are fake-quantized, and which of them share a quantizer."""
+"""Placement: which tensors of a graph are fake-quantized, and which share a quantizer."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Point:
     """A place in a graph where a tensor is fake-quantized.
 
     Attributes:
-        tensor: The node that gives it.
+        tensor: The node of the tensor.
         spec: Its quantization.
         quantizer: Its quantizer.
-        operator: Name of the operator that asks for it; of several the first.
-        slot: Whether it is an output of that operator, and so quantized for all readers, or an input.
+        operator: Name of the first operator that needs it.
+        slot: Whether it is an output of that operator, quantized for all readers, or an input.
         readers: The nodes that get the quantized tensor; empty for all.
-        group: The points that share its quantizer, itself among them; one list for all of them.
+        group: The points that share its quantizer, itself included; all of them hold the same list.
     """
 
     tensor: fx.Node
@@ -46,17 +46,16 @@ def place(operators: Sequence[Operator], configs: Mapping[str, QLayerConfig | No
 
     Each operator has its input spec on its inputs and its output spec on its outputs, with these rules:
 
-    * A tensor that one operator gives and another reads is quantized once if both ask for the same; else
-      first as the output, for all readers, then as the input of those that ask.
-    * Between an operator and the ReLU that continues it (`GraphOpRecord.continues`) nothing is quantized;
-      what the first asks for its output goes to the output of the second.
+    * A tensor between two operators is quantized once if both have the same spec. Otherwise it is quantized
+      first as an output for all readers, then as an input of the operators with another spec.
+    * Nothing is quantized between an operator and the ReLU that continues it (`GraphOpRecord.continues`);
+      the output spec of the operator applies to the ReLU's output.
     * Inputs and outputs of an operator that moves values (`GraphOpRecord.moves_values`) share a quantizer.
-      Where they cannot, having no single static scale, such an operator asks for nothing: what it reads is on
-      a grid already, or need not be.
+      If they have no single static scale, they cannot, and the operator gets no quantizers.
 
     Args:
-        operators: Of the graph, in order.
-        configs: The configuration of each by the name of its node; None where it stays float.
+        operators: Operators of the graph, in order.
+        configs: The configuration of each by the name of its node; None if it stays float.
     """
     quantized = [(operator, config) for operator in operators if (config := configs[operator.node.name]) is not None]
     points = _Points()
@@ -88,13 +87,13 @@ def _asks(operator: Operator, spec: TensorSpec) -> bool:
 
 
 def _is_shareable(spec: TensorSpec) -> bool:
-    """Return whether two tensors can have one quantizer: it has one scale, which is static."""
+    """Return whether two tensors can share a quantizer, that is, it has one static scale."""
     quantizer: TensorQuantizer = quantizer_for(spec, activation=True)
     return quantizer.has_tensor_scale and not quantizer.is_dynamic and not quantizer.is_float
 
 
 def _continued(operators: Sequence[Operator]) -> dict[fx.Node, fx.Node]:
-    """Return the tensors whose only reader continues their operator, each with the reader's node."""
+    """Return the tensors whose only reader continues their operator, with the reader's node."""
     continuing = {operator.node for operator in operators if operator.record.continues}
     return {
         tensor: reader
@@ -106,14 +105,14 @@ def _continued(operators: Sequence[Operator]) -> dict[fx.Node, fx.Node]:
 
 
 class _Points:
-    """The points of a graph while they are collected."""
+    """Collects the points of a graph."""
 
     def __init__(self) -> None:
         self._outputs: dict[fx.Node, Point] = {}
         self._inputs: dict[fx.Node, list[Point]] = {}
 
     def __iter__(self) -> Iterator[Point]:
-        """Yield points of outputs before points of inputs, which quantize the quantized output."""
+        """Yield points of outputs first, since points of inputs quantize the quantized output."""
         yield from self._outputs.values()
         for points in self._inputs.values():
             yield from points
@@ -132,7 +131,7 @@ class _Points:
             point.readers.append(operator.node)
 
     def share(self, operator: Operator, spec: TensorSpec | None) -> None:
-        """Let the points with that spec on the inputs and the outputs of an operator share a quantizer."""
+        """Let the points with this spec at an operator's inputs and outputs share a quantizer."""
         if spec is None or not _is_shareable(spec):
             return
         quantizer = operator.quantizer(Slot.input_tensors, spec)
@@ -144,14 +143,14 @@ class _Points:
                     each.group = shared[0].group
 
     def _point(self, tensor: fx.Node, quantizer: TensorQuantizer) -> Point | None:
-        """Return the point that gives a tensor quantized so; None where there is none."""
+        """Return the point that quantizes a tensor with this spec; None if there is none."""
         points = [*([self._outputs[tensor]] if tensor in self._outputs else []), *self._inputs.get(tensor, ())]
         return next((point for point in points if _is_same(point.quantizer, quantizer)), None)
 
 
 def _is_same(one: TensorQuantizer, other: TensorQuantizer) -> bool:
-    """Return whether two quantizers do the same.
+    """Return whether two quantizers are equivalent.
 
-    Equal ones of one type of layer are one object, and a single scale has no axis.
+    Equal quantizers of one layer type are one object, and a single scale has no axis.
     """
     return one is other or (one.spec == other.spec and one.has_tensor_scale and other.has_tensor_scale)

@@ -1,4 +1,4 @@
-"""GraphPlan: the quantization of each operator of a graph, decided before any tensor is changed."""
+"""GraphPlan: the quantization of each operator of a graph, made before any tensor changes."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class GraphRow:
     """The plan of one operator.
 
     Attributes:
-        name: Of the module that is this operator, or of the module and the node.
+        name: Name of the module that is this operator, or of the module and the node.
         node: Name of the node in the graph.
         operator: Name of the operator's record, such as ``"conv2d"``.
-        shape: Of its first output.
-        config: How it is quantized; None where it stays float.
+        shape: Shape of its first output.
+        config: How it is quantized; None if it stays float.
         reason: The rule that decided this.
     """
 
@@ -54,9 +54,9 @@ class GraphPlan:
     Attributes:
         rows: One per operator that can be quantized, in the order of the graph.
         config: The configuration.
-        rules: The patterns and types of the configuration, and how many operators each matches.
+        rules: The patterns and types of the configuration, with the number of matching operators.
         notes: Remarks for the user that need no action.
-        warnings: Rules without effect, and operators that stay float since nothing is known of them.
+        warnings: Rules without effect, and operators that stay float because no plugin describes them.
     """
 
     rows: tuple[GraphRow, ...]
@@ -89,9 +89,9 @@ def make_graph_plan(form: NormalForm, config: QConfig) -> GraphPlan:
     """Resolve the quantization of every operator and check all that needs no data.
 
     Raises:
-        ConfigError: All errors in one message: specs that do not fit a tensor; and where the configuration is
-            ``strict``, rules without effect and operators of which nothing is known.
-        UnsupportedError: The configuration asks for what graphs have not: algorithms, a KV cache.
+        ConfigError: All errors in one message: specs that do not fit a tensor; with ``strict``, also rules
+            without effect and unknown operators.
+        UnsupportedError: The configuration has algorithms or a KV cache, which graphs do not support.
         PluginError: A format or an observer fails its self-check.
     """
     _refuse_unsupported(config)
@@ -107,7 +107,7 @@ def make_graph_plan(form: NormalForm, config: QConfig) -> GraphPlan:
 
 
 def _described(layer: QLayerConfig | None) -> str:
-    """Return the quantized tensors; of an operator without a weight, its activations."""
+    """Return the quantized tensors; for an operator without a weight, its activations."""
     return describe_layer(layer).removeprefix("W float, ")
 
 
@@ -134,13 +134,13 @@ def _row(operator: Operator, config: QConfig) -> GraphRow:
 
 def _refuse_unsupported(config: QConfig) -> None:
     reasons = {
-        "algo_config": ("algorithms work on the blocks of a language model", "leave it out, or use eager mode"),
+        "algo_config": ("there are no algorithms, since they work on the blocks of a language model", "leave it out, or use eager mode"),
         "kv_cache_quant_config": ("a graph has no KV cache", "use eager mode"),
-        "softmax_quant_spec": ("softmax is an operator of its own here", 'give it layer_type_quant_config={"softmax": QLayerConfig(…)}'),
+        "softmax_quant_spec": ("softmax is a separate operator", 'give it layer_type_quant_config={"softmax": QLayerConfig(…)}'),
     }
     for field, (reason, fix) in reasons.items():
         if getattr(config, field):
-            raise UnsupportedError(f"{field} has no meaning in FX graph mode, where {reason}: {fix}")
+            raise UnsupportedError(f"{field} has no effect in FX graph mode, since {reason}: {fix}")
 
 
 def _type_name(key: type | str) -> str:
@@ -168,12 +168,12 @@ def _type_rules(operators: Sequence[Operator], config: QConfig) -> Iterator[Rule
         else:
             near = closest(name, known)
             hint = f"did you mean '{near}'? " if near else ""
-            problem = f"layer_type_quant_config names {name}, which is no type of operator; {hint}Types are {', '.join(known)}"
+            problem = f"layer_type_quant_config names {name}, which is not an operator type; {hint}the types are {', '.join(known)}"
         yield Rule("layer_type_quant_config", name, count, "" if count else problem)
 
 
 def _unknown(graph: fx.Graph, operators: Sequence[Operator]) -> Iterator[str]:
-    """Yield a warning where operators on float tensors have no record."""
+    """Yield a warning if operators on float tensors have no record."""
     known = {operator.node for operator in operators}
     nodes: dict[str, list[str]] = {}
     for node in graph.nodes:
@@ -183,15 +183,15 @@ def _unknown(graph: fx.Graph, operators: Sequence[Operator]) -> Iterator[str]:
     if nodes:
         which = "; ".join(f"{name} ({folded(names)})" for name, names in nodes.items())
         yield (
-            f"{sum(map(len, nodes.values()))} operator(s) stay float, since no plugin describes them: {which}. A plugin can: see the hook "
-            "quark_register_graph_ops"
+            f"{sum(map(len, nodes.values()))} operator(s) stay float, since no plugin describes them: {which}. To add them, write a "
+            f"plugin with the hook quark_register_graph_ops"
         )
 
 
 def _misfits(operators: Sequence[Operator], rows: Sequence[GraphRow]) -> Iterator[str]:
     """Yield one error for each spec that is incomplete or does not fit its tensors.
 
-    Raises PluginError where a plugin is broken.
+    Raises PluginError if a plugin is broken.
     """
     names_of: dict[tuple[str, str], list[str]] = {}
     for operator, row in zip(operators, rows, strict=True):

@@ -1,4 +1,4 @@
-"""The plugin of quark-graph: FX graph mode, and the operators it quantizes. Nothing heavy is imported."""
+"""The plugin of quark-graph: FX graph mode and its operators. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def quark_register_quant_modes() -> Iterable[QuantModeRecord]:
     """Yield FX graph mode."""
     yield QuantModeRecord(
         name="fx_graph_mode",
-        summary="quantizes the operators in the graph of a model, such as torch.add",
+        summary="quantizes the operators in a model's graph, such as torch.add",
         plan="quark_graph.quantize:plan_graph",
         quantize="quark_graph.quantize:quantize_graph",
     )

@@ -26,35 +26,35 @@ _STATIC = "activations with static scales"
 
 
 def plan_graph(model: nn.Module, config: QConfig) -> GraphPlan:
-    """Return the `GraphPlan` of a model; meta tensors will do.
+    """Return the `GraphPlan` of a model; meta tensors are enough.
 
     Args:
-        model: A graph module of torch.export, such as `quark_graph.capture` returns; it is not changed.
+        model: A graph module of torch.export, such as the result of `quark_graph.capture`; it does not
+            change.
         config: The configuration.
 
     Raises:
         ConfigError: The graph cannot be quantized, or the configuration does not fit it.
-        UnsupportedError: The graph has, or the configuration asks for, what this mode does not offer.
+        UnsupportedError: This mode does not support a part of the graph or the configuration.
     """
     if not isinstance(model, fx.GraphModule):
         raise ConfigError(
-            f"this {type(model).__name__} is no graph: capture it with quark_graph.capture(model, example_inputs), or with "
+            f"this {type(model).__name__} is not a graph: capture it with quark_graph.capture(model, example_inputs), or with "
             "torch.export.export(model, example_inputs).module()"
         )
     return _planned(model, config)[1]
 
 
 def quantize_graph(model: nn.Module, config: QConfig, data: Data = None) -> fx.GraphModule:
-    """Quantize a graph and return it. If anything fails, ``model`` is as it was.
+    """Quantize a graph and return it. After an error, ``model`` is unchanged.
 
     Args:
-        model: A graph module of torch.export, which is changed in place; the tensors that it had, which the
-            captured model may share, are not. Or another module in inference mode, which is captured with the
-            first batch of ``data``, its batch axis free where it can be; that one is not changed.
+        model: A graph module of torch.export, which is changed in place, without its original tensors, since
+            the captured model may share them. Or another module in inference mode, which does not change: it
+            is captured with the first batch of ``data``, with a variable batch axis if possible.
         config: The configuration.
-        data: As of `quark.calibration.batches.calls`, the arguments of the model and nothing else; or a
-            function that gives them. Read only where a module has to be captured, or an activation has a
-            static scale.
+        data: As in `quark.calibration.batches.calls`, with only the arguments of the model; or a function
+            that returns them. Read only to capture a module or to calibrate static scales.
 
     Returns:
         A graph module with the attributes ``quant_config``, ``quark_plan`` (a `GraphPlan`) and
@@ -63,9 +63,9 @@ def quantize_graph(model: nn.Module, config: QConfig, data: Data = None) -> fx.G
 
     Raises:
         ConfigError: The graph cannot be quantized, or the configuration does not fit it.
-        UnsupportedError: torch.export cannot capture the module; or the configuration asks for what this mode
-            does not offer.
-        CalibrationError: Data are needed and there are none; or the graph cannot be called with them.
+        UnsupportedError: torch.export cannot capture the module, or this mode does not support the
+            configuration.
+        CalibrationError: Data are missing, or the graph cannot be called with them.
         NonFiniteError: A parameter or an activation holds NaN or Inf.
     """
     batches = _Batches(data)
@@ -93,7 +93,7 @@ def _planned(model: fx.GraphModule, config: QConfig) -> tuple[NormalForm, GraphP
 
 
 class _Batches:
-    """Calibration data, read once, when they are first needed."""
+    """Calibration data, read once on first use."""
 
     def __init__(self, data: Data) -> None:
         self._data = data
@@ -107,12 +107,12 @@ class _Batches:
 
 
 def _captured(model: nn.Module, batches: _Batches) -> fx.GraphModule:
-    first = batches.read("the capture of the model as a graph, since it is no torch.fx.GraphModule")[0]
+    first = batches.read("the capture of the model as a graph (it is not a torch.fx.GraphModule)")[0]
     return capture(model, first.args, first.kwargs)
 
 
 def _become(given: fx.GraphModule, result: fx.GraphModule, plan: GraphPlan) -> None:
-    """Turn ``given`` into ``result``, and set the attributes that describe it to users."""
+    """Turn ``given`` into ``result``, and set its public attributes."""
     object.__setattr__(given, "__class__", type(result))
     given.__dict__.clear()
     given.__dict__.update(result.__dict__)

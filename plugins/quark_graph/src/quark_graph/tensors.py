@@ -20,14 +20,13 @@ def value_of(model: fx.GraphModule, node: fx.Node) -> Tensor:
 def set_parameter(
     model: fx.GraphModule, readers: Sequence[fx.Node], argument: fx.Node | None, name: str, path: str, value: Tensor
 ) -> fx.Node:
-    """Let some nodes read ``value`` as an argument, and return the ``get_attr`` node by which they do.
+    """Let some nodes read ``value`` as an argument, and return the ``get_attr`` node.
 
     Args:
-        model: The graph module, which gets the parameter. The tensor that was there before is not changed.
+        model: The graph module, which gets the parameter. The old tensor does not change.
         readers: The nodes whose argument changes.
-        argument: The ``get_attr`` node that they read so far; None for none. Other nodes that read it keep
-            the value that it has.
-        name: Of the argument in the operators' schema.
+        argument: The ``get_attr`` node that they read so far, or None. Other readers keep the old value.
+        name: Name of the argument in the operators' schema.
         path: Full name of the parameter if ``argument`` has other readers, or there is none.
         value: The new value.
     """
@@ -71,7 +70,7 @@ def _set_argument(node: fx.Node, name: str, value: Any) -> None:
 
 
 def free_path(model: nn.Module, path: str) -> str:
-    """Return ``path``, with a number behind it if the model has something there or a tensor is in the way."""
+    """Return ``path``, followed by a number if the name is taken."""
     number, candidate = 0, path
     while not _is_free(model, candidate):
         number += 1

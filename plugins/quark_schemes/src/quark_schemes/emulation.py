@@ -1,14 +1,13 @@
 """Emulation of MX formats in plain torch.
 
-Names and shapes are those that runtimes without MX hardware import from AMD Quark.
+Names and shapes match the functions that runtimes without MX hardware import from AMD Quark.
 
 All functions accept any device and rank, do not change their arguments, do not synchronize with the device,
-and can be traced in one graph by ``torch.compile``. The arithmetic is that of the formats, so that a runtime
-computes exactly what was calibrated and exported.
+and can be traced in one graph by ``torch.compile``. The arithmetic equals the formats' arithmetic, so a
+runtime computes exactly the calibrated and exported model.
 
-*Blocks* are the two-dimensional view of a tensor that all of them share: ``[R, N, G]``, where the quantized
-axis is split into N blocks of G elements, the last one filled with zeros, and all other axes make up the R
-rows.
+All functions view a tensor as *blocks* ``[R, N, G]``: the quantized axis is split into N blocks of G
+elements, with a zero-padded last block, and the other axes form R rows.
 
 Source: the calls in vLLM's emulation of MX formats; OCP Microscaling Formats v1.0.
 """
@@ -139,7 +138,7 @@ def _scale_of(blocks: Tensor, scale: Tensor, caller: str) -> Tensor:
     """Return one scale per block as ``[R, N, 1]``, float32; raises ConfigError if their number is another."""
     rows, count, _ = blocks.shape
     if scale.numel() != rows * count:
-        raise ConfigError(f"{caller}: {rows} rows of {count} blocks need as many scales, not those of shape {tuple(scale.shape)}")
+        raise ConfigError(f"{caller}: {rows} rows of {count} blocks need as many scales, not scales of shape {tuple(scale.shape)}")
     return scale.float().reshape(rows, count, 1)
 
 

@@ -1,6 +1,6 @@
 """The plugin of quark-schemes: records of number formats, observers and schemes.
 
-Nothing heavy is imported: records point at code by name.
+It imports nothing heavy, since records point at code by name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from quark_schemes.registered_schemes import SCHEMES
 __all__ = ["QUARK_API", "quark_register_formats", "quark_register_observers", "quark_register_schemes"]
 
 QUARK_API = (2, 2)
-"""Versions of the plugin API that this plugin is written for."""
+"""Supported versions of the plugin API."""
 
 
 @hookimpl

@@ -55,11 +55,11 @@ _HELPERS = {
     "mx6": _specs("microscaling", "MX6Spec"),
     "mx9": _specs("microscaling", "MX9Spec"),
 }
-"""Format → the names of AMD Quark's public API that come with it."""
+"""Format → its names in AMD Quark's public API."""
 
 
 def _format(family: str, name: str, bits: float, summary: str, **fields: Any) -> FormatRecord:
-    """Return the record of a format, which the module of its family has under its name in capitals."""
+    """Return the record of a format; its object is in its family's module, named in capitals."""
     reference = f"quark_schemes.formats.{family}:{name.upper()}"
     return FormatRecord(name=name, format=reference, bits=bits, summary=summary, exports=_HELPERS.get(name, {}), **fields)
 

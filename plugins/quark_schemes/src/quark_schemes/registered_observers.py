@@ -13,11 +13,11 @@ def _observer(name: str, place: str, summary: str, *other_names: str, **fields: 
     """Return the record of a class.
 
     Args:
-        name: Of the observer.
-        place: The module of the class and its name, which it has in AMD Quark's public API too.
-        summary: Of the observer.
-        other_names: Further names of the class in that API.
-        fields: Of the record.
+        name: Name of the observer.
+        place: Module and name of the class, also in AMD Quark's public API.
+        summary: Summary of the observer.
+        other_names: Further names of the class in AMD Quark's API.
+        fields: Fields of the record.
     """
     class_name, reference = place.partition(":")[2], f"quark_schemes.observers.{place}"
     exports = dict.fromkeys((class_name, *other_names), reference)
@@ -29,7 +29,7 @@ OBSERVERS: tuple[ObserverRecord, ...] = (
     _observer(
         "min_max",
         "min_max:MinMaxObserver",
-        "smallest and largest value, with one range for whatever shares a scale",
+        "smallest and largest value, one range for each scale",
         "UniformScalingObserver",
     ),
     _observer("per_tensor_min_max", "min_max:PerTensorMinMaxObserver", "smallest and largest value, one range"),
@@ -56,12 +56,12 @@ OBSERVERS: tuple[ObserverRecord, ...] = (
     _observer(
         "per_tensor_histogram",
         "histogram_ranges:PerTensorHistogramObserver",
-        "of the narrowest ranges that hold given percentages of the values, the one of least squared error",
+        "the range with the least squared error among ranges that hold given percentages of the values",
     ),
     _observer(
         "per_tensor_histogram_pro",
         "histogram_ranges:PerTensorHistogramObserverPro",
-        "of all ranges between two bins of a histogram, the one of least expected squared error; integers only",
+        "the range between two histogram bins with the least expected squared error; integers only",
     ),
     _observer(
         "per_tensor_pow2_min_max",
@@ -71,7 +71,7 @@ OBSERVERS: tuple[ObserverRecord, ...] = (
     _observer(
         "per_tensor_pow2_min_mse",
         "power_of_two_scales:PerTensorPowOf2MinMSEObserver",
-        "of five powers of two, the scale of least squared error, one scale",
+        "the best of five powers of two by squared error, one scale",
     ),
     _observer(
         "per_channel_pow2_min_max",
@@ -81,7 +81,7 @@ OBSERVERS: tuple[ObserverRecord, ...] = (
     _observer(
         "per_channel_pow2_min_mse",
         "power_of_two_scales:PerChannelPowOf2MinMSEObserver",
-        "of five powers of two, the scale of least squared error, one per channel",
+        "the best of five powers of two by squared error, one scale per channel",
     ),
 )
 """Every observer."""

@@ -18,7 +18,7 @@ _EMULATED = (*_ANYWHERE, "vLLM (emulated)")
 
 
 def _scheme(name: str, class_name: str, summary: str, clients: tuple[str, ...], *aliases: str, **fields: Any) -> SchemeRecord:
-    """Return the record of the callable with the scheme's name and of the class of AMD Quark's public API."""
+    """Return the record of a scheme: its callable has the scheme's name; the class is AMD Quark's."""
     config, exports = _MODULE + name, {class_name: _MODULE + class_name}
     return SchemeRecord(name=name, summary=summary, config=config, clients=clients, exports=exports, aliases=aliases, **fields)
 
@@ -36,6 +36,10 @@ SCHEMES: tuple[SchemeRecord, ...] = (
     _scheme(
         "uint4_wo_per_channel", "Uint4WeightOnlyPerChannelScheme", "asymmetric UINT4 weights, a scale per channel", (*_ANYWHERE, _GGUF)
     ),
+    _scheme("int3_wo_64", "Int3WeightOnlyScheme", "symmetric INT3 weights, groups of 64", _ANYWHERE),
+    _scheme("int3_wo_128", "Int3WeightOnlyScheme", "symmetric INT3 weights, groups of 128", _ANYWHERE),
+    _scheme("int2_wo_32", "Int2WeightOnlyScheme", "symmetric INT2 weights, groups of 32", _ANYWHERE),
+    _scheme("int2_wo_64", "Int2WeightOnlyScheme", "symmetric INT2 weights, groups of 64", _ANYWHERE),
     _scheme(
         "int4_wa_64", "Int4WeightAndActivationScheme", "INT4 weights, dynamic INT4 activations, groups of 64", (*_ANYWHERE, _GGUF_WEIGHTS)
     ),
@@ -98,7 +102,7 @@ SCHEMES: tuple[SchemeRecord, ...] = (
         "FP4 weights and activations, groups of 32, E5M3 scales under one more scale",
         _ANYWHERE,
     ),
-    _scheme("int4_fp8", "INT4_FP8Scheme", "weights first in E4M3, from there in INT4 per channel; dynamic E4M3 activations", _ANYWHERE),
+    _scheme("int4_fp8", "INT4_FP8Scheme", "weights rounded to E4M3, then to INT4 per channel; dynamic E4M3 activations", _ANYWHERE),
     _scheme("bfp16", "BFP16Scheme", "BFP16 weights and activations, blocks of 8", _ANYWHERE, "w_bfp16_a_bfp16"),
     _scheme("mx6", "MX6Scheme", "MX6 weights and activations; option block_size (16)", _ANYWHERE, "w_mx6_a_mx6"),
     _scheme("mx9", "MX9Scheme", "MX9 weights and activations; option block_size (16)", _ANYWHERE),

@@ -1,4 +1,4 @@
-"""Scale formats: the number format of scales, how an ideal scale is rounded to it, and how scales are stored.
+"""Scale formats: the number format of scales, their rounding, and their storage.
 
 Source: ``scale_format`` and ``scale_type`` of AMD Quark 0.13; OCP Microscaling Formats v1.0.
 """
@@ -37,8 +37,7 @@ SMALLEST_SCALE = 2.0**-23
 def smallest_scale(max_magnitude: float) -> float:
     """Return the smallest scale of integers up to a magnitude.
 
-    That is `SMALLEST_SCALE`; float32's smallest normal number for integers that float32 cannot tell apart, of
-    which 1 would have too few steps.
+    It is `SMALLEST_SCALE`, or float32's smallest normal number for integers beyond float32's precision.
     """
     return SMALLEST_SCALE if max_magnitude < 2.0**24 else float(torch.finfo(torch.float32).tiny)
 
@@ -47,12 +46,12 @@ def smallest_scale(max_magnitude: float) -> float:
 class ScaleRounding:
     """How scales are rounded, as data that `quark_schemes.kernels.floats.rounded_scale` reads.
 
-    Nothing set: they are not.
+    Without attributes, scales are not rounded.
 
     Attributes:
-        mode: ``"ceil"`` or ``"floor"``, to powers of two.
-        shape: To a small float.
-        dtype: To ``"float16"`` or ``"bfloat16"``, and not below ``smallest``.
+        mode: ``"ceil"`` or ``"floor"``: round to powers of two.
+        shape: Round to a small float.
+        dtype: Round to ``"float16"`` or ``"bfloat16"``, at least ``smallest``.
     """
 
     mode: str | None = None
@@ -74,7 +73,7 @@ class ScaleFormat(ABC):
         """Round ideal scales (positive, float32) to scales of this format."""
 
     def encode(self, scale: Tensor) -> Tensor:
-        """Return the rounded scales as they are stored in a checkpoint."""
+        """Return rounded scales in their stored form."""
         return scale
 
     def decode(self, stored: Tensor) -> Tensor:
@@ -84,7 +83,7 @@ class ScaleFormat(ABC):
 
 @attrs.frozen
 class PlainScales(ScaleFormat):
-    """Scales of a torch dtype; none is 0, however small the ideal one."""
+    """Scales of a torch dtype; no scale is 0."""
 
     dtype: torch.dtype
 
@@ -102,12 +101,11 @@ class PlainScales(ScaleFormat):
 class PowerOfTwoScales(ScaleFormat):
     """Powers of two.
 
-    The next one above an ideal scale, so that nothing saturates, unless the mode is ``"floor"``.
+    It rounds up, so that nothing saturates, unless the mode is ``"floor"``.
 
     Attributes:
         mode: ``"ceil"`` or ``"floor"``.
-        stored: The dtype in a checkpoint: float32, bytes (exponent + 127), or torch's own dtype of such
-            bytes.
+        stored: The dtype in a checkpoint: float32, bytes (exponent + 127), or torch's E8M0 dtype.
     """
 
     mode: str
@@ -161,17 +159,16 @@ _STORED_POWERS = {ScaleType.pof2: torch.float32, ScaleType.float8_e8m0fnu: torch
 
 
 def scale_error(spec: QTensorConfig) -> str | None:
-    """Return why scales cannot have the format that a spec names, and the fix; None where they can."""
+    """Return why scales cannot have the format that a spec names, and the fix; None if they can."""
     if spec.scale_format in (None, *_NAMES):
         return None
     return f"scale_format={spec.scale_format!r} is unknown to {spec.dtype.name}: use one of {', '.join(_NAMES)}, or None"
 
 
 def with_outer_scale(spec: QTensorConfig) -> TensorSpec:
-    """Return the two levels of a spec with E4M3 scales; any other spec as it is.
+    """Return the two levels of a spec with E4M3 scales; other specs unchanged.
 
-    E4M3 alone covers too few magnitudes, from 2^-9 to 448: such scales are relative to one more scale over
-    the whole tensor.
+    E4M3 covers only magnitudes from 2^-9 to 448, so such scales are relative to a scale of the whole tensor.
     """
     if spec.scale_format != "e4m3" or spec.is_scale_quant:
         return spec
@@ -190,7 +187,7 @@ def with_outer_scale(spec: QTensorConfig) -> TensorSpec:
 def scale_format_of(spec: QTensorConfig) -> ScaleFormat:
     """Return the scale format of a spec.
 
-    By its ``scale_format``, else by its ``scale_type``, else float32.
+    It comes from ``scale_format``, else from ``scale_type``, else it is float32.
     """
     if spec.scale_format in _BY_FORMAT:
         return _BY_FORMAT[spec.scale_format]

@@ -16,7 +16,15 @@ from quark.config.layer import QLayerConfig
 from quark.config.templates import QuantizationScheme
 from quark.config.tensor import QTensorConfig
 from quark_schemes.specs.floats import FP8E4M3PerChannelSpec, FP8E4M3PerTensorSpec, FP8E5M3PerTensorSpec
-from quark_schemes.specs.integer import Int4PerChannelSpec, Int4PerGroupSpec, Int8PerTensorSpec, Uint4PerChannelSpec, Uint4PerGroupSpec
+from quark_schemes.specs.integer import (
+    Int2PerGroupSpec,
+    Int3PerGroupSpec,
+    Int4PerChannelSpec,
+    Int4PerGroupSpec,
+    Int8PerTensorSpec,
+    Uint4PerChannelSpec,
+    Uint4PerGroupSpec,
+)
 from quark_schemes.specs.microscaling import (
     AmdFP4Spec,
     BFP16Spec,
@@ -41,12 +49,24 @@ def uint4_weight_only(group_size: int) -> QLayerConfig:
     return QLayerConfig(weight=Uint4PerGroupSpec(ch_axis=-1, group_size=group_size, is_dynamic=False).to_quantization_spec())
 
 
+def int3_weight_only(group_size: int) -> QLayerConfig:
+    """Return a configuration of symmetric INT3 weights in groups along the input."""
+    return QLayerConfig(weight=Int3PerGroupSpec(ch_axis=-1, group_size=group_size, is_dynamic=False).to_quantization_spec())
+
+
+def int2_weight_only(group_size: int) -> QLayerConfig:
+    """Return a configuration of symmetric INT2 weights in groups along the input."""
+    return QLayerConfig(weight=Int2PerGroupSpec(ch_axis=-1, group_size=group_size, is_dynamic=False).to_quantization_spec())
+
+
+int2_wo_32, int2_wo_64 = (partial(int2_weight_only, size) for size in (32, 64))
+int3_wo_64, int3_wo_128 = (partial(int3_weight_only, size) for size in (64, 128))
 int4_wo_32, int4_wo_64, int4_wo_128 = (partial(int4_weight_only, size) for size in (32, 64, 128))
 uint4_wo_32, uint4_wo_64, uint4_wo_128 = (partial(uint4_weight_only, size) for size in (32, 64, 128))
 
 
 def int4_wo_per_channel() -> QLayerConfig:
-    """Return a configuration of INT4 weights, a scale for each output channel."""
+    """Return a configuration of INT4 weights with a scale for each output channel."""
     return QLayerConfig(weight=Int4PerChannelSpec(ch_axis=0, is_dynamic=False).to_quantization_spec())
 
 
@@ -60,12 +80,12 @@ int4_wa_64 = partial(int4_weight_and_activation, 64)
 
 
 def uint4_wo_per_channel() -> QLayerConfig:
-    """Return a configuration of UINT4 weights, a scale and a zero point for each output channel."""
+    """Return a configuration of UINT4 weights with a scale and a zero point for each output channel."""
     return QLayerConfig(weight=Uint4PerChannelSpec(ch_axis=0, is_dynamic=False).to_quantization_spec())
 
 
 def _both(helper: SingleLevelSpec) -> QLayerConfig:
-    """Return a configuration of weights and activations of one spec."""
+    """Return a configuration with one spec for weights and activations."""
     spec = helper.to_quantization_spec()
     return QLayerConfig(weight=spec, input_tensors=spec)
 
@@ -81,7 +101,7 @@ def fp8() -> QLayerConfig:
 
 
 def fp8_outputs() -> QTensorConfig:
-    """Return a configuration of E4M3 with one static scale, for the states of a cache or an attention."""
+    """Return a configuration of E4M3 with one static scale, for a KV cache or attention."""
     return FP8E4M3PerTensorSpec(is_dynamic=False).to_quantization_spec()
 
 
@@ -135,7 +155,7 @@ def mxfp4_fp8() -> QLayerConfig:
 def _fp4_under(scales: SingleLevelSpec, group_size: int) -> QLayerConfig:
     """Return a configuration of FP4 in groups, scales in the format of ``scales``.
 
-    Those of activations dynamic under a static one.
+    Activation scales are dynamic under a static scale.
     """
     weight, activation = (
         ScaleQuantSpec(FP4PerGroupSpec(ch_axis=-1, group_size=group_size, is_dynamic=dynamic, scale_type="float32"), scales)
@@ -170,9 +190,9 @@ amdfp4, amdfp4_g32 = (partial(amdfp4_in_groups, size) for size in (16, 32))
 
 
 def int4_fp8() -> QLayerConfig:
-    """Return a configuration of weights in E4M3, one scale, and from there in INT4, a scale per channel.
+    """Return a configuration of weights rounded to E4M3 (one scale), then to INT4 (a scale per channel).
 
-    Dynamic E4M3 activations.
+    Activations are dynamic E4M3.
     """
     first = FP8E4M3PerTensorSpec(scale_type="float32", is_dynamic=False)
     weight = ProgressiveSpec(first, Int4PerChannelSpec(ch_axis=0, scale_type="float32", is_dynamic=False))
@@ -189,8 +209,7 @@ def mx6(block_size: int = 16) -> QLayerConfig:
     """Return a configuration of MX6 weights and activations.
 
     Args:
-        block_size: Values that share an exponent: 16 by the format's definition and since 0.13; 32 was the
-            default before.
+        block_size: Values that share an exponent: 16, as the format defines; before 0.13, the default was 32.
     """
     return _both(MX6Spec(ch_axis=-1, block_size=block_size))
 
@@ -212,6 +231,8 @@ CONFIGURATIONS: Mapping[str, Callable[..., QLayerConfig]] = MappingProxyType(
         "FP4Block16ScaleE4M3Scheme": nvfp4,
         "FP8Scheme": fp8,
         "INT4_FP8Scheme": int4_fp8,
+        "Int2WeightOnlyScheme": int2_weight_only,
+        "Int3WeightOnlyScheme": int3_weight_only,
         "Int4WeightAndActivationScheme": int4_weight_and_activation,
         "Int4WeightOnlyPerChannelScheme": int4_wo_per_channel,
         "Int4WeightOnlyScheme": int4_weight_only,
@@ -229,7 +250,7 @@ CONFIGURATIONS: Mapping[str, Callable[..., QLayerConfig]] = MappingProxyType(
         "Uint4WeightOnlyScheme": uint4_weight_only,
     }
 )
-"""The function that makes the configuration of each class; its arguments are those of the class."""
+"""The function that builds the configuration of each class, with the same arguments."""
 
 __all__ = ["CONFIGURATIONS"]
 __all__ += list(CONFIGURATIONS)
@@ -253,7 +274,7 @@ class _Scheme(QuantizationScheme):
 def _scheme(name: str, build: Callable[..., QLayerConfig]) -> type[_Scheme]:
     """Return the class of that name.
 
-    It has the summary and the arguments of the function that makes its configuration.
+    It has the summary and the arguments of the function that builds its configuration.
     """
     members = {"_build": staticmethod(build), "__signature__": inspect.signature(build)}
     return type(name, (_Scheme,), {**members, "__doc__": build.__doc__, "__module__": __name__})

@@ -35,7 +35,7 @@ def test_values_scales_and_codes_are_those_of_the_transpose_and_survive_packing(
         return
     assert quantizer.granularity == PerGroupOfRows(32)
     x = torch.randn(64, 24, generator=torch.Generator().manual_seed(0))
-    assert "groups of 32 along ch_axis=0" in (quantizer.shape_error((48, 24)) or "")
+    assert "groups of 32 (ch_axis=0)" in (quantizer.shape_error((48, 24)) or "")
     assert quantizer.shape_error((64, 24)) is None
     refuse_broken(quantizer, activation=False)
     (values, qparams), (turned, expected) = quantizer.round_to_nearest(x), other.round_to_nearest(x.t().contiguous())

@@ -64,7 +64,7 @@ def test_int32_has_powers_of_two_as_scales_and_no_zero_points_whatever_is_asked(
 @pytest.mark.parametrize("changes", [{"scale_format": "e4m3"}, {"scale_format": "e5m3"}, {"scale_type": "float8_e5m3"}])
 def test_int32_with_other_scales_is_refused(changes: dict[str, str]) -> None:
     config = QConfig(QLayerConfig(bias=spec(**changes)))
-    with pytest.raises(ConfigError, match="int32 has powers of two as scales: leave out scale_format, and set scale_type"):
+    with pytest.raises(ConfigError, match="int32 has power-of-two scales: leave out scale_format, and set scale_type"):
         ModelQuantizer(config).quantize_model(nn.Sequential(nn.Linear(8, 8)))
 
 

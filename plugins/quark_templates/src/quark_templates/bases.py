@@ -1,4 +1,4 @@
-"""Bases: architectures that a lineage's templates state their differences from.
+"""Bases: common architectures; templates state only the differences.
 
 A base has no model type and is not registered.
 """
@@ -37,7 +37,7 @@ LLAMA_LIKE = Architecture(
     exclude_layers_name="lm_head",
     fused=(QKV, GATE_UP),
 )
-"""RMSNorm, attention and a gated MLP, each projection a layer of its own: Llama and most families since."""
+"""RMSNorm, attention and a gated MLP, with one layer per projection: Llama and most later families."""
 
 UNGATED = attrs.evolve(LLAMA_LIKE, mlp_inputs="mlp.up_proj", mlp_value=None, fused=(QKV,))
 """Llama's attention before an MLP of two projections. Its activation is not a plain ReLU, so no scale is
@@ -52,12 +52,12 @@ NORMS_AFTER = attrs.evolve(
     mlp_norm=None,
     mlp_output_norm="post_feedforward_layernorm",
 )
-"""Norms after attention and after the MLP, and on keys and queries. No norm feeds a projection, so no scale
-can be moved from one.
+"""Norms after attention and after the MLP, and on keys and queries. No norm feeds a projection, so no norm
+can give up scale.
 """
 
 DENSE_OR_MIXTURE = attrs.evolve(LLAMA_LIKE, experts="mlp.experts", router="mlp.gate")
-"""Llama's blocks, with a mixture of experts in place of the MLP in some of them."""
+"""Llama's blocks, with a mixture of experts instead of the MLP in some of them."""
 
 MIXTURE = attrs.evolve(DENSE_OR_MIXTURE, mlp_inputs=(), mlp_output=None, mlp_value=None)
 """Llama's attention, and a mixture of experts in every block."""
@@ -74,8 +74,7 @@ DEEPSEEK_MOE_LIKE = attrs.evolve(
     shared_experts=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj", "mlp.shared_experts.down_proj"),
     shared_expert_value="mlp.shared_experts.up_proj",
 )
-"""Llama's attention; the first blocks dense, the others mixtures beside shared experts, as in the first
-DeepSeek-MoE.
+"""Llama's attention; dense first blocks, then mixtures with shared experts, as in the first DeepSeek-MoE.
 """
 
 DEEPSEEK_LIKE = attrs.evolve(
@@ -103,7 +102,7 @@ SPARSE_DEEPSEEK_LIKE = attrs.evolve(
         ("self_attn.kv_a_layernorm", ("self_attn.kv_b_proj",)),
     ),
 )
-"""Latent attention with an indexer that chooses the tokens which attention reads: DeepSeek-V3.2 and GLM-5."""
+"""Latent attention with an indexer that selects tokens: DeepSeek-V3.2 and GLM-5."""
 
 GEMMA_LIKE = attrs.evolve(LLAMA_LIKE, norm_has_unit_offset=True)
 """Llama's block with norms that multiply by ``1 + weight``."""
@@ -127,7 +126,7 @@ FUSED_QKV = attrs.evolve(
     q_layer_name="*query_key_value",
     fused=(),
 )
-"""LayerNorm, one matrix for queries, keys and values with the rows of each head together, and an ungated MLP:
+"""LayerNorm, one QKV matrix with the rows of each head together, and an ungated MLP:
 BLOOM and GPT-NeoX.
 """
 
@@ -145,14 +144,14 @@ GPT2_LIKE = attrs.evolve(
     kv_layers_name="*c_attn",
     q_layer_name="*c_attn",
 )
-"""One matrix for queries, keys and values, one after another, by GPT-2's names: GPT-2 and the first Qwen."""
+"""One matrix for queries, keys and values in sequence, with GPT-2's names: GPT-2 and the first Qwen."""
 
 LANGUAGE_MODEL: dict[str, Any] = {
     "decoder_blocks": "model.language_model.layers",
     "embeddings": "model.language_model.embed_tokens",
     "final_norm": "model.language_model.norm",
 }
-"""Differences of a decoder that is a part of a vision-language model of transformers."""
+"""Differences of a decoder inside a vision-language model of transformers."""
 
 TEXT_ONLY: dict[str, Any] = {
     "decoder_blocks": LLAMA_LIKE.decoder_blocks,
@@ -160,7 +159,7 @@ TEXT_ONLY: dict[str, Any] = {
     "final_norm": LLAMA_LIKE.final_norm,
     "inserted_embeddings": (),
 }
-"""Differences of a vision-language family's decoder that is a model by itself: undoes `LANGUAGE_MODEL`."""
+"""Differences of a vision-language family's decoder as a separate model: undoes `LANGUAGE_MODEL`."""
 
 BEHIND_VISION_TOWER: dict[str, Any] = {
     **LANGUAGE_MODEL,
@@ -168,7 +167,6 @@ BEHIND_VISION_TOWER: dict[str, Any] = {
     "q_layer_name": "*language_model.*q_proj",
     "exclude_layers_name": ("*vision_tower*", "*multi_modal_projector*", "*lm_head"),
 }
-"""Differences of a decoder beside ``vision_tower`` and ``multi_modal_projector``, which both stay float.
-
-Patterns name the decoder's projections alone, since the tower has a ``k_proj`` too.
+"""Differences of a decoder with ``vision_tower`` and ``multi_modal_projector``, which stay float. Patterns
+name only the decoder's projections, since the tower has a ``k_proj`` too.
 """

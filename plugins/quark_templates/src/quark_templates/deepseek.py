@@ -21,7 +21,7 @@ DEEPSEEK_VL_V2 = attrs.evolve(
     DEEPSEEK_MOE_LIKE,
     model_type="deepseek_vl_v2",
     exclude_layers_name=("lm_head", "model.sam_model*", "model.vision_model*", "model.projector*"),
-    unsupported={"rotation.r1": "the marks between rows of an image enter the residual stream as parameters of no layer"},
+    unsupported={"rotation.r1": "the separators between image rows enter the residual stream as bare parameters"},
 )
 
 DOTS1 = attrs.evolve(DEEPSEEK_MOE_LIKE, model_type="dots1", key_norms="self_attn.k_norm", exclude_layers_name=("lm_head", "*mlp.gate"))
@@ -75,7 +75,7 @@ DEEPSEEK_V4 = attrs.evolve(
         ("*ffn.gate*", "*mlp.gate"),
     ),
     fused=(GATE_UP,),
-    unsupported={"rotation.r1": "its residual stream is several streams, mixed by weights that depend on them"},
+    unsupported={"rotation.r1": "its residual stream is several streams, mixed with weights that depend on the data"},
 )
 
 # AMD Quark's templates of Kimi quantize the routed experts alone. The code comes with the checkpoints and
@@ -112,9 +112,9 @@ KIMI_K25 = attrs.evolve(
 
 # Blocks of Kimi's delta attention or of latent attention with a gate on its output. Each sublayer reads a
 # mixture of what earlier blocks gave, weighted by "…_res_proj". Routed experts work on fewer channels,
-# between two projections. Gates and what they multiply are saturated (SiTU), so that no scale passes an MLP.
-# AMD Quark's template quantizes attention, the dense MLP, shared and routed experts. The code comes with the
-# checkpoints: verified on a module skeleton, after their names and the implementations of runtimes.
+# between two projections. Gates and gated values are saturated (SiTU), so no scale passes an MLP. AMD Quark's
+# template quantizes attention, the dense MLP, shared and routed experts. The code comes with the checkpoints:
+# verified on a module skeleton, after their names and the implementations of runtimes.
 KIMI_K3 = attrs.evolve(
     DEEPSEEK_LIKE,
     model_type="kimi_k3",
@@ -164,7 +164,7 @@ KIMI_K3 = attrs.evolve(
     ),
     fused=(GATE_UP, ("w1", "w3")),
     unsupported={
-        "rotation.r1": "its sublayers read mixtures of what earlier blocks added to the residual stream",
-        "rotation.r2": "a gate multiplies single channels of the values",
+        "rotation.r1": "its sublayers read mixtures of earlier outputs, not one residual stream",
+        "rotation.r2": "a gate scales single channels of the values",
     },
 )

@@ -1,4 +1,4 @@
-"""Tiny models of the families of encoders, of random weights, and what they are run on."""
+"""Tiny encoder models with random weights, and their example inputs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
 def tiny_encoder(model_type: str) -> nn.Module:
     """Return a tiny model of a family, in float32 and in evaluation mode.
 
-    Its attribute ``example_inputs`` has the arguments of a forward, where these are not token ids alone.
+    Its attribute ``example_inputs`` has the arguments of a forward, unless token ids are enough.
     """
     import torch
     import transformers

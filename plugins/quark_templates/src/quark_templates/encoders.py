@@ -2,8 +2,7 @@
 
 In this order: BERT, RoBERTa, DeBERTa, ModernBERT; T5, BART, Whisper; Wav2Vec2; ViT, CLIP and SigLIP.
 
-Heads, poolers and what makes vectors of patches or frames stay float: they are small, and their error reaches
-every output.
+Heads, poolers and patch or frame embeddings stay float: they are small, and their error reaches every output.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ ROBERTA = attrs.evolve(
 )
 XLM_ROBERTA = attrs.evolve(ROBERTA, model_type="xlm-roberta")
 
-# Queries and keys are made of the relative positions as well, so that they are no input group.
+# Queries and keys also depend on relative positions, so they are not an input group.
 DEBERTA_V2 = attrs.evolve(
     BERT,
     model_type="deberta-v2",

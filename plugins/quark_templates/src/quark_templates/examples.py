@@ -1,4 +1,4 @@
-"""Tiny models of the families, of random weights, on which the facts about a family are checked."""
+"""Tiny models of the families with random weights, to check the facts about a family."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SIZES: dict[str, Any] = {
     **_INDEXER,
     **_LINEAR,
 }
-"""Sizes of every decoder, as far as its configuration has the name. Groups of 32 divide both widths."""
+"""Default sizes of decoders, if the configuration has the name. Groups of 32 divide both widths."""
 
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _UNGROUPED = {"num_key_value_heads": 4}
@@ -143,7 +143,7 @@ _OWN_SIZES: dict[str, dict[str, Any]] = {
     "qwen4_exp": _RUNS_OF_TOKENS,
     "qwen4_exp_text": _RUNS_OF_TOKENS,
 }
-"""Sizes of single families, in place of the common ones or beside them."""
+"""Sizes of single families, which replace or extend the default sizes."""
 
 _SIGHT = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4}
 _SQUARE = {**_SIGHT, "image_size": 16}
@@ -197,7 +197,7 @@ _BESIDE: dict[str, dict[str, Any]] = {
     "minimax_m3_vl": {"vision_config": _SQUARE, "projector_hidden_size": 32},
     "qwen4_exp": {"vision_config": _PLACED},
 }
-"""Configurations of the parts beside a decoder, by family."""
+"""Configurations of other parts than the decoder, by family."""
 
 
 def tiny_model(model_type: str) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Fused experts of families without transformers' experts interface, as separate ones.
+"""Separate experts for families with fused experts outside transformers' experts interface.
 
 They are `Architecture.expert_parts`.
 
@@ -41,7 +41,7 @@ def stacked_experts(module: nn.Module, names: Sequence[str]) -> ExpertParts | No
 
     None for another module.
 
-    The module is called with tokens, indices and weights, as by the interface.
+    As in the interface, the module is called with tokens, indices and weights.
     """
     count, activation = getattr(module, "num_experts", None), _activation(module)
     own = {name.rpartition(".")[2]: p for name, p in module.named_parameters()}
@@ -52,7 +52,7 @@ def stacked_experts(module: nn.Module, names: Sequence[str]) -> ExpertParts | No
 
 
 def _activation(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
-    """Return the activation function of the module, or of the one that holds its matrices."""
+    """Return the activation function of the module, or of the module with its matrices."""
     functions = (getattr(m, name) for m in module.modules() for name in _ACTIVATIONS if hasattr(m, name))
     return next(functions, None)
 

@@ -1,6 +1,6 @@
 """Gemma and Muse: Llama's block with other norms.
 
-Norms multiply by 1 + weight until Gemma 3, and from Gemma 2 on they stand before and after attention and MLP.
+Norms multiply by 1 + weight until Gemma 3. From Gemma 2 on, norms are before and after attention and MLP.
 """
 
 from __future__ import annotations
@@ -72,5 +72,5 @@ MUSE_GLIMMER = attrs.evolve(
     mlp_norm="pre_feedforward_layernorm",
     mlp_output_norm="post_feedforward_layernorm",
     inserted_embeddings="model.vision_projection",
-    unsupported={"rotation.r2": "a gate multiplies single channels of the values"},
+    unsupported={"rotation.r2": "a gate scales single channels of the values"},
 )

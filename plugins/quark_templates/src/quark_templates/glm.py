@@ -1,4 +1,4 @@
-"""GLM: ChatGLM in its own code, GLM-4 in transformers', mixtures since GLM-4.5 in DeepSeek's forms."""
+"""GLM: ChatGLM (its own code), GLM-4 (transformers), and mixtures since GLM-4.5 (DeepSeek's forms)."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ GLM_MOE_DSA = attrs.evolve(
 )
 
 # Blocks of Kimi's delta attention or of sparse latent attention, whose indexer reads the normed input by a
-# matrix that is no layer. Gates and what they multiply are clamped, so that no scale passes an MLP. AMD
-# Quark's template quantizes shared and routed experts alone; layer 45 predicts several tokens.
+# matrix that is no layer. Gates and gated values are clamped, so no scale passes an MLP. AMD Quark's template
+# quantizes shared and routed experts alone; layer 45 predicts several tokens.
 GLM5_NEXT = attrs.evolve(
     SPARSE_DEEPSEEK_LIKE,
     **LANGUAGE_MODEL,
@@ -106,5 +106,5 @@ GLM5_NEXT = attrs.evolve(
         "*lm_head*",
         "model.language_model.layers.45.*",
     ),
-    unsupported={"rotation.r1": "its residual stream is several streams, mixed by weights that depend on them"},
+    unsupported={"rotation.r1": "its residual stream is several streams, mixed with weights that depend on the data"},
 )

@@ -1,6 +1,6 @@
 """GPT and its contemporaries: LayerNorm and ungated MLPs.
 
-Here is also GPT-OSS, which has Llama's attention and a mixture.
+GPT-OSS, with Llama's attention and a mixture, is here too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ GPT_NEOX = attrs.evolve(
     attention_value="attention.query_key_value",
 )
 
-# ALiBi in place of positions; a norm on the embeddings.
+# ALiBi instead of positions; a norm on the embeddings.
 BLOOM = attrs.evolve(
     FUSED_QKV,
     model_type="bloom",

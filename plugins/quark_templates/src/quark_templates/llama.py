@@ -1,6 +1,6 @@
 """Families with Llama's block: RMSNorm, grouped-query attention, gated MLP, no biases; and what differs.
 
-In this order: Meta's Llama and models that see with its decoder; SmolLM3, Helium, Seed-OSS, Hunyuan,
+In this order: Meta's Llama and vision-language models with its decoder; SmolLM3, Helium, Seed-OSS, Hunyuan,
 Instella, StableLM, EXAONE, Arcee, Apertus, Nemotron, StarCoder2; Mistral and Mixtral; OLMo; Granite; Command
 (Cohere); ERNIE; LFM2; Phi.
 """

@@ -1,4 +1,4 @@
-"""Mixtures of experts with names of their own: DBRX, Grok-1, MiniMax."""
+"""Mixtures of experts with unusual names: DBRX, Grok-1, MiniMax."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The templates that this distribution registers, a row for each model family.
+"""The templates of this distribution, a row for each model family.
 
-Rows are in groups by how tests check them.
+Rows are grouped by the way tests check them.
 
-To add a family, write its `Architecture` into the file of its lineage and a row here; and where the usual
-sizes do not make a tiny model of it, its own into `quark_templates.examples`.
+To add a family, write its `Architecture` into the file of its lineage and add a row here. If the default
+sizes do not build a tiny model, add sizes to `quark_templates.examples`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from quark.plugins import TemplateRecord, hookimpl
 
 QUARK_API = (2, 2)
-"""Versions of the plugin API that this plugin is written for."""
+"""Supported versions of the plugin API."""
 
 
 _TINY_MODEL = "quark_templates.examples:tiny_model"
@@ -102,7 +102,7 @@ REMOTE_CODE = _records(
 """Families whose code comes with their checkpoints, checked on module skeletons."""
 
 CONVOLUTIONAL = _records(("lfm2", "LFM2", "quark_templates.llama:LFM2"))
-"""Families some of whose blocks have a convolution in place of attention."""
+"""Families with a convolution instead of attention in some blocks."""
 
 MULTIMODAL = _records(
     ("gemma3", "Gemma 3 with its vision tower", "quark_templates.gemma:GEMMA3"),
@@ -134,13 +134,13 @@ OWN_FORMS = _records(
     ("qwen4_exp", "Qwen4", "quark_templates.qwen:QWEN4_EXP"),
     ("qwen4_exp_text", "Qwen4, text only", "quark_templates.qwen:QWEN4_EXP_TEXT"),
 )
-"""Mixtures with a form of their own, of experts, of blocks, or of names in checkpoints; some of them see."""
+"""Mixtures with special experts, blocks or checkpoint names; some are vision-language models."""
 
 TEXT_PARTS = _records(
     ("qwen3_5_text", "Qwen3.5, dense, text only", "quark_templates.qwen:QWEN3_5_TEXT"),
     ("qwen3_5_moe_text", "Qwen3.5, mixtures of experts, text only", "quark_templates.qwen:QWEN3_5_MOE_TEXT"),
 )
-"""Decoders of vision-language families, as models by themselves."""
+"""Decoders of vision-language families as separate models."""
 
 
 ENCODERS = _records(

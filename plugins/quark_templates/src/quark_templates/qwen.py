@@ -169,7 +169,7 @@ QWEN4_EXP = attrs.evolve(
         "*.ple.*",
     ),
     algorithm_defaults={},
-    unsupported={"rotation.r1": "its residual stream is several streams, mixed by weights that depend on them"},
+    unsupported={"rotation.r1": "its residual stream is several streams, mixed with weights that depend on the data"},
 )
 QWEN4_EXP_TEXT = attrs.evolve(QWEN4_EXP, **TEXT_ONLY | {"final_norm": None}, model_type="qwen4_exp_text")
 

@@ -1,4 +1,4 @@
-"""Checkpoints of every scheme in vLLM: a plugin of vLLM, which serves what vLLM itself does not load."""
+"""A plugin of vLLM that serves checkpoints of every scheme, also if vLLM itself does not load them."""
 
 from __future__ import annotations
 

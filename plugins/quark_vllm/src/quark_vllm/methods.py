@@ -1,7 +1,7 @@
-"""Quantization methods of vLLM whose layers are quark's.
+"""Quantization methods for vLLM that compute with quark's layers.
 
 vLLM creates a layer, loads its tensors and asks its method to process them. Here the tensors that vLLM loads
-stand for nothing: the method takes its parts of the `ServedModel`.
+are empty; the method takes the weights from the `ServedModel`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _STAND_INS = "quark_stand_ins"
 
 
 def _stand_in(layer: nn.Module, stored: Mapping[str, torch.dtype]) -> None:
-    """Give a layer parameters of no elements, which take whatever vLLM's loaders bring and keep nothing."""
+    """Give a layer empty parameters, which accept and drop whatever vLLM loads."""
     setattr(layer, _STAND_INS, tuple(stored))
     for name, dtype in stored.items():
         parameter = nn.Parameter(torch.empty(0, dtype=dtype), requires_grad=False)
@@ -41,7 +41,7 @@ def _stand_in(layer: nn.Module, stored: Mapping[str, torch.dtype]) -> None:
 
 
 def _without_stand_ins(layer: nn.Module) -> torch.device:
-    """Take them away again, and return the device of the layer."""
+    """Remove the empty parameters, and return the device of the layer."""
     device = torch.get_default_device()
     for name in getattr(layer, _STAND_INS):
         device = layer._parameters.pop(name).device  # type: ignore[union-attr]
@@ -49,7 +49,7 @@ def _without_stand_ins(layer: nn.Module) -> torch.device:
 
 
 class ServedLinear(LinearMethodBase):
-    """Computes a linear layer of vLLM by the layers of a checkpoint that it consists of.
+    """Computes a linear layer of vLLM with the checkpoint's layers that form it.
 
     Args:
         served: The checkpoint.
@@ -85,7 +85,9 @@ class ServedLinear(LinearMethodBase):
         ]
         if is_row and layer.tp_size > 1 and any(getattr(part, "output_quantizer", None) is not None for part in layers):
             name = layer.prefix
-            raise UnsupportedError(f"the output of '{name}' is quantized, and no rank has all of it: serve it without tensor parallelism")
+            raise UnsupportedError(
+                f"the output of '{name}' is quantized, but no rank holds all of it: serve the model without tensor parallelism"
+            )
         if layer.bias is not None:
             layer.bias.data = torch.cat([part.bias for part in layers]).data
         reads_all, shared = any(map(reads_whole_input, layers)), shared_input(layers)
@@ -118,7 +120,7 @@ class ServedLinear(LinearMethodBase):
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return the output: vLLM's product with the quantized input, or the outputs of the parts.
 
-        The parts have the bias.
+        The parts include the bias.
         """
         if self._gathers:
             x = tensor_model_parallel_all_gather(x)
@@ -128,14 +130,14 @@ class ServedLinear(LinearMethodBase):
 
 
 def _stacked(layer: Any, parts: list[nn.Module], sizes: list[int]) -> tuple[list[nn.Module], list[slice]]:
-    """Return the layer and the rows of each part of a layer of vLLM."""
+    """Return the layer and the rows of each part of a vLLM layer."""
     widths = [_everything(part)[0].stop for part in parts]
     if len(parts) == len(sizes):
         rows = [rows_of_rank([w], [s], layer.tp_rank, layer.tp_size)[0] for w, s in zip(widths, sizes, strict=True)]
         return parts, rows
     if len(parts) > 1:
         counts = f"{len(parts)} layers in the checkpoint and {len(sizes)} in vLLM"
-        raise UnsupportedError(f"'{layer.prefix}' is made of {counts}, which cannot be told apart: exclude it from quantization")
+        raise UnsupportedError(f"'{layer.prefix}' has {counts}, so its parts cannot be matched: exclude it from quantization")
     if isinstance(layer, QKVParallelLinear):
         keys = layer.total_num_kv_heads
         full = [layer.total_num_heads * layer.head_size, keys * layer.head_size, keys * layer.v_head_size]
@@ -155,12 +157,12 @@ def _everything(layer: Any) -> tuple[slice, slice]:
 
 
 class ServedEmbedding(QuantizeMethodBase):
-    """Computes an embedding or an output head of vLLM by the layers of a checkpoint.
+    """Computes an embedding or an output head of vLLM with the checkpoint's layers.
 
     Args:
         served: The checkpoint.
-        is_embedding: Whether tokens are looked up in it. Models whose head is tied ask an embedding for
-            logits too, and get those of the checkpoint's head.
+        is_embedding: Whether it looks up tokens. Models with tied embeddings also ask it for logits; these
+            come from the checkpoint's head.
     """
 
     def __init__(self, served: ServedModel, *, is_embedding: bool) -> None:
@@ -172,7 +174,7 @@ class ServedEmbedding(QuantizeMethodBase):
         _stand_in(layer, {k: dtype for k, dtype in self._served.stored.get(self._name, {}).items() if k != "bias"})
 
     def tie_weights(self, layer: nn.Module, embed_tokens: nn.Module) -> nn.Module:
-        """Return the layer as it is: the checkpoint says what is tied."""
+        """Return the layer unchanged, since the checkpoint defines ties."""
         return layer
 
     def process_weights_after_loading(self, layer: Any) -> None:
@@ -198,14 +200,14 @@ class ServedEmbedding(QuantizeMethodBase):
 
 
 class ServedExperts(FusedMoEMethodBase):
-    """Computes a mixture of experts of vLLM by the layers of a checkpoint, expert by expert.
+    """Computes a mixture of experts of vLLM with the checkpoint's layers, expert by expert.
 
-    Each rank has whole experts, as many as the others.
+    Each rank has the same number of whole experts.
 
     Args:
         served: The checkpoint.
         mixture: The mixture.
-        moe: vLLM's configuration of it.
+        moe: vLLM's configuration of the mixture.
     """
 
     def __init__(self, served: ServedModel, mixture: nn.Module, moe: Any) -> None:
@@ -247,13 +249,13 @@ class ServedExperts(FusedMoEMethodBase):
 
 
 class ServedAttention(BaseKVCacheMethod):
-    """Rotates and quantizes the keys and values that vLLM caches, as quark's attention does.
+    """Rotates and quantizes keys and values for vLLM's cache, like quark's attention.
 
-    A cache of vLLM in FP8 gets the scales of the checkpoint.
+    An FP8 cache of vLLM gets the scales of the checkpoint.
 
     Args:
         config: vLLM's configuration of the quantization.
-        states: What quark's attention does.
+        states: The functions of quark's attention.
     """
 
     def __init__(self, config: Any, states: CachedStates) -> None:

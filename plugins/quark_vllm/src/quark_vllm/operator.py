@@ -1,4 +1,4 @@
-"""The operator of torch for all layers: a compiled model calls it, and traces nothing of a number format."""
+"""The torch operator for all layers: a compiled model calls it instead of tracing a number format."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ class Operation:
 
     Attributes:
         function: Returns a new tensor, ``[…, width]``.
-        width: Size of the last axis of what it returns.
-        dtype: Of what it returns.
-        adds_axis: Whether that axis is added to those of the input, as by a look-up, and replaces none.
+        width: Size of the result's last axis.
+        dtype: Dtype of the result.
+        adds_axis: Whether this axis is added to the input's axes, as in a lookup, instead of replacing the
+            last.
     """
 
     function: Callable[[Tensor], Tensor]
@@ -33,12 +34,12 @@ _OPERATIONS: WeakValueDictionary[str, Operation] = WeakValueDictionary()
 
 
 def announce(name: str, operation: Operation) -> None:
-    """Let `call` find an operation by a name that no other of the model has, while somebody holds it."""
+    """Register an operation for `call` under a unique name while a reference exists."""
     _OPERATIONS[name] = operation
 
 
 def call(name: str, x: Tensor) -> Tensor:
-    """Return the result of an operation."""
+    """Run an operation by name and return its result."""
     result: Tensor = torch.ops.quark_vllm.call(x, name)
     return result
 

@@ -1,4 +1,4 @@
-"""Parts of quantized layers: the rows and columns of a weight with which one rank computes."""
+"""Parts of quantized layers: the rows and columns of a weight on one rank."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ __all__ = ["cut_layer", "cut_weight", "reads_whole_input", "rows_of_rank", "shar
 
 
 def rows_of_rank(widths: Sequence[int], sizes: Sequence[int], rank: int, ranks: int) -> list[slice]:
-    """Return the rows of a stacked weight that a rank has, one slice for each of the parts that are stacked.
+    """Return the rows of a stacked weight on one rank, one slice for each part.
 
     Args:
         widths: Rows of each part on all ranks together.
-        sizes: Rows of each part on one rank. Where they are more than a ``ranks``-th of the part, as many
-            ranks as that takes have the same rows: heads of keys and values are repeated so.
+        sizes: Rows of each part on one rank. If they exceed the part's share for one rank, several ranks have
+            the same rows, as for key-value heads.
         rank: The rank.
-        ranks: Their number.
+        ranks: The number of ranks.
     """
     starts = [0, *accumulate(widths)]
     first = [start + rank * (width // size) // ranks * size for start, width, size in zip(starts, widths, sizes, strict=False)]
@@ -35,15 +35,15 @@ def rows_of_rank(widths: Sequence[int], sizes: Sequence[int], rank: int, ranks: 
 
 
 def reads_whole_input(layer: nn.Module) -> bool:
-    """Return whether a layer needs all channels of its input: to rotate or quantize it, or for a branch."""
+    """Return whether a layer needs its whole input: to rotate or quantize it, or for a branch."""
     return bool(layer._forward_pre_hooks) or any(getattr(layer, name, None) is not None for name in ("input_quantizer", "branch"))
 
 
 def shared_input(layers: Sequence[nn.Module]) -> Callable[[Tensor], Tensor] | None:
-    """Return the function of the input that layers share: their outputs are products with its result.
+    """Return the common input function of layers; their outputs are products with its result.
 
-    It rotates, quantizes, and takes columns. None where layers differ in it, change their outputs, or are of
-    another class than linear layers.
+    It rotates, quantizes, and selects columns. None if the layers have different input functions, change
+    their outputs, or are not linear.
     """
     first, *others = layers
     if not {type(layer) for layer in layers} <= {nn.Linear, QuantLinear}:
@@ -64,24 +64,24 @@ def shared_input(layers: Sequence[nn.Module]) -> Callable[[Tensor], Tensor] | No
 
 
 def _of_input(layer: nn.Module) -> object:
-    """Return the object that quantizes a layer's input: one for all layers of equal dynamic scales."""
+    """Return the object that quantizes a layer's input, shared by layers with equal dynamic scales."""
     module: Any = getattr(layer, "input_quantizer", None)
     return module.quantizer if isinstance(module, QuantizerModule) and not module.is_static else module
 
 
 @torch.no_grad()
 def cut_layer(layer: nn.Module, rows: slice, columns: slice, *, keeps_codes: bool, dtype: torch.dtype, device: torch.device) -> nn.Module:
-    """Return a layer of some rows and columns of the weight of another, which it leaves as it is.
+    """Return a layer with some rows and columns of another layer's weight; that layer does not change.
 
-    Its input is whole where `reads_whole_input`, and that of the columns elsewhere.
+    It takes the whole input if `reads_whole_input`, else only the input of its columns.
 
     Args:
         layer: A linear layer or an embedding, float, quantized, or `Packed`.
         rows: Output channels, or tokens of an embedding.
         columns: Input channels.
-        keeps_codes: Whether the weight stays packed, where it can be cut so.
-        dtype: Of the weight's values and the bias.
-        device: Of the result.
+        keeps_codes: Whether the weight stays packed, if possible.
+        dtype: Dtype of the weight's values and the bias.
+        device: Device of the result.
 
     Raises:
         CheckpointError: A stored scale is not valid.
@@ -114,7 +114,7 @@ def _parameter(values: Tensor, dtype: torch.dtype) -> nn.Parameter:
 
 
 def _take_columns(layer: nn.Module, columns: slice) -> None:
-    """Let a layer multiply some channels of its input, once all of them are rotated and quantized."""
+    """Let a layer multiply only some channels of its rotated and quantized input."""
     quantizer: Any = getattr(layer, "input_quantizer", None)
     taken = _Columns(columns)
     if quantizer is not None or getattr(layer, "branch", None) is not None:
@@ -138,7 +138,7 @@ class _BranchPart(Branch):
 
 
 class _Columns(nn.Module):
-    """Takes some channels of an input."""
+    """Selects channels of an input."""
 
     def __init__(self, columns: slice) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class _Columns(nn.Module):
 def cut_weight(weight: PackedWeight, rows: slice, columns: slice) -> PackedWeight | None:
     """Return some rows and columns of a weight, packed.
 
-    None where codes or scales cannot be cut there.
+    None if codes or scales cannot be cut there.
     """
     if (rows, columns) == (slice(0, weight.shape[0]), slice(0, weight.shape[1])):
         return weight

@@ -1,4 +1,4 @@
-"""The configurations of vLLM by which checkpoints are served.
+"""vLLM configurations that serve checkpoints.
 
 They are ``quark_simulate``, ``quark_packed``, and ``quark_mixed``.
 """
@@ -37,7 +37,7 @@ __all__ = ["QuarkMixed", "QuarkPacked", "QuarkSimulate"]
 class QuarkSimulate(QuantizationConfig):
     """Serves checkpoints whose weights are unpacked once.
 
-    Without being asked, it takes those of quark that vLLM itself does not load.
+    By default, it takes quark checkpoints that vLLM itself does not load.
     """
 
     name: ClassVar[str] = "quark_simulate"
@@ -50,7 +50,7 @@ class QuarkSimulate(QuantizationConfig):
 
     @classmethod
     def override_quantization_method(cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, hf_config: Any = None, **_: Any) -> Any:
-        """Return the name of this method for checkpoints that it takes, and None for others."""
+        """Return the name of this method for checkpoints that it takes, else None."""
         if user_quant is None and hf_quant_cfg.get("quant_method") == "quark":
             support = _support_by_vllm(str(hf_config.name_or_path))
             chosen = None if support.loads else QuarkMixed if support.own_layers else QuarkSimulate
@@ -81,7 +81,7 @@ class QuarkSimulate(QuantizationConfig):
         self._served = ServedModel(directory_of(model_name, revision), self.keeps_codes)
 
     def apply_vllm_mapper(self, hf_to_vllm_mapper: WeightsMapper) -> None:
-        """Remember by which names vLLM knows modules."""
+        """Remember vLLM's names of modules."""
         self.served.renamed = lambda name: (hf_to_vllm_mapper.apply_list([name]) or [name])[0]
 
     @property
@@ -92,12 +92,12 @@ class QuarkSimulate(QuantizationConfig):
         return self._served
 
     def get_checkpoint_weight_mapper(self) -> WeightsMapper:
-        """Return a `WeightsMapper` that drops tensors for which vLLM has no place."""
+        """Return a `WeightsMapper` that drops tensors that vLLM cannot store."""
         names = "|".join(map(re.escape, self.served.unread()))
         return WeightsMapper(orig_to_new_regex={re.compile(f"^(?:{names})$"): None} if names else {})
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> QuantizeMethodBase | None:
-        """Return the method of a layer; one of vLLM's where all of it is float."""
+        """Return the method of a layer; vLLM's own for a float layer."""
         if isinstance(layer, LinearBase):
             parts = self.served.parts(prefix)
             return ServedLinear(self.served, parts) if parts else UnquantizedLinearMethod()
@@ -115,7 +115,7 @@ class QuarkSimulate(QuantizationConfig):
 
 @register_quantization_config("quark_packed")
 class QuarkPacked(QuarkSimulate):
-    """Serves checkpoints whose weights stay packed in memory, and are unpacked by each forward."""
+    """Serves checkpoints with packed weights in memory; each forward unpacks them."""
 
     name = "quark_packed"
     keeps_codes = True
@@ -123,9 +123,9 @@ class QuarkPacked(QuarkSimulate):
 
 @register_quantization_config("quark_mixed")
 class QuarkMixed(QuarkSimulate):
-    """Serves checkpoints by vLLM's kernels in the layers that it has kernels for, and simulates the others.
+    """Serves checkpoints with vLLM's kernels if they exist, and simulates the other layers.
 
-    Without being asked, it takes those of quark that vLLM alone refuses.
+    By default, it takes quark checkpoints that vLLM alone refuses.
     """
 
     name = "quark_mixed"
@@ -163,20 +163,20 @@ class QuarkMixed(QuarkSimulate):
 def _support_by_vllm(model: str, revision: str | None = None) -> RuntimeSupport:
     """Return the support of a checkpoint by vLLM alone, on this machine.
 
-    A checkpoint that quark did not write, and does not read, is left to vLLM.
+    A checkpoint that quark neither wrote nor reads is left to vLLM.
 
     Raises:
-        QuarkError: Quark wrote the checkpoint, and it cannot be read: it is damaged, or a plugin is missing.
+        QuarkError: Quark wrote the checkpoint but cannot read it: it is damaged, or a plugin is missing.
     """
     runtime = f"vllm_{'rocm' if current_platform.is_rocm() else 'cuda' if current_platform.is_cuda() else 'cpu'}"
     directory = directory_of(model, revision)
     try:
         inspection = inspect_checkpoint(directory)
         if inspection.damage:
-            raise CheckpointError(f"the checkpoint is damaged: {'; '.join(inspection.damage)}. Make or fetch it again")
+            raise CheckpointError(f"the checkpoint is damaged: {'; '.join(inspection.damage)}. Export or download it again")
     except QuarkError:
         if PLUGINS in quantization_block(directory):
             raise
         return RuntimeSupport(runtime, "vLLM", {})
-    unknown = RuntimeSupport(runtime, "vLLM", {}, refusals=("nobody has written down its rules for this layout",))
+    unknown = RuntimeSupport(runtime, "vLLM", {}, refusals=("quark has no rules for this layout",))
     return next((support for support in inspection.runtimes if support.runtime == runtime), unknown)

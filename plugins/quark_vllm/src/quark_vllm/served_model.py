@@ -1,7 +1,7 @@
-"""ServedModel: the layers of a checkpoint, from which layers of a runtime take their parts.
+"""ServedModel: the layers of a checkpoint, as a source for a runtime's layers.
 
-Quark's own reader reads the checkpoint, whatever its layout: weights stay as they are stored, and a layer is
-unpacked when the runtime asks for it. Nothing here imports a runtime.
+Quark's own reader reads every layout. Weights stay packed, and a layer is unpacked when the runtime needs it.
+This module imports no runtime.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["CachedStates", "ServedModel", "directory_of"]
 
 
 def directory_of(model: str, revision: str | None = None) -> Path:
-    """Return the directory of a checkpoint; one of the Hugging Face Hub is downloaded."""
+    """Return the directory of a checkpoint, downloaded from the Hugging Face Hub if needed."""
     if not Path(model).is_dir():
         from huggingface_hub import snapshot_download
 
@@ -36,13 +36,13 @@ def directory_of(model: str, revision: str | None = None) -> Path:
 
 @attrs.define(eq=False)
 class ServedModel:
-    """The layers of a checkpoint, by the names that a runtime has for them.
+    """The layers of a checkpoint, by the runtime's names.
 
     Attributes:
         directory: The checkpoint.
         keeps_codes: Whether weights stay packed.
-        renamed: Returns the runtime's name of a module, of its name in transformers.
-        fused: The last part of the name of a fused layer → those of its parts.
+        renamed: Returns the runtime's name of a module for its name in transformers.
+        fused: Last part of a fused layer's name → last parts of its parts' names.
     """
 
     directory: Path
@@ -58,8 +58,8 @@ class ServedModel:
             hook(content.model, ())  # matrices of rotations arrive
         if content.config.softmax_quant_spec is not None:
             raise UnsupportedError(
-                f"'{self.directory}' quantizes the probabilities of attention, which fused kernels never hold: quantize it without "
-                "attention_scheme"
+                f"'{self.directory}' quantizes attention probabilities, which fused kernels never store: quantize it without "
+                f"attention_scheme"
             )
         return content.model
 
@@ -69,7 +69,7 @@ class ServedModel:
 
     @cached_property
     def stored(self) -> dict[str, dict[str, torch.dtype]]:
-        """The last part of the name of each stored tensor and its dtype, by the rest of the name."""
+        """Dtype of each stored tensor, by module name, then by the last part of the name."""
         owners: dict[str, dict[str, torch.dtype]] = {}
         for name, dtype in self._tensors.items():
             owner, _, leaf = name.rpartition(".")
@@ -82,9 +82,9 @@ class ServedModel:
         return {name: DTYPES[dtype] for shard in check_shards(self.directory) for name, (dtype, _) in shard.tensors.items()}
 
     def parts(self, name: str) -> dict[str, nn.Module]:
-        """Return the layers that a layer of the runtime consists of, by name, in its order.
+        """Return the checkpoint's layers that form a layer of the runtime, by name, in order.
 
-        Empty where all of them are float as they are, or none is known.
+        Empty if all of them are float, or unknown.
         """
         holder, dot, last = name.rpartition(".")
         names = [name] if name in self._modules else [f"{holder}{dot}{part}" for part in self.fused.get(last, ())]
@@ -93,7 +93,7 @@ class ServedModel:
         return layers if changed else {}
 
     def experts(self, name: str) -> nn.Module | None:
-        """Return a mixture of experts; None where all of its layers are float."""
+        """Return a mixture of experts; None if all of its layers are float."""
         mixture = self._modules.get(name)
         return mixture if mixture is not None and any(isinstance(m, Packed) for m in mixture.modules()) else None
 
@@ -112,7 +112,7 @@ class ServedModel:
         return next(name for name, other in self._modules.items() if other is module)
 
     def unread(self) -> Iterator[str]:
-        """Yield names of stored tensors that a runtime has no place for, such as matrices of rotations."""
+        """Yield the names of stored tensors that a runtime does not load, such as rotation matrices."""
         modules, state = dict(self.model.named_modules()), self.model.state_dict(keep_vars=True)
         for name in self._tensors:
             owner = name.rpartition(".")[0]
@@ -121,7 +121,7 @@ class ServedModel:
                 yield name
 
     def states(self, attention: str) -> CachedStates | None:
-        """Return the functions of queries, keys and values of an attention; None where there is none."""
+        """Return the functions of queries, keys and values of an attention; None if there is none."""
         module = self._modules.get(attention)
         if module is None:
             return None
@@ -136,7 +136,7 @@ class CachedStates:
     """Functions of the queries, keys and values of attention, each a callable or None.
 
     Attributes:
-        basis: Rotates queries and keys of each head.
+        basis: Rotation of queries and keys of each head.
         query, key, value: Quantize them, ``[1, heads, tokens, d]``.
     """
 
@@ -146,7 +146,7 @@ class CachedStates:
     value: Any
 
     def changed(self, x: Tensor, heads: int, state: str) -> Tensor:
-        """Return one of them, ``[tokens, heads · d]`` or ``[tokens, heads, d]``, in its shape."""
+        """Return a state, ``[tokens, heads · d]`` or ``[tokens, heads, d]``, changed, in the same shape."""
         by_head = x.reshape(len(x), heads, -1).transpose(0, 1)[None]
         basis = self.basis if state != "value" else None
         for function in (basis, getattr(self, state)):

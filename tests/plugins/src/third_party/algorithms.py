@@ -15,7 +15,7 @@ class ClippedNearestConfig(AlgoConfig):
     """Of `third_party.clipped_nearest.ClippedNearest`.
 
     Attributes:
-        narrowest: Of the ranges that are tried, as a share of the whole one.
+        narrowest: Narrowest of the ranges that are tried, as a share of the whole one.
     """
 
     name: str = "clipped_nearest"

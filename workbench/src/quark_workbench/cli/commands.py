@@ -1,6 +1,6 @@
-"""The commands of the program: listings, which are its own, and those of the records of plugins.
+"""The commands of the program: its own listings, and the commands that plugins register.
 
-The code of a plugin's command is imported when it is called.
+A plugin's command is imported when you call it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _BROUGHT_BY = MappingProxyType(
     dict.fromkeys(("quantize", "plan", "evaluate", "report", "inspect"), "quark-workbench")
     | {"check": "quark-devkit", "new-plugin": "quark-devkit", "demo": "quark-tiny-model"}
 )
-"""Commands of this project's other distributions, for the message where one is not installed."""
+"""Commands of this project's other distributions, for the message if one is not installed."""
 
 
 class CommandGroup(TyperGroup):
-    """The program: its help lists the records of all commands, and imports no command's code."""
+    """The program. Its help lists the records of all commands and imports no command."""
 
     _origin: Origin | None = None
 
@@ -42,7 +42,7 @@ class CommandGroup(TyperGroup):
         return [*(name for name in LISTINGS if name not in commands), *commands.in_order()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command as the help lists it; None where there is none."""
+        """Return a command as the help lists it; None if there is none."""
         if cmd_name not in self._catalog.commands:
             listing = LISTINGS.get(cmd_name)
             return None if listing is None else TyperCommand(cmd_name, help=listing.__doc__, rich_help_panel="Listings")
@@ -50,7 +50,7 @@ class CommandGroup(TyperGroup):
         return TyperCommand(cmd_name, help=record.summary, rich_help_panel=record.group or None)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str, Any, list[str]]:
-        """Return the name of the command that is called, the command, and its arguments.
+        """Return the name of the called command, the command, and its arguments.
 
         Raises:
             ConfigError: No plugin has that command, or two have it.
@@ -62,7 +62,7 @@ class CommandGroup(TyperGroup):
         return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
-        """Call the command; an error says which plugin's command has raised it."""
+        """Call the command; an error names the plugin that raised it."""
         try:
             return super().invoke(ctx)
         except BaseException as error:
@@ -72,15 +72,15 @@ class CommandGroup(TyperGroup):
 
 
 def typer_command(name: str, catalog: Catalog | None = None) -> Any:
-    """Return a command of the program as typer makes it.
+    """Return a command as a typer object.
 
     Args:
-        name: Of the command.
+        name: Name of the command.
         catalog: The plugins; None for those of this process.
 
     Raises:
-        UnknownNameError: (a ValueError) There is none; says what comes close, and which distribution may be
-            missing.
+        UnknownNameError: (a ValueError) There is no such command; names a similar one and the distribution
+            that may be missing.
         AmbiguousNameError: (a ValueError) Two distributions have a command of that name.
         PluginError: Its code cannot be loaded, or typer cannot read its arguments.
     """

@@ -1,4 +1,4 @@
-"""Display of a run: a progress bar where stderr is a terminal, and lines in the log."""
+"""Display of a run: a progress bar if stderr is a terminal, else lines in the log."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
 __all__ = ["Bar", "Display", "LogLines", "display", "duration"]
 
 SECONDS_BETWEEN_LINES = 5.0
-"""Least time between two lines on the progress of blocks."""
+"""Least time between two progress lines."""
 _SHORT = 0.5
-"""Seconds up to which an evaluation gets no bar: programs make many short ones."""
+"""Evaluations shorter than this get no bar, since programs run many of them."""
 _LOGGER = "quark.progress"
-"""Of the lines that a bar stands for."""
+"""Loggers whose lines the bar replaces."""
 _DOING = {"quantize": "Quantizing", "select": "Choosing schemes", "evaluate": "Evaluating", "report": "Reporting", "export": "Exporting"}
 _DONE = {"quantize": "Quantized", "evaluate": "Evaluated", "report": "Measured"}
 _PHASES = {
     "plan": "planning",
     "data": "reading calibration data",
-    "load": "loading what lies outside the blocks",
+    "load": "loading the weights outside the blocks",
     "validate": "validating transforms of the whole model",
     "select": "measuring how sensitive layers are",
     "evaluate": "scoring",
-    "compare": "comparing hidden states with those of the float model",
+    "compare": "comparing hidden states with the float model",
     "write": "writing",
     "report": "making the report",
 }
@@ -54,7 +54,7 @@ _LOGGED = ("data", "validate", "select", "compare")
 
 
 def duration(seconds: float) -> str:
-    """Return a time as people say it.
+    """Return a time in words.
 
     >>> duration(8.4), duration(95), duration(7300)
     ('8 s', '1 min 35 s', '2 h 1 min')
@@ -66,7 +66,7 @@ def duration(seconds: float) -> str:
 
 
 class LogLines:
-    """A listener that logs the beginning and end of a run, long phases, and its progress now and then.
+    """A listener that logs the start, the end, the long phases and, now and then, the progress of a run.
 
     Args:
         now: Returns the time in seconds.
@@ -77,7 +77,7 @@ class LogLines:
         self._last = now()
 
     def __call__(self, event: Event) -> None:
-        """Hear one event."""
+        """Handle one event."""
         if (line := self._line(event)) is not None:
             get_logger(_LOGGER).info(line)
 
@@ -98,10 +98,10 @@ class LogLines:
 
 
 class Bar:
-    """A listener that draws a progress bar: the block or phase, how far the run is, and the time left.
+    """A listener that draws a progress bar with the block or phase and the remaining time.
 
     Args:
-        console: Where to draw; rich's.
+        console: The rich console to draw on.
         now: Returns the time in seconds.
     """
 
@@ -117,7 +117,7 @@ class Bar:
         self._doing, self._phase = "", ""
 
     def __call__(self, event: Event) -> None:
-        """Hear one event."""
+        """Handle one event."""
         if not self._is_drawn and not (event.task == "evaluate" and event.elapsed < _SHORT):
             self._is_drawn = True
             self._progress.start()
@@ -141,19 +141,19 @@ class Bar:
         self._progress.update(self._task, completed=number, total=total, count=f"{number}/{total}" if total else str(number))
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self._progress.stop()
 
 
 class _Left:
-    """The time left as text, which runs down between two events."""
+    """The remaining time as text; it counts down between two events."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._end: float | None = None
 
     def set(self, seconds: float | None) -> None:
-        """Set the time left from now; None where it is not known."""
+        """Set the remaining time; None if it is not known."""
         self._end = None if seconds is None else self._now() + seconds
 
     def __str__(self) -> str:
@@ -161,20 +161,20 @@ class _Left:
 
 
 class Display:
-    """A listener that shows the runs of each thread: by lines in the log, or by a bar on a terminal.
+    """A listener that shows the runs of each thread, with log lines or with a bar on a terminal.
 
-    The bar takes the place of these lines if quark itself writes its log to a terminal; other lines appear
-    above it.
+    The bar replaces the log lines if quark itself writes its log to a terminal; other lines appear above the
+    bar.
 
-    Nothing is shown if the logger ``quark`` is set to leave out INFO; if the application has configured
-    logging, there is no bar.
+    The display shows nothing if the logger ``quark`` drops INFO, and no bar if the application has configured
+    logging.
     """
 
     def __init__(self) -> None:
         self._of_thread = threading.local()
 
     def __call__(self, event: Event) -> None:
-        """Hear one event."""
+        """Handle one event."""
         if isinstance(event, RunStarted):
             self._of_thread.run = _DisplayedRun()
         run: _DisplayedRun | None = getattr(self._of_thread, "run", None)
@@ -190,7 +190,7 @@ class Display:
 
 
 display = Display()
-"""That of this process."""
+"""The display of this process."""
 
 
 class _DisplayedRun:

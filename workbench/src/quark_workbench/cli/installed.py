@@ -24,9 +24,9 @@ __all__ = ["kind_report", "plugins_report", "record_report"]
 
 
 def plugins_report(catalog: Catalog) -> dict[str, Any]:
-    """Return all plugins: those in use, those that failed, those left out.
+    """Return all plugins: in use, failed, or left out.
 
-    Then conflicts by kind, and failures.
+    The result also has conflicts by kind, and failures.
     """
     failed = {failure.source for failure in catalog.failures()}
     active = list(catalog.sources())
@@ -44,7 +44,7 @@ def plugins_report(catalog: Catalog) -> dict[str, Any]:
 def kind_report(catalog: Catalog, kind: str) -> dict[str, Any]:
     """Return all records of one kind, with the facts of that kind.
 
-    Then its conflicts, and the failures of all plugins.
+    The result also has the kind's conflicts and the failures of all plugins.
 
     Args:
         catalog: The plugins.
@@ -66,7 +66,7 @@ def record_report(catalog: Catalog, kind: str, name: str) -> dict[str, Any]:
     Args:
         catalog: The plugins.
         kind: In the plural, such as ``"schemes"``.
-        name: As for `Registry.get`, whose errors are raised.
+        name: Name or full name, as `Registry.get` takes it; raises its errors.
     """
     registry = catalog.registries[kind]
     record, source = registry.get(name), registry.source(name)
@@ -103,7 +103,7 @@ def _error_of(error: BaseException) -> dict[str, Any]:
 
 
 def _status(claim: Registered, registry: Registry[Any], conflicts: Mapping[str, object]) -> str:
-    """Return whether asking for the record's name gives this record."""
+    """Return whether the record's name leads to this record."""
     if claim.record.name in conflicts:
         return "contested"
     return "active" if registry.get(claim.record.name) is claim.record else "replaced"
@@ -124,7 +124,7 @@ def _scheme_facts(claim: Registered, catalog: Catalog) -> dict[str, Any]:
     assert isinstance(record, SchemeRecord)
     layer = load_for(record.config, f"'config' of the scheme '{record.name}'", claim.source)()
     if not isinstance(layer, QLayerConfig):
-        raise TypeError(f"{record.config} gives {layer!r} where a QLayerConfig is wanted")
+        raise TypeError(f"{record.config} returns {layer!r}, not a QLayerConfig")
     formats = catalog.registries["formats"]
 
     def bits_of(name: str) -> float:
@@ -159,4 +159,4 @@ _DERIVED: dict[type[Record], Callable[[Registered, Catalog], dict[str, Any]]] = 
     AlgorithmRecord: _algorithm_facts,
     TemplateRecord: _template_facts,
 }
-"""Facts that a listing shows beside a record's own fields; they come from torch-free references."""
+"""Facts that a listing adds to a record's fields; they come from torch-free references."""

@@ -1,8 +1,8 @@
 """The listing commands: ``quark plugins`` and one for each kind, such as ``quark schemes``.
 
-Shell completion and scripts call these commands often, so they are answered without typer, whose import takes
-longer than the rest of a listing. They are commands of typer's too, for ``--help`` and for errors in the
-arguments: see `quark_workbench.cli.listing_commands`.
+Shell completion and scripts call these commands often, so this module answers them without typer, whose
+import takes longer than the listing. For ``--help`` and wrong arguments,
+`quark_workbench.cli.listing_commands` defines them as typer commands too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Column = tuple[str, Callable[[Row], str]]
 
 
 def answer(arguments: Sequence[str]) -> bool:
-    """Print a listing if the command-line arguments ask for one, and return whether they do."""
+    """Print a listing if the arguments ask for one; return whether they do."""
     what, *rest = arguments or [""]
     names = [text for text in rest if text != "--json"]
     plain = rest.count("--json") <= 1 and len(names) <= (what != "plugins") and not any(name.startswith("-") for name in names)
@@ -141,7 +141,7 @@ _ALONE: tuple[Column, ...] = (
     ("capabilities", _joined("capabilities")),
     ("plugin API", lambda row: "" if row["api"] is None else " to ".join(map(str, dict.fromkeys(row["api"])))),
 )
-"""Fields that are shown only for a single record."""
+"""Fields that only the listing of a single record shows."""
 _FLAGS = {
     "observers": "observer_options={{'KEY': VALUE}} of a QTensorConfig",
     "schemes": "--scheme-option KEY=VALUE",
@@ -150,7 +150,7 @@ _FLAGS = {
     "selectors": "--selector-option KEY=VALUE",
     "datasets": "--calib-option KEY=VALUE",
 }
-"""The way to set options of each kind; the other kinds have none."""
+"""How to set options, by kind; the other kinds have no options."""
 _COLUMNS: dict[str, tuple[Column, ...]] = {
     "formats": (("format", _name), ("bits", _number("bits"))),
     "observers": (("observer", _name), ("class", _text("class_name"))),
@@ -205,7 +205,7 @@ _PLUGIN_COLUMNS: tuple[Column, ...] = (
 def _print_table(columns: Sequence[Column], rows: Sequence[Row], what: str) -> None:
     """Print a table of the columns with content.
 
-    In a terminal, of those that fit, and how to see the others.
+    In a terminal, print only columns that fit, and say how to see the others.
     """
     width = terminal_width()
     lines, left_out = table([title for title, _ in columns], [[cell(row) for _, cell in columns] for row in rows], width)
@@ -237,7 +237,7 @@ def _print_conflicts(conflicts: dict[str, dict[str, list[Row]]]) -> None:
         for name, sources in names.items():
             claimants = " and ".join(f"{s['distribution']} {s['version']}" for s in sources)
             choice = " or ".join(f"{s['distribution']}:{name}" for s in sources)
-            print(shown(f"The name '{name}' ({kind}) is claimed by {claimants}: ask for {choice}."))
+            print(shown(f"The name '{name}' ({kind}) is claimed by {claimants}. Use {choice}."))
 
 
 def _print_failures(failures: Sequence[Row]) -> None:

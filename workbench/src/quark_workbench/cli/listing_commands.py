@@ -1,4 +1,4 @@
-"""The listing commands as typer reads them, for ``--help`` and for errors in their arguments.
+"""The listing commands for typer: ``--help`` and errors in arguments.
 
 See `quark_workbench.cli.listing`.
 """
@@ -34,4 +34,4 @@ def _of_kind(plural: str) -> Callable[..., None]:
 
 
 LISTINGS = {"plugins": _plugins, **{kind.plural: _of_kind(kind.plural) for kind in KINDS}}
-"""The functions of the commands: ``plugins``, and one of each kind's name in the plural."""
+"""The functions of the commands: ``plugins``, and one for each kind, named in the plural."""

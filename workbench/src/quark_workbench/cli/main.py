@@ -1,4 +1,4 @@
-"""The ``quark`` program: calls a command; every error becomes one readable paragraph and exit code 2."""
+"""The ``quark`` program: it turns every error into one paragraph and exit code 2."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def _print_version(is_asked: bool) -> None:
 
 
 def _sleep_while_waiting() -> None:
-    """Have OpenMP threads soon sleep when they wait for each other, unless the environment says otherwise.
+    """Let waiting OpenMP threads sleep soon, unless the environment says otherwise.
 
-    This has to come before torch is imported.
+    Call this before torch is imported.
 
-    By default they wait in a busy loop for milliseconds. Beside other programs that loop takes processor time
-    from the very thread that is waited for, and a run takes many times as long. GNU's OpenMP, with which
-    torch comes, is told how often to look before a thread sleeps; others know the general policy only.
+    By default they wait in a busy loop for milliseconds. On a busy machine, the loop takes CPU time from the
+    thread that they wait for, and a run takes many times as long. GNU's OpenMP, which torch uses, takes a
+    spin count; other implementations know only the general policy.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "5000")
@@ -88,13 +88,13 @@ def main() -> None:
 
 
 def _without_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
-    """Return the command line without ``--debug``, and whether that stood anywhere before ``--``."""
+    """Return the command line without ``--debug``, and whether it had ``--debug`` before ``--``."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     return [a for i, a in enumerate(arguments) if i >= end or a != "--debug"], "--debug" in arguments[:end]
 
 
 def _message(error: BaseException) -> str:
-    """Return what an error is, and what to do about it."""
+    """Return the message of an error, with a fix."""
     message, advice = str(error), shortage(error)
     notes = [note for note in getattr(error, "__notes__", ()) if note != advice]
     if isinstance(error, QuarkError):
@@ -104,7 +104,7 @@ def _message(error: BaseException) -> str:
     if advice is not None:
         return f"{begin}.{known} {advice}"
     try:
-        refuse_failed_import(error, "this cannot be done")
+        refuse_failed_import(error, "this does not work")
     except QuarkError as missing:
         return f"{missing}.{known}"
     # An unexpected error: a report of it needs the traceback.

@@ -1,6 +1,6 @@
 """Tables of the listings: one line per row.
 
-In a terminal no line is wider than the terminal, and no control character of a text takes effect.
+In a terminal, no line is wider than the terminal, and control characters have no effect.
 """
 
 from __future__ import annotations
@@ -16,25 +16,23 @@ __all__ = ["paragraphs", "table", "terminal_width"]
 
 _GAP = "  "
 _LEAST = 16
-"""Least width in characters to which a column is cut; where less space is left, it and the columns after it
-are left out.
+"""Least width of a cut column, in characters; with less space, it and all columns after it are dropped.
 """
 
 
 def terminal_width() -> int | None:
-    """Return the width of the terminal on stdout; None where the output goes to a file or a pipe."""
+    """Return the width of the terminal on stdout; None if stdout is a file or a pipe."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> tuple[list[str], list[str]]:
-    """Return aligned lines, titles first, of the columns that are not empty in every row.
+    """Return aligned lines, titles first, without columns that are empty in every row.
 
     Args:
         titles: Titles of the columns, the most important first.
-        rows: Cells in the order of the titles, of any text: what a terminal would obey is written out
-            (`quark.base.log.shown`).
-        width: Longest line; columns that do not fit are left out from the right, and the last one left is
-            cut. None keeps all columns. The first column is never cut.
+        rows: Cells in the order of the titles; control characters are escaped (`quark.base.log.shown`).
+        width: Longest line; columns that do not fit are dropped from the right, and the last remaining column
+            is cut. None keeps all columns. The first column is never cut.
 
     Returns:
         The lines, and the titles of the columns that were left out.
@@ -49,7 +47,7 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int | Non
 
 
 def paragraphs(entries: Sequence[tuple[str, str]], width: int | None = None) -> list[str]:
-    """Return lines of heads, each with its text below it, indented and wrapped to ``width``.
+    """Return each head with its text below, indented and wrapped to ``width``.
 
     None puts each text on one line.
     """

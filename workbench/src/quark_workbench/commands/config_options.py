@@ -1,4 +1,4 @@
-"""Options of the command line for the quantization of each layer, and the configuration that follows."""
+"""Command-line options for the quantization of each layer, and the resulting configuration."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ __all__ = ["ConfigOptions", "without_named"]
 
 @attrs.frozen(kw_only=True)
 class ConfigOptions:
-    """Options of the command line for the quantization of each layer; a template file is read and registered.
+    """Command-line options for the quantization of each layer; reads and registers a template file.
 
     Attributes:
-        template: Model type of the template in ``--template-file``, which is registered; None without one.
+        template: Model type of the registered template file; None without ``--template-file``.
     """
 
     scheme: Annotated[str | None, typer.Option(help="Scheme of all linear layers; `quark schemes` lists them.")] = None
@@ -46,22 +46,22 @@ class ConfigOptions:
         bool | None,
         typer.Option(
             "--kv-cache-post-rope/--no-kv-cache-post-rope",
-            help="Quantize keys of the cache as runtimes hold them, after norms and the rotary embedding, or as the "
-            "projection's output; by default the former wherever the model allows it. Needs --kv-cache.",
+            help="Quantize the keys after norms and the rotary embedding, as runtimes cache them (the default if the model allows it), or "
+            "the projection's output. Needs --kv-cache.",
         ),
     ] = None
     attention_scheme: Annotated[str | None, typer.Option(help="Scheme of attention probabilities and queries, such as fp8.")] = None
     exclude: Annotated[
         list[str] | None,
         typer.Option(
-            help="Pattern of layers to leave in float, added to those that the model's template leaves in float; may be repeated."
+            help="Pattern of layers to leave in float, in addition to the layers that the model's template excludes; may be repeated."
         ),
     ] = None
     layer: Annotated[
         list[str] | None,
         typer.Option(
-            help="PATTERN=SCHEME for some layers, such as lm_head=ptpc_fp8; may be repeated. If all of them are layers that the model's "
-            "template leaves in float, they are quantized all the same."
+            help="PATTERN=SCHEME for some layers, such as lm_head=ptpc_fp8; may be repeated. Also quantizes layers that the template "
+            "excludes, if the pattern names no others."
         ),
     ] = None
     separate_kv_scales: Annotated[
@@ -82,22 +82,22 @@ class ConfigOptions:
     activation_memory: Annotated[
         str | None,
         typer.Option(
-            help="Memory that activations of waiting calibration samples may take, such as 8GB, beyond which each block is "
-            "passed twice; half of what is free by default."
+            help="Memory for the activations of waiting calibration samples, such as 8GB; the default is half of the free memory. If they "
+            "need more, each block runs twice."
         ),
     ] = None
     spill_directory: Annotated[
         str | None,
-        typer.Option(help="Directory for files with what samples keep in front of a block, as far as it is more than --activation-memory."),
+        typer.Option(help="Directory for block inputs of samples that do not fit into --activation-memory."),
     ] = None
     keep_prequantized: Annotated[
         bool,
         typer.Option(
             "--keep-prequantized/--no-keep-prequantized",
-            help="Layers that come quantized and are not to be quantized stay as they are stored, or are written dequantized.",
+            help="What happens to layers that come quantized and that this run leaves out: keep them as stored, or write them dequantized.",
         ),
     ] = True
-    strict: Annotated[bool, typer.Option("--strict", help="A pattern that matches no layer is an error, not a warning.")] = False
+    strict: Annotated[bool, typer.Option("--strict", help="Treat a pattern that matches no layer as an error, not a warning.")] = False
     template_file: Annotated[
         Path | None,
         typer.Option(
@@ -118,15 +118,15 @@ class ConfigOptions:
         return dict(_pair(text) for text in self.layer or [])
 
     def config_for(self, model: nn.Module, scheme: str | None = None) -> QConfig:
-        """Return the configuration for a model, from the template of its family; meta tensors will do.
+        """Return the configuration for a model, from the template of its family; meta tensors are enough.
 
         Args:
             model: The float model.
-            scheme: The scheme from which a selection starts; None for that of ``--scheme``.
+            scheme: The scheme from which a selection starts; None for ``--scheme``.
 
         Raises:
             ConfigError: No scheme is named, or an option cannot be read.
-            UnknownNameError: A scheme or an algorithm is not there.
+            UnknownNameError: There is no such scheme or algorithm.
         """
         from quark.models.plan.family import template_of
 
@@ -136,8 +136,8 @@ class ConfigOptions:
         template = template_of(model)
         if self.template not in (None, template.model_type):
             raise ConfigError(
-                f"--template-file is about the model type '{self.template}', and this model is of '{template.model_type}': give the file "
-                "of its family, or change its 'model_type'"
+                f"--template-file describes the model type '{self.template}', but this model has the type '{template.model_type}': give "
+                f"the file of its family, or change its 'model_type'"
             )
         fused = template.architecture.fused if self.share_fused_scales and template.architecture else None
         config = template.get_config(
@@ -166,14 +166,14 @@ class ConfigOptions:
 
 
 def without_named(excluded: Sequence[str], named: Sequence[str], model: nn.Module) -> list[str]:
-    """Return a template's exclusions without the layers that a user names; others that they match stay.
+    """Return a template's exclusions without the layers that the user names.
 
-    A pattern names layers if it matches none but excluded ones: it would have no effect otherwise.
+    A pattern counts only if all layers that it matches are excluded, since it would have no effect otherwise.
 
     Args:
-        excluded: Patterns of layers that the template leaves in float.
+        excluded: Exclusion patterns of the template.
         named: Patterns that the user gives schemes.
-        model: Has the layers; meta tensors will do.
+        model: The model with the layers; meta tensors are enough.
     """
     from quark.base.names import matches
     from quark.models.layers.quantized_layers import counts_as

@@ -25,7 +25,7 @@ _TOKENS_AT_A_TIME = 2048  # tokens of a batch: enough for good utilization, few 
 
 @attrs.frozen(kw_only=True)
 class TextChoices:
-    """Options of the command line that say on which text a model is evaluated, and by which protocol."""
+    """Command-line options for the evaluation text and the protocol."""
 
     text: Annotated[
         str | None,
@@ -41,15 +41,17 @@ class TextChoices:
         str, typer.Option(help="quark, wikitext (2048, as in papers), llama.cpp (half windows), or lm-eval (rolling, per word).")
     ] = "quark"
     seq_len: Annotated[int | None, typer.Option(help="Tokens in a window, at least 2; the default is the protocol's.")] = None
-    stride: Annotated[int | None, typer.Option(help="Tokens from a window to the next; what overlaps is scored once.")] = None
+    stride: Annotated[
+        int | None, typer.Option(help="Tokens from the start of a window to the start of the next; each token is scored once.")
+    ] = None
     bos: Annotated[str | None, typer.Option(help="BOS tokens: auto, each, first, none; the default is the protocol's.")] = None
     score_from: Annotated[float | None, typer.Option(help="Where scoring begins in a window: a share below 1, or tokens.")] = None
 
     def windows(self, model: Path, limit: int | None, trust_remote_code: bool) -> tuple[Protocol, Windows]:
-        """Return the protocol, with a default length cut to the model's context, and the windows.
+        """Return the protocol and the windows; a default length is cut to the model's context.
 
         Raises:
-            QuarkError: An argument cannot be used; no weight has been read then.
+            QuarkError: An argument cannot be used; raised before any weight is read.
         """
         from quark.calibration.batches import refuse_text
         from quark.models.hf.model_class import model_class
@@ -61,13 +63,14 @@ class TextChoices:
         protocol = protocol_of(self.protocol, seq_len=self.seq_len, stride=self.stride, bos=self.bos, score_from=self.score_from)
         own = model_config(model, trust_remote_code=trust_remote_code)
         kind = model_class(own, model / "config.json", trust_remote_code=trust_remote_code).type
-        refuse_text(kind, "run it and its reference beside each other in Python")
+        refuse_text(kind, "run the model and its reference in Python")
         config = own.get_text_config()
         context = getattr(config, "max_position_embeddings", None)
         if isinstance(context, int) and protocol.seq_len > context:
             if self.seq_len is not None:
                 raise ConfigError(
-                    f"windows of {protocol.seq_len} tokens exceed the context of '{model}', {context}: use --seq-len {context} or less"
+                    f"windows of {protocol.seq_len} tokens exceed the context length of '{model}' ({context}): use --seq-len {context} or "
+                    f"less"
                 )
             protocol = attrs.evolve(protocol, seq_len=context)
         options = given_options("--text-option", self.text_option)
@@ -79,34 +82,34 @@ class TextChoices:
         vocabulary, largest = getattr(config, "vocab_size", None), int(windows.tokens.max())
         if isinstance(vocabulary, int) and largest >= vocabulary:
             raise CheckpointError(
-                f"the tokenizer in '{model}' gives the token {largest:,}, and its config.json has a vocabulary of {vocabulary:,}: they do "
-                "not match, copy the tokenizer again"
+                f"the tokenizer in '{model}' returns the token {largest:,}, but the vocabulary in its config.json has {vocabulary:,}: "
+                f"copy the right tokenizer into it"
             )
         return protocol, windows
 
 
 @attrs.frozen(kw_only=True)
 class TaskChoices:
-    """Options of the command line that say in which tasks a model is evaluated, and by which backend."""
+    """Command-line options for evaluation tasks and the backend."""
 
-    tasks: Annotated[str | None, typer.Option(help="Tasks of lm-evaluation-harness, separated by commas, in place of a text.")] = None
+    tasks: Annotated[str | None, typer.Option(help="Tasks of lm-evaluation-harness, separated by commas, instead of a text.")] = None
     task_path: Annotated[Path | None, typer.Option(help="Directory of task files of your own.")] = None
     num_fewshot: Annotated[int | None, typer.Option(help="Examples in the context of each question; the default is each task's.")] = None
     batch_size: Annotated[str, typer.Option(help="Questions at a time, or auto.")] = "1"
     apply_chat_template: Annotated[bool, typer.Option("--apply-chat-template", help="Put questions as chats.")] = False
-    backend: Annotated[str, typer.Option(help="What runs the model in tasks: transformers, or vllm where it is installed.")] = (
+    backend: Annotated[str, typer.Option(help="Program that runs the model in tasks: transformers, or vllm if it is installed.")] = (
         "transformers"
     )
     backend_option: Annotated[
-        list[str] | None, typer.Option(help="KEY=VALUE for the engine of vllm, such as max_model_len=4096 or enforce_eager=true.")
+        list[str] | None, typer.Option(help="KEY=VALUE for vLLM's engine, such as max_model_len=4096 or enforce_eager=true.")
     ] = None
 
     def scores(self, model: Path, limit: int | None, device: str, dtype: str, packed: bool) -> dict[str, Any]:
         """Return the scores of a checkpoint, float or quantized, as plain data.
 
         Raises:
-            ConfigError: The batch size is neither a number nor "auto", or a number is out of its range; there
-                are options for a backend that takes none; or the checkpoint has no tokenizer.
+            ConfigError: The batch size is invalid, a number is out of its range, the backend takes no
+                options, or the checkpoint has no tokenizer.
         """
         from quark.checkpoint.transformers_loading import load_checkpoint
         from quark.models.hf.model_config import model_config
@@ -115,9 +118,9 @@ class TaskChoices:
 
         batch = self.batch_size
         if not (batch.isdecimal() and int(batch) > 0) and batch.partition(":")[0] != "auto":
-            raise ConfigError(f"--batch-size {batch!r} is neither a number from 1 on nor auto")
+            raise ConfigError(f"--batch-size {batch!r} is neither a positive number nor auto: give one of these")
         if (limit is not None and limit < 1) or (self.num_fewshot is not None and self.num_fewshot < 0):
-            raise ConfigError("--limit is at least 1, and --num-fewshot at least 0")
+            raise ConfigError("--limit must be at least 1, and --num-fewshot at least 0")
         options = TaskOptions(
             tasks=[name.strip() for name in (self.tasks or "").split(",") if name.strip()],
             task_path=self.task_path,
@@ -128,7 +131,7 @@ class TaskChoices:
         )
         backend_options = given_options("--backend-option", self.backend_option)
         if backend_options and self.backend != "vllm":
-            raise ConfigError("--backend-option is for the engine of --backend vllm: leave it out, or name that backend")
+            raise ConfigError("--backend-option needs --backend vllm: add that, or leave the option out")
         model_config(model)
         manager = prepare_tasks(options, self.backend)
         if self.backend == "vllm":
@@ -136,7 +139,7 @@ class TaskChoices:
         else:
             tokenizer = load_tokenizer(model)
             if tokenizer is None:
-                raise ConfigError(f"'{model}' has no tokenizer, so no question can be put: copy tokenizer.json into it")
+                raise ConfigError(f"'{model}' has no tokenizer, so it cannot read questions: copy tokenizer.json into it")
             scores = evaluate_tasks(load_checkpoint(model, dtype, device, packed=packed), tokenizer, options, manager)
         return {"model": str(model), "backend": self.backend, "tasks": {name: attrs.asdict(score) for name, score in scores.items()}}
 
@@ -150,14 +153,16 @@ def evaluate(
     limit: Annotated[
         int | None, typer.Option(help="Largest number of windows from the start of the text, or of questions of a task.")
     ] = None,
-    metric: Annotated[list[str] | None, typer.Option(help="Also measure this; `quark metrics` lists what. May be repeated.")] = None,
+    metric: Annotated[
+        list[str] | None, typer.Option(help="Metric to measure as well; `quark metrics` lists them. May be repeated.")
+    ] = None,
     by_block: Annotated[
         bool,
-        typer.Option("--by-block", help="Read the checkpoints block by block, for models larger than memory; the figures are the same."),
+        typer.Option("--by-block", help="Read the checkpoints block by block, for models larger than memory; the results are the same."),
     ] = False,
     packed: Annotated[
         bool,
-        typer.Option("--packed", help="Keep weights as the checkpoint stores them and unpack them in each forward: less memory, slower."),
+        typer.Option("--packed", help="Keep weights packed and unpack them in each forward: less memory, but slower."),
     ] = False,
     tasks: TaskChoices,
     device: Annotated[str, typer.Option(help="Torch device to work on.")] = "cpu",
@@ -165,8 +170,10 @@ def evaluate(
     trust_remote_code: TrustRemoteCode = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines: what happens, and the result on the last line.")] = False,
 ) -> None:
-    """Print the perplexity of MODEL on a text; with --reference also the KL divergence from it, or how
-    similar the outputs of embedders, classifiers and encoders are; with --tasks its scores in tasks."""
+    """Print the perplexity of MODEL, its KL divergence from a reference, or its scores in tasks.
+
+    For embedders, classifiers and encoders, --reference compares the outputs.
+    """
     # Torch and transformers are imported in functions, not above: `quark --help` does without them.
     started = time.perf_counter()
     if tasks.tasks is not None:
@@ -186,9 +193,9 @@ def _measured(
 ) -> dict[str, Any]:
     """Return the metrics of the model over the windows, and its comparison with the reference.
 
-    Of a model that gives no probabilities of next tokens, that is the similarity of outputs.
+    For a model that does not predict tokens, return the similarity of outputs.
 
-    ``paths`` are the directories of model and reference; the latter may be None.
+    ``paths`` are the directories of the model and of the reference, which may be None.
     """
     from quark.checkpoint.transformers_loading import load_checkpoint
     from quark.models.hf.model_config import model_config
@@ -206,8 +213,8 @@ def _measured(
     if loaded is not None and not gives_next_tokens(loaded):
         if reference is None or metric:
             raise ConfigError(
-                f"a {type(loaded).__name__} gives no probabilities of next tokens, so a text has no perplexity: give --reference MODEL, "
-                "without --metric, and the outputs of both are compared"
+                f"a {type(loaded).__name__} does not predict tokens, so it has no perplexity: give --reference MODEL without --metric to "
+                f"compare the outputs of both"
             )
         outputs = compare_outputs(loaded, load_checkpoint(reference, **where), batches)
         return {"reference": str(reference), "outputs": {name: attrs.asdict(similarity) for name, similarity in outputs.items()}}
@@ -232,7 +239,7 @@ def _bundled_text() -> str:
     """Return the text of the tiny model.
 
     Raises:
-        MissingPluginError: Its distribution is not installed.
+        MissingPluginError: The distribution quark-tiny-model is not installed.
     """
     try:
         text: str = LazyRef("quark_tiny_model:held_out_text").load()()
@@ -240,7 +247,8 @@ def _bundled_text() -> str:
         if error.name != "quark_tiny_model":
             raise
         raise MissingPluginError(
-            "the bundled text comes with quark-tiny-model, which is not installed: pip install quark-tiny-model, or give a text with --text"
+            "the default text needs the package quark-tiny-model, which is not installed: pip install quark-tiny-model, or give a text "
+            "with --text"
         ) from None
     return text
 
@@ -287,6 +295,6 @@ def task_lines(result: dict[str, Any]) -> list[str]:
 
 
 def _with_error(result: dict[str, Any], key: str, form: str) -> str:
-    """Return a mean with its standard error, where that is known."""
+    """Return a mean with its standard error, if that is known."""
     error = result[f"{key}_error"]
     return f"{result[key]:{form}}" + ("" if error is None else f" ± {error:{form.lstrip('+')}}")

@@ -1,4 +1,4 @@
-"""``--json`` of commands that work: an event on each line of stdout, as JSON, and the result on the last."""
+"""``--json``: one event as JSON on each line of stdout, and the result on the last line."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 __all__ = ["EventLines", "event_lines", "print_result"]
 
 SECONDS_BETWEEN_PHASES = 1.0
-"""Least time between two lines on phases inside blocks: a block of a mixture has thousands."""
+"""Least time between two lines on phases inside blocks, since a mixture's block has thousands of them."""
 
 
 class EventLines:
     """A listener that prints each event as a line of JSON.
 
-    There is at most one line in a second for phases inside blocks.
+    It prints at most one line per second for phases inside blocks.
 
     Args:
         write: Writes one line.
         now: Returns the time in seconds.
 
     Attributes:
-        has_failed: Whether the end of a run that failed has been printed.
+        has_failed: Whether the failure of a run has been printed.
     """
 
     def __init__(self, write: Callable[[str], object], now: Callable[[], float] = time.monotonic) -> None:
@@ -37,7 +37,7 @@ class EventLines:
         self.has_failed = False
 
     def __call__(self, event: Event) -> None:
-        """Hear one event."""
+        """Handle one event."""
         from quark.plugins.events import PhaseStarted, RunFailed
 
         if isinstance(event, PhaseStarted) and event.block is not None:
@@ -52,12 +52,12 @@ class EventLines:
 def event_lines(task: str, values: Mapping[str, Any]) -> Iterator[None]:
     """Print the events of the body's runs to stdout, if ``--json`` asks for them.
 
-    An error that comes before a run, or after it, is one too. Of several processes, the first prints.
+    An error before or after a run is an event too. Of several processes, only the first prints.
 
     Args:
         task: The work of the body, for errors that come before its run.
-        values: Options of a command: of ``as_json``, and of ``dry_run`` if it has that, which prints a plan
-            and no events.
+        values: Options of the command: ``as_json``, and optionally ``dry_run``, which prints a plan and no
+            events.
     """
     from quark.plugins import RunFailed, listening
 

@@ -1,4 +1,4 @@
-"""Options of commands: sizes and pairs as texts, and groups of options that are read into one object."""
+"""Options of commands: sizes and pairs as text, and groups of options as one object."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def given_options(flag: str, texts: Iterable[str] | None) -> dict[str, Any]:
     """Return the values of ``KEY=VALUE`` texts by key.
 
     Args:
-        flag: The option of the command line, for messages: ``"--scheme-option"``.
+        flag: The command-line option, for messages: ``"--scheme-option"``.
         texts: The arguments of that option; None for none.
 
     Raises:
@@ -69,14 +69,14 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
 
 
 def size_in_bytes(text: str, option: str) -> int:
-    """Return the number of bytes that a text such as ``5GB`` (10⁹ bytes each) or ``512MiB`` (2²⁰ each) says.
+    """Return the bytes of a size such as ``5GB`` (10⁹ bytes each) or ``512MiB`` (2²⁰ each).
 
     Args:
         text: A positive number, with or without a unit.
-        option: The option that it is given for, for messages.
+        option: The command-line option, for messages.
 
     Raises:
-        ConfigError: It is no such size.
+        ConfigError: The text is not a size.
 
     Example:
         >>> [size_in_bytes(text, "--max-shard-size") for text in ("1.5GB", "2 MiB", "700")]
@@ -86,18 +86,17 @@ def size_in_bytes(text: str, option: str) -> int:
     unit = match[2].upper() if match is not None else ""
     size = int(float(match[1]) * _UNITS[unit]) if match is not None and unit in _UNITS else 0
     if size < 1:
-        raise ConfigError(f"{option} {text!r} is no size: give bytes, or a number and one of {', '.join(list(_UNITS)[1:])}, such as 5GB")
+        raise ConfigError(f"{option} {text!r} is not a size: give bytes, or a number and one of {', '.join(list(_UNITS)[1:])}, such as 5GB")
     return size
 
 
 def command(task: str | None = None, /, **groups: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator of commands that puts the options of functions in the place of arguments.
+    """Return a decorator that replaces arguments of a command by the options of functions.
 
     Args:
-        task: The work of the command, whose events are printed with ``--json``: see `event_lines`. None for a
-            command without runs.
-        groups: Functions whose arguments are options, each by the name of an argument of the command, which
-            is no option.
+        task: The work whose events ``--json`` prints (see `event_lines`); None for a command without runs.
+        groups: Functions whose arguments are options, by the name of the command's argument that each
+            replaces.
 
     Example:
         >>> def size(width: int = 2, height: int = 3):

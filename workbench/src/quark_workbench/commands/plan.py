@@ -1,4 +1,4 @@
-"""``quark plan``: plan, output and needs of ``quark quantize`` with the same options; refusals."""
+"""``quark plan``: the plan, output, needs and errors of ``quark quantize`` with the same options."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["plan", "print_planned"]
 
 @command(**GROUPS)
 def plan(
-    model: Annotated[Path, typer.Argument(help="Directory of a checkpoint, or of its config.json alone.")],
+    model: Annotated[Path, typer.Argument(help="Directory of a checkpoint; its config.json is enough.")],
     config: ConfigOptions,
     calibration: CalibrationChoices,
     export: ExportChoices,
@@ -36,10 +36,10 @@ def plan(
     probe: Probe = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
-    """Print the plan of `quark quantize MODEL` with these options: layers, sizes, memory, time and refusals.
+    """Print the plan of `quark quantize MODEL` with these options: layers, sizes, memory, time, and errors.
 
-    MODEL is a checkpoint, or a directory with its config.json alone. No weight is read, and nothing is
-    written.
+    MODEL is a checkpoint, or a directory with only its config.json. The command reads no weight and writes
+    nothing.
     """
     where: dict[str, Any] = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
     print_planned(model, None, config.config_for, calibration, export, probe=probe, as_json=as_json, **where)
@@ -63,19 +63,19 @@ def print_planned(
 
     Args:
         source: The checkpoint.
-        out: Where the run would write; None where that is not asked.
-        config: As of `quark_workbench.planning.plan`.
-        calibration: Which data it would be calibrated on.
-        export: How it would be written.
-        device: As of `quark_workbench.planning.plan`.
-        dtype: Likewise.
-        trust_remote_code: Likewise.
-        probe: Whether this machine is measured.
-        as_json: Whether JSON is printed.
-        chosen: The selection that the configuration comes from, for the JSON.
+        out: Where the run would write; None to skip the check.
+        config: As in `quark_workbench.planning.plan`.
+        calibration: Calibration data of the run.
+        export: Options of the export.
+        device: As in `quark_workbench.planning.plan`.
+        dtype: As in `quark_workbench.planning.plan`.
+        trust_remote_code: As in `quark_workbench.planning.plan`.
+        probe: Whether to measure this machine.
+        as_json: Whether to print JSON.
+        chosen: The selection behind the configuration, for the JSON.
 
     Raises:
-        QuarkError: Something refuses the run: all that is known of it, after the plan has been printed.
+        QuarkError: The run would fail; has all reasons, and is raised after the plan is printed.
     """
     # Torch and transformers are imported here, not above: `quark --help` does without them.
     from quark_workbench.planning.planned_run import plan as planned_run
@@ -101,9 +101,9 @@ def print_planned(
 def _checked(
     source: Path, out: Path | None, calibration: CalibrationChoices, export: ExportChoices
 ) -> tuple[ExportOptions | None, list[QuarkError]]:
-    """Return the options of the export, and errors that a plan of the run does not find.
+    """Return the options of the export, and errors that the plan does not find.
 
-    The options are None where they cannot be read.
+    The options are None if they cannot be read.
     """
     from quark.checkpoint.destination import refuse_used_directory
 

@@ -1,4 +1,4 @@
-"""``quark quantize``: a checkpoint in, a quantized checkpoint out."""
+"""``quark quantize``: quantizes a checkpoint into a new checkpoint."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ Deterministic = Annotated[
     bool,
     typer.Option(
         "--deterministic",
-        help="Sum over calibration samples in an order that does not depend on the number of processes: the same bytes by one and by many. "
-        "Takes more memory.",
+        help="Write the same bytes for any number of processes, by summing over calibration samples in a fixed order. Takes more memory.",
     ),
 ]
 
@@ -98,16 +97,18 @@ def _base_scheme(config: ConfigOptions, selection: SelectionOptions) -> str | No
     """Return the scheme from which a selection starts; None without a selection.
 
     Raises:
-        ConfigError: A selection has a scheme beside it, or options of a scheme.
+        ConfigError: The command has both a selection and a scheme, or options of a scheme.
     """
     if selection.mixed is None:
         return None
     from quark.base.process_group import is_one_of_many
 
     if config.scheme is not None:
-        raise ConfigError(f"--scheme {config.scheme} gives all layers one scheme, and --mixed chooses among several: leave one of them out")
+        raise ConfigError(
+            f"--scheme {config.scheme} sets one scheme for all layers, but --mixed chooses among several: leave one of them out"
+        )
     if config.scheme_option:
-        raise ConfigError("--scheme-option is of the one scheme of --scheme: leave it out, since --mixed takes schemes as they are")
+        raise ConfigError("--scheme-option needs --scheme and has no effect on --mixed: leave it out")
     if is_one_of_many():
         raise ConfigError("--mixed measures and chooses in one process: run it without torchrun")
     return selection.base_scheme
@@ -115,7 +116,7 @@ def _base_scheme(config: ConfigOptions, selection: SelectionOptions) -> str | No
 
 @contextmanager
 def _ranks(device: str, is_deterministic: bool) -> Iterator[tuple[Ranks, str]]:
-    """Yield the processes of the run and this one's device; all but the first log errors alone."""
+    """Yield the processes of the run and this one's device; only the first process logs more than errors."""
     from quark.base.process_group import ranks_of_environment
     from quark.models.hf.loading import torch_device
 

@@ -1,4 +1,4 @@
-"""``quark report``: the report of an export, made anew; against the float checkpoint where that is given."""
+"""``quark report``: makes the report of an export, compared with the float checkpoint if given."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ def report(
     out: Annotated[Path, typer.Argument(help="Directory of an export.")],
     float_model: Annotated[
         Path | None,
-        typer.Option("--float", help="Directory of its float checkpoint: weights are compared with it, one block in memory at a time."),
+        typer.Option("--float", help="Directory of the float checkpoint to compare the weights with, one block in memory at a time."),
     ] = None,
     calib: Annotated[
-        str | None, typer.Option(help="Data on which hidden states are compared, as of `quark quantize`. Needs --float.")
+        str | None, typer.Option(help="Data for the comparison of hidden states, as for `quark quantize`. Needs --float.")
     ] = None,
     num_calib: Annotated[int, typer.Option(min=1, help="Sequences of that text.")] = 4,
     seq_len: Annotated[int, typer.Option(min=1, help="Tokens in a sequence.")] = 512,
     to: Annotated[
-        Path | None, typer.Option(help="Directory for the two files; by default OUT itself, where they replace earlier ones.")
+        Path | None, typer.Option(help="Directory for the report's two files; the default is OUT, where they replace earlier ones.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines: what happens, and the findings on the last line.")] = False,
 ) -> None:
-    """Write the report of the export OUT, quark_report.html and quark_report.json, and print its findings."""
+    """Write the report of the export OUT (quark_report.html and .json), and print its findings."""
     # Torch and transformers are imported here, not above: `quark --help` and the listings do without them.
     from quark.checkpoint.destination import REPORT_FILES
     from quark.models.hf.tokenizer import load_tokenizer
@@ -43,7 +43,7 @@ def report(
         data = CalibrationChoices(calib=[calib], num_calib=num_calib, seq_len=seq_len)
         samples = data.batches(load_tokenizer(float_model), "hidden states")
     elif calib is not None:
-        raise typer.BadParameter("--calib compares hidden states with the float model: give --float MODEL too")
+        raise typer.BadParameter("--calib compares hidden states with the float model: add --float MODEL")
     contents = export_report(out, float_model, samples)
     target = to or out
     target.mkdir(parents=True, exist_ok=True)
@@ -52,4 +52,4 @@ def report(
         print_result({"out": str(target), "flags": contents["flags"]})
     else:
         findings = [f"{flag['level'].upper()}: {flag['title']}. {flag['advice']}" for flag in contents["flags"]]
-        typer.echo("\n".join([*(findings or ["Nothing crosses a threshold."]), f"{target / REPORT_FILES[1]}"]))
+        typer.echo("\n".join([*(findings or ["No value crosses a threshold."]), f"{target / REPORT_FILES[1]}"]))

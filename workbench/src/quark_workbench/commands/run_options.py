@@ -1,4 +1,4 @@
-"""Options that several commands have: calibration data and the writing of a checkpoint, as groups."""
+"""Option groups of several commands: calibration data, and how to write a checkpoint."""
 
 from __future__ import annotations
 
@@ -25,69 +25,73 @@ if TYPE_CHECKING:
 __all__ = ["GROUPS", "CalibrationChoices", "ExportChoices", "Probe", "TrustRemoteCode", "WritingChoices", "command_line"]
 
 Probe = Annotated[
-    bool, typer.Option("--probe/--no-probe", help="Measure this machine for a plan's estimate of the time, in a few seconds.")
+    bool, typer.Option("--probe/--no-probe", help="Measure this machine for a few seconds, so that the plan can estimate the time.")
 ]
 TrustRemoteCode = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Run the code that comes with the checkpoint; without, one that needs it is refused.")
+    bool,
+    typer.Option(
+        "--trust-remote-code",
+        help="Run the Python code that comes with the checkpoint. Without this option, a checkpoint that needs its own code is refused.",
+    ),
 ]
 
 
 @attrs.frozen(slots=False, kw_only=True)
 class CalibrationChoices:
-    """Options of the command line that say which data to calibrate on."""
+    """Command-line options for the calibration data."""
 
     calib: Annotated[
         list[str] | None,
         typer.Option(
             help="Data for static activation scales and calibrated rounding: a file or directory of text, JSON lines or "
-            "Parquet, or a source by its name; `quark datasets` lists them. May be repeated: each gives as many sequences."
+            "Parquet, or a source by its name; `quark datasets` lists them. May be repeated: each source gives the same number of "
+            "sequences."
         ),
     ] = None
     calib_option: Annotated[
         list[str] | None,
         typer.Option(help="KEY=VALUE for the source of the data, such as column=text; `quark datasets NAME` shows them. May be repeated."),
     ] = None
-    calib_seed: Annotated[int | None, typer.Option(help="Shuffle the samples by this number; by default they are taken in order.")] = None
+    calib_seed: Annotated[int | None, typer.Option(help="Shuffle the samples with this seed; by default they keep their order.")] = None
     calib_batch_size: Annotated[int, typer.Option(min=1, help="Calibration sequences in a batch.")] = 1
     one_sample_per_sequence: Annotated[
         bool,
         typer.Option(
-            "--one-sample-per-sequence", help="Calibrate on the beginning of each sample; by default samples are packed one after another."
+            "--one-sample-per-sequence", help="Calibrate on the beginning of each sample; by default samples are joined without gaps."
         ),
     ] = False
     num_calib: Annotated[int, typer.Option(min=1, help="Calibration sequences.")] = 128
     seq_len: Annotated[int, typer.Option(min=1, help="Tokens in a calibration sequence.")] = 512
 
     def refuse_missing(self) -> None:
-        """Check that the data are there; nothing is read. Raises as `quark_workbench.data.read_samples`."""
+        """Check that the data exist, without reading them. Raises as `quark_workbench.data.read_samples`."""
         from quark_workbench.data import read_samples
 
         for source in self.calib or ():
             read_samples(source, given_options("--calib-option", self.calib_option))
 
     def of(self, model: Path, kind: type, *, trust_remote_code: bool) -> CalibrationData:
-        """Return the data for a checkpoint, whose model is of a class; they are read when they are needed."""
+        """Return the data for a checkpoint with a model of that class; they are read when needed."""
         return CalibrationData(self, model, kind, trust_remote_code)
 
     def batches(self, tokenizer: Any, wanted_by: str) -> list[Any]:
         """Return the calibration batches.
 
         Args:
-            tokenizer: Of the checkpoint; None where it has none.
-            wanted_by: The part of a run that needs data, for the message.
+            tokenizer: Tokenizer of the checkpoint; None if it has none.
+            wanted_by: The part of the run that needs data, for the message.
 
         Raises:
-            CalibrationError: No data are given, or they cannot be read; or the checkpoint has no tokenizer.
+            CalibrationError: No data are given, the data cannot be read, or the checkpoint has no tokenizer.
         """
         from quark_workbench.data import read_samples, token_sequences
 
         if not self.calib:
-            raise CalibrationError(
-                f"calibration text is needed by {wanted_by}: give --calib FILE, DIR or NAME (`quark datasets` lists names)"
-            )
+            raise CalibrationError(f"no calibration text for {wanted_by}: give --calib FILE, DIR or NAME (`quark datasets` lists names)")
         if self.num_calib < len(self.calib):
             raise CalibrationError(
-                f"--num-calib {self.num_calib} is less than one sequence of each of the {len(self.calib)} given by --calib: give more"
+                f"--num-calib {self.num_calib} is less than one sequence for each of the {len(self.calib)} --calib sources: give a larger "
+                f"number"
             )
         options = given_options("--calib-option", self.calib_option)
         packing, size, seed = not self.one_sample_per_sequence, self.calib_batch_size, self.calib_seed
@@ -99,7 +103,7 @@ class CalibrationChoices:
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """Return a command for the record: of paths it has the last name alone, since a report is passed on.
+    """Return the command line for the report, with only the last name of each path, since reports are shared.
 
     >>> command_line(["quantize", "/home/me/llama", "out", "--calib=~/texts/a", "--option", "file=../b"])
     'quark quantize llama out --calib=a --option file=b'
@@ -116,11 +120,11 @@ def command_line(arguments: Sequence[str]) -> str:
 
 
 class CalibrationData:
-    """Calibration batches of a checkpoint, read once something needs them.
+    """Calibration batches of a checkpoint, read on first use.
 
     Args:
         chosen: The options.
-        model: Directory of the checkpoint, which has the tokenizer.
+        model: Directory of the checkpoint with the tokenizer.
         kind: The class of its model.
         trust_remote_code: Whether code that comes with the checkpoint may run.
     """
@@ -130,7 +134,7 @@ class CalibrationData:
 
     @functools.cached_property
     def tokenizer(self) -> Any:
-        """The tokenizer; None where the checkpoint has none."""
+        """The tokenizer; None if the checkpoint has none."""
         from quark.models.hf.tokenizer import load_tokenizer
 
         return load_tokenizer(self._model, trust_remote_code=self._trust_remote_code)
@@ -143,13 +147,13 @@ class CalibrationData:
         """
         from quark.calibration.batches import refuse_text
 
-        refuse_text(self._kind, f"batches of these are needed by {wanted_by}; give them to quark.runs.ModelQuantizer in Python")
+        refuse_text(self._kind, f"give batches of these for {wanted_by} to quark.runs.ModelQuantizer in Python")
         return self._chosen.batches(self.tokenizer, wanted_by)
 
 
 @attrs.frozen(kw_only=True)
 class ExportChoices:
-    """Options of the command line that say how a checkpoint is written."""
+    """Command-line options for writing a checkpoint."""
 
     exporter: Annotated[str, typer.Option(help="Exporter; `quark exporters` lists them.")] = "safetensors"
     exporter_option: Annotated[
@@ -159,15 +163,15 @@ class ExportChoices:
         ),
     ] = None
     max_shard_size: Annotated[
-        str | None, typer.Option(help="Largest size of one file of the checkpoint, such as 5GB, which is the default, or 512MiB.")
+        str | None, typer.Option(help="Largest size of one file of the checkpoint, such as 512MiB; the default is 5GB.")
     ] = None
 
     def options(self, tokenizer: Any = None) -> ExportOptions:
         """Return the options of the export.
 
         Raises:
-            ConfigError: One cannot be read.
-            UnknownNameError: The exporter, or one of its options, is not there.
+            ConfigError: An option cannot be read.
+            UnknownNameError: There is no such exporter, or it has no such option.
         """
         from quark.checkpoint.export import export_options
 
@@ -179,34 +183,31 @@ class ExportChoices:
 
 @attrs.frozen(kw_only=True)
 class WritingChoices:
-    """Options of the command line about the output directory: earlier runs to it, and the report."""
+    """Command-line options for the output directory: earlier runs, and the report."""
 
     resume: Annotated[
         bool,
         typer.Option(
             "--resume",
-            help="Go on from the finished blocks of an earlier run to OUT that did not end; without any, start from the "
-            "beginning. If OUT is finished, do nothing.",
+            help="Continue an interrupted run after its finished blocks, or start one if there are none. If OUT is finished, do nothing.",
         ),
     ] = False
-    restart: Annotated[bool, typer.Option("--restart", help="Discard the finished blocks of an earlier run to OUT that did not end.")] = (
-        False
-    )
+    restart: Annotated[bool, typer.Option("--restart", help="Discard the finished blocks of an interrupted run to OUT.")] = False
     report: Annotated[
         str,
         typer.Option(
-            help="What the report measures, standard or full: full also hashes the weights and compares hidden states on "
-            "a few samples. The report lies in OUT: quark_report.html, and the same as JSON."
+            help="Size of the report in OUT (quark_report.html and .json): full also hashes the weights and compares hidden states on a "
+            "few samples."
         ),
     ] = "standard"
     no_report: Annotated[bool, typer.Option("--no-report", help="Write no report.")] = False
 
     def arguments(self, started: float, selection: SelectionResult | None) -> dict[str, Any]:
-        """Return these arguments of `quark.runs.quantize_checkpoint`.
+        """Return the arguments of `quark.runs.quantize_checkpoint` that these options set.
 
         Args:
             started: When the program began (`time.perf_counter`).
-            selection: The selection that the report draws; None where there is none.
+            selection: The selection that the report draws, or None.
         """
         from quark_workbench.report import ReportOptions
 
@@ -216,6 +217,5 @@ class WritingChoices:
 
 
 GROUPS: dict[str, Callable[..., Any]] = {"config": ConfigOptions, "calibration": CalibrationChoices, "export": ExportChoices}
-"""Groups of options that ``quark plan`` and ``quark quantize`` have: name of the argument → class that reads
-it.
+"""Option groups of ``quark plan`` and ``quark quantize``: name of the argument → class of the options.
 """

@@ -1,4 +1,4 @@
-"""``quark quantize --mixed``: the options of a selection of schemes, and what is printed of it."""
+"""``quark quantize --mixed``: options of a selection of schemes, and its printed result."""
 
 from __future__ import annotations
 
@@ -28,28 +28,30 @@ _WRITTEN = (".svg", ".json")
 
 @attrs.frozen(kw_only=True)
 class SelectionOptions:
-    """Options of the command line for a selection of schemes, which is made where ``--mixed`` is given.
+    """Command-line options for a selection of schemes, which ``--mixed`` starts.
 
     Raises:
-        ConfigError: An option of a selection is there without ``--mixed``, not one budget is, or the file has
-            another ending.
+        ConfigError: An option needs ``--mixed``, the number of budgets is not one, or the file has another
+            ending.
     """
 
     mixed: Annotated[
         str | None,
-        typer.Option(help="Schemes to choose from layer by layer, such as fp8,mxfp4,bf16 (bf16: leave it float), in place of --scheme."),
+        typer.Option(
+            help="Schemes to choose from for each layer, such as fp8,mxfp4,bf16 (bf16 leaves the layer in float); replaces --scheme."
+        ),
     ] = None
-    target_bits: Annotated[float | None, typer.Option(help="With --mixed: most bits per weight, scales included.")] = None
+    target_bits: Annotated[float | None, typer.Option(help="With --mixed: largest mean number of bits per weight, scales included.")] = None
     target_size: Annotated[str | None, typer.Option(help="With --mixed: largest size of all tensors, such as 90MB or 1.5GiB.")] = None
     kl_budget: Annotated[
         float | None, typer.Option(help="With --mixed: largest KL divergence from the float model on the calibration text, nats per token.")
     ] = None
-    selector: Annotated[str | None, typer.Option(help="With --mixed: what chooses; `quark selectors` lists them.")] = None
+    selector: Annotated[str | None, typer.Option(help="With --mixed: method that chooses; `quark selectors` lists them.")] = None
     selector_option: Annotated[
         list[str] | None,
         typer.Option(help="KEY=VALUE for the selector, such as sensitivity=kl; `quark selectors NAME` shows its options. May be repeated."),
     ] = None
-    runtime: Annotated[str | None, typer.Option(help="With --mixed: a program that has to load every scheme, such as vLLM.")] = None
+    runtime: Annotated[str | None, typer.Option(help="With --mixed: runtime that must load every scheme, such as vLLM.")] = None
     curve: Annotated[Path | None, typer.Option(help="With --mixed: file for the Pareto curve, .svg or .json.")] = None
 
     def __attrs_post_init__(self) -> None:
@@ -57,15 +59,15 @@ class SelectionOptions:
         others = {"--selector": self.selector, "--selector-option": self.selector_option, "--runtime": self.runtime, "--curve": self.curve}
         if self.mixed is None:
             if idle := [flag for flag, value in (budgets | others).items() if value]:
-                raise ConfigError(f"{idle[0]} is of a selection: name the schemes to choose from, as in --mixed fp8,mxfp4, or leave it out")
+                raise ConfigError(f"{idle[0]} needs --mixed: name the schemes to choose from, as in --mixed fp8,mxfp4, or leave it out")
             return
         if all(value is None for value in budgets.values()):
-            raise ConfigError("--mixed chooses under a budget: add --target-bits 5, --target-size 90MB, or --kl-budget 0.05")
+            raise ConfigError("--mixed needs a budget: add --target-bits 5, --target-size 90MB, or --kl-budget 0.05")
         # Texts that cannot be read are refused before the model is.
         self.budget()
         given_options("--selector-option", self.selector_option)
         if self.curve is not None and self.curve.suffix not in _WRITTEN:
-            raise ConfigError(f"--curve {self.curve} ends in none of {', '.join(_WRITTEN)}: a curve is written as a picture or as JSON")
+            raise ConfigError(f"--curve {self.curve} must end in one of {', '.join(_WRITTEN)}: rename it")
 
     @property
     def candidates(self) -> tuple[str, ...]:
@@ -73,7 +75,7 @@ class SelectionOptions:
         return tuple(name.strip() for name in (self.mixed or "").split(",") if name.strip())
 
     def budget(self) -> Budget:
-        """Return the budget. Raises ConfigError where it is none, or several."""
+        """Return the budget; raises ConfigError unless there is exactly one."""
         from quark_workbench.mixed_precision import Budget
 
         size = None if self.target_size is None else size_in_bytes(self.target_size, "--target-size")

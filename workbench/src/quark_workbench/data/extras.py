@@ -1,4 +1,4 @@
-"""Optional packages: imported when needed; the error for a missing one has the pip command."""
+"""Optional packages, imported when needed; the error for a missing package has the pip command."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quark.errors import MissingPluginError
 __all__ = ["extra"]
 
 _EXTRAS = {"datasets": "data", "pyarrow": "data", "lm_eval": "lm-eval", "vllm": None}
-"""The extra of quark-core that brings a package; None for one that is installed by itself."""
+"""The extra of quark-core with each package; None for a package that you install by its name."""
 
 
 def extra(module: str, wanted_for: str) -> Any:
@@ -18,10 +18,10 @@ def extra(module: str, wanted_for: str) -> Any:
 
     Args:
         module: Its full name.
-        wanted_for: What needs it, for the message.
+        wanted_for: The user of the module, for the message.
 
     Raises:
-        MissingPluginError: (an ImportError) Its package is not installed; gives the pip command.
+        MissingPluginError: (an ImportError) The package is not installed; the message has the pip command.
     """
     package = module.partition(".")[0]
     try:
@@ -31,4 +31,4 @@ def extra(module: str, wanted_for: str) -> Any:
             raise  # the package is there, and something that it needs is not
         name = _EXTRAS.get(package)
         command = f"pip install 'quark-core[{name}]'" if name else f"pip install {package}"
-        raise MissingPluginError(f"{wanted_for} need the package '{package}', which is not installed: {command}") from None
+        raise MissingPluginError(f"{wanted_for} need the package '{package}'. Install it: {command}") from None

@@ -17,11 +17,11 @@ _EXAMPLE = ("The first text.", "Another one, with an ümlaut.", "A third.")
 
 
 def text(path: Path, separator: str = "") -> Iterator[Sample]:
-    """Yield the text of a file: one sample, or several where a separator is given.
+    """Yield the text of a file: one sample, or several with a separator.
 
     Args:
-        path: A file in UTF-8, perhaps compressed.
-        separator: What stands between two samples, such as a line that says so; empty for one sample.
+        path: A UTF-8 file, perhaps compressed.
+        separator: Text between two samples; empty if the file is one sample.
     """
     content = whole_text(path)
     yield from (part for part in (content.split(separator) if separator else [content]) if part.strip())
@@ -30,10 +30,10 @@ def text(path: Path, separator: str = "") -> Iterator[Sample]:
 def json_lines(path: Path, column: str | None = None) -> Iterator[Sample]:
     """Yield a sample of each line: an object with a text or with messages, or a JSON string.
 
-    A file that is one list is read likewise.
+    The file may also be one JSON list.
 
     Args:
-        path: A file in UTF-8, perhaps compressed, one JSON value a line.
+        path: A UTF-8 file, perhaps compressed, with one JSON value a line.
         column: Key that holds the text or the messages; by default "text", or else "messages".
 
     Raises:
@@ -83,7 +83,7 @@ def write_parquet(path: Path) -> None:
 
 
 def _rows(path: Path) -> Iterator[tuple[str, object]]:
-    """Yield the values of a file of JSON lines, or of one JSON list, each with where it is."""
+    """Yield the values of a file of JSON lines, or of one JSON list, each with its position."""
     for number, line in enumerate(text_lines(path), 1):
         if not line.strip():
             continue
@@ -102,11 +102,11 @@ def _rows(path: Path) -> Iterator[tuple[str, object]]:
 
 
 def _whole(path: Path) -> list[object]:
-    """Return the list that a file holds."""
+    """Return the list in a file."""
     try:
         value = json.loads(whole_text(path))
     except (ValueError, RecursionError) as error:
-        raise CalibrationError(f"'{path}' holds no JSON, neither one value a line nor one list: {error}") from error
+        raise CalibrationError(f"'{path}' is not JSON, neither one value a line nor one list: {error}") from error
     if not isinstance(value, list):
-        raise CalibrationError(f"'{path}' holds one JSON object: write one a line, or a list of them")
+        raise CalibrationError(f"'{path}' holds one JSON object: write one object a line, or a list of objects")
     return value

@@ -1,6 +1,6 @@
 """Data sets through the package `datasets`.
 
-Any data set by its name, directories that it has written, and the data sets that papers calibrate on.
+They are any data set by name, directories from `save_to_disk`, and the data sets that papers calibrate on.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ def huggingface(name: str, config: str | None = None, split: str = "train", colu
     """Yield a sample of each row of a data set.
 
     Args:
-        name: As for `datasets.load_dataset`: a name on the Hugging Face Hub or a local directory; or what
-            `save_to_disk` has written.
-        config: Which configuration of the data set; None for its only one.
-        split: Which of its splits.
+        name: As for `datasets.load_dataset`: a name on the Hugging Face Hub, a local directory, or a
+            directory from `save_to_disk`.
+        config: Configuration of the data set; None if it has only one.
+        split: Name of the split.
         column: Column that holds the text or the messages; by default "text", or else "messages".
 
     Raises:
-        CalibrationError: There is no such data set, or it cannot be fetched; or a row holds no sample.
+        CalibrationError: There is no such data set, it cannot be downloaded, or a row holds no sample.
         MissingPluginError: The package `datasets` is not installed.
     """
     yield from samples_of(((f"the data set '{name}'", row) for row in _rows(name, config, split)), column)
@@ -45,7 +45,7 @@ def pileval(split: str = "validation") -> Iterator[Sample]:
 
 
 def wikitext(split: str = "train", config: str = "wikitext-2-raw-v1", rows: int | None = None) -> Iterator[Sample]:
-    """Yield the text of WikiText as one sample, its rows joined as GPTQ's code joins them.
+    """Yield the text of WikiText as one sample, with rows joined as in GPTQ's code.
 
     Args:
         split: Which split.

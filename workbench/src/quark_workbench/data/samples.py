@@ -1,4 +1,4 @@
-"""Samples of a source of data: one text or one chat each, and the text of a chat by the chat template."""
+"""Samples: one text or one chat each; chats become text with the chat template."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ __all__ = ["COLUMNS", "Message", "Sample", "is_chat", "is_unicode", "rendered", 
 
 
 Message = Mapping[str, Any]
-"""One message of a chat, with the keys ``role`` and ``content``; others are for the tokenizer's chat
-template.
+"""One message of a chat, with the keys ``role`` and ``content``; other keys go to the chat template.
 """
 Sample = str | Sequence[Message]
 """A text, or the messages of a chat."""
 COLUMNS = ("text", "messages")
-"""Columns of a table, or keys of an object, that hold a sample where none is named."""
+"""Default columns of a table, or keys of an object, that hold a sample."""
 
 
 def sample_of(value: Any, where: str) -> Sample:
-    """Return a value that a source has yielded as a sample.
+    """Return a source's value as a sample.
 
     Args:
         value: Anything.
-        where: What yielded it, for messages.
+        where: The source, for messages.
 
     Raises:
-        CalibrationError: It is neither a text nor a chat.
+        CalibrationError: The value is neither a text nor a chat.
 
     >>> sample_of([{"role": "user", "content": "Hello."}], "the source 'tickets'")
     [{'role': 'user', 'content': 'Hello.'}]
@@ -39,19 +38,19 @@ def sample_of(value: Any, where: str) -> Sample:
     if is_chat(value):
         return list(value)
     raise CalibrationError(
-        f"{where} gives a {type(value).__name__} where a sample is wanted: a text, or a chat as a list of messages with the keys 'role' "
-        "and 'content'"
+        f"{where} is a {type(value).__name__}, which is not a sample: give a text, or a chat as a list of messages with the keys 'role' "
+        f"and 'content'"
     )
 
 
 def is_chat(value: Any) -> bool:
-    """Return whether a value is a list of messages, at least one."""
+    """Return whether a value is a list of at least one message."""
     messages = value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else ()
     return len(messages) > 0 and all(isinstance(m, Mapping) and "role" in m and "content" in m for m in messages)
 
 
 def is_unicode(sample: Sample) -> bool:
-    """Return whether a sample can be encoded: it holds no half of a surrogate pair.
+    """Return whether a sample can be encoded, that is, holds no half of a surrogate pair.
 
     >>> is_unicode("\\ud83d")
     False
@@ -64,14 +63,14 @@ def is_unicode(sample: Sample) -> bool:
 
 
 def value_of(row: Any, column: str | None, where: str) -> Any:
-    """Return the value of a row that holds its sample.
+    """Return the value in a row that holds the sample.
 
-    It is that of the named column, or else of the first of `COLUMNS` that the row has.
+    The value is in the named column, or else in the first of `COLUMNS` that the row has.
 
     Args:
-        row: A row of a table by column; or a text or a chat, which is its own value.
+        row: A row of a table by column; a text or a chat is its own value.
         column: Name of a column; None for one of `COLUMNS`.
-        where: Where the row is, for messages.
+        where: Position of the row, for messages.
 
     Raises:
         CalibrationError: There is no such column.
@@ -87,9 +86,9 @@ def value_of(row: Any, column: str | None, where: str) -> Any:
 
 
 def samples_of(rows: Iterable[tuple[str, Any]], column: str | None) -> Iterator[Sample]:
-    """Yield the sample of each row that is not an empty text; a row comes with its place, for messages.
+    """Yield the sample of each row, without empty texts; each row comes with its position, for messages.
 
-    Arguments and errors as of `value_of` and `sample_of`.
+    Arguments and errors as in `value_of` and `sample_of`.
     """
     for where, row in rows:
         sample = sample_of(value_of(row, column, where), where)
@@ -101,13 +100,15 @@ def rendered(tokenizer: Any, sample: Sample) -> str:
     """Return the text of a sample.
 
     Raises:
-        CalibrationError: The sample is a chat, and the tokenizer has no chat template, or one that refuses
-            it.
+        CalibrationError: The sample is a chat, but the tokenizer has no chat template, or its template
+            refuses the chat.
     """
     if isinstance(sample, str):
         return sample
     if getattr(tokenizer, "chat_template", None) is None:
-        raise CalibrationError("the data hold chats, and this tokenizer has no chat template: use one of a chat model, or plain text")
+        raise CalibrationError(
+            "the data hold chats, but this tokenizer has no chat template: use the tokenizer of a chat model, or plain text"
+        )
     try:
         return tokenizer.apply_chat_template(list(sample), tokenize=False)
     except Exception as error:  # the template is code of the checkpoint, and may raise anything
@@ -115,5 +116,5 @@ def rendered(tokenizer: Any, sample: Sample) -> str:
 
 
 def text_of(tokenizer: Any, samples: Iterable[Sample]) -> str:
-    """Return one text of all samples, with an empty line between two; errors as for `rendered`."""
+    """Return all samples as one text, separated by empty lines; raises as `rendered`."""
     return "\n\n".join(rendered(tokenizer, sample) for sample in samples)

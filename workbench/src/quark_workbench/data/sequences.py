@@ -1,4 +1,4 @@
-"""Sequences of tokens for calibration, made of samples: packed, or one sample each."""
+"""Token sequences for calibration: packed samples, or one sample each."""
 
 from __future__ import annotations
 
@@ -30,25 +30,24 @@ def token_sequences(
     """Return batches of token sequences, ready for `quark.runs.ModelQuantizer.quantize_model`.
 
     Args:
-        tokenizer: A transformers tokenizer; each sample is tokenized as it does it, with BOS where it adds
-            one.
-        samples: Texts or chats; only as many are read as are needed.
+        tokenizer: A transformers tokenizer; it adds BOS as usual.
+        samples: Texts or chats; read only as needed.
         count: The largest number of sequences.
         length: Tokens of a sequence.
-        packing: Whether the tokens of all samples stand one after another and are cut every ``length``
-            tokens, the last sequence perhaps shorter. Otherwise a sequence is one sample, cut at ``length``.
-        batch_size: Sequences in a batch. In one batch shorter sequences are padded at their end, with an
+        packing: Whether to join the tokens of all samples and cut them every ``length`` tokens; the last
+            sequence may be shorter. Otherwise a sequence is one sample, cut at ``length``.
+        batch_size: Sequences in a batch. Shorter sequences of a batch are padded at the end, with an
             attention mask.
-        seed: None takes samples in order. A number shuffles all of them; of a single sample, it draws
-            windows.
+        seed: None keeps the order of the samples. A number shuffles them, or draws windows from a single
+            sample.
 
     Returns:
         Tensors ``[batch, tokens]``, int64; a batch with padding is a dictionary with ``input_ids`` and
         ``attention_mask``.
 
     Raises:
-        CalibrationError: There is no tokenizer, no token, or a number below 1; or the tokenizer cannot render
-            a chat.
+        CalibrationError: There is no tokenizer or no token, a number is below 1, or the tokenizer cannot
+            render a chat.
     """
     if tokenizer is None:
         raise CalibrationError(
@@ -66,12 +65,12 @@ def token_sequences(
     if draws:
         rows = random.Random(seed).sample(rows, min(count, len(rows)))
     if not rows:
-        raise CalibrationError("the data give no tokens")
+        raise CalibrationError("the calibration data have no tokens: give text that is not empty")
     return [_batch(tokenizer, rows[i : i + batch_size]) for i in range(0, len(rows), batch_size)]
 
 
 def _packed(tokenizer: Any, samples: Iterable[Sample], count: int | None, length: int) -> Iterator[list[int]]:
-    """Yield ``count`` pieces of the tokens of all samples, or all of them."""
+    """Yield up to ``count`` pieces of the joined tokens of all samples."""
     waiting: list[int] = []
     left = None if count is None else count * length
     for sample in samples:

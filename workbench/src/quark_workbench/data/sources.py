@@ -1,4 +1,4 @@
-"""Sources of samples by a user's name: files by their endings, others by their registered name."""
+"""Sources of samples: files by their endings, others by their registered name."""
 
 from __future__ import annotations
 
@@ -18,33 +18,32 @@ from quark_workbench.data.text_files import without_compression
 __all__ = ["read_samples"]
 
 _PLAIN = "text"
-"""The source of files whose ending no source claims."""
+"""The source for files whose ending no source claims."""
 _END: Any = object()
 
 
 def read_samples(spec: str | Path, options: Mapping[str, Any] | None = None) -> Iterator[Sample]:
     """Return the samples of a file, of a directory, or of a registered source.
 
-    The files of a directory are of one kind, and are read in order of name.
+    The files of a directory must be of one kind; they are read in order of name.
 
     Args:
-        spec: A name of `quark.datasets`, or a path. A name goes first; ``./name`` and a `pathlib.Path` are
-            never names.
-        options: Of the source. With the option ``path`` a source that reads files is chosen by its name,
+        spec: A name of `quark.datasets`, or a path. Names win over paths; ``./name`` and a `pathlib.Path` are
+            always paths.
+        options: Options of the source. With the option ``path``, ``spec`` may name a source that reads files,
             whatever the file's ending.
 
     Raises:
-        CalibrationError: There is nothing of that name, or a directory has no files that can be read, or
-            files of several kinds; and while it is read: there is no sample in it, or something else than
-            samples.
-        ConfigError: The source has no such option, or not of that type.
+        CalibrationError: There is no such source or path, or a directory has no readable files or files of
+            several kinds. While you read: there is no sample, or a value is not a sample.
+        ConfigError: The source has no such option, or the option has another type.
         AmbiguousNameError: Several sources read files with that ending.
         MissingPluginError: The source needs a package that is not installed.
         PluginError: The code of a plugin failed.
 
     >>> read_samples("text")
     Traceback (most recent call last):
-    quark.errors.CalibrationError: the source 'text' reads files: give the path of one in place of its name
+    quark.errors.CalibrationError: the source 'text' reads files: give the path of a file, not its name
     """
     options = dict(options or {})
     name = str(spec)
@@ -54,7 +53,7 @@ def read_samples(spec: str | Path, options: Mapping[str, Any] | None = None) -> 
     if not datasets().get(name).suffixes:
         return _read(name, [], options)
     if "path" not in options:
-        raise CalibrationError(f"the source '{name}' reads files: give the path of one in place of its name")
+        raise CalibrationError(f"the source '{name}' reads files: give the path of a file, not its name")
     file = Path(options.pop("path"))
     if not file.is_file():
         raise CalibrationError(f"there is no file '{file}' for the source '{name}' to read")
@@ -62,9 +61,9 @@ def read_samples(spec: str | Path, options: Mapping[str, Any] | None = None) -> 
 
 
 def _read(name: str, files: list[Path], options: dict[str, Any]) -> Iterator[Sample]:
-    """Return the samples of a source, of each of these files where it reads files.
+    """Return the samples of a source, or of each file if it reads files.
 
-    The options are checked at once.
+    Options are checked immediately.
     """
     given = checked(f"the source '{name}'", datasets().options(name), options)
     samples = datasets().load_samples(name)
@@ -92,13 +91,13 @@ def _samples(name: str, readers: Sequence[tuple[str, Callable[[], Iterable[objec
                 yield sample
     finally:
         if broken:
-            get_logger(__name__).warning(f"{broken} sample(s) hold half of a surrogate pair, which no tokenizer reads, and are left out.")
+            get_logger(__name__).warning(f"{broken} sample(s) are left out: they hold half of a surrogate pair, which no tokenizer reads.")
     if is_empty:
         raise CalibrationError(f"{', '.join(where for where, _ in readers)} holds no text")
 
 
 def _source_of(file: Path) -> str | None:
-    """Return the name of the source that reads files with that ending; None where no source does."""
+    """Return the name of the source that reads files with that ending; None if no source does."""
     endings = (file.suffix.lower(), without_compression(file).suffix.lower())
     names = next((names for ending in endings if (names := [record.name for record in datasets() if ending in record.suffixes])), [])
     if len(names) > 1:
@@ -107,19 +106,21 @@ def _source_of(file: Path) -> str | None:
 
 
 def _files_of(path: Path) -> list[Path]:
-    """Return a file alone, or the files of a directory that a source reads."""
+    """Return a single file, or the files of a directory that a source reads."""
     if not path.exists():
         known = ", ".join(datasets().names())
-        raise CalibrationError(f"'{path}' is neither a file nor a directory, nor one of the sources of data: {known}")
+        raise CalibrationError(f"'{path}' is not a file, a directory or a data source. The sources are: {known}")
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise CalibrationError(f"'{path}' is a pipe or a device, which may never end: write the text to a file first")
+        raise CalibrationError(f"'{path}' is a pipe or a device, not a file: write the text to a file first")
     files = [file for file in sorted(path.iterdir()) if file.is_file() and _source_of(file) is not None]
     kinds = sorted({without_compression(file).suffix.lower() for file in files})
     if not files:
         known = ", ".join(sorted(suffix for record in datasets() for suffix in record.suffixes))
-        raise CalibrationError(f"the directory '{path}' has no file that can be read as text: there are sources for {known}")
+        raise CalibrationError(f"the directory '{path}' has no file that a source can read: give files of the kinds {known}")
     if len({_source_of(file) for file in files}) > 1:
-        raise CalibrationError(f"the directory '{path}' has files of several kinds, {', '.join(kinds)}: name one file, or part them")
+        raise CalibrationError(
+            f"the directory '{path}' has files of several kinds, {', '.join(kinds)}: name one file, or move each kind to its own directory"
+        )
     return files

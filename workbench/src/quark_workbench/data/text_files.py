@@ -1,4 +1,4 @@
-"""Files of text, plain or compressed: UTF-8, with or without a mark of byte order, and nothing else."""
+"""Text files, plain or compressed: only UTF-8, with or without a byte order mark."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from quark_workbench.data.extras import extra
 __all__ = ["opened_text", "text_lines", "whole_text", "without_compression"]
 
 _COMPRESSED = {".gz": b"\x1f\x8b", ".bz2": b"BZh", ".xz": b"\xfd7zXZ\0", ".zst": b"\x28\xb5\x2f\xfd"}
-"""How the bytes of a compressed file begin, by its ending."""
+"""First bytes of compressed files, by ending."""
 _MODULES = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma"}
 _WIDE = {b"\xff\xfe": "UTF-16 or UTF-32", b"\xfe\xff": "UTF-16"}
 _LONGEST_LINE, _LONGEST_TEXT = 1 << 28, 1 << 32
-"""Characters of one line, and of a text that is read whole: more is an archive that never ends."""
+"""Largest line and largest text, in characters; a larger file may be an endless archive."""
 
 
 def without_compression(file: Path) -> Path:
-    """Return the name that a file has without the ending of its compression.
+    """Return the name of a file without the ending of its compression.
 
     >>> without_compression(Path("c4.jsonl.gz")).name
     'c4.jsonl'
@@ -35,7 +35,7 @@ def text_lines(path: Path) -> Iterator[str]:
     with opened_text(path) as file:
         while line := file.readline(_LONGEST_LINE):
             if len(line) == _LONGEST_LINE:
-                raise CalibrationError(f"'{path}' has a line of more than {_LONGEST_LINE:,} characters: it is no text of samples")
+                raise CalibrationError(f"'{path}' has a line of more than {_LONGEST_LINE:,} characters: write one sample a line")
             yield line
 
 
@@ -44,28 +44,28 @@ def whole_text(path: Path) -> str:
     with opened_text(path) as file:
         content = file.read(_LONGEST_TEXT)
     if len(content) == _LONGEST_TEXT:
-        raise CalibrationError(f"'{path}' has more than {_LONGEST_TEXT:,} characters: give a part of it, or JSON lines")
+        raise CalibrationError(f"'{path}' has more than {_LONGEST_TEXT:,} characters: give a part of the file, or JSON lines")
     return content
 
 
 @contextmanager
 def opened_text(path: Path) -> Iterator[io.TextIOWrapper]:
-    """Yield a file of text, decompressed if its first bytes are those of a compressed file.
+    """Yield a text file, decompressed if its first bytes say that it is compressed.
 
-    A mark of byte order is skipped. Halves of surrogate pairs pass: `quark_workbench.data.sources` leaves
-    out samples with such.
+    A byte order mark is skipped. Halves of surrogate pairs pass, since `quark_workbench.data.sources` leaves
+    out samples with them.
 
     Raises:
-        CalibrationError: It is a pipe, a device or no file; or it holds something else than text in UTF-8,
-            or is damaged.
-        MissingPluginError: What decompresses it is not installed.
+        CalibrationError: The path is a pipe, a device or no file; or the file is damaged or is not UTF-8
+            text.
+        MissingPluginError: The package that decompresses it is not installed.
     """
     if not path.is_file():
-        raise CalibrationError(f"'{path}' is no regular file (it is a pipe, a device or not there): write the text to a file first")
+        raise CalibrationError(f"'{path}' is not a regular file (a pipe, a device, or missing): write the text to a file first")
     with path.open("rb") as file:
         first = file.read(8)
     if wide := next((name for mark, name in _WIDE.items() if first.startswith(mark)), None):
-        raise CalibrationError(f"'{path}' is {wide}, and text is read as UTF-8: convert it, as with iconv -f UTF-16 -t UTF-8")
+        raise CalibrationError(f"'{path}' is {wide}, but text must be UTF-8: convert it, as with iconv -f UTF-16 -t UTF-8")
     compression = next((ending for ending, mark in _COMPRESSED.items() if first.startswith(mark)), None)
     with (
         _decompressed(path, compression) as raw,
@@ -75,13 +75,13 @@ def opened_text(path: Path) -> Iterator[io.TextIOWrapper]:
             yield text
         except UnicodeDecodeError as error:
             raise CalibrationError(
-                f"'{path}' is no text in UTF-8 (the byte 0x{error.object[error.start]:02x}: {error.reason}). Convert it if it has another "
-                "encoding, as with iconv -f LATIN1 -t UTF-8"
+                f"'{path}' is not UTF-8 text (the byte 0x{error.object[error.start]:02x}: {error.reason}). Convert it, as with iconv -f "
+                f"LATIN1 -t UTF-8"
             ) from error
 
 
 def _decompressed(path: Path, compression: str | None) -> Any:
-    """Return a file of bytes, opened, and decompressed when it is read."""
+    """Return an open binary file that decompresses when read."""
     if compression is None:
         return path.open("rb")
     if compression == ".zst":
@@ -90,7 +90,7 @@ def _decompressed(path: Path, compression: str | None) -> Any:
 
 
 class _Checked(io.RawIOBase):
-    """The bytes of a file, checked while they are read: text holds no byte 0."""
+    """The bytes of a file, checked for zero bytes while they are read."""
 
     def __init__(self, raw: Any, path: Path) -> None:
         self._raw, self._path = raw, path
@@ -102,10 +102,8 @@ class _Checked(io.RawIOBase):
         try:
             data = self._raw.read(len(buffer))
         except Exception as error:  # of whatever decompresses it
-            raise CalibrationError(
-                f"'{self._path}' cannot be read ({error or type(error).__name__}): it is damaged, fetch it again"
-            ) from error
+            raise CalibrationError(f"'{self._path}' is damaged ({error or type(error).__name__}): download it again") from error
         if b"\0" in data:
-            raise CalibrationError(f"'{self._path}' holds bytes 0, which no text in UTF-8 has: it is UTF-16, or no text")
+            raise CalibrationError(f"'{self._path}' holds zero bytes, so it is not UTF-8 text: convert it if it is UTF-16")
         buffer[: len(data)] = data
         return len(data)

@@ -2,9 +2,9 @@
 
 The weights of a block are released before the next is read.
 
-In memory are what lies outside the blocks, one block, and the hidden states of all windows; of a comparison,
-of one model after the other. The figures are those of `quark_workbench.evaluate.likelihood` and
-`quark_workbench.evaluate.compare`, bit for bit: each forward computes the same.
+Memory holds the weights outside the blocks, one block, and the hidden states of all windows. A comparison
+runs one model after the other. The results equal those of `quark_workbench.evaluate.likelihood` and
+`quark_workbench.evaluate.compare`, bit for bit.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = ["compare_by_block", "likelihood_by_block"]
 
 @attrs.frozen(eq=False)
 class _WindowCall(Call):
-    """A forward over a batch of windows, whose predictions land in ``results``."""
+    """A forward over a batch of windows, which adds its predictions to ``results``."""
 
     windows: Windows | None = None
     results: list[NextTokens] = attrs.field(factory=list)
@@ -78,15 +78,15 @@ def compare_by_block(
 ) -> Comparison:
     """Return the `Comparison` of two checkpoints, with one block of each in memory at a time.
 
-    Arguments and errors are those of `likelihood_by_block`, and ``reference``, the directory of the
-    checkpoint to compare with.
+    Arguments and errors are as in `likelihood_by_block`; ``reference`` is the directory of the checkpoint to
+    compare with.
     """
     return comparison_of(_predictions([checkpoint, reference], batches, metrics, **where))
 
 
 @conducts_forwards
 def _predictions(checkpoints: Sequence[Path], batches: Iterable[Windows], metrics: Sequence[str], **where: Any) -> Predictions:
-    """Return the `Predictions` of a checkpoint, and of its reference where there are two."""
+    """Return the `Predictions` of a checkpoint, and of its reference if given."""
     predictions = Predictions(TokenMetrics.of(metrics, has_reference=len(checkpoints) > 1))
     windows = list(batches)
     with ExitStack() as stack:
@@ -99,13 +99,12 @@ def _predictions(checkpoints: Sequence[Path], batches: Iterable[Windows], metric
 
 @contextmanager
 def _before_the_head(path: Path, windows: Sequence[Windows], events: RunEvents, **where: Any) -> Iterator[Callable[[int], NextTokens]]:
-    """Run the forwards of all windows through the blocks; yield a function that predicts one's tokens."""
+    """Run the forwards of all windows through the blocks; yield a function that predicts a window."""
     events.phase("plan")
     model, blocks, source = _opened(path, **where)
     if not gives_next_tokens(model):
         raise UnsupportedError(
-            f"a {type(model).__name__} gives no probabilities of next tokens, by which checkpoints are compared block by block: leave out "
-            "--by-block"
+            f"a {type(model).__name__} does not predict tokens, and --by-block compares predictions: leave out --by-block"
         )
     calls = [_WindowCall(windows=batch) for batch in windows]
     with evaluating(model), without_cache(model), LockStep(model, [b.module for b in blocks], calls, to_the_end=False) as steps:
@@ -129,12 +128,12 @@ def _before_the_head(path: Path, windows: Sequence[Windows], events: RunEvents, 
 def _opened(
     path: Path, device: str = "cpu", dtype: str = "auto", trust_remote_code: bool = False, packed: bool = False
 ) -> tuple[nn.Module, Sequence[Block], BlockSource]:
-    """Return the model of a checkpoint, its blocks and their source; only headers have been read."""
+    """Return the model of a checkpoint, its blocks and their source; reads only headers."""
     target = torch_device(device)
     config = model_config(path, trust_remote_code=trust_remote_code)
     if getattr(config, "quantization_config", None) is not None:
         if torch_dtype(dtype) not in (None, config.dtype):
-            raise UnsupportedError(f"'{path}' is quantized, and block by block it has its own dtype, {config.dtype}: use --dtype auto")
+            raise UnsupportedError(f"'{path}' is quantized, so --by-block needs its own dtype, {config.dtype}: use --dtype auto")
         quantized = QuantizedCheckpoint(path, target, trust_remote_code=trust_remote_code, packed=packed)
         return quantized.model, quantized.blocks, quantized
     _, stored = opened_checkpoint(path, device, dtype, trust_remote_code=trust_remote_code)

@@ -19,11 +19,11 @@ __all__ = ["Comparison", "compare", "comparison_of"]
 class Comparison:
     """Metrics of a model and its reference over the same tokens.
 
-    KL is KL(reference ‖ model) of a prediction, in nats; 0 for equal ones.
+    KL is KL(reference ‖ model) of a prediction, in nats; 0 if the predictions are equal.
 
-    An attribute that ends in ``_error`` is the standard error of the one before it, with windows taken for
-    independent of each other; None where there is only one window. Source: the statistics that
-    ``llama-perplexity --kl-divergence`` prints.
+    An attribute that ends in ``_error`` is the standard error of the attribute before it, if windows are
+    independent; None for a single window. Source: the statistics that ``llama-perplexity --kl-divergence``
+    prints.
 
     Attributes:
         mean_kl: Mean over tokens.
@@ -33,13 +33,13 @@ class Comparison:
         p999_kl: 99.9th percentile.
         max_kl: Largest.
         top1_agreement: Share of tokens for which both models predict the same most likely next token, 0 to 1.
-        probability_shift: Mean over tokens of the probability of the right token by the model, minus that by
-            the reference, −1 to 1.
+        probability_shift: Mean over tokens of the right token's probability in the model minus that in the
+            reference, −1 to 1.
         probability_shift_rms: Root of the mean square of that difference.
         perplexity: Perplexity of the model.
         reference_perplexity: Perplexity of the reference.
-        perplexity_ratio: Quotient of the two; its error is that of paired differences, far below those of the
-            two.
+        perplexity_ratio: Quotient of the two. Its standard error comes from paired differences, so it is far
+            smaller than the other two.
         tokens: The number of compared predictions.
         metrics: Means of registered metrics, by name.
     """
@@ -67,16 +67,16 @@ class Comparison:
 
 
 def compare(model: nn.Module, reference: nn.Module, token_batches: Iterable[Tensor | Windows], metrics: Sequence[str] = ()) -> Comparison:
-    """Return a comparison of next-token predictions, batch by batch; a few numbers per token are in memory.
+    """Compare next-token predictions batch by batch; memory holds a few numbers per token.
 
     Args:
         model: As for `quark_workbench.evaluate.perplexity`.
-        reference: A model of the same vocabulary, which may be on another device.
+        reference: A model with the same vocabulary; it may be on another device.
         token_batches: As for `quark_workbench.evaluate.perplexity`.
         metrics: Names of `quark.metrics` to measure too.
 
     Raises:
-        ConfigError: There is no batch, or one has a wrong shape, or the vocabularies differ.
+        ConfigError: There is no batch, a batch has a wrong shape, or the vocabularies differ.
         UnknownNameError: (a ValueError) There is no such metric.
         NonFiniteError: A logit is NaN or Inf.
     """

@@ -1,4 +1,4 @@
-"""Next-token logits of a model, batch by batch, in the positions that predict a token of the batch."""
+"""Next-token logits of a model, batch by batch, at the positions that predict a token of the batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CHUNK_ELEMENTS = 1 << 24  # logits processed at a time: 64 MiB in float32, what
 
 @contextmanager
 def evaluating(*models: nn.Module) -> Iterator[None]:
-    """Set models to evaluation mode without gradients in the body, and restore each module's mode."""
+    """Set models to evaluation mode without gradients in the body; restore each module's mode afterwards."""
     training = [module for model in models for module in model.modules() if module.training]
     try:
         for model in models:
@@ -33,7 +33,7 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
 
 
 def windows_of(batches: Iterable[Tensor | Windows]) -> Iterator[Windows]:
-    """Yield the batches as windows; of a plain matrix of tokens, all but the first of each row are scored.
+    """Yield the batches as windows; in a plain token tensor, every token but the first of each row is scored.
 
     Raises:
         ConfigError: A batch is not an integer matrix ``[sequences, tokens]`` with at least two tokens per
@@ -46,7 +46,7 @@ def windows_of(batches: Iterable[Tensor | Windows]) -> Iterator[Windows]:
 def _checked(batch: Tensor) -> Tensor:
     if not isinstance(batch, Tensor) or batch.dim() != 2 or batch.shape[1] < 2 or batch.is_floating_point():
         what = f"a tensor of shape {list(batch.shape)} and {batch.dtype}" if isinstance(batch, Tensor) else f"a {type(batch).__name__}"
-        raise ConfigError(f"a batch of tokens is a matrix of whole numbers [sequences, tokens ≥ 2], not {what}")
+        raise ConfigError(f"a batch must be an integer tensor [sequences, tokens ≥ 2], not {what}: give token ids")
     return batch
 
 
@@ -61,9 +61,9 @@ class NextTokens(NamedTuple):
 def next_token_logits(model: nn.Module, windows: Windows) -> NextTokens:
     """Return the `NextTokens` of windows.
 
-    The model is called with the tokens alone, without the last of each window; it returns logits
-    ``[B, T − 1, V]``, or an object with an attribute ``logits``. The logits are in its dtype and on its
-    device, the others on the CPU.
+    The model gets only the tokens, without the last of each window. It returns logits ``[B, T − 1, V]``, or
+    an object with an attribute ``logits``. The result's logits keep the model's dtype and device; tokens and
+    windows are on the CPU.
     """
     parameter, inputs, scored = next(model.parameters(), None), windows.tokens[:, :-1], windows.scored
     output: Any = model(inputs if parameter is None else inputs.to(parameter.device))
@@ -87,6 +87,6 @@ def log_probabilities(logits: Tensor, whose: str) -> Tensor:
     total = float(logits.sum(dtype=torch.float64))
     if math.isnan(total) or total == math.inf:
         raise NonFiniteError(
-            f"the logits of the {whose} hold NaN or Inf: no metric can be computed. Try another dtype or scheme", tensor="logits"
+            f"the logits of the {whose} hold NaN or Inf, so no metric can be computed: try another dtype or scheme", tensor="logits"
         )
     return torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)

@@ -1,8 +1,8 @@
-"""Metrics: numbers for each predicted token, whose means an evaluation gives; and means with their errors.
+"""Metrics: one number for each predicted token, and their means with standard errors.
 
-Each takes log-probabilities ``log_q`` of the model, ``[N, V]``; the right tokens, ``[N]``; and
-log-probabilities ``log_p`` of the reference, ``[N, V]``, or None. It changes none of them, and the value of a
-token depends on that token alone.
+A metric takes log-probabilities ``log_q`` of the model, ``[N, V]``; the right tokens, ``[N]``; and
+log-probabilities ``log_p`` of the reference, ``[N, V]``, or None. It changes no argument, and each value
+depends on one token only.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ __all__ = ["Mean", "TokenMetrics", "accuracy", "entropy", "mean_over", "percenti
 
 
 def accuracy(log_q: Tensor, targets: Tensor, log_p: Tensor | None = None) -> Tensor:
-    """Return 1 for each token that the model holds for the most likely one, else 0; ``[N]``."""
+    """Return 1 for each token that the model predicts as the most likely, else 0; ``[N]``."""
     return (log_q.argmax(-1) == targets).double()
 
 
 def entropy(log_q: Tensor, targets: Tensor, log_p: Tensor | None = None) -> Tensor:
-    """Return the entropy of the model's prediction of each token, in nats, ``[N]``; 0 where it is certain."""
+    """Return the entropy of each prediction of the model, in nats, ``[N]``; 0 for a certain prediction."""
     q = log_q.exp()
     return -torch.where(q > 0, q * log_q, 0.0).sum(-1, dtype=torch.float64)
 
 
 def total_variation(log_q: Tensor, targets: Tensor, log_p: Tensor | None = None) -> Tensor:
-    """Return ½ Σ |q − p| of each token, ``[N]``, 0 to 1: the most that an event's probabilities differ."""
+    """Return ½ Σ |q − p| of each token, ``[N]``, 0 to 1: the total variation distance."""
     assert log_p is not None
     return (log_q.exp() - log_p.exp()).abs().sum(-1, dtype=torch.float64) / 2
 
@@ -43,8 +43,8 @@ class TokenMetrics:
     """The values of registered metrics so far.
 
     Attributes:
-        names: Of the metrics.
-        columns: The values of each, chunk by chunk; rows are tokens.
+        names: Names of the metrics.
+        columns: Values of each metric, chunk by chunk; rows are tokens.
     """
 
     names: tuple[str, ...] = ()
@@ -58,27 +58,26 @@ class TokenMetrics:
         """Return the metrics of these names, with no values.
 
         Raises:
-            UnknownNameError: (a ValueError) There is no metric of a name.
-            ConfigError: A metric compares with a reference, and there is none.
+            UnknownNameError: (a ValueError) There is no metric with this name.
+            ConfigError: A metric needs a reference, but there is none.
         """
         for name in names:
             if metrics().get(name).needs_reference and not has_reference:
-                raise ConfigError(f"the metric '{name}' compares with a reference model: give one, as with --reference")
+                raise ConfigError(f"the metric '{name}' compares with a reference model: give one with --reference")
         return cls(tuple(dict.fromkeys(names)))
 
     def add(self, log_q: Tensor, targets: Tensor, log_p: Tensor | None = None) -> None:
         """Add the tokens of one chunk: log-probabilities ``[N, V]`` of model and reference, targets ``[N]``.
 
         Raises:
-            PluginError: A metric raised an error, or returned something else than a finite number for each
-                token.
+            PluginError: A metric raised an error, or did not return a finite number for each token.
         """
         for name in self.names:
             whose = origin("metrics", name)
             with attributed("evaluating", whose):
                 values = metrics().load_metric(name)(log_q, targets, log_p if metrics().get(name).needs_reference else None)
             if not isinstance(values, Tensor) or values.shape != targets.shape or not bool(values.isfinite().all()):
-                raise whose.error(f"does not give one finite number for each of {len(targets)} tokens")
+                raise whose.error(f"does not return one finite number for each of {len(targets)} tokens")
             self.columns[name].append(values.double().cpu())
 
     def means(self, window: Tensor) -> dict[str, Mean]:
@@ -92,14 +91,14 @@ class Mean:
 
     Attributes:
         value: The mean over predictions.
-        error: Its standard error; None where there is only one window.
+        error: Its standard error; None if there is only one window.
     """
 
     value: float
     error: float | None
 
     def exp(self) -> Mean:
-        """Return the exponential of the mean, with its error to first order; infinity where it overflows."""
+        """Return the exponential of the mean, with its error to first order; infinity if it overflows."""
         try:
             value = math.exp(self.value)
         except OverflowError:
@@ -108,14 +107,14 @@ class Mean:
 
 
 def mean_over(values: Tensor, window: Tensor) -> Mean:
-    """Return the mean and its standard error, for values that are dependent within a window, and not between.
+    """Return the mean and its standard error, for values that depend on each other only within a window.
 
-    Tokens of one window are alike, so that an error that takes them for independent is too small. Source:
+    Tokens of one window are correlated, so an error that assumes independent tokens is too small. Source:
     cluster-robust standard errors, Liang and Zeger 1986, with the correction W / (W − 1) for W windows.
 
     Args:
         values: ``[N]``, float64.
-        window: ``[N]``, int64: the window that each belongs to.
+        window: ``[N]``, int64: the window of each value.
     """
     mean = values.mean()
     _, index = window.unique(return_inverse=True)

@@ -1,6 +1,6 @@
-"""Comparison of the outputs of two models that give no probabilities of next tokens.
+"""Comparison of the outputs of two models that do not predict next tokens.
 
-Such are embedders, classifiers, models that fill masks, and encoders with a decoder.
+Examples are embedders, classifiers, masked language models, and encoder-decoder models.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ _IDS = "input_ids"
 
 @attrs.frozen
 class OutputSimilarity:
-    """Similarity of one output of a model to that of its reference.
+    """Similarity of one output of a model to the reference's output.
 
     Attributes:
-        cosine: Mean cosine of the vectors of both, such as of each token's hidden state; at most 1.
-        lowest_cosine: The least of them.
+        cosine: Mean cosine between the vectors of both models, such as the hidden state of each token; at
+            most 1.
+        lowest_cosine: The smallest cosine.
         relative_error: Norm of the difference of all values ÷ norm of the reference's.
         vectors: Number of vectors.
     """
@@ -38,7 +39,7 @@ class OutputSimilarity:
 
 
 def gives_next_tokens(model: nn.Module) -> bool:
-    """Return whether a model gives probabilities of next tokens of a text, as decoders do."""
+    """Return whether a model predicts next tokens, as decoders do."""
     can_generate: Any = getattr(model, "can_generate", None)
     is_encoder_decoder = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
     return (can_generate is None or bool(can_generate())) and not is_encoder_decoder
@@ -46,15 +47,15 @@ def gives_next_tokens(model: nn.Module) -> bool:
 
 @torch.no_grad()
 def compare_outputs(model: nn.Module, reference: nn.Module, batches: Iterable[Windows]) -> dict[str, OutputSimilarity]:
-    """Return the similarity of each output of a model to that of its reference, by name.
+    """Return the similarity of each output of a model to the reference's output, by name.
 
     Args:
-        model: Takes token ids; a decoder behind an encoder gets the same ones.
+        model: A model that takes token ids; the decoder of an encoder-decoder model gets the same ids.
         reference: A model of the same class.
         batches: Windows of tokens.
 
     Raises:
-        UnsupportedError: The models cannot be called with token ids alone.
+        UnsupportedError: The models need more than token ids.
     """
     pairs: dict[str, list[tuple[Tensor, Tensor]]] = {}
     for windows in batches:
@@ -73,11 +74,11 @@ def _outputs(model: Any, tokens: Tensor) -> dict[str, Tensor]:
     inputs = {_IDS: ids} | ({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})
     name = type(model).__name__
     if model.main_input_name != _IDS:
-        raise UnsupportedError(f"a {name} takes {model.main_input_name}, and a text gives token ids: compare its outputs in Python")
+        raise UnsupportedError(f"a {name} takes {model.main_input_name}, not token ids: compare its outputs in Python")
     try:
         outputs = model(**inputs)
     except (TypeError, ValueError) as error:
-        raise UnsupportedError(f"a {name} cannot be called with token ids alone ({error}): compare its outputs in Python") from error
+        raise UnsupportedError(f"a {name} needs more than token ids ({error}): compare its outputs in Python") from error
     return {key: value for key, value in outputs.items() if isinstance(value, Tensor) and value.is_floating_point() and value.ndim > 1}
 
 

@@ -20,7 +20,7 @@ class Likelihood:
     """The likelihood of a text by a model.
 
     Attributes:
-        perplexity: Per token, or per word where the windows say how many there are; with its standard error.
+        perplexity: Per token, or per word if the windows know the number of words; with its standard error.
         bits_per_token: Mean negative log-likelihood of a token, in bits.
         tokens: The number of scored tokens.
         metrics: Means of registered metrics, by name.
@@ -38,11 +38,11 @@ def perplexity(model: nn.Module, token_batches: Iterable[Tensor | Windows]) -> f
     Args:
         model: A model that returns logits ``[B, T, V]`` or an object with ``logits``. Its train/eval modes
             are restored afterwards.
-        token_batches: Windows; or integer tensors ``[B, T]``, of which every token but the first of each
-            sequence is scored. Sequences are independent.
+        token_batches: Windows, or integer tensors ``[B, T]``: every token but the first of each sequence is
+            scored. Sequences are independent.
 
     Raises:
-        ConfigError: There is no batch, or one has a wrong shape.
+        ConfigError: There is no batch, or a batch has a wrong shape.
         NonFiniteError: A logit is NaN or Inf.
     """
     return likelihood(model, token_batches).perplexity.value
@@ -51,7 +51,7 @@ def perplexity(model: nn.Module, token_batches: Iterable[Tensor | Windows]) -> f
 def likelihood(model: nn.Module, token_batches: Iterable[Tensor | Windows], metrics: Sequence[str] = ()) -> Likelihood:
     """Return the perplexity of a model with its standard error, and the means of metrics of `quark.metrics`.
 
-    The other arguments and the errors are those of `perplexity`; an unknown metric is an UnknownNameError.
+    Other arguments and errors are as in `perplexity`; an unknown metric raises UnknownNameError.
     """
     return likelihood_of(predictions_of([model], token_batches, metrics))
 
@@ -68,7 +68,7 @@ def likelihood_of(predictions: Predictions) -> Likelihood:
 
 
 def perplexity_of(nats: Tensor, window: Tensor, words: int | None = None) -> Mean:
-    """Return the perplexity per token or word, for negative log-likelihoods ``[N]`` and windows."""
+    """Return the perplexity per token or word from negative log-likelihoods ``[N]`` and windows."""
     mean = mean_over(nats, window)
     if words is None:
         return mean.exp()

@@ -23,13 +23,13 @@ __all__ = ["Predictions", "kl_divergence", "predictions_of"]
 class Predictions:
     """Numbers of each scored token so far, by column.
 
-    Columns are ``log_q``, the log-likelihood of the right token by the model, and its ``window``; with a
-    reference also ``log_p``, that by the reference, ``kl``, the divergence of the two predictions in nats,
-    and ``agrees``, whether both have the same most likely token.
+    Columns are ``log_q``, the model's log-likelihood of the right token, and ``window``. With a reference,
+    there are also ``log_p``, the reference's log-likelihood, ``kl``, the divergence in nats, and ``agrees``,
+    whether both predict the same most likely token.
 
     Attributes:
         metrics: The registered metrics.
-        words: Words of the text, where results are per word.
+        words: Words of the text, if results are per word.
     """
 
     metrics: TokenMetrics = attrs.field(factory=TokenMetrics)
@@ -37,7 +37,7 @@ class Predictions:
     _columns: dict[str, list[Tensor]] = attrs.field(factory=lambda: defaultdict(list), init=False)
 
     def add(self, windows: Windows, predicted: NextTokens, expected: NextTokens | None = None) -> None:
-        """Add the tokens of one batch: logits of the model, and of the reference where there is one.
+        """Add the tokens of one batch: logits of the model, and of the reference if there is one.
 
         Raises:
             ConfigError: The vocabularies differ.
@@ -49,8 +49,8 @@ class Predictions:
             rows.append(expected.logits.to(logits.device))
             if expected.logits.shape != logits.shape:
                 raise ConfigError(
-                    f"the model predicts {logits.shape[-1]} tokens and the reference {expected.logits.shape[-1]}: compare models of one "
-                    "vocabulary"
+                    f"the model's vocabulary has {logits.shape[-1]} tokens, the reference's {expected.logits.shape[-1]}: compare models "
+                    f"of one vocabulary"
                 )
         for part, chosen, *reference in in_chunks(*rows):
             log_q = log_probabilities(part, "model")
@@ -72,14 +72,14 @@ class Predictions:
             ConfigError: There are no tokens.
         """
         if not self._columns[name]:
-            raise ConfigError("there are no tokens to evaluate: the batches are empty")
+            raise ConfigError("the batches are empty: give at least one window of tokens")
         return torch.cat(self._columns[name])
 
 
 def predictions_of(models: Sequence[nn.Module], token_batches: Iterable[Tensor | Windows], metrics: Sequence[str]) -> Predictions:
-    """Return the `Predictions` of a model, and of its reference where there are two, batch by batch.
+    """Return the `Predictions` of a model, and of its reference if given, batch by batch.
 
-    Arguments and errors are those of `quark_workbench.evaluate.compare`.
+    Arguments and errors are as in `quark_workbench.evaluate.compare`.
     """
     predictions = Predictions(TokenMetrics.of(metrics, has_reference=len(models) > 1))
     with own_torch_state(), running("evaluate", source=type(models[0]).__name__) as events, evaluating(*models):

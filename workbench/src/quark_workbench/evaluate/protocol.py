@@ -1,7 +1,6 @@
-"""Protocols of perplexity: how a text is cut into windows, where BOS tokens go, and which tokens are scored.
+"""Protocols of perplexity: how to cut a text into windows, place BOS tokens, and choose the scored tokens.
 
-Perplexities of different protocols cannot be compared: the same model and text give figures that differ by
-tens of percent.
+You cannot compare perplexities of different protocols: for one model and text they differ by tens of percent.
 """
 
 from __future__ import annotations
@@ -30,20 +29,17 @@ class Protocol:
     """How a text is evaluated.
 
     Attributes:
-        name: By which results are labelled.
+        name: Label of the results.
         seq_len: Tokens in a window, BOS included, at least 2.
-        stride: Tokens from the beginning of a window to that of the next, at most ``seq_len``; None for
-            ``seq_len``, which is no overlap. In overlapping windows only tokens that no earlier window has
-            scored are scored.
-        bos: Where BOS tokens stand: ``"each"`` window begins with one, only the ``"first"`` does where the
-            tokenizer puts one before a text, ``"none"`` does, or ``"auto"``: each, where the tokenizer puts
-            one before a text.
-        bos_replaces: Whether the BOS of a window stands in place of its first token, where the tokenizer has
-            it, instead of before it.
+        stride: Tokens from the start of a window to the start of the next, at most ``seq_len``; None for no
+            overlap. Overlapping windows score only tokens that no earlier window has scored.
+        bos: Which windows begin with BOS: ``"each"``; only the ``"first"``, if the tokenizer adds BOS;
+            ``"none"``; or ``"auto"``: each, if the tokenizer adds BOS.
+        bos_replaces: Whether BOS replaces the first token of a window, if the tokenizer has BOS, instead of
+            preceding it.
         score_from: Where scoring begins in a window: a share of ``seq_len`` below 1, or a number of tokens.
-        is_rolling: Whether every token of the text is scored once, after a prefix token, and results are per
-            word.
-        about: What it is, in one line.
+        is_rolling: Whether each token is scored exactly once, after a prefix token, with results per word.
+        about: Description in one line.
 
     Raises:
         ConfigError: (a ValueError) A value is out of its range.
@@ -60,15 +56,15 @@ class Protocol:
 
     def __attrs_post_init__(self) -> None:
         if self.stride is not None and not 1 <= self.stride <= self.seq_len:
-            raise ConfigError(f"stride={self.stride} is not between 1 and the sequence length, {self.seq_len}")
+            raise ConfigError(f"stride={self.stride} must be between 1 and the sequence length, {self.seq_len}")
         if not 0 <= self.first_scored < self.seq_len:
-            raise ConfigError(f"score_from={self.score_from} leaves no token of a window of {self.seq_len} to score: give less")
+            raise ConfigError(f"score_from={self.score_from} leaves no token to score in a window of {self.seq_len}: give a smaller value")
         if self.is_rolling and (self.stride is not None or self.score_from or self.bos != "auto"):
             raise ConfigError(f"the protocol '{self.name}' scores each token once: leave out stride, bos and score_from")
 
     @property
     def first_scored(self) -> int:
-        """Position in a window of the first token that may be scored; 0 where there is no limit."""
+        """Position in a window of the first token that may be scored; 0 if there is no limit."""
         if self.score_from < 1:
             # llama.cpp scores what follows the token in the middle.
             return int(self.seq_len * self.score_from) + 1 if self.score_from > 0 else 0
@@ -76,7 +72,7 @@ class Protocol:
 
 
 _PROTOCOLS = (
-    Protocol(name="quark", seq_len=512, about="windows without overlap, each with BOS where the tokenizer has it; every token is scored"),
+    Protocol(name="quark", seq_len=512, about="windows without overlap, each with BOS if the tokenizer has one; every token is scored"),
     Protocol(name="wikitext", bos="first", about="GPTQ's paper and code on WikiText: one text, BOS at its beginning, windows of 2048"),
     Protocol(
         name="llama.cpp",
@@ -84,7 +80,7 @@ _PROTOCOLS = (
         bos="each",
         bos_replaces=True,
         score_from=0.5,
-        about="llama-perplexity: windows of 512, BOS in place of the first token; the second half of each is scored",
+        about="llama-perplexity: windows of 512, BOS instead of the first token; the second half of each is scored",
     ),
     Protocol(
         name="lm-eval", is_rolling=True, about="lm-evaluation-harness: every token is scored once, in rolling windows; perplexity per word"
@@ -97,7 +93,7 @@ lm-evaluation-harness.
 
 
 def protocol_of(name: str, **changes: Any) -> Protocol:
-    """Return the protocol of a name, changed in the attributes that are not None.
+    """Return a protocol by its name, with the attributes that are not None changed.
 
     >>> protocol_of("wikitext", seq_len=4096, stride=None).seq_len
     4096
@@ -106,10 +102,10 @@ def protocol_of(name: str, **changes: Any) -> Protocol:
         ConfigError: (a ValueError) There is no such protocol, or a value is out of its range.
     """
     if name not in PROTOCOLS:
-        raise ConfigError(f"there is no protocol {name!r}: there are {', '.join(PROTOCOLS)}")
+        raise ConfigError(f"there is no protocol {name!r}: use one of {', '.join(PROTOCOLS)}")
     given = {key: value for key, value in changes.items() if value is not None}
     if "bos" in given and given["bos"] not in BOS:
-        raise ConfigError(f"bos={given['bos']!r} is none of {', '.join(BOS)}")
+        raise ConfigError(f"bos={given['bos']!r} is unknown: use one of {', '.join(BOS)}")
     if "bos" in given:
         given["bos_replaces"] = False
     return attrs.evolve(PROTOCOLS[name], **given)

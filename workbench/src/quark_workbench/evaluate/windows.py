@@ -1,4 +1,4 @@
-"""Windows: pieces of a tokenized text that a model reads, and the tokens in each whose prediction counts."""
+"""Windows: pieces of a tokenized text, with the tokens whose predictions are scored."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Windows:
 
     Attributes:
         tokens: ``[N, T]``, int64. The model reads all but the last token of a window.
-        first: ``[N]``, int64: position of the first token of each window whose prediction is scored, 1 to T −
-            1. All after it are scored.
-        words: Number of words of the text, where results are per word; None where they are per token.
+        first: ``[N]``, int64: position of the first scored token of each window, 1 to T − 1. All tokens after
+            it are scored too.
+        words: Number of words of the text; None if results are per token.
     """
 
     tokens: Tensor
@@ -38,7 +38,7 @@ class Windows:
 
     @property
     def scored(self) -> Tensor:
-        """Whether the prediction of each token but the first counts, ``[N, T − 1]``."""
+        """Whether each token but the first is scored, ``[N, T − 1]``."""
         return torch.arange(1, self.tokens.shape[1]) >= self.first[:, None]
 
     def split(self, size: int) -> Iterator[Windows]:
@@ -61,18 +61,19 @@ def scored_windows(tokenizer: Any, text: str, protocol: Protocol, limit: int | N
     Args:
         tokenizer: A transformers tokenizer.
         text: Any text.
-        protocol: How the text is cut, and what is scored.
-        limit: The largest number of windows, from the start; None takes all. Not for results per word.
+        protocol: The protocol of the windows.
+        limit: The largest number of windows, from the start; None takes all. Not allowed if results are per
+            word.
 
     Raises:
         ConfigError: The limit is too small, the text is empty, or it does not fill one window.
     """
     if limit is not None and limit < 1:
-        raise ConfigError(f"a limit of {limit} windows leaves nothing to evaluate: it must be at least 1")
+        raise ConfigError(f"a limit of {limit} windows leaves nothing to evaluate: give at least 1")
     if limit is not None and protocol.is_rolling:
         raise ConfigError(f"the protocol '{protocol.name}' scores the whole text, per word: leave the limit out, or give a shorter text")
     if not text.strip():
-        raise ConfigError("the text is empty: nothing can be evaluated on it")
+        raise ConfigError("the text is empty: give another")
     return _rolling(tokenizer, text, protocol) if protocol.is_rolling else _overlapping(tokenizer, text, protocol, limit)
 
 
@@ -98,14 +99,16 @@ def _overlapping(tokenizer: Any, text: str, protocol: Protocol, limit: int | Non
 
 
 def _rolling(tokenizer: Any, text: str, protocol: Protocol) -> Windows:
-    """Return windows that score each token once, the first after a BOS or EOS token; the last one is full.
+    """Return windows that score each token once, the first token after BOS or EOS; the last window is full.
 
     Source: ``get_rolling_token_windows`` with ``context_len=1`` and ``word_perplexity`` of
     lm-evaluation-harness.
     """
     prefix = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     if prefix is None:
-        raise ConfigError(f"the protocol '{protocol.name}' begins with a BOS or EOS token, and this tokenizer has neither: use another one")
+        raise ConfigError(
+            f"the protocol '{protocol.name}' begins with a BOS or EOS token, but this tokenizer has neither: use another protocol"
+        )
     tokens = torch.cat([torch.tensor([prefix]), _tokens(tokenizer, text, None)])
     length = min(protocol.seq_len + 1, len(tokens))  # the model reads one token less
     ends = [*range(length, len(tokens), length - 1), len(tokens)]
@@ -118,7 +121,7 @@ def _bos(tokenizer: Any, protocol: Protocol) -> int | None:
     """Return the BOS token of the protocol's windows, or None for windows of plain text.
 
     Raises:
-        ConfigError: The protocol asks for one, and the tokenizer has none.
+        ConfigError: The protocol needs BOS, but the tokenizer has none.
     """
     bos: int | None = tokenizer.bos_token_id
     if protocol.bos == "auto" or protocol.bos_replaces:  # only where the tokenizer puts it before a text: the model was trained with it
@@ -131,7 +134,7 @@ def _bos(tokenizer: Any, protocol: Protocol) -> int | None:
 
 
 def _tokens(tokenizer: Any, text: str, wanted: int | None) -> Tensor:
-    """Return the tokens of the text, or of its beginning if that gives the wanted number of tokens."""
+    """Return the tokens of the text, or of a beginning with enough tokens."""
     for part in (text,) if wanted is None else (text[: wanted * _CHARACTERS_PER_TOKEN], text):
         # verbose=False: no warning for a text longer than the model's context, since it is cut afterwards.
         tokens = torch.tensor(tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"], dtype=torch.int64)

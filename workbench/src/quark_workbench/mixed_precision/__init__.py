@@ -1,6 +1,6 @@
-"""Selection: which scheme each layer gets, under a budget of bits, bytes or divergence.
+"""Selection of a scheme for each layer under a budget of bits, bytes or divergence.
 
-The choice itself is made by a plugin.
+A plugin makes the choice.
 """
 
 from quark_workbench.mixed_precision.candidates import FLOAT, Candidate, candidates_of

@@ -1,4 +1,4 @@
-"""Candidates: the schemes among which a selection chooses, and the bytes that a layer takes in each."""
+"""Candidates: the schemes of a selection, and the bytes that a layer takes in each scheme."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from quark.numbers import quantizer_for
 __all__ = ["FLOAT", "Candidate", "candidates_of"]
 
 FLOAT = "float"
-"""Name of the candidate that leaves a layer as it is."""
+"""Name of the candidate that keeps a layer in float."""
 _FLOAT_NAMES = (FLOAT, "bf16", "bfloat16", "fp16", "float16", "none")
 _ORDER = "reorder"  # of 4-bit codes in a word: every order takes the same bytes
 
 
 @attrs.frozen(eq=False)
 class Candidate:
-    """A scheme that a layer may get, or none.
+    """A scheme that a layer may get, or float.
 
     Attributes:
-        name: Of the scheme, or `FLOAT`.
-        config: Of a layer in that scheme; that of `FLOAT` quantizes nothing.
-        clients: Programs that load the scheme, as its record lists them; everything loads a float layer.
+        name: Name of the scheme, or `FLOAT`.
+        config: Layer configuration of the scheme; `FLOAT` quantizes nothing.
+        clients: Programs that load the scheme, from its record; every program loads a float layer.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Candidate:
 
     @property
     def is_float(self) -> bool:
-        """Whether it leaves layers as they are."""
+        """Whether it keeps layers in float."""
         return self.name == FLOAT
 
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
@@ -51,8 +51,8 @@ class Candidate:
         """Return the bytes of a layer's weight in a checkpoint: codes, scales, static input scales.
 
         Args:
-            shape: Of the weight, ``[out, in]``.
-            dtype: Of the float weight.
+            shape: Shape of the weight, ``[out, in]``.
+            dtype: Dtype of the float weight.
         """
         if self.config.weight is None:
             return prod(shape) * dtype.itemsize
@@ -75,12 +75,13 @@ def candidates_of(names: Sequence[str], runtime: str | None = None) -> dict[str,
     """Return the candidates of these names, in order.
 
     Args:
-        names: Of registered schemes; ``float``, or its dtype as in ``bf16``, leaves a layer as it is.
-        runtime: A program that has to load every one of them, by the ``clients`` of the schemes' records,
-            such as ``"vLLM"``; None for any.
+        names: Of registered schemes; ``float``, or a dtype such as ``bf16``, keeps a layer in float.
+        runtime: A program that must load all of them, by the ``clients`` of the schemes' records, such as
+            ``"vLLM"``; None for any.
 
     Raises:
-        ConfigError: There are fewer than two, one quantizes no weights, or the runtime does not load one.
+        ConfigError: There are fewer than two candidates, a scheme quantizes no weights, or the runtime does
+            not load it.
         UnknownNameError: There is no such scheme.
     """
     found: dict[str, Candidate] = {}
@@ -90,12 +91,12 @@ def candidates_of(names: Sequence[str], runtime: str | None = None) -> dict[str,
             raise ConfigError(f"the candidate '{name}' is named twice: leave one out")
         if runtime is not None and not candidate.is_float and not _loads(runtime, candidate.clients):
             raise ConfigError(
-                f"'{runtime}' does not load the scheme '{name}', by its record: it is loaded by {', '.join(candidate.clients) or 'none'}. "
-                "Leave it out, or choose another runtime"
+                f"'{runtime}' does not load the scheme '{name}'; runtimes that load it: {', '.join(candidate.clients) or 'none'}. Leave "
+                f"the scheme out, or choose another runtime"
             )
         found[candidate.name] = candidate
     if len(found) < 2 or all(candidate.is_float for candidate in found.values()):
-        raise ConfigError(f"two candidates or more are needed to choose from, and there is {', '.join(found) or 'none'}: name another")
+        raise ConfigError(f"a selection needs two candidates or more, and has {', '.join(found) or 'none'}: name another")
     return found
 
 
@@ -104,11 +105,11 @@ def _candidate(name: str) -> Candidate:
         return Candidate(FLOAT, QLayerConfig())
     config = scheme_config(name)
     if config.weight is None:
-        raise ConfigError(f"the scheme '{name}' quantizes no weights, so that it saves nothing: leave it out")
+        raise ConfigError(f"the scheme '{name}' quantizes no weights, so it saves nothing: leave it out")
     return Candidate(name, config, scheme_record(name).clients)
 
 
 def _loads(runtime: str, clients: Sequence[str]) -> bool:
-    """Return whether a runtime is among the clients; ``vLLM`` stands for ``vLLM (CPU, CUDA, ROCm)`` too."""
+    """Return whether a runtime is among the clients; ``vLLM`` also matches ``vLLM (CPU, CUDA, ROCm)``."""
     wanted = runtime.lower()
     return any(client.lower() == wanted or client.lower().startswith(f"{wanted} (") for client in clients)

@@ -1,4 +1,4 @@
-"""SelectionProblem: groups of layers, each in one scheme; candidates, sizes, a budget, the model and data."""
+"""SelectionProblem: groups of layers, candidates, sizes, a budget, the model and data."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ Choices = Mapping[str, str]
 
 @attrs.frozen(eq=False)
 class SelectionProblem:
-    """A choice to be made: one candidate for each group, within a budget.
+    """The task to choose one candidate for each group within a budget.
 
     Attributes:
-        model: The float model. Its tensors may be on the meta device until ``source`` has loaded their block.
+        model: The float model. Its tensors may be on the meta device until ``source`` loads their block.
         source: Loads and releases the tensors of blocks.
-        architecture: Facts about the family; None where it is not known.
-        groups: What is chosen for, in the model's order.
-        candidates: What there is to choose from, by name.
+        architecture: Facts about the family; None for an unknown family.
+        groups: The groups of layers, in the model's order.
+        candidates: The candidates by name.
         sizes: Bytes of each group in each candidate that fits all its layers.
         other_bytes: Bytes of all other tensors of the checkpoint.
-        budget: What may be spent.
+        budget: The budget.
         data: Calibration forwards.
-        events: Hears how far a selector is that takes long: `quark.plugins.run_events.RunEvents.blocks`,
+        events: Receives the progress of a slow selector: `quark.plugins.run_events.RunEvents.blocks`,
             `quark.plugins.run_events.RunEvents.batches`.
     """
 
@@ -67,17 +67,17 @@ class SelectionProblem:
 
     @property
     def smallest(self) -> int:
-        """The fewest bytes that the groups can take."""
+        """The smallest number of bytes for the groups."""
         return sum(min(sizes.values()) for sizes in self.sizes.values())
 
     @property
     def largest(self) -> int:
-        """The most bytes that the groups can take."""
+        """The largest number of bytes for the groups."""
         return sum(max(sizes.values()) for sizes in self.sizes.values())
 
     @property
     def most_bytes(self) -> int | None:
-        """The most bytes that the groups may take under the budget; None where it is a divergence."""
+        """The bytes that the budget allows for the groups; None if the budget is a divergence."""
         if self.budget.bits is not None:
             return int(self.budget.bits * self.weights / 8 + 1e-6)
         return None if self.budget.size is None else self.budget.size - self.other_bytes
@@ -91,7 +91,7 @@ class SelectionProblem:
         return 8 * group_bytes / self.weights
 
     def refuse_unreachable(self) -> None:
-        """Raise where no choice meets the budget, or where the largest choice is below it.
+        """Raise if no choice meets the budget, or if even the largest choice is below it.
 
         Raises:
             ConfigError: Names the range that can be reached.
@@ -107,7 +107,7 @@ class SelectionProblem:
         )
         fix = "a larger budget, or a smaller candidate" if most < low else "a smaller budget, or a larger candidate"
         raise ConfigError(
-            f"a budget of {self.budget} cannot be met with {', '.join(self.candidates)}: these reach {reached} over {len(self.groups)} "
+            f"a budget of {self.budget} cannot be met with {', '.join(self.candidates)}: they reach {reached} over {len(self.groups)} "
             f"groups of layers. Give {fix}"
         )
 
@@ -119,16 +119,16 @@ def _positive(_: object, attribute: Any, value: float | None) -> None:
 
 @attrs.frozen(kw_only=True)
 class Budget:
-    """A budget. Exactly one attribute is given.
+    """A budget; set exactly one attribute.
 
     Attributes:
-        bits: Most stored bits per weight, over the layers that are chosen for; codes and scales count, what
-            stays float by the template of the family, such as the output head, does not.
-        size: Most bytes of all tensors of the checkpoint.
+        bits: Largest mean of stored bits per weight over the layers of the selection, codes and scales
+            included. Layers that the template keeps in float, such as the output head, do not count.
+        size: Largest size of all tensors of the checkpoint, in bytes.
         kl: Largest mean KL divergence from the float model on the calibration tokens, in nats per token.
 
     Raises:
-        ConfigError: None, or several, are given, or one is not positive.
+        ConfigError: The number of budgets is not one, or it is not positive.
     """
 
     bits: float | None = attrs.field(default=None, validator=_positive)
@@ -140,7 +140,9 @@ class Budget:
         given = [name for name, value in values if value is not None]
         if len(given) != 1:
             said = "none is given" if not given else f"{' and '.join(given)} are given"
-            raise ConfigError(f"a selection has one budget, and {said}: give bits per weight, a size in bytes, or a KL divergence")
+            raise ConfigError(
+                f"a selection needs exactly one budget, and {said}: give bits per weight, a size in bytes, or a KL divergence"
+            )
 
     def __str__(self) -> str:
         if self.bits is not None:
@@ -153,7 +155,7 @@ class LayerGroup:
     """Layers that get one scheme.
 
     Attributes:
-        name: Full name of the layer; of several, their common parent and the names below it:
+        name: Full name of the layer; for several layers, their common parent and the names below it:
             ``"model.layers.0.mlp.gate_proj/up_proj"``.
         shapes: Shape of the weight of each layer, ``[out, in]``, by full name.
     """
@@ -175,13 +177,12 @@ class LayerGroup:
 def layer_groups(rows: Sequence[PlanRow], architecture: Architecture | None) -> tuple[LayerGroup, ...]:
     """Return the groups of some layers, in the model's order.
 
-    The facts are those of the architecture: suffixes that runtimes fuse into one matrix (``fused``), and
-    where the experts are. Layers of which only some are among ``rows``, since others are excluded, are
-    grouped as far as they are there.
+    The architecture says which layers runtimes fuse into one matrix (``fused``), and where the experts are.
+    If ``rows`` lack some layers of a group, the group has only the other layers.
 
     Args:
-        rows: Of the layers to group.
-        architecture: Facts about the family; None where nothing is known: then every layer is alone.
+        rows: Rows of the layers to group.
+        architecture: Facts about the family; None makes each layer its own group.
     """
     fused = () if architecture is None else architecture.fused
     experts = ExpertNames(architecture)
@@ -192,7 +193,7 @@ def layer_groups(rows: Sequence[PlanRow], architecture: Architecture | None) -> 
 
 
 def _key(name: str, fused: Sequence[Sequence[str]], experts: ExpertNames) -> tuple[str, str]:
-    """Return the key that all layers of a group share: the module above them, and their group in it."""
+    """Return the key of a layer's group: the parent module, and the group in it."""
     if experts.projection(name) is not None:
         return experts.expert(name).rpartition(".")[0], ""
     parent, _, suffix = name.rpartition(".")

@@ -1,4 +1,4 @@
-"""select_schemes: choose a scheme for each layer under a budget; return the configuration that says so."""
+"""select_schemes: choose a scheme for each layer under a budget, and return the configuration."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _WANTED_BY = "a selection of schemes"
 
 
 def base_scheme(names: Sequence[str]) -> str:
-    """Return the candidate for settings of the whole model: with shared global scales, else the first.
+    """Return the candidate for settings of the whole model: one with shared global scales, else the first.
 
     Raises:
         ConfigError, UnknownNameError: As `candidates_of`.
@@ -66,31 +66,30 @@ def select_schemes(
     device: str = "cpu",
     dtype: str = "auto",
 ) -> SelectionResult:
-    """Return a scheme for each group of layers, and the configuration that follows; no weight is changed.
+    """Return a scheme for each group of layers, and the resulting configuration; changes no weight.
 
-    Chosen for are the linear layers that ``base`` gives its global scheme. Layers that runtimes fuse get one
-    scheme.
+    The selection covers the linear layers with the global scheme of ``base``. Layers that runtimes fuse get
+    one scheme.
 
     Args:
         model: A float model in memory, whose fused experts become separate layers; or the directory of a
-            checkpoint, of which one block at a time is read where the selector does with that.
-        candidates: Names of schemes; ``float`` or ``bf16`` leaves a layer as it is.
-        budget: What may be spent.
-        data: Calibration data, as of `quark.runs.quantize_checkpoint`.
-        base: Everything else of the configuration: excluded layers, cache, algorithms; None for what the
-            template of the family says.
-        fixed: Patterns of ``base.layer_quant_config`` whose layers are not chosen for.
-        selector: Name of a registered one, or an object; None for the one that is installed.
-        selector_options: Of a selector that is given by name.
-        runtime: A program that has to load all candidates, such as ``"vLLM"``.
-        device: Torch device, for a checkpoint; a model in memory is worked on where it lies.
-        dtype: Of the float model, for a checkpoint.
+            checkpoint, which is read block by block if the selector allows it.
+        candidates: Names of schemes; ``float`` or ``bf16`` keeps a layer in float.
+        budget: The budget.
+        data: Calibration data, as in `quark.runs.quantize_checkpoint`.
+        base: All other settings: excluded layers, cache, algorithms; None for the template of the family.
+        fixed: Patterns of ``base.layer_quant_config`` whose layers keep their scheme.
+        selector: Name of a registered selector, or an object; None for the only installed one.
+        selector_options: Options of a selector given by name.
+        runtime: A program that must load all candidates, such as ``"vLLM"``.
+        device: Torch device, for a checkpoint; a model in memory stays on its device.
+        dtype: Dtype of the float model, for a checkpoint.
 
     Raises:
         ConfigError: The candidates, the budget or the configuration do not fit the model.
         CalibrationError: Data are missing or unreadable.
         UnknownNameError: There is no such scheme or selector.
-        PluginError: The selector raised an error, or returned what cannot be built on.
+        PluginError: The selector raised an error, or returned an invalid result.
 
     Example:
         >>> from quark_workbench.mixed_precision import Budget, select_schemes
@@ -122,7 +121,7 @@ def select_schemes(
 def _planned(model: nn.Module, source: BlockSource, base: QConfig) -> tuple[PlanRow, ...]:
     """Return the plan of every layer under ``base``.
 
-    Experts that it quantizes are separate layers then, and the source knows the blocks.
+    Quantized experts become separate layers, and the source learns the blocks.
     """
     separate_experts(model, base)
     architecture = architecture_of(model)
@@ -133,7 +132,7 @@ def _planned(model: nn.Module, source: BlockSource, base: QConfig) -> tuple[Plan
 
 
 def _opened(model: nn.Module | str | Path, device: str, dtype: str) -> tuple[nn.Module, BlockSource]:
-    """Return a model with the source of its tensors; that of a checkpoint is on the meta device."""
+    """Return a model with the source of its tensors; a checkpoint's model is on the meta device."""
     if isinstance(model, nn.Module):
         return model, InMemorySource()
     _, source = opened_checkpoint(Path(model), device, dtype)
@@ -152,7 +151,9 @@ def problem_of(
     """Return the problem without its data."""
     free = [row for row in rows if _is_free(row, base, fixed)]
     if not free:
-        raise ConfigError("there is no layer to choose a scheme for: every linear layer is excluded, or has a scheme of its own")
+        raise ConfigError(
+            "no layer is left to choose a scheme for: every linear layer is excluded or has its own scheme. Remove some of these rules"
+        )
     architecture = architecture_of(model)
     groups = layer_groups(free, architecture)
     dtypes: dict[str, torch.dtype] = {row.name: _weight(model, row).dtype for row in free}
@@ -161,20 +162,22 @@ def problem_of(
         fitting = [c for c in candidates.values() if all(c.shape_error(shape) is None for shape in group.shapes.values())]
         if not fitting:
             error = next(iter(candidates.values())).shape_error(next(iter(group.shapes.values())))
-            raise ConfigError(f"no candidate fits '{group.name}' ({error}): add one that does, or float, or exclude {folded(group.layers)}")
+            raise ConfigError(
+                f"no candidate fits '{group.name}' ({error}): add one that does, such as bf16, or exclude {folded(group.layers)}"
+            )
         sizes[group.name] = {c.name: sum(c.stored_bytes(shape, dtypes[layer]) for layer, shape in group.shapes.items()) for c in fitting}
     other = _other_bytes(model, rows, free, base)
     return SelectionProblem(model, source, architecture, groups, candidates, sizes, other, budget)
 
 
 def _is_free(row: PlanRow, base: QConfig, fixed: Sequence[str]) -> bool:
-    """Return whether a selection chooses for the layer: a linear one with weights of the global scheme."""
+    """Return whether a selection covers the layer: a linear layer whose weights have the global scheme."""
     has_global = row.has_quantized_matrix and row.quantized_to.weight == base.global_quant_config.weight
     return has_global and first_match(row.name, fixed) is None
 
 
 def _other_bytes(model: nn.Module, rows: Sequence[PlanRow], free: Sequence[PlanRow], base: QConfig) -> int:
-    """Return the bytes of all tensors but the weights of free layers; of fixed layers as they are stored."""
+    """Return the bytes of all tensors except the weights of free layers; fixed layers count as stored."""
     replaced = {id(_weight(model, row)): 0 for row in free}
     for row in rows:
         if row.has_quantized_matrix and id(_weight(model, row)) not in replaced:
@@ -190,12 +193,12 @@ def _weight(model: nn.Module, row: PlanRow) -> Tensor:
 
 
 def configuration(base: QConfig, rows: Sequence[PlanRow], chosen: Mapping[str, Candidate]) -> QConfig:
-    """Return ``base`` with another quantization of weight and input for the chosen layers.
+    """Return ``base`` with new weight and input quantization for the chosen layers.
 
-    The outputs of layers, such as those that enter a quantized cache, stay what ``base`` makes them.
+    Outputs of layers, such as outputs that enter a quantized KV cache, keep the quantization of ``base``.
 
     Args:
-        base: What every other layer gets.
+        base: The configuration of all other layers.
         rows: All layers under ``base``.
         chosen: Candidate by full name of layer.
     """
@@ -221,7 +224,7 @@ def configuration(base: QConfig, rows: Sequence[PlanRow], chosen: Mapping[str, C
 
 
 def _layer(row: PlanRow, candidate: Candidate) -> QLayerConfig:
-    """Return the candidate's quantization of weight and input, with the output that the layer has anyhow."""
+    """Return the candidate's weight and input quantization, with the layer's own output quantization."""
     output = None if row.config is None else row.config.output_tensors
     own = candidate.config.copied()
     return own if output is None else attrs.evolve(own, output_tensors=output)
@@ -232,7 +235,7 @@ def _resolved(config: QConfig, row: PlanRow) -> QLayerConfig:
 
 
 def _patterns(layers: Mapping[str, QLayerConfig], names: Sequence[str]) -> dict[str, QLayerConfig]:
-    """Return the layers by pattern where all layers of one kind have one quantization, else by exact name."""
+    """Return the layers by pattern if all layers of a kind have one quantization, else by exact name."""
     patterns: dict[str, QLayerConfig] = {}
     done: set[str] = set()
     for name, layer in layers.items():

@@ -1,4 +1,4 @@
-"""Selection: a selector's choice and curve, the result with a configuration, and the protocol."""
+"""Selection: the choice and curve of a selector, the result with a configuration, and the protocol."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ __all__ = ["CurvePoint", "SchemeSelector", "Selection", "SelectionResult", "chec
 
 @attrs.frozen
 class CurvePoint:
-    """One point of the Pareto curve: no choice has a smaller loss in so few bytes.
+    """A point of the Pareto curve: no choice has a smaller loss in as few bytes.
 
     Attributes:
         group_bytes: Bytes of the groups.
-        loss: Loss by the selector's prediction.
+        loss: Predicted loss.
         choices: Candidate by group.
-        measured_kl: Mean KL divergence from the float model on calibration tokens, in nats per token; None
-            where it was not measured.
+        measured_kl: Mean KL divergence from the float model on calibration tokens, in nats per token; None if
+            not measured.
     """
 
     group_bytes: int
@@ -41,10 +41,10 @@ class Selection:
     """The result of a selector.
 
     Attributes:
-        choices: Candidate by group: one for each group of the problem.
-        losses: Predicted loss by group, then by candidate; empty where the selector does not predict any.
-        unit: Of the losses, such as ``"nats per token"``.
-        curve: The Pareto curve, from the fewest bytes to the most; may be empty.
+        choices: The candidate for each group of the problem.
+        losses: Predicted loss by group, then by candidate; empty if the selector predicts none.
+        unit: Unit of the losses, such as ``"nats per token"``.
+        curve: The Pareto curve in ascending order of bytes; may be empty.
         notes: Remarks for the user.
     """
 
@@ -57,13 +57,13 @@ class Selection:
 
 @attrs.frozen(eq=False)
 class SelectionResult:
-    """A selection with the problem it solves and the configuration that it leads to.
+    """A selection with its problem and the resulting configuration.
 
     Attributes:
-        config: How the model is quantized: to be planned, run and exported as any other.
-        selection: What was chosen.
-        problem: From what.
-        selector: Name of the selector; None where an object was given.
+        config: The configuration, for planning, quantization and export.
+        selection: The choice.
+        problem: The problem.
+        selector: Name of the selector; None if an object was given.
         seconds: How long the selector took.
     """
 
@@ -90,7 +90,7 @@ class SelectionResult:
 
     @property
     def loss(self) -> float | None:
-        """Predicted loss of the choices; None where none is predicted."""
+        """Predicted loss of the choices; None without a prediction."""
         losses = self.selection.losses
         return sum(losses[group][name] for group, name in self.selection.choices.items()) if losses else None
 
@@ -131,13 +131,13 @@ def _point(problem: SelectionProblem, point: CurvePoint) -> dict[str, Any]:
 class SchemeSelector(Protocol):
     """Chooses a scheme for each group of layers.
 
-    A class that can be called without arguments; keyword arguments are its options.
+    The class must be callable without arguments; its keyword arguments are options.
     """
 
     def select(self, problem: SelectionProblem) -> Selection:
-        """Return one of a group's candidates in ``problem.sizes`` for each group, within the budget.
+        """Return one candidate in ``problem.sizes`` for each group, within the budget.
 
-        The model is left as it was. The same problem gives the same choice.
+        Do not change the model. Return the same choice for the same problem.
 
         Raises:
             ConfigError: No choice meets the budget.
@@ -145,16 +145,17 @@ class SchemeSelector(Protocol):
 
 
 def selector_of(name: str | None = None, options: Mapping[str, Any] | None = None) -> tuple[str, SchemeSelector]:
-    """Return the name of a registered selector, and the selector, made with options.
+    """Return the name of a registered selector, and the selector with the options.
 
     Args:
-        name: Of the selector; None takes the one that is installed.
-        options: Of the selector, by name.
+        name: Name of the selector; None for the only installed one.
+        options: Options of the selector, by name.
 
     Raises:
-        ConfigError: No selector is installed, several are and none is named, or it has no such option.
-        UnknownNameError: There is none of that name.
-        PluginError: The selector cannot be made, or has no method ``select``.
+        ConfigError: No selector is installed, several are installed but none is named, or it has no such
+            option.
+        UnknownNameError: There is no selector with this name.
+        PluginError: The selector cannot be created, or has no method ``select``.
     """
     names = selectors().names()
     if name is None:
@@ -167,33 +168,33 @@ def selector_of(name: str | None = None, options: Mapping[str, Any] | None = Non
     make = selectors().load_selector(name)
     given = checked(f"the selector '{name}'", selectors().options(name), options or {})
     whose = origin("selectors", name)
-    with attributed("being made of its options", whose):
+    with attributed("being created", whose):
         selector = called(f"the selector '{name}'", make, given)
     if not isinstance(selector, SchemeSelector):
-        raise whose.error(f"makes a {type(selector).__name__}, which has no method select(problem)")
+        raise whose.error(f"creates a {type(selector).__name__}, which has no method select(problem)")
     return selectors().get(name).name, selector
 
 
 def checked_selection(problem: SelectionProblem, selection: object, whose: str) -> Selection:
-    """Return the result of a selector as a `Selection`, on which a configuration can be built.
+    """Return the result of a selector as a valid `Selection`.
 
     Args:
-        problem: What it was asked.
-        selection: What it returned.
-        whose: How messages call it.
+        problem: The problem.
+        selection: The result of the selector.
+        whose: Name of the selector for messages.
 
     Raises:
-        PluginError: It is no selection; it has no choice for a group, or one that does not fit; or it exceeds
-            the budget.
+        PluginError: The result is not a selection, lacks a group, has a candidate that does not fit, or
+            exceeds the budget.
     """
     if not isinstance(selection, Selection):
-        raise PluginError(f"{whose} returns a {type(selection).__name__} where a Selection is wanted")
+        raise PluginError(f"{whose} returns a {type(selection).__name__}, not a Selection")
     for group in problem.groups:
         chosen = selection.choices.get(group.name)
         if chosen not in problem.sizes[group.name]:
             fitting = ", ".join(problem.sizes[group.name])
-            raise PluginError(f"{whose} chooses {chosen!r} for '{group.name}', for which there are {fitting}")
+            raise PluginError(f"{whose} chooses {chosen!r} for '{group.name}', whose candidates are {fitting}")
     most = problem.most_bytes
     if most is not None and problem.bytes_of(selection.choices) > most:
-        raise PluginError(f"{whose} chooses {problem.bytes_of(selection.choices):,} bytes, and the budget leaves {most:,}")
+        raise PluginError(f"{whose} chooses {problem.bytes_of(selection.choices):,} bytes, but the budget allows {most:,}")
     return selection

@@ -1,4 +1,4 @@
-"""A measurement of one block: the seconds of runs by phase, on the block or on a narrower copy."""
+"""A measurement of one block, or of a narrower copy: seconds by phase."""
 
 from __future__ import annotations
 
@@ -36,20 +36,19 @@ from quark_workbench.planning.workload import Calibration, workload_of
 __all__ = ["BlockSeconds", "measured_block", "seconds_per_byte"]
 
 _BUDGET = 6.0
-"""Seconds of a measurement, by which the width of the copy is chosen."""
+"""Seconds of a measurement; the width of the copy follows from it."""
 _COPIES = 8
-"""Size of a block's run in memory, in sizes of the block: its copies, statistics and codes."""
+"""Memory of a block's run (copies, statistics, codes) ÷ size of the block."""
 _LARGEST = 128 << 20
-"""Bytes of a block up to which it is measured where its class builds no narrower one, whose time would tell
-how long that takes.
+"""Largest block to measure if its class builds no narrower block, whose time would predict the duration.
 """
 _READ, _SECONDS = 1 << 26, 0.5
-"""Bytes of a file that are read to measure how fast that is, and how long at most."""
+"""Bytes of a file to read for the read speed, and the time limit."""
 _VOCABULARY = 256
 _BY_TOKEN = ("transforms", "forward", "statistics", "tune")
-"""Phases whose time grows with the data; the difference of the others is noise."""
+"""Phases whose time grows with the data; differences of other phases are noise."""
 _FEW, _MORE = 2, 6
-"""Sequences of the two runs that are compared."""
+"""Numbers of sequences of the two compared runs."""
 _SHORTEST, _LONGEST = 128, 512
 
 
@@ -61,8 +60,8 @@ class BlockSeconds:
         fixed: Seconds by phase (`quark.calibration.phases.PHASES`), without data.
         per_token: Seconds by phase for each calibration token.
         size: Bytes of the block's float tensors.
-        measured_share: The size of the measured block, divided by ``size``: 1 where that was the block
-            itself, less where it was a copy with fewer channels, attention heads and experts.
+        measured_share: Size of the measured block ÷ ``size``: 1 for the block itself, less for a copy with
+            fewer channels, attention heads and experts.
     """
 
     fixed: Mapping[str, float]
@@ -80,13 +79,13 @@ class _OneBlock:
     """A model with one block and a small vocabulary.
 
     Attributes:
-        model: On the meta device where the planned model is.
-        config: Of its run.
+        model: The model, on the device of the planned model.
+        config: Config of its run.
         size: Bytes of the block's float tensors.
-        work: Two numbers by phase; the phase's time is a sum of multiples of them. They are bytes of the
-            block, and a constant, or columns where these are rounded one after another. Phases whose time
-            grows with the data have the FLOPs of a token alone.
-        products: FLOPs of products and factors in the phase "solve", beside that.
+        work: Two numbers by phase; the phase's time is a linear combination of them. They are bytes of the
+            block and a constant, or bytes and columns if columns are rounded one after another. Phases whose
+            time grows with the data have only the FLOPs of a token.
+        products: Additional FLOPs of products and factors in the phase "solve".
     """
 
     model: nn.Module
@@ -107,7 +106,7 @@ class _OneBlock:
         return cls(one, config, size, {**dict.fromkeys(PHASES, (size, 1.0)), **by_token, "solve": (size, columns or 1.0)}, work.solver)
 
     def fits(self, device: torch.device) -> bool:
-        """Return whether a device has the memory for a run on the block."""
+        """Return whether the device has enough memory for a run on the block."""
         free = free_bytes(device)
         return free is None or _COPIES * self.size <= SHARE * free
 
@@ -115,20 +114,20 @@ class _OneBlock:
 def measured_block(
     model: nn.Module, run: Run, length: int, exporter: Exporter, options: ExportOptions, device: torch.device
 ) -> BlockSeconds | None:
-    """Return the seconds of a block of the most frequent size; None where the model does not run with one.
+    """Return the seconds of a block of the most frequent size; None if the model does not run with one block.
 
-    The time of a copy with few channels tells how long the block would take. Where that is longer than a few
-    seconds, the widest copy that takes less is measured, and its seconds are multiplied by the ratio of the
-    FLOPs, the bytes or the columns. The times of two copies tell what part of a phase grows with which of
-    these; products of a rounding column by column are as fast as those of its statistics.
+    The time of a narrow copy predicts how long the block would take. If that is longer than a few seconds,
+    the widest copy that takes less is measured, and its seconds are scaled by FLOPs, bytes or columns. Two
+    widths separate the parts of a phase that grow with bytes and with columns. Products of column-wise
+    rounding are as fast as those of its statistics.
 
     Args:
-        model: Of the plan, on the meta device but for buffers that no checkpoint holds; not changed.
-        run: With its memory mode.
+        model: Model of the plan, on the meta device except for buffers that checkpoints lack; not changed.
+        run: The run, with its memory mode.
         length: Tokens of a calibration sequence.
-        exporter: Writes the result; one that streams writes to a temporary directory here.
-        options: Of the export.
-        device: Where the run would work.
+        exporter: The exporter; one that streams writes to a temporary directory.
+        options: Options of the export.
+        device: Device of the run.
     """
     blocks = decoder_blocks(model, run.plan.architecture)
     if not blocks or not blocks[0].name:
@@ -152,7 +151,7 @@ def measured_block(
                 other, least = models[-2], seconds(models[-2], 1)
     except (QuarkError, ValueError, RuntimeError, TypeError, AttributeError, LookupError) as error:
         # A model class that does not run with one block.
-        get_logger(__name__).debug(f"One block cannot be run alone, for its time ({type(error).__name__}: {error}).")
+        get_logger(__name__).debug(f"The time is not known, since one block does not run alone ({type(error).__name__}: {error}).")
         return None
     fixed, slopes = _line(few, more, used)
     whole = models[0]
@@ -170,9 +169,9 @@ def measured_block(
 
 
 def _line(few: Mapping[str, float], more: Mapping[str, float], length: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the seconds by phase without data, and for each token, from two runs.
+    """Return the seconds by phase without data and per token, from two runs.
 
-    They have `_FEW` and `_MORE` sequences.
+    The runs have `_FEW` and `_MORE` sequences.
     """
     pairs = {name: (few.get(name, 0.0), more.get(name, 0.0)) for name in dict.fromkeys([*few, *more])}
     slopes = {name: max(0.0, b - a) / ((_MORE - _FEW) * length) if name in _BY_TOKEN else 0.0 for name, (a, b) in pairs.items()}
@@ -180,9 +179,9 @@ def _line(few: Mapping[str, float], more: Mapping[str, float], length: int) -> t
 
 
 def _widest(models: list[_OneBlock], times: Mapping[str, float], device: torch.device) -> _OneBlock:
-    """Return the widest of these models that is measured within `_BUDGET`.
+    """Return the widest model whose measurement takes at most `_BUDGET`.
 
-    ``times`` are the seconds by phase of the narrowest one with one sequence.
+    ``times`` are the seconds by phase of the narrowest model with one sequence.
     """
     narrowest = models[-1]
     for one in models[:-1]:
@@ -194,9 +193,9 @@ def _widest(models: list[_OneBlock], times: Mapping[str, float], device: torch.d
 
 
 def _extended(work: tuple[float, float], *known: tuple[tuple[float, float], float]) -> float:
-    """Return the seconds of an amount of work from the seconds of one or two other amounts.
+    """Return the seconds of an amount of work from the seconds of one or two others.
 
-    They are ``a x + b y`` with ``a, b >= 0``, or proportional to ``x`` where one amount is known.
+    The model is ``a x + b y`` with ``a, b >= 0``, or proportional to ``x`` if only one amount is known.
 
     >>> _extended((64.0, 8.0), ((8.0, 4.0), 16.0), ((1.0, 1.0), 3.0))
     80.0
@@ -228,14 +227,14 @@ def _of_all_widths(model: nn.Module, run: Run, blocks: list[Block], length: int,
             models.append(_OneBlock.of(narrower, block, config, run.two_passes, used))
     except (QuarkError, ValueError, RuntimeError, TypeError, AttributeError, LookupError) as error:
         # The class or the scheme does not go with fewer channels.
-        get_logger(__name__).debug(f"A narrower block cannot be made ({type(error).__name__}: {error}).")
+        get_logger(__name__).debug(f"The time is not known, since no narrower block can be built ({type(error).__name__}: {error}).")
     return models
 
 
 def seconds_per_byte(file: Path) -> float:
-    """Return the seconds that reading a byte of a file takes.
+    """Return the seconds per byte of reading a file.
 
-    From the disk, where the system lets its cached pages go.
+    It reads from the disk if the system can drop cached pages.
     """
     with file.open("rb", buffering=0) as opened:
         release_cached(opened.fileno(), _READ)
@@ -246,7 +245,7 @@ def seconds_per_byte(file: Path) -> float:
 
 
 def _of_one_block(model: nn.Module, block: Block) -> nn.Module:
-    """Return a copy of the model with one block and a small vocabulary, which is on the meta device."""
+    """Return a copy of the model with one block and a small vocabulary, on the meta device."""
     container = model.get_submodule(block.name.rpartition(".")[0])
     one: Any = copy.deepcopy(model, {id(container): nn.ModuleList([copy.deepcopy(block.module)])})
     one.config.num_hidden_layers = 1

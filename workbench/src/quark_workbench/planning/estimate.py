@@ -1,4 +1,4 @@
-"""Estimate: what a run will write and need, from its plan and the shapes of its model; no weight is read."""
+"""Estimate: the output, memory and time of a run, from its plan and the shapes of its model."""
 
 from __future__ import annotations
 
@@ -27,15 +27,14 @@ __all__ = ["Estimate", "Output", "estimate", "output_of"]
 
 _PROGRAM = "the program and its modules"
 _OF_HOST = (_PROGRAM, "freed memory", "files being written")
-"""What lies in the memory of the host, whatever the device of a run."""
+"""Parts that are in host memory on every device."""
 _ROUNDING_COPIES = 4
-"""Copies of a weight in float32 that rounding it to nearest, its codes and its packing hold at a time."""
+"""Float32 copies of a weight that round-to-nearest, codes and packing hold at a time."""
 _SOLVER_COPIES, _FACTOR_COPIES = 6, 3
-"""Copies in float32 of the stacked weight, and of the sum ``Σ x xᵀ``, that a rounding with statistics holds
-at a time.
+"""Float32 copies of the stacked weight and of the Hessian that a rounding with statistics holds at a time.
 """
 _NAMES = {"load": "loading", "forward": "forwards", "solve": "rounding", "write": "writing"}
-"""What phases of a run are called in an estimate, where that is not their name."""
+"""Names of phases in an estimate, if they differ from the phase's own name."""
 
 
 @attrs.frozen
@@ -43,10 +42,9 @@ class Output:
     """The files and bits that an export writes for tensors.
 
     Attributes:
-        files: Sizes in bytes by name, of the index too; the configuration and the tokenizer are not among
-            them.
-        quantized_bits: Bits of all tensors of layers with a quantized weight, without those of activations
-            that have a name of their own.
+        files: Sizes in bytes by name, with the index, without the configuration and the tokenizer.
+        quantized_bits: Bits of all tensors of layers with a quantized weight, without separate activation
+            tensors.
         quantized_weights: The number of these weights.
         bits: Bits of all tensors.
         weights: The number of all weights of the float model.
@@ -67,7 +65,7 @@ class Output:
     def bits_per_quantized_weight(self) -> float:
         """Bits of a quantized weight, its share of scales and zero points included.
 
-        0 where none is quantized.
+        0 if none is quantized.
         """
         return self.quantized_bits / self.quantized_weights if self.quantized_weights else 0.0
 
@@ -82,14 +80,14 @@ class Estimate:
     """The output, the memory, the work and the time of a run.
 
     Attributes:
-        output: What is written; None for an exporter that does not announce its tensors.
-        memory: The largest number of bytes that each thing will hold, by its name. Their sum is more than the
-            run's peak where they do not coincide.
+        output: The output; None for an exporter that does not list its tensors in advance.
+        memory: Largest number of bytes of each part, by name. The sum exceeds the run's peak if the parts
+            peak at different times.
         work: FLOPs.
-        block: The seconds of one block; None where none was measured.
-        seconds: By what the time goes to, as the block has taken it; empty where none was measured.
-        is_probed: Whether a block was to be measured.
-        device: That the run works on.
+        block: The seconds of one block; None if not measured.
+        seconds: Seconds by part, from the measured block; empty without a measurement.
+        is_probed: Whether a measurement was requested.
+        device: Device of the run.
     """
 
     output: Output | None
@@ -102,12 +100,12 @@ class Estimate:
 
     @property
     def peak_bytes(self) -> int:
-        """The peak of the memory of the run, on the host and on the device together."""
+        """Peak memory of the run on host and device together."""
         return sum(self.memory.values())
 
     @property
     def device_bytes(self) -> int:
-        """The peak of the memory of the device, where that is not the host's: then 0."""
+        """Peak memory of the device; 0 on the CPU."""
         return 0 if self.device == "cpu" else sum(size for name, size in self.memory.items() if name not in _OF_HOST)
 
     @property
@@ -148,21 +146,18 @@ def estimate(
 ) -> Estimate:
     """Estimate a run on data of that size.
 
-    The one place where this is done, for checkpoints and for models in memory.
+    It serves checkpoints and models in memory.
 
     Args:
-        model: Of the plan, on the meta device; a checkpoint that is read block by block.
-        run: From `quark.runs.run.plan_run`, in the memory mode that the data call for
-            (`quark.runs.run.Run.for_data`).
+        model: Model of the plan, on the meta device.
+        run: From `quark.runs.run.plan_run`, in the memory mode for the data (`quark.runs.run.Run.for_data`).
         calibration: The size of the data.
-        exporter: Writes the result.
-        options: Of the export.
-        device: Where the run works.
-        file: A file of the checkpoint, by which the time of reading is told; None where there is none to
-            read.
-        in_memory: Whether the model is loaded: it is part of what the program holds, and rounded weights come
-            beside it.
-        probing: Whether a block is measured, in a few seconds, for the time.
+        exporter: The exporter.
+        options: Options of the export.
+        device: Device of the run.
+        file: A file of the checkpoint, to measure the read speed; None if there is none.
+        in_memory: Whether the model is loaded already, so that rounded weights add to it.
+        probing: Whether to measure a block for the time; takes a few seconds.
     """
     content = CheckpointContent(model, run.plan.config, run.plan)
     parts = exporter.announced(content, quantized_skeleton(model, run.plan), options)
@@ -191,9 +186,9 @@ def output_of(model: nn.Module, run: Run, parts: Iterable[Mapping[str, Tensor]],
 
 
 def _being_written(model: nn.Module, parts: Iterable[Mapping[str, Tensor]], device: torch.device) -> int:
-    """Return the bytes of the two largest parts, of which one is written while the next is computed.
+    """Return the bytes of the two largest parts: one is written while the next is computed.
 
-    On the CPU tensors of the model that are stored as they are take none.
+    On the CPU, unchanged tensors of the model take no extra memory.
     """
     own = {name: (t.shape, t.dtype) for name, t in model.state_dict().items()} if device.type == "cpu" else {}
     sizes = (sum(t.nbytes for name, t in part.items() if own.get(name) != (t.shape, t.dtype)) for part in parts)
@@ -230,9 +225,9 @@ def _memory(
 
 
 def _activations(model: nn.Module, run: Run, calibration: Calibration) -> int:
-    """Return the bytes of the activations of forwards that wait inside a block.
+    """Return the bytes of the activations of forwards that pause inside a block.
 
-    Without statistics they wait between two blocks.
+    Without statistics, they pause between two blocks.
     """
     data = calibration.calls()
     streams = run.algorithms.streams
@@ -244,7 +239,7 @@ def _activations(model: nn.Module, run: Run, calibration: Calibration) -> int:
 
 
 def _seconds(model: nn.Module, run: Run, calibration: Calibration, block: BlockSeconds, file: Path | None) -> dict[str, float]:
-    """Return the seconds of reading the checkpoint, and of all blocks by phase, as one was measured."""
+    """Return the seconds of reading the checkpoint, and of all blocks by phase, from the measured block."""
     in_blocks = sum(p.nbytes for b in decoder_blocks(model, run.plan.architecture) for p in b.module.parameters())
     stored = sum(p.nbytes for p in model.parameters())
     tokens = calibration.tokens if run.needs_data else 0

@@ -1,4 +1,4 @@
-"""estimate_model: what quantizing a model in memory, and exporting it, would need."""
+"""estimate_model: the needs of quantizing and exporting a model in memory."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def estimate_model(
     """Return the `Estimate` of `ModelQuantizer.quantize_model` and an export.
 
     Args:
-        model: Any module tree; meta tensors will do. It is not changed.
-        config: What each layer gets.
+        model: Any module tree; meta tensors are enough. It does not change.
+        config: The configuration.
         calibration: The size of the calibration data, if any are needed.
         exporter: Name of the exporter.
-        options: Of the export.
-        probing: Whether the speed of this machine is measured, in a few seconds, for an estimate of the time.
+        options: Options of the export.
+        probing: Whether to measure this machine for a few seconds to estimate the time.
 
     Raises:
         ConfigError: The configuration does not fit the model; also UnknownNameError for the exporter.

@@ -1,4 +1,4 @@
-"""Narrower models of a class, on which a block is measured, and the numbers of experts in a config."""
+"""Narrower models of a class, for measurements of a block; numbers of experts in a config."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _NARROWEST, _MULTIPLE = 512, 128
 
 _CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk", "top_k_experts")
 _EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
-"""Names that configs of transformers have for these numbers."""
+"""Names of these numbers in transformers' configs."""
 
 
 def experts_per_token(config: Any) -> tuple[int | None, int | None]:
     """Return how many experts of a mixture each token is routed to, and how many there are.
 
-    None for what a config does not say.
+    A number is None if the config does not state it.
     """
     return next(iter(_counts(config, _CHOSEN).values()), None), next(iter(_counts(config, _EXPERTS).values()), None)
 
@@ -33,8 +33,8 @@ def experts_per_token(config: Any) -> tuple[int | None, int | None]:
 def narrowed(config: Any, layers: int) -> Any:
     """Return a config with ``layers`` decoder blocks of half the channels, heads and experts.
 
-    Heads keep their size, and a token its number of experts. Channels are not halved below 512, nor experts
-    below twice a token's number. None where neither can be halved.
+    Heads keep their size, and tokens their number of experts. Channels stay at least 512, experts at least
+    twice the number per token. None if nothing can be halved.
     """
     config = copy.deepcopy(config)
     text = config.get_text_config()
@@ -64,7 +64,8 @@ def narrower_models(model: nn.Module, layers: int) -> Iterator[nn.Module]:
     """Yield models of the class of ``model`` on the meta device, each about half as wide as the one before.
 
     They have fewer channels, attention heads and experts, and only the first ``layers`` decoder blocks.
-    There are none of a model that is not transformers', and no wider model than half of ``model``.
+    It yields nothing for a model that is not from transformers. All models are at most half as wide as
+    ``model``.
     """
     from transformers import PretrainedConfig
 

@@ -1,4 +1,4 @@
-"""PlannedRun: the output and the needs of a run on a checkpoint, and everything that would refuse it.
+"""PlannedRun: the output and needs of a run on a checkpoint, and every reason why it would fail.
 
 No weight is read; `planned_lines` is its text.
 """
@@ -46,7 +46,7 @@ _T = TypeVar("_T")
 
 @attrs.frozen
 class Refusal:
-    """Why a run would not begin, or would stop.
+    """A reason why a run would fail.
 
     Attributes:
         kind: The class of the error that the run would raise.
@@ -62,11 +62,11 @@ class PlannedRun:
     """The plan, the estimate and the refusals of a run on a checkpoint.
 
     Attributes:
-        plan: What each layer gets; None where a refusal leaves no plan.
-        estimate: What the run writes and needs; None as ``plan``.
-        refusals: All that would refuse the run, as far as it can be known without reading a weight.
-        needs_data: What needs calibration data; empty where nothing does.
-        warnings: What does not refuse the run, and probably is not what was meant.
+        plan: What each layer gets; None if a refusal prevents a plan.
+        estimate: What the run writes and needs; None if ``plan`` is None.
+        refusals: All reasons why the run would fail that are known without reading weights.
+        needs_data: The part that needs calibration data; empty if nothing does.
+        warnings: Probable mistakes that do not stop the run.
     """
 
     plan: QuantPlan | None
@@ -76,7 +76,7 @@ class PlannedRun:
     warnings: tuple[str, ...] = ()
 
     def with_errors(self, errors: Iterable[QuarkError]) -> PlannedRun:
-        """Return the same with more refusals, which come first."""
+        """Return a copy with more refusals, which come first."""
         return attrs.evolve(self, refusals=tuple(dict.fromkeys((*_as_refusals(errors), *self.refusals))))
 
     def to_dict(self) -> dict[str, Any]:
@@ -105,21 +105,20 @@ def plan(
 ) -> PlannedRun:
     """Return the `PlannedRun` of `quark.runs.quantize_checkpoint` on a checkpoint.
 
-    Only ``config.json`` and the headers of the safetensors files are read; without such files,
-    ``config.json`` alone. Errors that the run would raise are collected: the result has all that are
-    independent of each other.
+    Only ``config.json`` and the headers of the safetensors files are read; ``config.json`` alone is enough.
+    The result has all independent errors that the run would raise.
 
     Args:
         source: Directory of a float checkpoint in Hugging Face form.
-        config: What each layer gets; or the name of a scheme, for the template of the model's family; or a
-            function that makes the configuration for the model, which is on the meta device.
+        config: The configuration; or the name of a scheme, for the template of the model's family; or a
+            function that returns the configuration for the model on the meta device.
         calibration: The size of the calibration data, if any are needed.
-        device: As of `quark.runs.quantize_checkpoint`.
-        dtype: Likewise.
-        exporter: Likewise.
-        options: Likewise.
-        trust_remote_code: As of `quark.runs.quantize_checkpoint`.
-        probing: Whether the speed of this machine is measured, in a few seconds, for an estimate of the time.
+        device: As in `quark.runs.quantize_checkpoint`.
+        dtype: As in `quark.runs.quantize_checkpoint`.
+        exporter: As in `quark.runs.quantize_checkpoint`.
+        options: As in `quark.runs.quantize_checkpoint`.
+        trust_remote_code: As in `quark.runs.quantize_checkpoint`.
+        probing: Whether to measure this machine for a few seconds to estimate the time.
 
     Example:
         >>> from quark_tiny_model import tiny_model_dir
@@ -151,16 +150,16 @@ def plan(
 
 
 def _has_files(path: Path) -> bool:
-    """Return whether weights lie beside the config.json."""
+    """Return whether the directory has weights."""
     return (path / INDEX).exists() or (path / SINGLE).exists()
 
 
 def _opened(
     path: Path, dtype: str, refusals: _Refusals, *, trust_remote_code: bool
 ) -> tuple[nn.Module | None, Sequence[Shard] | None, CodesOf, Sequence[str]]:
-    """Return the model on the meta device, its checked files, its quantized layers, and what is carried over.
+    """Return the model on the meta device, its checked files, its quantized layers, and carried-over layers.
 
-    What is refused is None.
+    A refused part is None.
     """
     codes_of: CodesOf = {}
     carried: Sequence[str] = ()
@@ -174,18 +173,18 @@ def _opened(
 
 
 class _Refusals(list[QuarkError]):
-    """The errors of ours that have been collected."""
+    """Collected errors of this project."""
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """Collect an error of ours that ends the body."""
+        """Collect an error of this project that ends the body."""
         try:
             yield
         except QuarkError as error:
             self.append(error)
 
     def collect(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T | None:
-        """Return the result of a call; None where an error of ours ends it, which is collected."""
+        """Return the result of a call; None if an error of this project ends it, which is collected."""
         result = None
         with self.collecting():
             result = work(*args, **kwargs)
@@ -193,7 +192,7 @@ class _Refusals(list[QuarkError]):
 
 
 def _as_refusals(errors: Iterable[QuarkError]) -> tuple[Refusal, ...]:
-    """Return each message once; a ConfigError that joins several is one refusal for each line."""
+    """Return each message once; a ConfigError with several lines gives one refusal for each."""
     return tuple(dict.fromkeys(Refusal(type(error).__name__, line) for error in errors for line in str(error).split("\n")))
 
 
@@ -221,11 +220,11 @@ def _run(
 
 
 def _refuse_no_text(path: Path, run: Run, model: nn.Module, *, trust_remote_code: bool) -> None:
-    refuse_text(model, f"batches of these are needed by {run.needs_data}; give them to quark.runs.ModelQuantizer in Python")
+    refuse_text(model, f"give batches of these for {run.needs_data} to quark.runs.ModelQuantizer in Python")
     if load_tokenizer(path, trust_remote_code=trust_remote_code) is None:
         raise CheckpointError(
-            f"'{path}' has no tokenizer, and calibration text is needed by {run.needs_data}: copy tokenizer.json into it, or give token "
-            "tensors through Python"
+            f"'{path}' has no tokenizer for the calibration text of {run.needs_data}: copy tokenizer.json into it, or give token tensors "
+            f"in Python"
         )
 
 
@@ -238,8 +237,8 @@ def _warnings(numbers: Estimate | None, device: torch.device) -> Iterator[str]:
     if needed > there:
         where, others = ("here", "a machine") if of_host else (f"on {device}", "a device")
         yield (
-            f"the run is estimated to need {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free {where}: give fewer "
-            f"calibration tokens (--num-calib, --seq-len), or take {others} with more memory"
+            f"the run needs about {needed / 1e9:.1f} GB, but {free / 1e9:.1f} GB are free {where}: give fewer calibration tokens "
+            f"(--num-calib, --seq-len), or use {others} with more memory"
         )
 
 
@@ -247,7 +246,7 @@ def planned_lines(planned: PlannedRun) -> list[str]:
     """Return a planned run as lines of text, without its refusals."""
     lines = [] if planned.plan is None else plan_lines(planned.plan)
     if planned.needs_data:
-        lines.append(f"  data: calibration text is needed by {planned.needs_data} (--calib)")
+        lines.append(f"  data: --calib is required for {planned.needs_data}")
     if planned.estimate is not None:
         lines += estimate_lines(planned.estimate)
     return lines + [f"  warning: {warning}" for warning in planned.warnings]
@@ -261,7 +260,7 @@ def estimate_lines(estimate: Estimate) -> list[str]:
 def _output(estimate: Estimate) -> Iterator[str]:
     output = estimate.output
     if output is None:
-        yield "  output: not known; the exporter does not announce its tensors"
+        yield "  output: not known; the exporter does not list its tensors in advance"
         return
     bits = f", {output.bits_per_quantized_weight:.3f} bits per quantized weight with its scales" if output.quantized_weights else ""
     yield f"  output: {output.bytes:,} bytes in {len(output.files)} file(s){bits}, {output.bits_per_weight:.3f} per weight of the model"
@@ -286,7 +285,7 @@ def _time(estimate: Estimate) -> Iterator[str]:
         how = "by a run on one block" if share == 1 else f"scaled from a run on a narrower block, of {share:.1%} of the weights"
         yield f"  time: {_duration(total)} on this machine, {how}: {_parts(estimate.seconds, _duration)}"
     elif estimate.is_probed:
-        yield "  time: not known; a block of this model does not run alone, or is too large, and its class builds no narrower one"
+        yield "  time: not known; a block of this model does not run alone, or it is too large and its class builds no narrower one"
 
 
 def _parts(parts: Mapping[str, float], form: Callable[[float], str]) -> str:

@@ -1,4 +1,4 @@
-"""Workload: the FLOPs and the bytes of a run, computed from its plan and from shapes alone."""
+"""Workload: the FLOPs and bytes of a run, from its plan and shapes."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class Calibration:
         return self.sequences * self.length
 
     def calls(self) -> list[Call]:
-        """Return calls with token ids of that size, on the meta device."""
+        """Return calls with token ids of this size, on the meta device."""
         return [Call((torch.empty(1, self.length, dtype=torch.int64, device="meta"),))] * self.sequences
 
 
 @attrs.frozen
 class Task:
-    """Layers with one input that are rounded together.
+    """Layers of one input group, which are rounded together.
 
     Attributes:
         rows: N, the sum of the layers' output channels.
@@ -62,15 +62,14 @@ class Workload:
     """The work of one run.
 
     Attributes:
-        forwards: Passes of each calibration token through the decoder blocks; 0 where no data are needed.
-        forward: FLOPs of all passes: matrix products of linear layers and of attention; those of a mixture by
-            the experts of each token.
-        statistics: FLOPs of the sums ``Σ x xᵀ [K, K]``, of which half is computed, for each input group of
-            the rounding.
-        solver: FLOPs of the rounding that uses them, as of a column by column rounding: ``K³ / 3`` for the
-            factor of each such sum and ``N K²`` for the error that goes from column to column.
-        rounded: Elements of weights that are rounded.
-        tasks: The input groups of the rounding, each kind once, with its number.
+        forwards: Passes of each calibration token through the decoder blocks; 0 without data.
+        forward: FLOPs of all passes: matrix products of linear layers and attention; a mixture counts the
+            experts of each token.
+        statistics: FLOPs of the Hessians ``Σ x xᵀ [K, K]``, of which half is computed, for each input group.
+        solver: FLOPs of column-wise rounding: ``K³ / 3`` for the factor of each Hessian and ``N K²`` for the
+            propagated errors.
+        rounded: Elements of rounded weights.
+        tasks: The input groups, each kind once, with its count.
     """
 
     forwards: int = 0
@@ -82,7 +81,7 @@ class Workload:
 
     @property
     def flops(self) -> int:
-        """All FLOPs, but for the elementwise work of rounding."""
+        """All FLOPs, without the elementwise work of rounding."""
         return self.forward + self.statistics + self.solver
 
 
@@ -117,7 +116,7 @@ def workload_of(model: nn.Module, run: Run, calibration: Calibration) -> Workloa
 
 
 def statistics_bytes(rounding: Rounding, columns: int) -> int:
-    """Return the bytes of the statistics of one input, from the allocations of their constructors."""
+    """Return the bytes of the statistics of one input, measured on their constructors."""
     with _Allocated() as allocated:
         for kind in rounding.needs:
             kind(columns, torch.device("meta"))
@@ -125,7 +124,7 @@ def statistics_bytes(rounding: Rounding, columns: int) -> int:
 
 
 class _Allocated(TorchDispatchMode):
-    """Counts the bytes of the tensors that operations return while it is active."""
+    """While active, counts the bytes of the tensors that operations return."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,14 +137,14 @@ class _Allocated(TorchDispatchMode):
 
 
 def _tokens_of_experts(model: nn.Module, run: Run) -> float:
-    """Return the share of the tokens that reach an expert, on average; 1 where it is not known."""
+    """Return the mean share of tokens that reach an expert; 1 if unknown."""
     config = text_config(model)
     chosen, experts = experts_per_token(config)
     return 1.0 if run.plan.config.calibrate_all_experts or not chosen or not experts else min(1.0, chosen / experts)
 
 
 def _attention(model: nn.Module, layers: int, length: int) -> float:
-    """Return the FLOPs of attention itself for each token: queries by keys, and probabilities by values."""
+    """Return the FLOPs of attention for each token: queries times keys, and probabilities times values."""
     config = text_config(model)
     heads = getattr(config, "num_attention_heads", None) or 0
     width = getattr(config, "head_dim", None) or (getattr(config, "hidden_size", 0) or 0) // max(heads, 1)

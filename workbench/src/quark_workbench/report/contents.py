@@ -38,7 +38,7 @@ __all__ = ["FORMAT", "FORMAT_VERSION", "Facts", "contents_of", "machine", "probe
 
 FORMAT = "quark-report"
 FORMAT_VERSION = 1
-"""Raised when a field changes its meaning or goes; new fields do not raise it."""
+"""Version of the format: increases if a field changes its meaning or is removed, not for new fields."""
 
 _OF_WEIGHT = ("snr_db", "peak_to_rms", "scale_ratio", "input_peak_to_rms")
 _OF_ROUNDING = (
@@ -49,19 +49,19 @@ _OF_ROUNDING = (
 
 @attrs.frozen
 class Facts:
-    """Facts about a run that a report has beside the calibration report.
+    """Facts about a run in addition to the calibration report.
 
     Attributes:
         samples: Calibration samples.
         tokens: Calibration tokens.
-        two_passes: Whether each block was passed twice, for want of memory.
-        seconds: Of the whole run; None where it is not known.
+        two_passes: Whether each block ran twice to save memory.
+        seconds: Seconds of the whole run; None if unknown.
         device: Torch device of the run.
-        hashes_weights: Whether large files are hashed too.
-        is_probed: Whether the machine's limits are measured.
-        command: What was run, for the record.
-        selection: The selection of schemes that the run follows, as of
-            `quark_workbench.mixed_precision.SelectionResult.to_dict`; None where there is none.
+        hashes_weights: Whether large files get hashes too.
+        is_probed: Whether to measure the machine's limits.
+        command: The command line, for the record.
+        selection: The selection of schemes behind the run, as in
+            `quark_workbench.mixed_precision.SelectionResult.to_dict`; or None.
     """
 
     samples: int = 0
@@ -80,9 +80,9 @@ def contents_of(content: CheckpointContent, report: CalibrationReport, directory
 
     Args:
         content: The quantized model, whose tensors may be on the meta device, its configuration and plan.
-        report: What the run has measured; an empty one where that is not known.
+        report: The calibration report of the run; empty if unknown.
         directory: The checkpoint.
-        facts: Of the run.
+        facts: Facts about the run.
     """
     model, plan = content.model, content.plan
     blocks = [b.name for b in decoder_blocks(model, plan.architecture) if b.name]
@@ -124,7 +124,7 @@ def contents_of(content: CheckpointContent, report: CalibrationReport, directory
 
 
 def _finite(value: Any) -> Any:
-    """Return JSON values with None for numbers that JSON does not have."""
+    """Return JSON values with None for numbers that JSON lacks."""
     if isinstance(value, dict):
         return {str(key): _finite(v) for key, v in value.items()}
     if isinstance(value, list | tuple):
@@ -133,12 +133,12 @@ def _finite(value: Any) -> Any:
 
 
 def with_flags(contents: dict[str, Any]) -> dict[str, Any]:
-    """Return contents with the flags that follow from them, and the thresholds of these."""
+    """Return contents with their flags and thresholds."""
     return contents | {"flags": flags_of(contents), "thresholds": dict(THRESHOLDS)}
 
 
 def _with_ties(model: torch.nn.Module, rows: tuple[PlanRow, ...]) -> tuple[PlanRow, ...]:
-    """Return rows with the owner of tied weights; a plan that was read from a checkpoint has no ties."""
+    """Return rows with the owner of tied weights, since a plan read from a checkpoint has no ties."""
     owners: dict[int, str] = {}
     tied = []
     for row in rows:
@@ -149,7 +149,7 @@ def _with_ties(model: torch.nn.Module, rows: tuple[PlanRow, ...]) -> tuple[PlanR
 
 
 def _float_bytes(model: torch.nn.Module, rows: tuple[PlanRow, ...], element: int) -> int:
-    """Return the bytes of the float model: layers by their shapes, once where tied, and other parameters."""
+    """Return the bytes of the float model: layers by shape, tied weights once, other parameters."""
     layers = {row.name for row in rows}
     others = {id(p): p for n, p in model.named_parameters() if n.rpartition(".")[0] not in layers or n.endswith(".bias")}
     return sum(prod(row.shape) * element for row in rows if row.tied_to is None) + sum(p.numel() * element for p in others.values())
@@ -169,7 +169,7 @@ def _settings(content: CheckpointContent, facts: Facts) -> dict[str, Any]:
 
 
 def _layer_settings(rows: tuple[PlanRow, ...]) -> list[dict[str, Any]]:
-    """Return the quantization of layers, with an entry for all layers of a name but for numbers."""
+    """Return the quantization of layers; layers whose names differ only in numbers share an entry."""
     counts: Counter[tuple[str, str, str]] = Counter()
     for row in rows:
         what = describe_layer(row.config) + (f", by {row.algorithm}" if row.algorithm else "")
@@ -239,7 +239,7 @@ def _histograms(report: CalibrationReport) -> list[dict[str, Any]]:
 
 
 def _time(report: CalibrationReport, contents: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
-    """Return the time by phase, with the share of it that the counted bytes and operations need at least."""
+    """Return the time by phase, with the minimum share that the counted bytes and operations need."""
     rows, limits = report.blocks.values(), contents["machine"]["probe"]
     bytes_of = {"load": sum(row["bytes"] for row in rows), "write": contents["sizes"]["stored_bytes"] or 0}
     flops_of = {key: sum(row.get("flops", {}).get(key, 0) for row in rows) for key in ("forward", "statistics")}
@@ -258,19 +258,19 @@ def _time(report: CalibrationReport, contents: Mapping[str, Any], facts: Facts) 
 
 
 _COPIED = 32 << 20
-"""Bytes of the tensor that is copied: more than caches hold."""
+"""Bytes of the copied tensor, larger than caches."""
 _SIDE = 1024
-"""Rows and columns of the matrices that are multiplied."""
+"""Rows and columns of the multiplied matrices."""
 _ATTEMPTS = 3
 
 
 @cache
 def probe(device: str = "cpu", dtype: torch.dtype = torch.float32) -> dict[str, float]:
-    """Return the machine's limits as the fastest of a few attempts; measured once in a process.
+    """Return the machine's limits, the fastest of a few attempts; measured once per process.
 
     Args:
         device: Torch device.
-        dtype: Of the matrices: that of the model.
+        dtype: Dtype of the matrices: that of the model.
 
     Returns:
         ``copy_bytes_per_second``: bytes read and written by a copy within memory; ``flops``: floating-point
@@ -288,7 +288,7 @@ def probe(device: str = "cpu", dtype: torch.dtype = torch.float32) -> dict[str, 
 def machine(device: str = "cpu") -> dict[str, Any]:
     """Return facts about the machine: processor, cores, threads, memory, device; no name of host or user.
 
-    The processor has the widest vector instructions that torch uses beside it: ratios depend on them.
+    The processor includes the widest vector instructions that torch uses, since ratios depend on them.
     """
     is_cuda = device.startswith("cuda") and torch.cuda.is_available()
     return {

@@ -37,16 +37,15 @@ def export_report(directory: Path, float_model: Path | None = None, samples: Ite
     """Return the contents of an export's report.
 
     Args:
-        directory: The export. What the report of its run has measured is kept; without one, sizes, settings
-            and files are all there is.
-        float_model: Directory of its float checkpoint: weights are compared with it where no transform has
-            changed them. The export is in memory as it is stored, and beside it one float block and one
-            unpacked layer at a time.
-        samples: Calibration data, with ``float_model``: hidden states are compared on the first of them, for
-            which the whole export is unpacked.
+        directory: The export. Measurements of its run's report are kept; without such a report, there are
+            only sizes, settings and files.
+        float_model: Directory of its float checkpoint, to compare the weights that no transform changed.
+            Memory holds the packed export, one float block and one unpacked layer.
+        samples: Calibration data, with ``float_model``, to compare hidden states on the first samples;
+            unpacks the whole export.
 
     Raises:
-        CheckpointError: The export or the float checkpoint cannot be read, or the two are of different
+        CheckpointError: The export or the float checkpoint cannot be read, or they belong to different
             models.
         ConfigError: Samples are given without a float checkpoint.
     """
@@ -54,7 +53,7 @@ def export_report(directory: Path, float_model: Path | None = None, samples: Ite
         events.phase("plan")
         earlier = read_report(directory)
         if float_model is None and samples is not None:
-            raise ConfigError("hidden states are compared with those of the float model: give its directory too")
+            raise ConfigError("the comparison of hidden states needs the float model: give its directory too")
         if float_model is None and earlier is not None:
             return with_flags(earlier)
         content, report = packed_content(directory), CalibrationReport()
@@ -73,7 +72,7 @@ def export_report(directory: Path, float_model: Path | None = None, samples: Ite
 
 
 def _merged(earlier: Mapping[str, Any], contents: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the report of the run, with figures that were measured now where it had none."""
+    """Return the report of the run, with missing values measured now."""
     now = {layer["name"]: layer for layer in contents["layers"]}
     layers = []
     for layer in earlier["layers"]:
@@ -94,7 +93,7 @@ def _opened(float_model: Path, content: CheckpointContent) -> CheckpointSource:
 def _is_transformed(config: QConfig) -> bool:
     """Return whether an algorithm of the export changes weights before they are rounded.
 
-    They differ from the float checkpoint's then.
+    If so, they differ from the float checkpoint.
     """
     known = algorithms()
     return any(a.name not in known or known.get(a.name).kind == "transform" for a in config.algo_config or ())

@@ -26,24 +26,24 @@ _JSON, _HTML = REPORT_FILES
 
 
 def write_report(content: CheckpointContent, report: CalibrationReport, directory: Path, facts: Facts) -> dict[str, Any]:
-    """Write both files of a report into a checkpoint, and return the contents; arguments of `contents_of`."""
+    """Write both files of a report into a checkpoint, and return the contents (see `contents_of`)."""
     contents = contents_of(content, report, directory, facts)
     write_contents(contents, directory)
     return contents
 
 
 def write_contents(contents: dict[str, Any], directory: Path) -> None:
-    """Write contents as JSON and as a page; earlier files, or links of their names, are replaced."""
+    """Write contents as JSON and as a page; replaces earlier files and links."""
     text, html = json.dumps(contents, indent=1, allow_nan=False, ensure_ascii=False) + "\n", page(contents)
     replace_text(directory / _JSON, text)
     replace_text(directory / _HTML, html)
 
 
 def read_report(directory: Path) -> dict[str, Any] | None:
-    """Return the contents of a checkpoint's report; None where it has none.
+    """Return the contents of a checkpoint's report, or None.
 
     Raises:
-        CheckpointError: The file is damaged, or of another version of the format.
+        CheckpointError: The file is damaged, or has another version of the format.
     """
     path = directory / _JSON
     if not path.is_file():
@@ -51,16 +51,16 @@ def read_report(directory: Path) -> dict[str, Any] | None:
     contents = read_json(path)
     if contents.get("format") != FORMAT or contents.get("format_version") != FORMAT_VERSION:
         raise CheckpointError(
-            f"'{path}' is not a report of format {FORMAT} {FORMAT_VERSION}: it was written by another version. Remove it, and make it anew "
-            "with quark report --float MODEL"
+            f"'{path}' is not a report of format {FORMAT} {FORMAT_VERSION}: another version wrote it. Remove it, and run quark report "
+            f"--float MODEL"
         )
     if error := next(violations(contents), None) or _why_no_page(contents):
-        raise CheckpointError(f"'{path}' is damaged: {error}. Remove it, and make it anew with quark report --float MODEL")
+        raise CheckpointError(f"'{path}' is damaged: {error}. Remove it, and run quark report --float MODEL")
     return contents
 
 
 def _why_no_page(contents: dict[str, Any]) -> str | None:
-    """Return why no page can be made of contents that somebody has changed, though they follow the schema."""
+    """Return why contents that follow the schema, but were changed by hand, give no page; else None."""
     try:
         page(with_flags(contents))
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, UndefinedError) as error:
@@ -88,13 +88,13 @@ def report_schema() -> dict[str, Any]:
 
 
 def violations(value: Any, schema: Mapping[str, Any] | None = None, path: str = "report") -> Iterator[str]:
-    """Yield where a value differs from a schema, in words; the default is that of a report.
+    """Yield the differences of a value from a schema, by default the report's schema.
 
     Args:
         value: Any JSON value.
-        schema: A part of `report_schema`; of JSON Schema's keywords ``type``, ``enum``, ``oneOf``,
-            ``required``, ``properties``, ``items`` and ``$ref`` are obeyed.
-        path: Where the value is, for the messages.
+        schema: A part of `report_schema`; supports the keywords ``type``, ``enum``, ``oneOf``, ``required``,
+            ``properties``, ``items`` and ``$ref``.
+        path: Position of the value, for messages.
     """
     schema = report_schema() if schema is None else schema
     if "$ref" in schema:
@@ -104,9 +104,9 @@ def violations(value: Any, schema: Mapping[str, Any] | None = None, path: str = 
         yield f"{path} is a {type(value).__name__}, not {types}"
         return
     if "enum" in schema and value not in schema["enum"]:
-        yield f"{path} is none of {schema['enum']}"
+        yield f"{path} must be one of {schema['enum']}"
     if "oneOf" in schema and sum(not any(violations(value, one, path)) for one in schema["oneOf"]) != 1:
-        yield f"{path} has none of the forms that it may have"
+        yield f"{path} has none of its allowed forms"
     if isinstance(value, dict):
         yield from (f"{path} has no '{key}'" for key in schema.get("required", ()) if key not in value)
         for key, one in schema.get("properties", {}).items():
@@ -118,5 +118,5 @@ def violations(value: Any, schema: Mapping[str, Any] | None = None, path: str = 
 
 
 def _is(value: Any, name: str) -> bool:
-    """Return whether a value is of a type of JSON Schema, where true and false are no numbers."""
+    """Return whether a value has a type of JSON Schema; true and false are not numbers."""
     return isinstance(value, _TYPES[name]) and (not isinstance(value, bool) or name == "boolean")

@@ -1,7 +1,7 @@
-"""Flags: what a user should look at, red or amber, each with its threshold and what to do about it.
+"""Flags: red or amber findings for the user, each with a threshold and advice.
 
-Every threshold is a constant with its reason. A flag says what was measured; that a run is of use, only an
-evaluation of the model tells.
+Every threshold is a constant with its reason. A flag is a measurement; only an evaluation of the model shows
+whether a run is good.
 """
 
 from __future__ import annotations
@@ -14,50 +14,46 @@ __all__ = ["AMBER", "RED", "THRESHOLDS", "flags_of"]
 RED, AMBER = "red", "amber"
 
 LOW_SNR_RED = 10.0
-"""dB. The error has a tenth of the energy of the weight (or output): that is what 2-bit weights have, which
-few models survive.
+"""dB. The error has a tenth of the energy of the weight (or output), as with 2-bit weights, which few models
+survive.
 """
 LOW_SNR_AMBER = 15.0
-"""dB. Below what 4-bit formats give for weights near a normal distribution, 16 to 21 dB: the layer has
-outliers, or 3 bits or fewer.
+"""dB. 4-bit formats reach 16 to 21 dB for normally distributed weights; below, the layer has outliers or at
+most 3 bits.
 """
 DEPTH_RED = 3.0
-"""dB. The error has half the energy of the hidden states: the model computes something else."""
+"""dB. The error has half the energy of the hidden states: the model is broken."""
 DEPTH_AMBER = 10.0
 """dB. The error has a tenth of the energy of the hidden states."""
 PEAK_TO_RMS = 40.0
-"""A weight this many times the root mean square: a 4-bit grid of 15 steps over its range has a step of 5
-standard deviations.
+"""Weight ÷ root mean square: with such a peak, one step of a 4-bit grid is 5 standard deviations.
 """
 SCALE_RATIO = 64.0
-"""A scale this many times the median one: the group (or channel) has outliers 6 bits above the others, at
-whose cost it is rounded.
+"""Scale ÷ median scale: the group (or channel) has outliers 6 bits above the others, and rounds its other
+values coarsely.
 """
 INPUT_PEAK_TO_RMS = 100.0
-"""An input value this many times the root mean square: of 8 bits over its range, one step is nearly the root
-mean square itself.
+"""Input value ÷ root mean square: with such a peak, one 8-bit step is nearly the root mean square.
 """
 DEAD_AMBER = 0.01
-"""Share of input channels that were always 0 in calibration: a few are normal in trained models, a hundredth
-says that data are too few.
+"""Share of input channels that were always 0 in calibration: a few are normal in trained models, 1 % means
+too few data.
 """
 DEAD_RED = 0.1
-"""Share of input channels that were always 0: the layer is rounded without regard to a tenth of
-its inputs.
+"""Share of input channels that were always 0: the rounding ignores a tenth of the layer's inputs.
 """
 FEW_TOKENS = 0.05
-"""Share of the mean number of tokens of an expert's layer below which it counts as starved: as the warning in
-the log.
+"""Share of the mean number of tokens per expert below which an expert counts as starved, as in the log's
+warning.
 """
 DOMINANT = 0.5
-"""Share of the summed relative error of all layers that the layers named as dominant have together."""
+"""Share of the summed relative error of all layers that the dominant layers have together."""
 DOMINANT_LAYERS = 0.05
-"""They are named where they are at most this share of all layers: then excluding them, or more bits for them,
-costs little.
+"""Dominant layers are named if they are at most this share of all layers, so that excluding them costs
+little.
 """
 GIVEN_UP = 0.5
-"""Share of layers that are rounded to nearest in place of the algorithm, above which the algorithm as such is
-in question.
+"""Share of layers rounded to nearest instead of by the algorithm, above which the algorithm does not work.
 """
 
 THRESHOLDS = {name.lower(): value for name, value in dict(globals()).items() if isinstance(value, float)}
@@ -70,11 +66,11 @@ def flags_of(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the flags of a report, red ones first.
 
     Args:
-        report: As `quark_workbench.report.contents.contents_of` makes it, but for its flags.
+        report: Result of `quark_workbench.report.contents.contents_of`, without flags.
 
     Returns:
-        Of each: ``level`` (``red`` or ``amber``), ``code``, ``title``, ``advice``, and ``layers``, the names
-            that it is about, worst first.
+        Dictionaries with ``level`` (``red`` or ``amber``), ``code``, ``title``, ``advice``, and ``layers``,
+        worst first.
     """
     layers, found = report["layers"], list[dict[str, Any]]()
     for rule in _RULES:
@@ -88,9 +84,9 @@ def _harm(layers: Layers, report: Mapping[str, Any]) -> Iterator[dict[str, Any]]
     if found and found["does_harm"]:
         error = "a number that is not finite" if found["error"] is None else f"{found['error']:.3g}"
         title = (
-            f"The model is worse than rounded to nearest: the error of its last block's output is {error}, not {found['nearest_error']:.3g}"
+            f"The model is worse than round-to-nearest: the error of its last block's output is {error}, not {found['nearest_error']:.3g}"
         )
-        yield _flag(RED, "harm", title, "Leave the algorithm out, or use another one or more data. Then compare both by quark evaluate.")
+        yield _flag(RED, "harm", title, "Leave the algorithm out, or use another one or more data. Then compare both with quark evaluate.")
 
 
 def _low_ratio(layers: Layers, report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -115,7 +111,7 @@ def _depth(layers: Layers, report: Mapping[str, Any]) -> Iterator[dict[str, Any]
     if known and (worst := min(known, key=lambda row: row["snr_db"]))["snr_db"] < DEPTH_AMBER:
         level = RED if worst["snr_db"] < DEPTH_RED else AMBER
         title = f"The hidden states after {worst['block']} have a signal-to-noise ratio of {worst['snr_db']:.1f} dB against the float model"
-        advice = "See where the curve falls: give the blocks before that more bits, or use a calibrated rounding. Then run quark evaluate."
+        advice = "Give the blocks before the fall of the curve more bits, or use a calibrated rounding. Then run quark evaluate."
         yield _flag(level, "depth", title, advice)
 
 
@@ -130,7 +126,7 @@ def _dominant(layers: Layers, report: Mapping[str, Any]) -> Iterator[dict[str, A
         if so_far >= DOMINANT * total:
             chosen = [layers[i] for _, i in errors[:number]]
             title = f"{_count(chosen, layers)} {'has' if number == 1 else 'have'} {so_far / total:.0%} of the summed relative error"
-            advice = "A wider scheme for these alone (--layer NAME=SCHEME) costs little and gains most."
+            advice = "Give only these layers a wider scheme (--layer NAME=SCHEME): it costs little and gains most."
             yield _flag(AMBER, "dominant", title, advice, chosen)
             return
 
@@ -158,15 +154,15 @@ def _given_up(layers: Layers, report: Mapping[str, Any]) -> Iterator[dict[str, A
     if chosen:
         tried = [layer for layer in layers if layer.get("algorithm")]
         level = RED if len(chosen) > GIVEN_UP * len(tried) else AMBER
-        title = f"{_count(chosen, tried)} rounded to nearest: the algorithm did worse on held-out tokens, or failed"
-        advice = "Use more calibration data, nearer to what the model is used for; or another algorithm."
+        title = f"{_count(chosen, tried)} rounded to nearest: the algorithm was worse on held-out tokens, or failed"
+        advice = "Use more calibration data, closer to the use of the model, or another algorithm."
         yield _flag(level, "given_up", title, advice, chosen)
 
 
 def _damped(layers: Layers, report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     chosen = [layer for layer in layers if (layer.get("attempts") or 1) > 1]
     if chosen:
-        title = f"Damping had to be raised in {_count(chosen, layers)}, up to {max(layer['damping'] for layer in chosen):g}"
+        title = f"The algorithm raised the damping in {_count(chosen, layers)}, up to {max(layer['damping'] for layer in chosen):g}"
         yield _flag(AMBER, "damping", title, "Use more calibration data, or a larger damping from the start.", chosen)
 
 
@@ -184,7 +180,7 @@ _OUTLIERS = (
     ("scale_outliers", "scale_ratio", "Scales above {:g} times the median scale"),
     ("input_outliers", "input_peak_to_rms", "Quantized inputs with a peak above {:g} times their root mean square"),
 )
-"""Code of a flag, the figure of a layer, which is the name of its threshold too, and the title."""
+"""Code of a flag, the metric of a layer, which is also the name of its threshold, and the title."""
 
 
 def _outliers(layers: Layers, report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -210,9 +206,9 @@ def _transforms(layers: Layers, report: Mapping[str, Any]) -> Iterator[dict[str,
     if left_out:
         reason = next((str(t["reason"]) for t in left_out if t.get("reason")), "it did not reduce the error on held-out tokens")
         title = f"A transform was left out in {len(left_out)} of {len(report['transforms'])} places: {reason}"
-        yield _flag(AMBER, "transform_left_out", title, "Nothing is wrong with the result; another preset may do better.", left_out)
+        yield _flag(AMBER, "transform_left_out", title, "The result is fine; another preset may be better.", left_out)
     if any(t.get("held_out") is False for t in report["transforms"]):
-        title = "Transforms were validated on the tokens that they were fitted to: too few for any to be held out"
+        title = "Transforms were validated on the tokens that they were fitted to, since there were too few to hold any out"
         yield _flag(AMBER, "not_held_out", title, "Use more calibration data.")
 
 

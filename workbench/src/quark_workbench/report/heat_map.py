@@ -16,9 +16,9 @@ __all__ = ["Cell", "expert_cells", "grid", "heat_map", "ratio_cells", "tokens_te
 
 _STEPS = 9
 _STRONG = 5
-"""The first step whose cells are so dark (light, on a dark page) that text in them has the other colour."""
+"""The first step whose cells are so dark (light, on a dark page) that their text needs the other colour."""
 LEAST_RANGE = 12.0
-"""dB. Differences of a few dB are normal among layers, and should not look like alarms."""
+"""dB. Layers normally differ by a few dB, which should not look like an alarm."""
 CELL_HEIGHT = 26
 _MOST_WITH_TEXT = 40
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @attrs.frozen
 class Cell:
-    """A cell: the value that its colour shows, what is written in it, and what is said of it."""
+    """A cell: the value for its colour, its text, and its description."""
 
     value: float | None
     label: str
@@ -36,7 +36,7 @@ class Cell:
 
 
 Cells = Mapping[str, Sequence[Cell | None]]
-"""Rows of a heat map by name; None where there is nothing."""
+"""Rows of a heat map by name; None for an empty cell."""
 
 
 def ratio_cells(layers: Sequence[Mapping[str, Any]], blocks: Sequence[str], key: str) -> dict[str, list[Cell | None]]:
@@ -58,7 +58,7 @@ def _worst(layers: Sequence[Mapping[str, Any]], key: str) -> Cell | None:
 
 
 def expert_cells(tokens: Mapping[str, int]) -> dict[str, list[Cell | None]]:
-    """Return a row for each mixture: the fewest tokens of each expert, the last number in a name."""
+    """Return a row for each mixture: the fewest tokens of each expert (the last number in a name)."""
     fewest: dict[str, dict[int, int]] = {}
     for name, count in tokens.items():
         parts = name.split(".")
@@ -81,12 +81,12 @@ def heat_map(
 
     Args:
         name: Id of the plot.
-        title: What it shows.
+        title: Title of the plot.
         description: For screen readers.
         rows: The cells; the lowest value has the strongest colour.
-        unit: Returns what a value is called in the legend.
-        axis: What the columns are.
-        least_range: Difference of the values at the two ends of the colours, at least: small differences get
+        unit: Returns the text of a value in the legend.
+        axis: Name of the columns.
+        least_range: Least difference between the ends of the colour scale, so that small differences get
             similar colours.
     """
     values = [cell.value for cells in rows.values() for cell in cells if cell is not None and cell.value is not None]
@@ -118,7 +118,7 @@ def grid(
     Args:
         rows: Cells by name of row.
         columns: The number of columns.
-        axis: What the columns are.
+        axis: Name of the columns.
         draw: Draws a cell at a place, given its left and upper edge and the width of a column.
 
     Returns:
@@ -151,7 +151,7 @@ def _legend(x: float, y: float, lowest: str, highest: str) -> list[Markup]:
 
 
 def tokens_text(log2: float) -> str:
-    """Return the tokens of a colour of `expert_cells`."""
+    """Return the number of tokens for a colour of `expert_cells`."""
     return f"{max(2**log2 - 1, 0):,.0f} tokens"
 
 

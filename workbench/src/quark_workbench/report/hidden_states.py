@@ -22,24 +22,24 @@ from quark.models.plan.family import architecture_of
 
 __all__ = ["NOT_COMPARABLE", "hidden_errors"]
 
-NOT_COMPARABLE = "The hidden states cannot be compared: a transform, such as a rotation, has changed their basis."
+NOT_COMPARABLE = "The hidden states cannot be compared, since a transform, such as a rotation, changed their basis."
 _SAME_BASIS = 0.5
-"""Relative squared error at the entry of the first block above which the hidden states are of another basis;
-two random ones have 2.
+"""Relative squared error at the first block above which the hidden states have another basis; random states
+have 2.
 """
 
 
 @conducts_forwards
 def hidden_errors(source: BlockSource, float_model: nn.Module, quantized: nn.Module, calls: Sequence[Call]) -> dict[str, dict[str, Any]]:
-    """Return the `depth_figures` of each block, by name; empty where the two cannot be compared.
+    """Return the `depth_figures` of each block, by name; empty if they cannot be compared.
 
-    One float block is in memory at a time, and the quantized model as a whole.
+    Memory holds one float block and the whole quantized model.
 
     Args:
-        source: Has the tensors of ``float_model``.
-        float_model: On the meta device, its plan prepared with the source.
+        source: Source of the tensors of ``float_model``.
+        float_model: The float model on the meta device, prepared with the source.
         quantized: The quantized model, in memory.
-        calls: Samples, of which the first `DEPTH_CALLS` are used.
+        calls: Samples; the first `DEPTH_CALLS` are used.
     """
     blocks = decoder_blocks(float_model, architecture_of(float_model))
     others = [Block(b.name, quantized.get_submodule(b.name)) for b in blocks]
@@ -65,8 +65,8 @@ class _Side:
 
     Attributes:
         steps: The forwards.
-        blocks: Of the model.
-        entered: What entered the first block, by call.
+        blocks: Blocks of the model.
+        entered: Input of the first block, by call.
     """
 
     steps: LockStep
@@ -75,7 +75,7 @@ class _Side:
 
     @torch.no_grad()
     def passed(self, index: int) -> dict[int, Tensor]:
-        """Lead all forwards through a block, and return the hidden states behind it, by call."""
+        """Run all forwards through a block, and return the hidden states after it, by call."""
         outputs: dict[int, Tensor] = {}
 
         def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:

@@ -1,4 +1,4 @@
-"""Elements of inline SVG as escaped strings with short numbers: dots, texts, lines, the frame of a plot."""
+"""Inline SVG elements as escaped strings: dots, texts, lines, the frame of a plot."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def tag(name: str, *content: str, **attributes: object) -> Markup:
     """Return an element.
 
     Args:
-        name: Of the element.
-        content: Markup, which stays as it is, and other text, which is escaped.
-        attributes: Escaped; ``_`` at the end of a name is taken off (``class_``), others become ``-``. None
-            is left out.
+        name: Name of the element.
+        content: Markup, which is kept, and text, which is escaped.
+        attributes: Escaped; a final ``_`` of a name is removed (``class_``), others become ``-``. None is
+            left out.
 
     >>> tag("p", "a < b", class_="note")
     Markup('<p class="note">a &lt; b</p>')
@@ -33,7 +33,7 @@ def tag(name: str, *content: str, **attributes: object) -> Markup:
 
 
 def number(value: float) -> str:
-    """Return a coordinate: two digits behind the point at most.
+    """Return a coordinate with at most two decimals.
 
     >>> number(3.0), number(3.14159), number(-0.001)
     ('3', '3.14', '0')
@@ -59,7 +59,7 @@ def dot(x: float, y: float, radius: float, class_: str, hint: str = "") -> Marku
 
 
 def numbered(count: int, x_of: Callable[[int], float], y: float) -> list[Markup]:
-    """Return the numbers of places below a plot, at most about 32 of them."""
+    """Return the numbers of places below a plot, at most about 32."""
     return [text(x_of(i), y, str(i), anchor="middle") for i in range(0, count, max(1, math.ceil(count / 32)))]
 
 
@@ -73,12 +73,12 @@ def figure(name: str, title: str, description: str, width: float, height: float,
 
     Args:
         name: Id of the plot, unique in the page.
-        title: What it shows, for screen readers.
-        description: What there is to be seen in it, in words.
-        width: Of the drawing, in its own units: about pixels.
-        height: Likewise.
-        content: What is drawn.
-        least: Width in pixels below which it is scrolled and not made smaller; None for 0.85 of ``width``.
+        title: Title for screen readers.
+        description: Description in words.
+        width: Width of the drawing in its own units, about pixels.
+        height: Height in these units.
+        content: The drawing.
+        least: Width in pixels below which the plot scrolls instead of shrinking; None for 0.85 of ``width``.
     """
     style = f"min-width:{least or round(0.85 * width)}px;max-width:{number(max(width, 320))}px"
     drawn = drawing(name, title, description, width, height, *content, style=style)
@@ -86,7 +86,7 @@ def figure(name: str, title: str, description: str, width: float, height: float,
 
 
 def drawing(name: str, title: str, description: str, width: float, height: float, *content: str, **attributes: object) -> Markup:
-    """Return a plot alone; arguments as of `figure`, and further attributes of the element."""
+    """Return only the plot; arguments as in `figure`, and further attributes of the element."""
     return tag(
         "svg",
         tag("title", title, id=f"{name}-title"),
@@ -108,7 +108,7 @@ def style_sheet() -> Markup:
 
 
 def picture(*plot: Any) -> str:
-    """Return a plot as a file of its own, with the style sheet; ``plot`` are the arguments of `drawing`."""
+    """Return a plot as a file with its own style sheet; ``plot`` are the arguments of `drawing`."""
     name, title, description, width, height, *content = plot
     rules = tag("style", style_sheet())
     own = {"xmlns": "http://www.w3.org/2000/svg", "font-family": "system-ui, sans-serif", "style": "background:var(--page)"}

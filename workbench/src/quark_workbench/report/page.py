@@ -1,6 +1,7 @@
 """The report as one HTML page, without scripts and external files; light or dark as the reader's system.
 
-The page and each of its sections are Jinja templates in ``templates/``; what they call is listed here.
+The page and each of its sections are Jinja templates in ``templates/``; this module lists the functions that
+they call.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ _SECTIONS = {
     "time": "Time",
     "settings": "Settings and files",
 }
-"""Title in the list of links by section, in reading order; ``templates/sections/`` has a template of each."""
+"""Link title by section, in reading order; ``templates/sections/`` has a template for each section."""
 
 
 def page(report: Mapping[str, Any]) -> str:
     """Return the page of a report.
 
     Args:
-        report: The contents, as `quark_workbench.report.contents.contents_of` makes them or a JSON file has
-            them. Nothing in them is trusted: names and messages are escaped.
+        report: The contents, from `quark_workbench.report.contents.contents_of` or a JSON file. They are not
+            trusted: names and messages are escaped.
     """
     templates = _templates()
     contents = {key: templates.get_template(f"sections/{key}.html.jinja").render(report=report).strip() for key in _SECTIONS}

@@ -36,7 +36,7 @@ def depth_curve(rows: Sequence[Mapping[str, Any]]) -> Markup:
     values = [row["snr_db"] for row in rows]
     title = "Signal-to-noise ratio of the hidden states after each block"
     known = [v for v in values if v is not None]
-    said = f"It goes from {decibel_text(known[0])} after the first block to {decibel_text(known[-1])} after the last." if known else ""
+    said = f"From {decibel_text(known[0])} after the first block to {decibel_text(known[-1])} after the last." if known else ""
     names = [str(row["block"]) for row in rows]
     return _lines("plot-depth", title, said, {"hidden states": values}, names, {"amber": DEPTH_AMBER, "red": DEPTH_RED})
 
@@ -46,13 +46,13 @@ def block_errors(name: str, changes: str, rounded: str, rows: Sequence[Mapping[s
 
     Args:
         name: Id of the plot.
-        changes: What has changed the blocks, such as "transforms".
+        changes: The change of the blocks, such as "transforms".
         rounded: How their weights are rounded, such as "rounded to nearest".
         rows: One for each block.
     """
     pair = {"after": [r["snr_after_db"] for r in rows], "before": [r["snr_before_db"] for r in rows]}
     title = f"Signal-to-noise ratio of each block's output before and after {changes}"
-    said = f"Each block is {rounded}, and its output on held-out tokens is compared with that of the float block."
+    said = f"Each block is {rounded}, and its output on held-out tokens is compared with the float block's output."
     return _lines(name, title, said, pair, [str(r["name"]) for r in rows])
 
 
@@ -64,9 +64,9 @@ def _lines(
     places: Sequence[str],
     limits: Mapping[str, float] = MappingProxyType({}),
 ) -> Markup:
-    """Return lines over blocks, in dB: by name, a value for each block, None where there is none.
+    """Return lines over blocks in dB; ``None`` is a missing value.
 
-    The first has an area and dots with tooltips; limits, by colour, are drawn where they are near.
+    The first line has an area and dots with tooltips; limits near the values are drawn, by colour.
     """
     values = [v for line in lines.values() for v in line if v is not None]
     near = {colour: limit for colour, limit in limits.items() if limit > min(values) - 6}
@@ -101,7 +101,7 @@ def _lines(
 
 
 def gains_by_kind(layers: Sequence[Mapping[str, Any]]) -> list[tuple[str, float, float, int]]:
-    """Return the rows of `gains`: medians over the layers of each kind whose outputs were compared."""
+    """Return the rows of `gains`: for each kind, medians over layers with compared outputs."""
     pairs: dict[str, list[tuple[float, float]]] = {}
     for layer in layers:
         if layer.get("output_snr_db") is not None and layer.get("nearest_snr_db") is not None:
@@ -239,6 +239,6 @@ def time_by_block(rows: Sequence[Mapping[str, Any]]) -> Markup:
     every = max(1, math.ceil(len(rows) / 32))
     marks = [str(i) if i < len(rows) - 1 else "…" for i in range(0, len(rows), every)]
     drawn += [text(_LEFT + (i * every + 0.5) * step, floor + 16, mark, anchor="middle") for i, mark in enumerate(marks)]
-    drawn += [text(4, 10, "s"), text(_LEFT, _HEIGHT + 4, "block; the last bar is what lies outside the blocks")]
+    drawn += [text(4, 10, "s"), text(_LEFT, _HEIGHT + 4, "block; the last bar is the part outside the blocks")]
     said = "Stacked bars, in the order of the legend."
     return figure("plot-time", "Time of each block by phase", said, _WIDTH, _HEIGHT + 8, *drawn, least=620)

@@ -37,11 +37,10 @@ class ReportOptions:
 
     Attributes:
         level: One of `LEVELS`.
-        command: What was run, for the record.
+        command: The command line, for the record.
         started: When the run began, as `time.perf_counter` gives it.
         selection: The selection of schemes that the configuration comes from
-            (`quark_workbench.mixed_precision.SelectionResult.to_dict`), which the report then draws; None
-            where there is none.
+            (`quark_workbench.mixed_precision.SelectionResult.to_dict`), which the report draws, or None.
     """
 
     level: str = attrs.field(default="standard")
@@ -57,7 +56,7 @@ class ReportOptions:
     def __call__(self, finished: FinishedRun, directory: Path, device: str, reopened: Callable[[], CheckpointSource]) -> None:
         """Write the report of a run into its checkpoint.
 
-        A failure is logged, and leaves the checkpoint without a report.
+        A failure is logged; the checkpoint then has no report.
 
         Args:
             finished: The run.

@@ -31,11 +31,11 @@ Selection = Mapping[str, Any]
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 1000, 320, 66, 44, 26, 20
 _SIDE = 380
 _SMALLEST = 1e-9
-"""Losses below, such as those of float layers, have no place on a logarithmic axis."""
+"""Smaller losses, such as 0 for float layers, do not fit on a logarithmic axis."""
 
 
 def chosen_point(selection: Selection) -> Mapping[str, Any] | None:
-    """Return the point of the curve that was chosen; None where the selector gave none."""
+    """Return the chosen point of the curve; None without a curve."""
     return next((point for point in selection["curve"] if point["total_bytes"] == selection["total_bytes"]), None)
 
 
@@ -56,7 +56,7 @@ def layers_by_candidate(selection: Selection) -> list[tuple[str, list[str], int]
 
 
 def measured_by_predicted(selection: Selection) -> list[float]:
-    """Return measured divergence ÷ predicted one of each point where both are known in nats."""
+    """Return measured ÷ predicted divergence of each point for which both are known in nats."""
     if not str(selection["unit"]).startswith("nats"):
         return []
     return [p["measured_kl"] / p["loss"] for p in selection["curve"] if p["measured_kl"] and p["loss"] > 0]
@@ -134,7 +134,7 @@ def additivity(selection: Selection) -> Markup:
     bottom = _TOP + (high - low) * scale + 34
     drawn += [text(4, 10, "measured"), text(_LEFT, bottom, "predicted, nats per token")]
     title = "Measured against predicted divergence"
-    said = "A dot on the dashed line has the divergence that was predicted; above it, errors of groups amplify each other."
+    said = "On the dashed line, measured and predicted divergence agree; above it, errors of groups amplify each other."
     return figure("plot-additivity", title, said, _SIDE, bottom + 6, *drawn, least=300)
 
 

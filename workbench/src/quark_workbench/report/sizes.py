@@ -18,7 +18,7 @@ from quark.models.plan.plan_row import PlanRow
 __all__ = ["OTHER", "SMALL", "block_of", "files_of", "kind_of", "sizes_of", "stored_bytes", "tensor_bytes"]
 
 OTHER = "(other tensors)"
-"""The kind of tensors that are of no layer of the plan."""
+"""The kind of tensors that belong to no layer of the plan."""
 SMALL = 32 << 20
 """Bytes up to which a file is always hashed: that takes some hundredths of a second."""
 
@@ -30,7 +30,7 @@ def kind_of(name: str, blocks: Iterable[str]) -> str:
 
 
 def block_of(name: str, blocks: Iterable[str]) -> str | None:
-    """Return the block that a layer lies in; None outside of all blocks, or where the model is one block."""
+    """Return the block of a layer; None outside all blocks, or if the model is one block."""
     return next((b for b in blocks if b and name.startswith(f"{b}.")), None)
 
 
@@ -44,7 +44,7 @@ def tensor_bytes(directory: Path) -> dict[str, int]:
 
 
 def stored_bytes(directory: Path) -> dict[str, int] | None:
-    """Return `tensor_bytes`; None where the checkpoint has no safetensors files."""
+    """Return `tensor_bytes`; None if the checkpoint has no safetensors files."""
     try:
         return tensor_bytes(directory)
     except CheckpointError:
@@ -57,14 +57,14 @@ def sizes_of(rows: Sequence[PlanRow], blocks: Sequence[str], float_bytes: int, e
     Args:
         rows: The plan.
         blocks: Names of the decoder blocks.
-        float_bytes: Of the whole float model.
+        float_bytes: Float bytes of the whole float model.
         element: Bytes of an element of the float model.
         directory: The checkpoint.
 
     Returns:
         ``float_bytes`` and ``stored_bytes`` of all tensors; ``effective_bits``, stored bits per weight of the
         layers with a quantized weight, scales and zero points included; ``kinds``, the same for each kind of
-        layer; ``layers``, bits per weight by full name. What files do not tell is None.
+        layer; ``layers``, bits per weight by full name. Unknown values are None.
     """
     stored = stored_bytes(directory)
     own = [r for r in rows if r.tied_to is None]
@@ -98,7 +98,7 @@ def files_of(directory: Path, *, hashes_weights: bool) -> list[dict[str, Any]]:
 
     Args:
         directory: The checkpoint.
-        hashes_weights: Whether files above `SMALL` bytes are hashed too, which means to read all of them.
+        hashes_weights: Whether to hash files above `SMALL` bytes too, which reads all of them.
     """
     files = sorted(p for p in directory.iterdir() if p.is_file() and p.name not in OF_THE_RUN)
     sizes = {path: path.stat().st_size for path in files}

@@ -1,4 +1,4 @@
-"""Numbers of a report as people read them: bytes, seconds, ratios in dB, counts."""
+"""Numbers of a report as text: bytes, seconds, ratios in dB, counts."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def seconds_text(seconds: float) -> str:
 
 
 def decibel_text(ratio: float | None) -> str:
-    """Return a ratio in dB; a dash where it is not known, or there is no error."""
+    """Return a ratio in dB; a dash if it is not known, or there is no error."""
     return "–" if ratio is None else f"{ratio:.1f} dB"
 
 
 def figure_text(value: float | None, form: str) -> str:
-    """Return a number in a format; a dash where it is None.
+    """Return a number in a format; a dash for None.
 
     >>> figure_text(2.345, ".1f"), figure_text(1234, ",d"), figure_text(None, ".1f")
     ('2.3', '1,234', '–')
@@ -47,7 +47,7 @@ def figure_text(value: float | None, form: str) -> str:
 
 
 def share(value: float | None) -> str:
-    """Return a share as a percentage; a dash where it is not known."""
+    """Return a share as a percentage; a dash if it is not known."""
     return "–" if value is None else f"{value:.0%}" if value >= 0.1 else f"{value:.1%}"
 
 

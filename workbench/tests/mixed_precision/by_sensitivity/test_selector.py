@@ -25,14 +25,14 @@ def test_it_is_registered_and_made_of_its_options() -> None:
 
 
 def test_an_unknown_sensitivity_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no sensitivity 'fihser': there are fisher, kl, output"):
+    with pytest.raises(ConfigError, match="no sensitivity 'fihser': use one of fisher, kl, output"):
         MixedPrecision(sensitivity="fihser")
 
 
 @pytest.mark.parametrize(("name", "least"), [("tokens", 1), ("points", 2), ("measured", 0), ("measured_tokens", 1)])
 def test_an_option_may_be_as_small_as_its_message_says(name: str, least: int) -> None:
     assert getattr(MixedPrecision(**{name: least}), name) == least  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=f"{name}={least - 1} is too few: give at least {least}$"):
+    with pytest.raises(ConfigError, match=f"{name}={least - 1} is too small: give at least {least}$"):
         MixedPrecision(**{name: least - 1})  # type: ignore[arg-type]
 
 
@@ -99,7 +99,7 @@ def test_a_divergence_is_met_by_the_fewest_bytes() -> None:
 
 def test_a_divergence_out_of_reach_is_refused_with_the_range() -> None:
     with pytest.raises(
-        ConfigError, match=r"divergence of 1e-07 nats per token cannot be met with fp8, mxfp4: these reach .* to .*Give a larger"
+        ConfigError, match=r"divergence of 1e-07 nats per token cannot be met with fp8, mxfp4: they reach .* to .*Give a larger"
     ):
         chosen("fisher", bits=None, kl=1e-7)
 

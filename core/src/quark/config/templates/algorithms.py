@@ -1,4 +1,4 @@
-"""Algorithm settings by name: of their JSON form, or those a model family comes with.
+"""Algorithm settings by name: from their JSON form, or for a model family.
 
 Algorithms themselves are plugins.
 """
@@ -21,14 +21,14 @@ from quark.plugins.options import called, checked, settings_options
 
 _CONFIG_SUFFIX = "_config"
 _LEGACY_KEYS = frozenset({"num_attention_heads", "num_key_value_heads"})
-"""Keys of older configuration files, dropped on reading: the model's configuration has them."""
+"""Keys of older configuration files that are ignored: the model's configuration has these facts."""
 
 
 def canonical_algorithm(name: str) -> str:
-    """Return the registered name of an algorithm, of a name in any case or an alias.
+    """Return the registered name of an algorithm; the argument may be an alias, in any case.
 
     Raises:
-        UnknownNameError: (a ValueError) There is no such algorithm; the closest match is named.
+        UnknownNameError: (a ValueError) There is no such algorithm; the message names the closest match.
     """
     try:
         return algorithms().get(str(name).lower()).name
@@ -41,24 +41,24 @@ def require_processor(name: str, named_in: str = "`algorithm`") -> None:
     """Refuse an algorithm whose distribution registers only its configuration.
 
     Args:
-        name: Of the algorithm.
-        named_in: The argument or field that names it, which the message says to leave out.
+        name: Name of the algorithm.
+        named_in: The argument or field that names it, for the message.
 
     Raises:
-        UnsupportedError: (a NotImplementedError) That is so; the message names the distribution.
+        UnsupportedError: (a NotImplementedError) It does; the message names the distribution.
     """
     if algorithms().get(name).processor is None:
         source = algorithms().source(name)
         raise UnsupportedError(
             f"the algorithm '{name}' cannot run: {source.distribution} {source.version} registers its configuration only. "
-            f"Leave {named_in} out, or install a distribution that brings its processor"
+            f"Leave {named_in} out, or install a distribution that provides its processor"
         )
 
 
 def derived_config(name: str, architecture: Architecture) -> AlgoConfig | None:
     """Return the settings that an algorithm derives from a family's facts, or None.
 
-    The family's values (``algorithm_defaults``) replace the algorithm's defaults.
+    The family's ``algorithm_defaults`` replace the algorithm's defaults.
     """
     config_class = algorithms().load_config(name)
     if refusal(name, architecture) is not None:
@@ -77,8 +77,8 @@ def with_options(name: str, settings: AlgoConfig, options: Mapping[str, Any]) ->
     """Return a copy of an algorithm's settings with these options changed.
 
     Raises:
-        ConfigError: (a ValueError) The algorithm has no such option, or refuses its value; those that it has
-            are named.
+        ConfigError: (a ValueError) The algorithm has no such option, or refuses its value. The message names
+            its options.
     """
     whose = f"the algorithm '{name}'"
     values = checked(whose, settings_options(type(settings)), options)
@@ -86,14 +86,14 @@ def with_options(name: str, settings: AlgoConfig, options: Mapping[str, Any]) ->
 
 
 def algo_config_from_dict(data: Mapping[str, Any]) -> AlgoConfig:
-    """Return settings from their JSON form; ``"name"`` says whose they are.
+    """Return settings from their JSON form; ``"name"`` names the algorithm.
 
     Raises:
         UnknownNameError: (a ValueError) No installed distribution has an algorithm of that name.
-        ConfigError: The name or a needed key is missing, or a key is none of the algorithm's.
+        ConfigError: The name or a required key is missing, or a key is unknown.
     """
     if not isinstance(data.get("name"), str):
-        raise ConfigError("an algorithm's configuration needs the key 'name', such as {\"name\": …}, which says whose configuration it is")
+        raise ConfigError("an algorithm's configuration needs the key 'name', such as {\"name\": …}: add the name of the algorithm")
     try:
         config_class = algorithms().load_config(data["name"])
     except UnknownNameError as error:
@@ -117,10 +117,7 @@ def by_algorithm(configs: Mapping[str, AlgoConfig | None] | None, where: str) ->
 
 
 def legacy_settings(parameters: Mapping[str, AlgoConfig | None]) -> dict[str, AlgoConfig | None]:
-    """Return settings by algorithm from ``<algorithm>_config`` keywords.
-
-    Raises ConfigError for other keywords.
-    """
+    """Return settings by algorithm from ``<algorithm>_config`` keywords; raise ConfigError for others."""
     if not parameters:
         return {}
     known = [f"{name}{_CONFIG_SUFFIX}" for name in algorithms().names()]

@@ -1,9 +1,9 @@
 """Quantized KV cache and attention, as outputs of projections; decided on patterns, without a model.
 
-A template knows patterns, not layers. The entries it adds for caches and attention stand for whole patterns,
-while a user's own patterns may cover all, some or none of the layers behind one. Layers that a user's earlier
-pattern matches keep it (first match); the added entry is for the rest, so its base may come from a user's
-pattern only where that one covers *every* layer of the projection.
+A template knows patterns, not layers. It adds an entry for a whole pattern. A user's own pattern may cover
+all, some or none of the layers of that pattern. The first match counts: layers that the user's pattern covers
+keep the user's entry, and the added entry is for the others. So the added entry may be based on the user's
+entry only if the user's pattern covers *every* layer of the projection.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _PROJECTION_TYPE = "Linear"
 def covers(pattern: str, symbolic: str) -> bool:
     """Return whether ``pattern`` matches every name that the pattern ``symbolic`` stands for.
 
-    Exact where ``pattern`` has no wildcards but ``*``: what its stars swallow of ``symbolic``, stars
-    included, may be anything. Patterns with other wildcards are taken to cover only themselves.
+    This is exact if ``pattern`` has no wildcards but ``*``: its stars may match anything in ``symbolic``,
+    including stars. A pattern with other wildcards is assumed to cover only itself.
 
     >>> keys = "model.layers.*.self_attn.k_proj"
     >>> covers("*self_attn*", keys), covers("model.layers.0.*", keys)
@@ -37,11 +37,9 @@ def covers(pattern: str, symbolic: str) -> bool:
 def with_quantized_cache(config: QConfig, patterns: Sequence[str], spec: QTensorConfig, architecture: Architecture | None) -> QConfig:
     """Return the configuration with quantized outputs of the key and value projections, which feed the cache.
 
-    Excluded projections keep float weights and inputs.
-
-    ``kv_cache_quant_config`` owns the outputs: `quark.models.plan.rules` takes them from there. Its entries
-    stand in ``layer_quant_config`` too because AMD Quark's documentation has both, and programs and
-    checkpoints read either.
+    Excluded projections keep float weights and inputs. `quark.models.plan.rules` takes the outputs from
+    ``kv_cache_quant_config``. Its entries are in ``layer_quant_config`` too, because AMD Quark's
+    documentation has both, and programs and checkpoints read either.
     """
     for pattern in patterns:
         base = base_for(config, pattern, architecture) or QLayerConfig()
@@ -68,10 +66,10 @@ def with_quantized_attention(config: QConfig, patterns: Sequence[str], spec: QTe
 
 
 def base_for(config: QConfig, pattern: str, architecture: Architecture | None) -> QLayerConfig | None:
-    """Return the configuration that the layers behind ``pattern`` have already; None where all are excluded.
+    """Return the current configuration of the layers behind ``pattern``; None if all are excluded.
 
-    It is the first of the per-layer patterns that covers every layer behind ``pattern``, or else the one that
-    linear layers get which no pattern matches.
+    It comes from the first per-layer pattern that covers every such layer; otherwise from linear layers that
+    no pattern matches.
     """
     if _covering(config.exclude, pattern, architecture) is not None:
         return None
@@ -82,7 +80,7 @@ def base_for(config: QConfig, pattern: str, architecture: Architecture | None) -
 def _symbolic_names(pattern: str, architecture: Architecture | None) -> tuple[str, ...]:
     """Return the projections that ``pattern`` means, with ``*`` for the number of the block.
 
-    Where the family is not known, return the pattern itself.
+    If the family is not known, return the pattern itself.
     """
     if architecture is None or architecture.decoder_blocks is None:
         return (pattern,)
@@ -97,7 +95,7 @@ def _covering(patterns: Iterable[str], pattern: str, architecture: Architecture 
 
 
 def _remaining(config: QConfig) -> QLayerConfig:
-    """Return the configuration of linear layers that no pattern matches: their type's, or the global one."""
+    """Return the configuration of linear layers that no pattern matches: of their type, or the global one."""
     for key, layer in config.layer_type_quant_config.items():
         if (key if isinstance(key, str) else key.__name__) == _PROJECTION_TYPE:
             return layer
@@ -107,7 +105,7 @@ def _remaining(config: QConfig) -> QLayerConfig:
 def _put_before_cover(config: QConfig, pattern: str, layer: QLayerConfig, architecture: Architecture | None) -> QConfig:
     """Return the configuration with an entry for ``pattern`` in front of the first pattern that covers it.
 
-    Behind that pattern, which is a user's, the entry would never be reached.
+    After that pattern, which is the user's, the entry would never be reached.
     """
     cover = _covering(config.layer_quant_config, pattern, architecture)
     entries = list(config.layer_quant_config.items())

@@ -21,37 +21,37 @@ RUN_TIME_SUMMARY = "registered by this program"
 
 
 class QuantizationScheme:
-    """A scheme: something with a layer configuration. AMD Quark's base of the scheme classes.
+    """A scheme, defined by a layer configuration. AMD Quark's base of the scheme classes.
 
     Args:
-        config: The configuration of a layer under this scheme; it is copied.
+        config: Configuration of a layer under this scheme; it is copied.
     """
 
     def __init__(self, config: QLayerConfig) -> None:
         if not isinstance(config, QLayerConfig):
-            raise ConfigError(f"this scheme has no QLayerConfig but {config!r}")
+            raise ConfigError(f"the configuration of a scheme must be a QLayerConfig, not {config!r}")
         self._config = config.copied()
 
     @property
     def config(self) -> QLayerConfig:
-        """The configuration of a layer under this scheme: a new copy each time."""
+        """Configuration of a layer under this scheme: a new copy each time."""
         return self._config.copied()
 
 
 class QuantizationSchemeCollection:
-    """All schemes by name, as AMD Quark documents them: a view of the registry `quark.schemes`."""
+    """All schemes by name, with AMD Quark's interface: a view of the registry `quark.schemes`."""
 
     def register_scheme(self, scheme_name: str, scheme: QuantizationScheme) -> None:
         """Add a scheme under a new name.
 
         Raises:
-            ConfigError: (a ValueError) The name is taken or holds a colon, or ``scheme`` has no layer
+            ConfigError: (a ValueError) The name is taken or contains a colon, or ``scheme`` has no layer
                 configuration.
         """
         if scheme_name in schemes():
             raise ConfigError(f"Scheme '{scheme_name}' already registered, please use a different name.")
         if not isinstance(scheme.config, QLayerConfig):
-            raise ConfigError(f"the scheme '{scheme_name}' has no QLayerConfig but {scheme.config!r}")
+            raise ConfigError(f"the configuration of the scheme '{scheme_name}' must be a QLayerConfig, not {scheme.config!r}")
         attention = None if _attention_config(scheme.config) is None else ObjectRef(lambda: _attention_config(scheme.config))
         try:
             record = RunTimeScheme(
@@ -78,7 +78,7 @@ class QuantizationSchemeCollection:
         if scheme_name in schemes():
             raise ConfigError(
                 f"Scheme '{scheme_name}' not registered as custom scheme, quark built-in schemes cannot be unregistered. "
-                f"It comes from {schemes().source(scheme_name).distribution}; QUARK_DISABLED_PLUGINS leaves a plugin out"
+                f"It comes from {schemes().source(scheme_name).distribution}; to leave that plugin out, set QUARK_DISABLED_PLUGINS"
             )
         raise UnknownNameError(
             f"Scheme '{scheme_name}' not found, please check the name.{_run_time_hint(scheme_name)}",
@@ -88,17 +88,17 @@ class QuantizationSchemeCollection:
         )
 
     def get_supported_schemes(self) -> list[str]:
-        """Return all names of schemes: plugins' names sorted, their aliases, then the program's own."""
+        """Return all names of schemes: names of plugins, sorted; their aliases; the program's own."""
         own = schemes().run_time_names()
         return [*schemes().plugin_names(), *(alias for record in schemes() for alias in record.aliases), *own]
 
     def get_scheme(self, scheme_name: str) -> QuantizationScheme:
-        """Return the scheme of that name, or alias.
+        """Return the scheme of that name or alias.
 
         Raises:
-            UnknownNameError: (a ValueError) There is none; the closest match is named.
+            UnknownNameError: (a ValueError) There is none; the message names the closest match.
             AmbiguousNameError: Several distributions claim the name.
-            PluginError: The scheme's function failed, or gives no layer configuration.
+            PluginError: The scheme's function failed, or returned no layer configuration.
         """
         record = scheme_record(scheme_name)
         return record.scheme if isinstance(record, RunTimeScheme) else QuantizationScheme(_built(scheme_name))
@@ -108,7 +108,7 @@ def scheme_record(scheme_name: str) -> SchemeRecord:
     """Return the record of a scheme.
 
     Raises:
-        UnknownNameError: (a ValueError) There is none; the closest match is named.
+        UnknownNameError: (a ValueError) There is none; the message names the closest match.
         AmbiguousNameError: Several distributions claim the name.
     """
     try:
@@ -118,13 +118,13 @@ def scheme_record(scheme_name: str) -> SchemeRecord:
 
 
 def scheme_config(scheme_name: str, options: Mapping[str, Any] | None = None) -> QLayerConfig:
-    """Build the configuration of a layer under a scheme, with options of the scheme: a new one each time.
+    """Build the configuration of a layer under a scheme, with the scheme's options: a new one each time.
 
     Raises:
         UnknownNameError: (a ValueError) There is no such scheme.
-        ConfigError: (a ValueError) The scheme has no such option, or refuses its value; the options that it
-            has are named.
-        PluginError: The scheme's function failed, or gives no layer configuration.
+        ConfigError: (a ValueError) The scheme has no such option, or refuses its value. The message names its
+            options.
+        PluginError: The scheme's function failed, or returned no layer configuration.
     """
     record = scheme_record(scheme_name)
     if not options:
@@ -135,7 +135,7 @@ def scheme_config(scheme_name: str, options: Mapping[str, Any] | None = None) ->
 
 
 def _run_time_hint(scheme_name: str) -> str:
-    """Return the closest of the program's own names; the registry's message has the closest of all."""
+    """Return the closest name of the program's own; the registry's message has the closest name of all."""
     near = closest(str(scheme_name), schemes().run_time_names())
     return f" (did you mean '{near}', registered in this program?)" if near else ""
 
@@ -146,30 +146,30 @@ def _built(name: str, options: Mapping[str, Any] | None = None) -> QLayerConfig:
     with attributed("building its configuration", whose):
         layer = called(f"the scheme '{name}'", build, options) if options else build()
     if not isinstance(layer, QLayerConfig):
-        raise whose.error(f"builds {described(layer)} where a QLayerConfig is wanted")
-    return layer.copied()  # one spec may serve two tensors in it, and the function may return the same object twice
+        raise whose.error(f"builds {described(layer)} instead of a QLayerConfig")
+    return layer.copied()  # two tensors may share a spec, and the function may return the same object twice
 
 
 def _attention_config(layer: QLayerConfig) -> QTensorConfig | None:
     """Return the spec of outputs, or else of inputs, for a KV cache or attention.
 
-    None where it is not one static level.
+    None if it is not one static level.
     """
     spec = layer.output_tensors or layer.input_tensors
     return spec if isinstance(spec, QTensorConfig) and not spec.is_dynamic else None
 
 
 def scheme_part(scheme_name: str, part: Literal["kv_cache", "attention"], what: str) -> QTensorConfig:
-    """Return the tensor configuration that a scheme offers for one part of attention.
+    """Return the tensor configuration that a scheme provides for one part of attention.
 
     Args:
         scheme_name: Name of a registered scheme.
         part: Field of `SchemeRecord` that builds the configuration.
-        what: Word of messages for it, such as ``"KV cache scheme"``.
+        what: Its name in messages, such as ``"KV cache scheme"``.
 
     Raises:
-        UnknownNameError: (a ValueError) There is no such scheme, or it has no such part; those that have one
-            are listed.
+        UnknownNameError: (a ValueError) There is no such scheme, or it has no such part. The message lists
+            the schemes that have one.
     """
     able = [record.name for record in schemes() if getattr(record, part) is not None]
     record = schemes().get(scheme_name) if scheme_name in schemes() else None
@@ -177,7 +177,7 @@ def scheme_part(scheme_name: str, part: Literal["kv_cache", "attention"], what: 
         near = closest(str(scheme_name), able)
         hint = f" Did you mean '{near}'?" if near else ""
         raise UnknownNameError(
-            f"Unsupported {what}: {scheme_name}.{hint} Schemes that can serve: {', '.join(able) or 'none'}",
+            f"Unsupported {what}: {scheme_name}.{hint} Schemes that provide one: {', '.join(able) or 'none'}",
             kind=what,
             name=str(scheme_name),
             known=able,

@@ -36,13 +36,13 @@ from quark.plugins import TemplateRecord, algorithms, templates
 from quark.plugins.model_records import RunTimeTemplate
 
 _QKV = ("q_proj", "k_proj", "v_proj")
-"""Attention projections that share a global scale, where a family does not state them: AMD Quark's group."""
+"""Attention projections that share a global scale if a family does not state them: AMD Quark's group."""
 
 
 PATTERNS = ("kv_layers_name", "q_layer_name", "gate_up_layers_name", "exclude_layers_name")
-"""Patterns of layers, which are arguments of a template and facts of an `Architecture`."""
+"""Patterns of layers that are both arguments of a template and facts of an `Architecture`."""
 _MAKE_CONVERTERS = LazyRef("quark.models.hf.weight_converters:make_converters")
-"""Imports torch, which templates do without unless a family has converters."""
+"""Lazy, because it imports torch, which templates need only if a family has converters."""
 
 
 def _list(value: str | Sequence[str] | None) -> list[str]:
@@ -50,7 +50,7 @@ def _list(value: str | Sequence[str] | None) -> list[str]:
 
 
 def _one_of(name: str, value: Any, old_name: str, old_value: Any) -> Any:
-    """Return the one of two keywords that is given; raises ConfigError where both are."""
+    """Return the given one of two keywords; raise ConfigError if both are given."""
     if value is not None and old_value is not None:
         raise ConfigError(f"LLMTemplate is given both {name} and its old name {old_name}: keep {name}")
     return old_value if value is None else value
@@ -59,7 +59,7 @@ def _one_of(name: str, value: Any, old_name: str, old_value: Any) -> Any:
 class LLMTemplate:
     """Quantization of the models of one family: layers of the cache, float layers, algorithm settings.
 
-    Templates of known families come from plugins, as `quark.config.architecture.Architecture` facts; a
+    Plugins provide the templates of known families, as `quark.config.architecture.Architecture` facts. A
     program may register its own.
 
     Args:
@@ -72,8 +72,7 @@ class LLMTemplate:
         exclude_layers_name: Patterns of layers left in float. Old keyword: ``exclude_layers``.
         algorithm_configs: Settings by name of algorithm, in any case.
         f2f_weight_converters: Conversions of stored tensors that `quark.runs.quantize_checkpoint` makes
-            first, with calibration data or without (`quark.models.hf.weight_converters`); None for
-            nothing.
+            first, with or without calibration data (`quark.models.hf.weight_converters`); None for none.
         kv_layer_name: Old name of ``kv_layers_name``.
         exclude_layers: Old name of ``exclude_layers_name``.
         architecture: Further facts about the family.
@@ -133,7 +132,7 @@ class LLMTemplate:
     def from_architecture(cls, architecture: Architecture) -> LLMTemplate:
         """Return the template of a family whose facts are known.
 
-        Each installed algorithm derives its settings from the facts.
+        Each installed algorithm derives its settings from these facts.
         """
         derived = {name: derived_config(name, architecture) for name in algorithms().names()}
         patterns = {name: getattr(architecture, name) for name in PATTERNS}
@@ -146,7 +145,7 @@ class LLMTemplate:
 
     @classmethod
     def list_available(cls) -> list[str]:
-        """Model types that have a template: plugins' in alphabetical order, then the program's own."""
+        """Return the model types that have a template: plugins' types, sorted, then the program's own."""
         plugins = templates().plugin_names()
         return [*plugins, *(name for name in templates().run_time_names() if name not in plugins)]
 
@@ -154,10 +153,10 @@ class LLMTemplate:
     def register_template(cls, template: LLMTemplate) -> None:
         """Register a template for the rest of this process.
 
-        One of the same model type is replaced, with a warning.
+        A template of the same model type is replaced, with a warning.
 
         Raises:
-            ConfigError: (a ValueError) Its model type is no text, or holds a colon.
+            ConfigError: (a ValueError) Its model type is not text, or contains a colon.
         """
         registry, name = templates(), template.model_type
         facts = template.architecture
@@ -184,11 +183,11 @@ class LLMTemplate:
         """Return the template of a model type.
 
         Args:
-            model_type: ``model.config.model_type``, or the first of ``model.config.architectures`` where that
-                is missing.
+            model_type: ``model.config.model_type``, or the first of ``model.config.architectures`` if that is
+                missing.
 
         Raises:
-            UnknownNameError: (a ValueError) There is none; says which there are, and how to make one.
+            UnknownNameError: (a ValueError) There is none. The message lists all, and says how to add one.
         """
         try:
             record = templates().get(model_type)
@@ -208,7 +207,7 @@ class LLMTemplate:
         if isinstance(record, RunTimeTemplate):
             return cast("LLMTemplate", record.template)
         registry = algorithms()
-        source = (record, registry, registry.revision)  # a template has settings of every registered algorithm
+        source = (record, registry, registry.revision)  # a template holds settings of every registered algorithm
         cached = cls._made.get(record.name)
         if cached is None or cached[0] != source:
             cached = cls._made[record.name] = (source, cls.from_architecture(templates().load_architecture(model_type)))
@@ -255,26 +254,23 @@ class LLMTemplate:
         scheme_options: Mapping[str, Any] | None = None,
         algorithm_options: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> QConfig:
-        """Return a new `QConfig` for a whole model.
-
-        It shares only the algorithm settings that the caller passed.
+        """Return a new `QConfig` for a whole model; it shares only algorithm settings that you pass.
 
         Args:
             scheme: Name of the scheme of every linear layer.
             algorithm: Name or names of algorithms to apply, in order.
-            kv_cache_scheme: Name of a scheme that can hold the cache.
+            kv_cache_scheme: Name of a scheme that supports the cache.
             min_kv_scale: Floor of the cache's scales; 0.0 for none.
-            attention_scheme: Name of a scheme that can hold attention probabilities and queries.
+            attention_scheme: Name of a scheme that supports attention probabilities and queries.
             layer_config: Scheme by pattern of layer name; the first pattern that matches decides.
-            layer_type_config: Scheme by layer type, a torch class or its name; patterns go before types.
-            exclude_layers: Patterns of layers left in float, in place of the template's; ``[]`` quantizes
-                everything.
-            algo_configs: Settings by name of algorithm, in place of the template's.
-            shared_scale_groups: Groups of name suffixes that share a global scale, in place of the scheme's
-                own; ``[]`` for none.
+            layer_type_config: Scheme by layer type, a torch class or its name; patterns precede types.
+            exclude_layers: Patterns of float layers, instead of the template's; ``[]`` quantizes everything.
+            algo_configs: Settings by algorithm name, instead of the template's.
+            shared_scale_groups: Groups of name suffixes that share a global scale, instead of the scheme's;
+                ``[]`` for none.
             kv_cache_post_rope: Whether keys and values of the cache are rounded as attention gets them, which
-                is what runtimes cache. False takes the projections' outputs, AMD Quark's convention; None
-                decides by the model: True where its attention can be reached.
+                is what runtimes cache. False rounds the projections' outputs, AMD Quark's convention. None
+                means True if the model's attention can be reached.
             attention_post_rope: The same for the queries of ``attention_scheme``.
             scheme_options: Options of ``scheme`` by name, such as ``{"block_size": 32}``;
                 ``quark schemes NAME`` shows them.
@@ -285,8 +281,8 @@ class LLMTemplate:
             UnknownNameError: (a ValueError) There is no such scheme, algorithm, or part of a scheme.
             UnsupportedError: (a NotImplementedError) The algorithm cannot run, or has no settings for this
                 family.
-            ConfigError: (a ValueError) An option is unknown or of the wrong type, or no layers are known to
-                feed the cache.
+            ConfigError: (a ValueError) An option is unknown or of the wrong type, or the template does not
+                say which layers feed the cache.
         """
         record = scheme_record(scheme)
         shares = record.shares_global_scale and shared_scale_groups is None
@@ -315,7 +311,7 @@ class LLMTemplate:
         return [[name for names in suffixes for name in names] if is_stated else list(_QKV), list(self.gate_up_layers_name)]
 
     def _with_attention(self, config: QConfig, kv_cache_scheme: str | None, attention_scheme: str | None) -> QConfig:
-        """Return the configuration, with these schemes of the cache and of attention."""
+        """Return the configuration with these schemes of the cache and of attention."""
         if kv_cache_scheme:
             spec = scheme_part(kv_cache_scheme, "kv_cache", "KV cache scheme")
             if not self.kv_layers_name:
@@ -340,7 +336,7 @@ class LLMTemplate:
         options = {canonical_algorithm(name): values for name, values in (algorithm_options or {}).items()}
         if idle := [name for name in options if name not in names]:
             applied = f"this run applies {', '.join(names)}" if names else "this run applies none"
-            raise ConfigError(f"there are options for the algorithm '{idle[0]}', and {applied}: name it as an algorithm too")
+            raise ConfigError(f"there are options for the algorithm '{idle[0]}', but {applied}: name '{idle[0]}' as an algorithm too")
         chosen = []
         for name in names:
             require_processor(name)
@@ -353,8 +349,8 @@ class LLMTemplate:
                     f"Pass your own to get_config: algo_configs={{'{name}': …}}; on the command line, --template-file takes a JSON file "
                     "with the names of the family's modules"
                 )
-            # Derived settings are shared by all configurations of the family, so they are copied; settings
-            # that a caller passed stay the caller's object.
+            # All configurations of the family share derived settings, so they are copied. Settings that a
+            # caller passed stay the caller's object.
             own = copy.deepcopy(own) if own is self._derived.get(name) else own
             chosen.append(with_options(name, own, options[name]) if name in options else own)
         return chosen or None
@@ -371,10 +367,10 @@ def template_for(model_config: Any) -> LLMTemplate:
 
     Raises:
         ConfigError: It names neither a model type nor an architecture.
-        UnknownNameError: (a ValueError) No template is there for it.
+        UnknownNameError: (a ValueError) It has no template.
     """
     read = model_config.get if isinstance(model_config, Mapping) else lambda key: getattr(model_config, key, None)
     model_type = read("model_type") or next(iter(read("architectures") or ()), None)
     if not model_type:
-        raise ConfigError("this model configuration has neither 'model_type' nor 'architectures', so its family is not known")
+        raise ConfigError("this model configuration has neither 'model_type' nor 'architectures', so its family is unknown: add one")
     return LLMTemplate.get(model_type)

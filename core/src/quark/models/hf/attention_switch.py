@@ -1,4 +1,4 @@
-"""Switch a transformers model to attention that can be quantized, by transformers' own registries.
+"""Switches a transformers model to attention that can be quantized, through transformers' own registries.
 
 No function of torch is replaced.
 """
@@ -15,15 +15,12 @@ from quark.models.hf.internals import can_set_attention
 from quark.models.layers.attention import eager_attention, sdpa_attention
 
 _EAGER, _SDPA = "quark_eager", "quark_sdpa"
-_WITHOUT = "Leave attention_scheme out, and kv_cache_post_rope or set that to False"
+_WITHOUT = "Leave attention_scheme out, and leave kv_cache_post_rope out or set it to False"
 _BASES = {"eager": "eager", "sdpa": "sdpa", _EAGER: "eager", _SDPA: "sdpa"}
 
 
 def why_unswitchable(model: nn.Module, attentions: Sequence[str]) -> str | None:
-    """Return why these attention modules of ``model`` cannot be switched, with the fix.
-
-    None where they can be.
-    """
+    """Return why these attention modules of ``model`` cannot be switched, with the fix, or None."""
     cause = None
     if not hasattr(model, "set_attn_implementation"):
         cause = "only transformers models call an attention that can be exchanged"
@@ -42,24 +39,24 @@ def why_unswitchable(model: nn.Module, attentions: Sequence[str]) -> str | None:
 
 
 def refuse_unswitchable(model: nn.Module, attentions: Sequence[str]) -> None:
-    """Raise UnsupportedError if these attention modules of ``model`` cannot be switched, before any work."""
+    """Raise UnsupportedError, before any work, if these attention modules of ``model`` cannot be switched."""
     reason = why_unswitchable(model, attentions) if attentions else None
     if reason is not None:
         raise UnsupportedError(reason)
 
 
 def switch_attention(model: nn.Module, attentions: Sequence[str], *, eager: bool) -> None:
-    """Let these attention modules call `quark.models.layers.attention`.
+    """Make these attention modules call `quark.models.layers.attention`.
 
-    A config that is saved does not tell: transformers never stores the implementation.
+    A saved config does not show this: transformers never stores the implementation.
 
     Args:
         model: A transformers model on any device, changed in place.
         attentions: Full names of its attention modules.
-        eager: Whether probabilities must be in memory; otherwise "sdpa" stays fused and "eager" stays eager.
+        eager: Whether probabilities must be in memory; if not, "sdpa" stays fused and "eager" stays eager.
 
     Raises:
-        UnsupportedError: As `refuse_unswitchable`.
+        UnsupportedError: As `refuse_unswitchable` does.
     """
     refuse_unswitchable(model, attentions)
     _register()
@@ -67,7 +64,7 @@ def switch_attention(model: nn.Module, attentions: Sequence[str], *, eager: bool
     for config, name in configs.values() or [(model.config, "")]:
         base = _BASES[_implementation(model, name)]
         target = _EAGER if eager or base == "eager" else _SDPA
-        # Of a model of several parts (text, vision) only the part that these modules belong to is switched.
+        # If the model has several parts (text, vision), only the part with these modules is switched.
         part = next((key for key in getattr(model.config, "sub_configs", {}) if getattr(model.config, key, None) is config), None)
         model.set_attn_implementation(target if part is None else {part: target})  # type: ignore[operator]
 
@@ -78,9 +75,9 @@ def _implementation(model: nn.Module, name: str) -> Any:
 
 
 def _register() -> None:
-    """Make both implementations known, with the masks of those they stand for.
+    """Register both implementations, with the masks of the implementations that they replace.
 
-    Done when first needed: transformers is slow to import.
+    This happens on first use, because transformers is slow to import.
     """
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS

@@ -1,8 +1,8 @@
 """A checkpoint's tensors after weight converters.
 
-Their names, shapes and dtypes from headers alone, their values when they are read. A pattern of a converter
-is the end of a tensor's name, from a dot on: ``gate_up_proj`` matches ``….experts.gate_up_proj`` and does not
-match ``….fused_gate_up_proj``. A star in a pattern stands for the number of an expert.
+Names, shapes and dtypes come from headers alone; values are computed on reading. A pattern of a converter is
+the end of a tensor's name, from a dot on: ``gate_up_proj`` matches ``….experts.gate_up_proj``, but not
+``….fused_gate_up_proj``. A star in a pattern stands for the number of an expert.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ from quark.models.hf.file_tensors import ReadTensor, TensorFiles
 
 @attrs.frozen(eq=False)
 class Conversion:
-    """One application of a converter: tensors of one place that become others together.
+    """One application of a converter: it turns tensors of one module together into others.
 
     Attributes:
         converter: transformers' ``WeightConverter``.
-        prefix: What stands before the patterns in their names.
-        names: Full names by source pattern and number of the expert; the number is None where names have
-            none.
+        prefix: The part of the tensors' names before the patterns.
+        names: Full names by source pattern and number of the expert; the number is None if names have none.
     """
 
     converter: Any
@@ -43,11 +42,11 @@ class Conversion:
 
     @property
     def sources(self) -> list[str]:
-        """Full names of the tensors that are converted."""
+        """Full names of the tensors to convert."""
         return [name for numbered in self.names.values() for name in numbered.values()]
 
     def fits_as_stored(self, has_place: Callable[[str], bool]) -> bool:
-        """Return whether the model has a place for all sources, and no result has the name of one."""
+        """Return whether the model has a place for all sources, and no result reuses the name of a source."""
         keeps_a_name = not set(self.converter.source_patterns).isdisjoint(self.converter.target_patterns)
         return not keeps_a_name and all(map(has_place, self.sources))
 
@@ -56,17 +55,17 @@ class Conversion:
 
         Args:
             tensors: The sources, by full name; meta tensors give meta tensors.
-            model: The transformers model, which some operations look at.
+            model: The transformers model, which some operations use.
 
         Raises:
-            CheckpointError: Not all sources of the converter are there.
-            Exception: Whatever an operation raises that does not fit the tensors.
+            CheckpointError: Sources of the converter are missing.
+            Exception: An operation does not fit the tensors.
         """
         sources, targets = self.converter.source_patterns, self.converter.target_patterns
         numbers = {frozenset(numbered) for numbered in self.names.values()}
         if set(sources) - self.names.keys() or len(numbers) > 1 or not all(n == {None} or n == set(range(len(n))) for n in numbers):
             raise CheckpointError(
-                f"{self} needs all of its sources together, under '{self.prefix}' there are only {folded(sorted(self.sources))}: "
+                f"{self} needs all of its sources, but '{self.prefix}' has only {folded(sorted(self.sources))}: "
                 "the checkpoint is incomplete, or the converter is for another one"
             )
         results: Any = {pattern: _in_order(tensors, self.names[pattern]) for pattern in sources}
@@ -77,7 +76,7 @@ class Conversion:
 
 
 def find_conversions(names: Iterable[str], converters: Sequence[Any]) -> list[Conversion]:
-    """Return where converters match tensors, in the order of the first of each place.
+    """Return the applications of converters, in the order of their first tensors.
 
     Args:
         names: Full names of tensors.
@@ -102,30 +101,30 @@ def _expression(pattern: str) -> re.Pattern[str]:
 
 
 def _in_order(tensors: Mapping[str, Tensor], names: Mapping[int | None, str]) -> Tensor | list[Tensor]:
-    """Return the tensor of a name without a number, or the tensors of all experts in their order."""
+    """Return the tensor of a name without a number, or the tensors of all experts in order."""
     return tensors[names[None]] if None in names else [tensors[names[i]] for i in range(len(names))]
 
 
 class ConvertedTensors:
     """The tensors of a checkpoint, some of them converted.
 
-    A converter is applied to stored tensors that the model has no place for, and to those whose name it
-    keeps. Fused experts, say, of a model whose experts are fused too are read as they are stored: a plan
-    takes them apart later.
+    A converter is applied to stored tensors that the model has no place for, and to tensors whose name it
+    keeps. For example, if both model and checkpoint have fused experts, they are read as stored: a plan
+    separates them later.
 
     Args:
-        files: The tensors that are converted.
-        directory: Of the checkpoint, for messages.
-        converters: Of the user, or of the model's template: transformers' ``WeightConverter``.
+        files: The tensors to convert.
+        directory: The checkpoint, for messages.
+        converters: transformers' ``WeightConverter``, from the user or the model's template.
         has_place: Whether the model has a place for a tensor of that name.
-        model: The transformers model, which some operations look at.
+        model: The transformers model, which some operations use.
 
     Attributes:
-        meta: As of `quark.models.hf.file_tensors.TensorFiles`.
+        meta: As in `quark.models.hf.file_tensors.TensorFiles`.
 
     Raises:
-        CheckpointError: A converter's sources are incomplete, or the model has no place for what it makes.
-        ConfigError: A converter does not fit the tensors, or two tensors would have one name.
+        CheckpointError: Sources of a converter are missing, or the model has no place for its results.
+        ConfigError: A converter does not fit the tensors, or two tensors would have the same name.
     """
 
     def __init__(
@@ -152,19 +151,19 @@ class ConvertedTensors:
         _log_applied(converters, conversions, applied)
 
     def _shapes(self, conversion: Conversion, directory: Path) -> dict[str, Tensor]:
-        """Return the results of a conversion of meta tensors; an error names converter and tensors."""
+        """Return the results of a conversion of meta tensors; errors name the converter and its tensors."""
         try:
             return conversion.make(self._files.meta, self._model)
         except CheckpointError:
             raise
-        except Exception as error:  # operations are of transformers, or of anybody
+        except Exception as error:  # operations come from transformers, or from anybody
             raise ConfigError(
                 f"{conversion} cannot convert {folded(conversion.sources)} of '{directory}' ({error}): correct its operations, or leave "
                 "it out"
             ) from error
 
     def sources(self, name: str) -> list[str]:
-        """Return the names, before conversion, of the tensors that make the tensor ``name``."""
+        """Return the names, before conversion, of the tensors that give the tensor ``name``."""
         return self._conversion_of[name].sources if name in self._conversion_of else [name]
 
     @contextmanager
@@ -175,7 +174,7 @@ class ConvertedTensors:
             CheckpointError: A file has changed or cannot be read.
         """
         with self._files.reading(device) as stored:
-            converted: dict[str, Tensor] = {}  # results of conversions that have not been read yet
+            converted: dict[str, Tensor] = {}  # results of conversions that are not read yet
 
             def read(name: str, dtype: torch.dtype) -> Tensor:
                 conversion = self._conversion_of.get(name)

@@ -1,4 +1,4 @@
-"""Code that comes with a checkpoint: run where the user allows it, and otherwise refused by name."""
+"""Code that comes with a checkpoint: it runs if the user allows it, and is otherwise refused by name."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from quark.models.hf.json_files import bounded_bytes, read_json
 
 _NAMING = ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 """Files of a checkpoint whose ``auto_map`` names code."""
-_LARGEST = 1 << 24  # bytes: no module that people write has more
+_LARGEST = 1 << 24  # bytes: no hand-written module has more
 _RELATIVE = re.compile(r"^\s*from\s+\.(?:(\w+)|\s+import\s+\(?([\w ,]+))", re.MULTILINE)
-"""``from .name import …`` and ``from . import name``: imports of modules beside each other."""
+"""``from .name import …`` and ``from . import name``: imports between modules in one folder."""
 
 
 def code_files(file: Path) -> list[str]:
-    """Return the names of the Python files that ``auto_map`` of a config.json or tokenizer_config.json names.
+    """Return the names of Python files in ``auto_map`` of a config.json or tokenizer_config.json.
 
     Empty without that key.
     """
@@ -34,9 +34,8 @@ def code_files(file: Path) -> list[str]:
 def code_of(directory: Path) -> list[str]:
     """Return the names of the files of a checkpoint's code.
 
-    They are those of ``auto_map`` and modules.json, and what they import.
-
-    Other Python files in the directory are not of the checkpoint. Nothing is run.
+    These are the files that ``auto_map`` and modules.json name, and their imports. Other Python files in the
+    directory do not belong to the checkpoint. No code runs.
     """
     found: set[str] = set()
     waiting = [name for file in _NAMING for name in code_files(directory / file)]
@@ -55,7 +54,8 @@ def code_of(directory: Path) -> list[str]:
 def sentence_modules(directory: Path) -> list[tuple[str, str]]:
     """Return folder and class of each part of a model of sentence-transformers, from its modules.json.
 
-    The folder of the model itself is ``""``. Empty without that file, or if it is damaged: it is only copied.
+    The folder of the model itself is ``""``. Without that file, or if it is damaged, the result is empty: the
+    file is only copied.
     """
     try:
         parts = json.loads(bounded_bytes(directory / "modules.json")) if (directory / "modules.json").is_file() else []
@@ -68,13 +68,13 @@ def sentence_modules(directory: Path) -> list[tuple[str, str]]:
 def refuse_code(file: Path) -> None:
     """Raise if a file has an ``auto_map``.
 
-    It is for callers that need the code, and whose user has not allowed it.
+    It is for callers that need the code, but whose user has not allowed it.
 
     Raises:
         UnsupportedError: There is an ``auto_map``; the message names its files and how to allow them.
     """
     if files := code_files(file):
         raise UnsupportedError(
-            f"'{file}' needs code of the checkpoint's own ({', '.join(files)}), which is not run unless you say so: read it, then give "
-            "--trust-remote-code (trust_remote_code=True)"
+            f"'{file}' needs code from the checkpoint ({', '.join(files)}), which quark runs only if you allow it. Read the code, then "
+            "give --trust-remote-code (trust_remote_code=True)"
         )

@@ -1,9 +1,9 @@
-"""Dequantizers: the float tensors that a quantized checkpoint stands for, and how they are read.
+"""Dequantizers: they compute the float tensors of a quantized checkpoint from its codes.
 
-Third parties implement `Dequantizer` and name the class as ``dequantizer`` of an `ExporterRecord`, whose
-``quant_methods`` and ``marks`` say which checkpoints it is for. The core does the rest: it reads the stored
-tensors of a block when the block's turn comes, and applies weight converters and the conversions of
-transformers to the float tensors.
+A third party implements `Dequantizer` and names the class as ``dequantizer`` of an `ExporterRecord`, whose
+``quant_methods`` and ``marks`` select checkpoints. The core does the rest: it reads the stored tensors of
+each block when they are needed, and applies weight converters and transformers' conversions to the float
+tensors.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ def _tuple(values: Iterable[Any]) -> tuple[Any, ...]:
 class LayerCodes:
     """How a linear layer is quantized in a checkpoint.
 
-    It can be written again exactly so, where a run leaves it as it is.
+    A run that keeps the layer writes exactly this quantization.
 
     Attributes:
-        name: Its full name, as in a float checkpoint; that of a fused expert's layer has the expert's number,
+        name: Its full name, as in a float checkpoint. A layer of a fused expert has the expert's number,
             ``experts.3.down_proj``.
-        config: How its weight and input are quantized.
-        shape: Of its weight, ``[O, I]``.
-        read: Returns its codes and scales: of the tensors in ``sources`` and ``left_out`` of its
-            `FloatTensor` by full name.
+        config: Quantization of its weight and input.
+        shape: Shape of its weight, ``[O, I]``.
+        read: Returns its codes and scales from the stored tensors, by full name, in ``sources`` and
+            ``left_out`` of its `FloatTensor`.
     """
 
     name: str
@@ -51,18 +51,18 @@ class LayerCodes:
 
 @attrs.frozen(kw_only=True, eq=False)
 class FloatTensor:
-    """One float tensor that is computed from stored ones.
+    """A float tensor that is computed from stored tensors.
 
     Attributes:
         name: Its full name, as in a float checkpoint of the same model.
         shape: Its shape.
         sources: Full names of the stored tensors that it is computed from, codes first.
-        make: Computes it: of the sources by full name, all on one device, and the dtype that it is to have.
-        left_out: Full names of stored tensors that belong to it and are not needed, such as the scale of its
+        make: Computes it from the sources by full name, all on one device, and the dtype of the result.
+        left_out: Full names of stored tensors that belong to it but are not needed, such as the scale of its
             layer's input.
         layers: The linear layers whose weight it is, or whose weights are parts of it, each with its codes.
-            Empty where their quantization has no exact expression as a `QLayerConfig`: such layers are
-            dequantized, also where a run would leave them as they are.
+            Empty if a `QLayerConfig` cannot express their quantization exactly: such layers are dequantized,
+            even if a run would keep them.
     """
 
     name: str
@@ -74,40 +74,40 @@ class FloatTensor:
 
 
 class Dequantizer(Protocol):
-    """Says which float tensors a quantized checkpoint stands for.
+    """Says which float tensors a quantized checkpoint represents.
 
     Implementations are classes that are called without arguments.
     """
 
     def float_tensors(self, block: Mapping[str, Any], stored: Mapping[str, Tensor]) -> Iterable[FloatTensor]:
-        """Yield every float tensor that has to be computed.
+        """Yield every float tensor that must be computed.
 
-        Tensors that are in no ``sources`` are used as they are stored.
+        Tensors that are in no ``sources`` are used as stored.
 
         Args:
             block: The ``quantization_config`` of the checkpoint, not validated: any value may have any type.
             stored: All tensors of the checkpoint by full name, on the meta device.
 
         Raises:
-            CheckpointError: Scales are missing, or have another shape than their codes need.
+            CheckpointError: Scales are missing, or do not have the shape that their codes need.
             ConfigError, UnsupportedError: The block cannot be used.
         """
 
 
 class DequantizedTensors:
-    """Tensors of a quantized checkpoint, float: they are computed from codes and scales when they are read.
+    """The float tensors of a quantized checkpoint, computed from codes and scales on reading.
 
     Args:
-        files: The tensors as they are stored.
-        float_tensors: Those that are computed, from a `quark.models.hf.dequantizer.Dequantizer`.
-        directory: Of the checkpoint, for messages.
+        files: The tensors as stored.
+        float_tensors: The tensors to compute, from a `quark.models.hf.dequantizer.Dequantizer`.
+        directory: The checkpoint, for messages.
 
     Attributes:
-        meta: As of `quark.models.hf.file_tensors.TensorFiles`.
+        meta: As in `quark.models.hf.file_tensors.TensorFiles`.
 
     Raises:
-        CheckpointError: A tensor would be there twice, is made of tensors that are not there, or is stored as
-            codes without scales.
+        CheckpointError: A tensor would occur twice, is computed from missing tensors, or is stored as codes
+            without scales.
     """
 
     def __init__(self, files: FileTensors, float_tensors: Sequence[FloatTensor], directory: Path) -> None:
@@ -118,13 +118,13 @@ class DequantizedTensors:
         stays = {name: tensor for name, tensor in files.meta.items() if name not in used}
         twice = [one.name for one in float_tensors if one.name in stays or self._made[one.name] is not one]
         if twice:
-            raise CheckpointError(f"'{directory}' has {folded(twice)} twice, quantized and as it is: it is unclear which one is right")
+            raise CheckpointError(f"'{directory}' has {folded(twice)} twice, quantized and unquantized: fetch or make it again")
         if absent := sorted(used - files.meta.keys()):
             raise CheckpointError(f"'{directory}' lacks {folded(absent)}, which its quantized weights need: fetch it again")
         if codes := [name for name, tensor in stays.items() if tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1]:
             raise CheckpointError(
-                f"'{directory}' holds {folded(codes)} as codes of 8 bits, and no scales for them: it is incomplete, or of another layout "
-                "than its quantization_config says"
+                f"'{directory}' holds {folded(codes)} as codes of 8 bits, but no scales for them: it is incomplete, or its layout differs "
+                "from its quantization_config"
             )
         self.meta: dict[str, Tensor] = stays | {
             one.name: torch.empty(one.shape, dtype=torch.float32, device="meta") for one in self._made.values()
@@ -152,7 +152,7 @@ class DequantizedTensors:
             raise CheckpointError(f"'{name}' cannot be computed from {folded(made.sources)} of '{self._directory}' ({error})") from error
         if tuple(values.shape) != made.shape:
             raise CheckpointError(
-                f"{folded(made.sources)} of '{self._directory}' make '{name}' of the shape {list(values.shape)}, and {list(made.shape)} "
-                "follows from their headers: the checkpoint is damaged"
+                f"{folded(made.sources)} of '{self._directory}' give '{name}' the shape {list(values.shape)}, but their headers give "
+                f"{list(made.shape)}: the checkpoint is damaged"
             )
         return values

@@ -1,6 +1,6 @@
-"""The tensors of a checkpoint's safetensors files, as they are stored.
+"""The tensors of a checkpoint's safetensors files, as stored.
 
-Names, shapes and dtypes from headers, values when they are read.
+Names, shapes and dtypes come from headers; values are read when needed.
 """
 
 from __future__ import annotations
@@ -24,35 +24,34 @@ from quark.errors import CheckpointError
 from quark.models.hf.shards import DTYPES, Shard
 
 ReadTensor = Callable[[str, torch.dtype], Tensor]
-"""Reads the tensor of a name. The dtype is that of values that have to be computed; a tensor that is stored
-keeps its own.
+"""Reads the tensor of a name. The dtype applies only to computed values; a stored tensor keeps its own.
 """
 
 
 class TensorFiles(Protocol):
-    """Tensors of a checkpoint by name: as they are stored, dequantized, or converted.
+    """Tensors of a checkpoint by name: as stored, dequantized, or converted.
 
     Attributes:
-        meta: Every tensor by full name, on the meta device, in the dtype that it is stored in.
+        meta: Every tensor by full name, on the meta device, in its stored dtype.
     """
 
     meta: dict[str, Tensor]
 
     def reading(self, device: torch.device) -> AbstractContextManager[ReadTensor]:
-        """Return the context of a function that reads tensors to a device.
+        """Return a context that yields a function for reading tensors to a device.
 
         Files are open only while the body runs.
         """
 
 
 class FileTensors:
-    """Tensors as they are stored.
+    """Tensors as stored.
 
     Args:
         shards: From `quark.models.hf.shards.check_shards`.
 
     Attributes:
-        meta: As of `TensorFiles`.
+        meta: As in `TensorFiles`.
     """
 
     def __init__(self, shards: Sequence[Shard]) -> None:
@@ -69,7 +68,7 @@ class FileTensors:
     def reading(self, device: torch.device) -> Iterator[ReadTensor]:
         """As `TensorFiles.reading`.
 
-        Files are read and not mapped, since a mapped file that somebody cuts ends the process.
+        Files are read, not mapped: truncating a mapped file would kill the process.
 
         Raises:
             CheckpointError: A file has changed since its header was checked, or cannot be read.
@@ -102,7 +101,7 @@ class FileTensors:
     def _read(self, shard: Shard, file: int, name: str) -> Tensor:
         dtype, shape = shard.tensors[name]
         if dtype not in DTYPES:
-            raise CheckpointError(f"'{name}' in '{shard.path}' is of the dtype {dtype}, which no model has")
+            raise CheckpointError(f"'{name}' in '{shard.path}' has the dtype {dtype}, which quark cannot read: fetch the checkpoint again")
         if 0 in shape:
             return torch.empty(shape, dtype=DTYPES[dtype], device="cpu")
         if shard.path not in self._starts:
@@ -115,28 +114,28 @@ class FileTensors:
 
 
 _MOST_FREE = 1 << 28
-"""Bytes that wait for another tensor at most."""
+"""Maximum number of bytes that are kept for later tensors."""
 
 
 class _ReusedMemory:
-    """Memory of tensors that are gone, for those of the next block.
+    """Reuses the memory of freed tensors for the tensors of the next block.
 
-    The system needs as long to give a process new memory as to read a file into it. On one thread, 272
-    tensors of 269 MB that the system had cached took 63 ms in new memory and 46 ms in this. A plain read of
-    the same bytes into one buffer, the floor, took 38 ms, and mapping them and looking at a byte of each page
-    66 ms. Larger or smaller reads and ``posix_fadvise`` changed nothing.
+    Getting new memory from the system takes as long as reading a file into it. On one thread, 272 tensors of
+    269 MB that the system had cached took 63 ms in new memory and 46 ms here. A plain read of the same bytes
+    into one buffer, the floor, took 38 ms. Mapping them and touching each page took 66 ms. Larger or smaller
+    reads and ``posix_fadvise`` changed nothing.
     """
 
     def __init__(self) -> None:
         self._free: dict[int, list[np.ndarray[Any, Any]]] = {}
 
     def take(self, size: int) -> Tensor:
-        """Return ``size`` bytes, uint8, which are free again when no tensor has them any more."""
+        """Return ``size`` bytes, uint8, which become free again when no tensor uses them."""
         try:
             memory = self._free[size].pop()
-        except (KeyError, IndexError):  # another thread may take the last
+        except (KeyError, IndexError):  # another thread may take the last one
             memory = np.empty(size, dtype=np.uint8)
-        lent = memory[:]  # lives as long as the storage of a tensor
+        lent = memory[:]  # lives as long as the tensor's storage
         weakref.finalize(lent, self._give_back, memory).atexit = False
         return torch.from_numpy(lent)
 
@@ -146,7 +145,7 @@ class _ReusedMemory:
 
 
 def _starts(file: int) -> dict[str, int]:
-    """Return where each tensor begins in an open safetensors file, whose header has been checked."""
+    """Return the start of each tensor in an open safetensors file, whose header has been checked."""
     length = int.from_bytes(pread(file, 8, 0), "little")
     header = bytearray(length)
     read_at(file, memoryview(header), 8)

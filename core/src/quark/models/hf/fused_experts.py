@@ -1,7 +1,7 @@
-"""Fused experts of a mixture, read as one matrix for every expert and projection.
+"""Fused experts of a mixture, as one matrix for every expert and projection.
 
 Nothing is copied: matrices are views of the fused parameters. Source: the experts interface of transformers
-5. Models that do not follow it are taken apart by the function that their family names,
+5. Models that do not follow it are separated by a function that their family names,
 `quark.config.architecture.Architecture.expert_parts`.
 """
 
@@ -22,11 +22,11 @@ _GATE, _UP, _DOWN, _GATE_UP = "gate_proj", "up_proj", "down_proj", "gate_up_proj
 
 
 def expert_parts(module: nn.Module, architecture: Architecture) -> ExpertParts | None:
-    """Return a fused mixture taken apart, or None where the module is none.
+    """Return the parts of a fused mixture, or None if the module is not one.
 
     Args:
         module: Any module; its parameters may be on the meta device.
-        architecture: Of its family. A form declared on the module's class takes precedence.
+        architecture: Architecture of its family. A form declared on the module's class takes precedence.
     """
     parts = _of_interface(module)
     if parts is None and architecture.expert_parts is not None:
@@ -40,8 +40,8 @@ def _of_interface(module: Any) -> ExpertParts | None:
     if pair is None or not getattr(module, "has_gate", False) or getattr(module, "has_post_expert_norm", False):
         return None
     up, down = (p.transpose(1, 2) for p in pair) if module.is_transposed else pair
-    # Models define what lies between the matrices on their own class: a copy of it, without its weights, is
-    # asked.
+    # Models define the computation between the matrices on their own class, so a copy without weights is
+    # used.
     shell = copy.copy(module)
     shell._parameters = {}
     biases = {name: module._parameters[f"{name}_bias"] for name in (_GATE_UP, _DOWN)} if module.has_bias else {}
@@ -52,10 +52,10 @@ def _of_interface(module: Any) -> ExpertParts | None:
 
 
 def _is_concatenated(module: Any, width: int) -> bool:
-    """Return whether outputs of gate and up are stored one behind the other, and not in turns.
+    """Return whether outputs of gate and up are stored one after the other, and not interleaved.
 
-    transformers says it since 5.8. Before, the model's own gate tells, when it is given NaN for the output
-    that is the first one of up if they are in turns.
+    transformers says so since 5.8. Before, the model's own gate is tried with NaN in the output that would be
+    the first one of up if they were interleaved.
     """
     stated = getattr(module, "is_concatenated", None)
     if stated is not None:

@@ -1,9 +1,7 @@
 """Internals of transformers that have no public name.
 
-`core/tests/models/hf/test_internals.py` has a test for each.
-
-Two other modules use such names: `quark.models.hf.stored_tensors` those of stored tensors, and
-`quark.models.hf.weight_converters` converters.
+`core/tests/models/hf/test_internals.py` tests each of them. Two other modules use such names:
+`quark.models.hf.stored_tensors` for stored tensors, and `quark.models.hf.weight_converters` for converters.
 """
 
 from __future__ import annotations
@@ -19,10 +17,7 @@ from torch import Tensor, nn
 
 
 def model_classes(auto: Any, config: Any) -> tuple[type[nn.Module], ...]:
-    """Return the model classes that an Auto class has for a config.
-
-    Empty if it does not know the config.
-    """
+    """Return the model classes that an Auto class has for a config; empty if it does not know the config."""
     mapping = auto._model_mapping
     if type(config) not in mapping:
         return ()
@@ -31,15 +26,15 @@ def model_classes(auto: Any, config: Any) -> tuple[type[nn.Module], ...]:
 
 
 def input_embeddings(model: Any) -> Any:
-    """Return the module of a model's token embeddings; None of a model that names none."""
+    """Return the module of a model's token embeddings, or None."""
     try:
         return model.get_input_embeddings()
-    except (AttributeError, NotImplementedError):  # models of audio raise the latter
+    except (AttributeError, NotImplementedError):  # audio models raise NotImplementedError
         return None
 
 
 def output_embeddings(model: Any) -> Any:
-    """Return the head of a model that gives a number for each token of a vocabulary; None of another one."""
+    """Return the head of a model, with one output for each token of a vocabulary, or None."""
     try:
         return model.get_output_embeddings()
     except (AttributeError, NotImplementedError):
@@ -56,20 +51,18 @@ def kept_in_float32(model: Any, dtype: torch.dtype) -> list[str]:
 
 
 def initialize_what_no_checkpoint_holds(model: Any) -> None:
-    """Compute the buffers that are not persistent, such as rotary tables.
+    """Compute buffers that are not persistent, such as rotary tables.
 
-    Parameters and persistent buffers stay as they are.
-
-    The random state stays as it is too.
+    Parameters, persistent buffers and the random state do not change.
     """
     for tensor in model.state_dict(keep_vars=True).values():
-        tensor._is_hf_initialized = True  # to be read: without this mark, transformers draws random numbers for meta tensors too
+        tensor._is_hf_initialized = True  # without this mark, transformers draws random numbers for meta tensors too
     with torch.random.fork_rng(devices=[]):
         model.initialize_weights()
 
 
 def without_initialization() -> AbstractContextManager[None]:
-    """Let the body build a model whose parameters are allocated, and no random numbers drawn for them."""
+    """Let the body build a model with allocated parameters, without drawing random numbers for them."""
     from transformers.initialization import no_init_weights
 
     return no_init_weights()
@@ -77,11 +70,11 @@ def without_initialization() -> AbstractContextManager[None]:
 
 @contextmanager
 def reading_files() -> Iterator[None]:
-    """Let ``from_pretrained`` read the files of a checkpoint in the body, where it would map them.
+    """Make ``from_pretrained`` in the body read the files of a checkpoint instead of mapping them.
 
-    Whoever cuts a mapped file ends the process, and whoever writes to it changes a model that was loaded.
-    Models that other threads load meanwhile are read too. Enter it inside `building`, which lets in one
-    thread at a time: if two bodies overlapped, the later one would put back the function of the earlier one.
+    Truncating a mapped file kills the process, and writing to it changes a loaded model. Models that other
+    threads load meanwhile are read too. Enter this inside `building`, which admits one thread at a time: if
+    two bodies overlapped, the later one would restore the function of the earlier one.
     """
     from transformers import modeling_utils
 
@@ -94,9 +87,9 @@ def reading_files() -> Iterator[None]:
 
 
 def source_of(config: Any) -> str:
-    """Return the argument of ``from_pretrained``: a directory, or the name of a model of a hub.
+    """Return the argument of ``from_pretrained``: a directory, or the name of a model on a hub.
 
-    Empty where the config was not loaded.
+    Empty if the config was not loaded.
     """
     return str(getattr(config, "_name_or_path", "") or "")
 
@@ -104,9 +97,9 @@ def source_of(config: Any) -> str:
 def directory_of(config: Any) -> Path | None:
     """Return the directory of the checkpoint that a config was loaded from; None if there is none.
 
-    For the name of a model of a hub it is that model in the cache of this machine, with what has been fetched
-    of it; nothing is fetched here. Of several versions it is the newest if they have the same weights, and
-    none of them otherwise: transformers no longer says which one was loaded.
+    For the name of a model on a hub, it is the model in the cache of this machine; nothing is fetched. If
+    there are several versions with the same weights, it is the newest. If their weights differ, there is
+    none: transformers does not say which version was loaded.
     """
     source = source_of(config)
     if not source or Path(source).is_dir():
@@ -121,7 +114,7 @@ def directory_of(config: Any) -> Path | None:
 
 
 def set_source(config: Any, source: str) -> None:
-    """Let `source_of` return ``source`` for a config and for its parts, such as that of the text model."""
+    """Set ``source`` as the result of `source_of` for a config and its parts, such as the text model's."""
     config.name_or_path = source
     for part in (getattr(config, name, None) for name in getattr(config, "sub_configs", ())):
         if hasattr(part, "name_or_path"):
@@ -129,7 +122,7 @@ def set_source(config: Any, source: str) -> None:
 
 
 def tied_on_loading(model: Any) -> dict[str, str]:
-    """Return the full names of the tensors that the loader ties, each with that of the tensor it is tied to.
+    """Return the full names of the tensors that the loader ties, each with its partner's name.
 
     Empty if transformers does not load the model.
     """
@@ -142,14 +135,14 @@ def can_set_attention(model: Any) -> bool:
 
 
 def apply_gate(experts: Any, outputs: Sequence[Tensor]) -> Tensor:
-    """Return the input of the closing projection of fused experts, by the model's own code."""
+    """Return the input of the last projection of fused experts, by the model's own code."""
     return experts._apply_gate(torch.cat(list(outputs), dim=-1))
 
 
 def renamed_scales() -> frozenset[str]:
     """Return the stored names of scales that the loader of Quark checkpoints looks for in submodules.
 
-    ``weight_scale`` becomes ``weight_quantizer.scale``, for instance; second levels are not among them.
+    For instance, ``weight_scale`` becomes ``weight_quantizer.scale``. Second levels are not included.
     """
     from transformers.quantizers.quantizer_quark import CHECKPOINT_KEYS
 
@@ -157,10 +150,10 @@ def renamed_scales() -> frozenset[str]:
 
 
 def renamed_by_loader(model: Any) -> Callable[[str], bool]:
-    """Return whether the loader takes a stored name for that of another tensor, in this class of models.
+    """Return a function that says whether the loader mistakes a stored name for another tensor's.
 
-    Up to 5.20 it does so with the scale of an expert, ``experts.0.up_proj.weight_scale``: its name begins
-    with that of a weight that belongs into fused experts.
+    Up to 5.20 it does so with the scale of an expert, ``experts.0.up_proj.weight_scale``, because its name
+    begins with the name of a weight that belongs to fused experts.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
 
@@ -169,12 +162,12 @@ def renamed_by_loader(model: Any) -> Callable[[str], bool]:
 
 
 def on_missing(model: Any, act: Callable[[set[str], Callable[[], None]], None]) -> None:
-    """Call ``act`` when the loader has filled a model, before it gives memory to tensors without values.
+    """Call ``act`` after the loader has filled a model, and before it allocates tensors without values.
 
     Args:
         model: A transformers model that ``from_pretrained`` is about to load.
-        act: Gets the full names of the tensors for which the loader has no values, without tied ones, and the
-            function that gives them memory that nobody has written to.
+        act: Gets the full names of the tensors for which the loader has no values, without tied ones, and a
+            function that allocates them without values.
     """
     name = "_move_missing_keys_from_meta_to_device"
     move = getattr(model, name)
@@ -187,7 +180,7 @@ def on_missing(model: Any, act: Callable[[set[str], Callable[[], None]], None]) 
 
 
 def before_tying(model: Any, act: Callable[[], None]) -> None:
-    """Call ``act`` when the loader has filled and initialized a model, before it compares and ties weights.
+    """Call ``act`` after the loader has filled and initialized a model, and before it ties weights.
 
     Args:
         model: A transformers model that ``from_pretrained`` is about to load.
@@ -197,6 +190,6 @@ def before_tying(model: Any, act: Callable[[], None]) -> None:
     def tying(*args: Any, **kwargs: Any) -> None:
         del model.__dict__["tie_weights"]
         act()
-        model.tie_weights(*args, **kwargs)  # looked up now: while the model is built, its class has one that does nothing
+        model.tie_weights(*args, **kwargs)  # looked up now, because while the model is built, its class has a method that does nothing
 
     model.__dict__["tie_weights"] = tying

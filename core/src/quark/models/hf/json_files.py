@@ -15,12 +15,12 @@ from quark.base.shortages import refuse_failed_import, shortage
 from quark.errors import CheckpointError, ConfigError, PluginError, QuarkError
 
 LARGEST_FILE = 100_000_000
-"""Largest file in bytes: the limit of safetensors for a header. The index of a model of a trillion parameters
-has a tenth of it.
+"""Maximum size of a file in bytes: safetensors' limit for a header. The index of a model of a trillion
+parameters has a tenth of this size.
 """
 MOST_VALUES = 4_000_000
-"""Largest number of values, which determines the cost of parsing. The tokenizers with the most merges have
-half of it.
+"""Maximum number of values, which determines the cost of parsing. The tokenizers with the most merges have
+half as many.
 """
 
 
@@ -28,8 +28,8 @@ def config_file(checkpoint: Path) -> Path:
     """Return the path of the config.json of a checkpoint.
 
     Raises:
-        CheckpointError: There is no such directory, or it has no config.json; or that, or its settings of
-            generation, are a link out of it.
+        CheckpointError: There is no such directory, it has no config.json, or config.json or
+            generation_config.json is a link out of it.
     """
     if not (checkpoint / "config.json").is_file():
         reason = "it has no config.json" if checkpoint.is_dir() else "there is no such directory"
@@ -44,7 +44,7 @@ _FOLLOWED = ContextVar("links are followed", default=False)
 
 @contextmanager
 def links_followed() -> Iterator[None]:
-    """Let the body read what links of a directory point to, wherever it is: the program has made them."""
+    """Let the body read the targets of links, wherever they are: the program made the links."""
     token = _FOLLOWED.set(True)
     try:
         yield
@@ -53,10 +53,10 @@ def links_followed() -> Iterator[None]:
 
 
 def refuse_link_out(path: Path, checkpoint: Path) -> None:
-    """Raise if a file of a checkpoint is a link to a place outside it: its content would get into a result.
+    """Raise if a file of a checkpoint links to a place outside it: its content would get into a result.
 
     Raises:
-        CheckpointError: It is.
+        CheckpointError: It does.
     """
     if not _FOLLOWED.get() and leads_out(path, checkpoint):
         raise CheckpointError(
@@ -81,7 +81,7 @@ def read_json(path: Path) -> dict[str, Any]:
         # From UTF-8 decoding, JSON parsing, or integers of thousands of digits.
         raise CheckpointError(f"'{path}' is no JSON file ({error}): it is damaged, fetch it again") from error
     if not isinstance(content, dict):
-        raise CheckpointError(f"'{path}' holds {_kind(content)} where a JSON object is wanted: it is damaged, fetch it again")
+        raise CheckpointError(f"'{path}' holds {_kind(content)} instead of a JSON object: it is damaged, fetch it again")
     return content
 
 
@@ -89,13 +89,13 @@ def bounded_bytes(path: Path) -> bytes:
     """Return the bytes of a file that will be parsed as JSON.
 
     Raises:
-        CheckpointError: The file cannot be read, or parsing it would take more time and memory than that of
-            any real file.
+        CheckpointError: The file cannot be read, or parsing it would need more time and memory than for any
+            real file.
     """
     try:
         size = path.stat().st_size
         if size > LARGEST_FILE:
-            raise CheckpointError(f"'{path}' has {size:,} bytes, and at most {LARGEST_FILE:,} are read: it is no file of a checkpoint")
+            raise CheckpointError(f"'{path}' has {size:,} bytes, and at most {LARGEST_FILE:,} are read: it is not a checkpoint's file")
         data = regular_bytes(path)
     except OSError as error:
         raise CheckpointError(f"'{path}' cannot be read ({error.strerror or error})") from error
@@ -104,14 +104,14 @@ def bounded_bytes(path: Path) -> bytes:
 
 
 def refuse_many_values(data: bytes, path: Path) -> None:
-    """Raise CheckpointError where JSON would take more time and memory than any real file does.
+    """Raise CheckpointError if parsing needs more time and memory than for any real file.
 
     ``path`` is for the message.
     """
     values = sum(data.count(mark) for mark in (b",", b"[", b"{"))
     if values > MOST_VALUES:
         raise CheckpointError(
-            f"'{path}' holds up to {values:,} values, and at most {MOST_VALUES:,} are read: it is no file of a checkpoint"
+            f"'{path}' holds up to {values:,} values, and at most {MOST_VALUES:,} are read: it is not a checkpoint's file"
         )
 
 
@@ -126,19 +126,17 @@ _LONGEST = 400
 def reading(path: Path, cure: str) -> Iterator[None]:
     """Raise errors of the body as a CheckpointError that names ``path``.
 
-    The body passes the path to transformers, and does nothing else.
-
-    Which exceptions transformers and its dependencies raise for bad files is undocumented and changes between
-    releases, so all are caught.
+    The body must only pass the path to transformers. The exceptions of transformers and its dependencies for
+    bad files are undocumented and change between releases, so all are caught.
 
     Args:
         path: A file or directory of a checkpoint.
         cure: The probable cause and the fix, for the message.
 
     Raises:
-        CheckpointError: The body raised an exception other than QuarkError and those of a machine that has
-            too little (`quark.base.shortages`), or a ConfigError that does not name the path.
-        EnvironmentConflictError: A library that is used cannot be imported.
+        CheckpointError: The body raised an exception other than QuarkError and the errors of a shortage
+            (`quark.base.shortages`), or a ConfigError that does not name the path.
+        EnvironmentConflictError: A library cannot be imported.
     """
     try:
         yield
@@ -149,7 +147,7 @@ def reading(path: Path, cure: str) -> Iterator[None]:
     except (MemoryError, QuarkError):
         raise
     except BaseException as error:
-        # A panic of a library written in Rust is no Exception, and its class cannot be imported.
+        # A panic of a Rust library is not an Exception, and its class cannot be imported.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         if shortage(error) is not None:
@@ -160,7 +158,7 @@ def reading(path: Path, cure: str) -> Iterator[None]:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Let errors of the body name ``path``, the file whose values it reads, unless they do already."""
+    """Make errors of the body name ``path``, the file whose values it reads, unless they do already."""
     try:
         yield
     except PluginError:

@@ -1,9 +1,7 @@
 """A checkpoint's model with its weights, loaded by transformers.
 
-Dtypes and devices by the names that users write.
-
-transformers is imported inside the functions: importing this package, and with it ``quark.runs``, does not
-pay for it.
+Dtypes and devices have the names that users write. transformers is imported inside the functions, so that
+importing this package, and with it ``quark.runs``, stays fast.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ def torch_dtype(name: str) -> torch.dtype | None:
 
 
 def torch_device(name: str) -> torch.device:
-    """Return the device of that name. Raises ConfigError where it cannot be used."""
+    """Return the device of that name. Raises ConfigError if it cannot be used."""
     try:
         target = torch.device(name)
         torch.empty(0, device=target)
@@ -49,7 +47,7 @@ def torch_device(name: str) -> torch.device:
 
 
 def first_dtype(path: Path) -> torch.dtype:
-    """Return the dtype of the first tensor of a checkpoint that has no codes; float32 where it has none."""
+    """Return the dtype of a checkpoint's first tensor that does not hold codes; float32 if there is none."""
     stored = (DTYPES.get(name, torch.uint8) for shard in check_shards(path) for name, _ in shard.tensors.values())
     return next((dtype for dtype in stored if dtype.is_floating_point and dtype.itemsize > 1), torch.float32)
 
@@ -59,10 +57,10 @@ _KEEPS_CODES = ContextVar("keeps_codes", default=False)
 
 @contextmanager
 def running_from_codes(wanted: bool = True) -> Iterator[None]:
-    """Let models that ``from_pretrained`` of transformers loads in the body keep their weights as stored.
+    """Let models that transformers' ``from_pretrained`` loads in the body keep their weights as stored.
 
-    transformers has no option that reaches a quantizer, so this holds for the body, if ``wanted``. Such
-    models run from codes, as those of ``import_model_from_safetensors(…, packed=True)``.
+    transformers has no option for this, so a context variable is set to ``wanted``. Such models run from
+    codes, as after ``import_model_from_safetensors(…, packed=True)``.
     """
     token = _KEEPS_CODES.set(wanted)
     try:
@@ -72,7 +70,7 @@ def running_from_codes(wanted: bool = True) -> Iterator[None]:
 
 
 def keeps_codes() -> bool:
-    """Return whether the body of `running_from_codes` runs."""
+    """Return whether a body of `running_from_codes` is running."""
     return _KEEPS_CODES.get()
 
 
@@ -81,15 +79,15 @@ def load_model(path: Path, dtype: str = "auto", device: str = "cpu", *, trust_re
 
     Args:
         path: Checkpoint directory.
-        dtype: A key of float32, bfloat16, float16; ``auto`` takes what the checkpoint says.
+        dtype: float32, bfloat16 or float16; ``auto`` uses the dtype in the checkpoint.
         device: Torch device.
         trust_remote_code: Whether code that comes with the checkpoint may run.
-        packed: Whether layers of a quantized checkpoint run from codes, where a reader here loads it.
+        packed: Whether layers of a quantized checkpoint run from codes, if one of quark's readers loads it.
 
     Raises:
         ConfigError: An unknown dtype or device.
-        CheckpointError: A shard is missing, truncated, lies outside the directory, or changes while it is
-            read; or weights and config.json do not belong together.
+        CheckpointError: A shard is missing, truncated, outside the directory, or changes during reading; or
+            weights and config.json do not belong together.
     """
     model_dtype = torch_dtype(dtype) or "auto"
     config = model_config(path, trust_remote_code=trust_remote_code)
@@ -102,29 +100,29 @@ def load_model(path: Path, dtype: str = "auto", device: str = "cpu", *, trust_re
         _refuse_unknown_method(block, path)
     target = torch_device(device)
     if (path / "generation_config.json").is_file():
-        read_json(path / "generation_config.json")  # transformers reads it without bounds, and passes over a damaged one
+        read_json(path / "generation_config.json")  # transformers reads it without bounds, and ignores a damaged one
     with (
         unchanged(shards),
         building(),
         running_from_codes(packed),
         reading_files(),
-        reading(path, "its weights do not make the model that its config.json names; fetch both again"),
+        reading(path, "its weights do not fit the model that its config.json names; fetch both again"),
     ):
         model, report = kind.load(path, dtype=model_dtype, output_loading_info=True)
-    refuse_missing(sorted(report["missing_keys"]), model, path)  # transformers fills them with random numbers, and warns
+    refuse_missing(sorted(report["missing_keys"]), model, path)  # transformers only warns, and fills them with random numbers
     if block is not None:
         is_beside = beside_others(model)
-        refuse_unannounced(sorted(filter(is_beside, report["unexpected_keys"])), path)  # transformers leaves them out, and says so
+        refuse_unannounced(sorted(filter(is_beside, report["unexpected_keys"])), path)  # transformers only reports them
     loaded: nn.Module = model.eval().to(target)
     unpack_all(loaded, path, keeps_codes=packed)
     return loaded
 
 
 def _refuse_unknown_method(block: Any, path: Path) -> None:
-    """Check that transformers knows what quantized a checkpoint; it takes codes of others for numbers.
+    """Check that transformers knows how a checkpoint is quantized; it would read unknown codes as numbers.
 
     Raises:
-        CheckpointError: It does not.
+        CheckpointError: It does not know.
     """
     from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
@@ -132,12 +130,12 @@ def _refuse_unknown_method(block: Any, path: Path) -> None:
     if getattr(method, "value", method) not in AUTO_QUANTIZER_MAPPING:
         raise CheckpointError(
             f"'{path}' is quantized by the quant_method {method!r}, which neither transformers nor an installed layout reads: correct its "
-            "config.json, or install the distribution that brings it"
+            "config.json, or install the distribution that provides it"
         )
 
 
 def unpack_model(model: nn.Module) -> nn.Module:
-    """Return ``model``, changed in place: layers that run from codes get their weights in memory."""
+    """Unpack the weights of layers that run from codes, in place, and return ``model``."""
     unpack_all(model, Path())
     return model
 
@@ -155,9 +153,9 @@ def unpack_all(
     Args:
         model: The model.
         directory: Its checkpoint, for messages.
-        chosen: Whether a module of that name is replaced.
-        keeps_codes: Whether weights stay as they are stored, and layers run from codes.
-        when_used: Whether each weight is unpacked when its layer is called, or somebody looks at it.
+        chosen: Whether to replace the module of that name.
+        keeps_codes: Whether weights stay as stored, and layers run from codes.
+        when_used: Whether each weight is unpacked when its layer is called or its weight is accessed.
 
     Raises:
         CheckpointError: A stored scale is not valid; the message names the directory and the layer.

@@ -1,4 +1,4 @@
-"""Missing and unexpected tensors of a checkpoint: which a model class leaves out, and which are refused."""
+"""Missing and unexpected tensors of a checkpoint: which a model class ignores, and which are refused."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from torch import Tensor, nn
 from quark.base.names import folded
 from quark.errors import CheckpointError
 
-_FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}  # numbers, whichever of them they are; all others are codes
+_FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}  # all of these hold numbers; all other dtypes hold codes
 
 
 def misfit(stored: Tensor, wanted: Tensor) -> str | None:
-    """Return in which of shape and dtype a stored tensor differs from what a model wants; None if it fits.
+    """Return how a stored tensor differs in shape or dtype from the model's tensor; None if it fits.
 
-    Either may be a meta tensor. A number may have the shape ``[]`` or ``[1]``.
+    Both may be meta tensors. A single number may have the shape ``[]`` or ``[1]``.
     """
     if stored.shape != wanted.shape and not stored.numel() == wanted.numel() == 1:
-        return f"has the shape {list(stored.shape)} where the model wants {list(wanted.shape)}"
+        return f"has the shape {list(stored.shape)} instead of {list(wanted.shape)}"
     if stored.dtype != wanted.dtype and not {stored.dtype, wanted.dtype} <= _FLOATS:
-        return f"is of {stored.dtype} where the model wants {wanted.dtype}"
+        return f"has the dtype {stored.dtype} instead of {wanted.dtype}"
     return None
 
 
 def without_source(state: Mapping[str, Tensor], names: Iterable[str]) -> Iterator[str]:
-    """Yield the names of a state whose tensor is none of those under ``names``.
+    """Yield the names in a state whose tensor is not among the tensors of ``names``.
 
     Args:
         state: Tensors by full name; ``state_dict(keep_vars=True)``, in which tied names have one object.
-        names: Those that were read; others than those of the state count for nothing.
+        names: Names that were read; names outside the state are ignored.
     """
     have = {id(state[name]) for name in names if name in state}
     return (name for name, tensor in state.items() if id(tensor) not in have)
@@ -49,32 +49,32 @@ def refuse_missing(names: Sequence[str], model: nn.Module, directory: Path) -> N
 
 
 def refuse_lost(names: Sequence[str], model: nn.Module, directory: Path) -> None:
-    """Raise if stored tensors would be lost, since others have taken their places in the model.
+    """Raise if stored tensors would be lost because others have taken their places in the model.
 
     Args:
-        names: The stored tensors that no tensor of the model is made of, and no export carries over.
-        model: Its class says which may be left out (`left_out_by`).
+        names: Stored tensors that no tensor of the model is made from, and no export copies.
+        model: Its class says which tensors may be left out (`left_out_by`).
         directory: The checkpoint, for the message.
 
     Raises:
-        CheckpointError: Some would.
+        CheckpointError: A tensor would be lost.
     """
     is_left_out = left_out_by(model)
     if lost := [name for name in names if not is_left_out(name)]:
         raise CheckpointError(
-            f"'{directory}' holds {len(lost)} tensor(s) whose places in a {type(model).__name__} others have taken, and which the result "
-            f"would lack: {folded(lost)}. Its config.json may be of another model: correct it, or take these tensors out of the files"
+            f"a {type(model).__name__} has no place for {len(lost)} tensor(s) of '{directory}', because others replace them: "
+            f"{folded(lost)}. Its config.json may be of another model: correct it, or remove these tensors from the files"
         )
 
 
 def left_out_by(model: nn.Module, carried: Collection[str] = ()) -> Callable[[str], bool]:
-    """Return whether a model class leaves out a stored tensor, as DeepSeek-V3 its layers that predict ahead.
+    """Return a function that says whether a model class ignores a stored tensor.
 
-    ``carried`` are names that an export lists because its model has no such module or tensor
-    (`quark.models.plan.quant_plan.QuantPlan.carried_names`).
+    DeepSeek-V3 ignores its layers that predict ahead. ``carried`` are names that an export lists because its
+    model has no such module or tensor (`quark.models.plan.quant_plan.QuantPlan.carried_names`).
 
-    The patterns of a class are for tensors that the model does not have, and fit others too: GPT-2's
-    ``attn.bias`` is found in ``c_attn.bias``. What belongs to a module that stores tensors is never left out.
+    The patterns of a class are meant for tensors that the model lacks, but match others too: GPT-2's
+    ``attn.bias`` matches ``c_attn.bias``. So tensors of a module that stores tensors are never ignored.
     """
     patterns = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
     storing = {name for name, module in model.named_modules() if patterns and _stores(module)}
@@ -86,10 +86,10 @@ def left_out_by(model: nn.Module, carried: Collection[str] = ()) -> Callable[[st
 
 
 def beside_others(model: nn.Module) -> Callable[[str], bool]:
-    """Return whether a tensor that a model does not have lies in a module of it that stores others.
+    """Return a function that says whether a tensor that a model lacks is in a module that stores others.
 
-    In a quantized checkpoint that is a scale or the like, without which its neighbours mean something else.
-    Tensors of modules that the model does not have are of another part, which its class leaves out.
+    In a quantized checkpoint this is a scale or the like, without which its neighbours mean something else. A
+    tensor of a module that the model lacks belongs to another part, which its class ignores.
     """
     storing = {name for name, module in model.named_modules() if _stores(module)}
     return lambda name: name.rpartition(".")[0] in storing
@@ -99,17 +99,17 @@ def refuse_unannounced(names: Sequence[str], directory: Path | str) -> None:
     """Raise CheckpointError if there are ``names`` of tensors that a quantization does not announce."""
     if names:
         raise CheckpointError(
-            f"'{directory}' holds {folded(names)} beside the tensors of layers, and its quantization_config does not announce them: it has "
-            "been changed, or is of another checkpoint. Make or fetch the export again"
+            f"'{directory}' holds {folded(names)}, which its quantization_config does not announce: config.json was changed, or is of "
+            "another checkpoint. Make or fetch the export again"
         )
 
 
 def recomputed_by(model: Any) -> Callable[[str], bool]:
-    """Return whether a transformers model computes a stored tensor by itself, so that nobody has to keep it.
+    """Return a function that says whether a transformers model computes a stored tensor itself.
 
-    It has a computed buffer of that name in a module of that name: ``rotary_emb.inv_freq``, which older
-    releases had in every layer. Or it has the tensor's module, and its class expects the tensor there: the
-    masks ``attn.bias`` of GPT-2.
+    Nobody has to keep such a tensor. Either the model has a computed buffer of that name in a module of that
+    name: ``rotary_emb.inv_freq``, which older releases had in every layer. Or it has the tensor's module, and
+    its class expects the tensor there: the masks ``attn.bias`` of GPT-2.
     """
     expects, prefix = left_out_by(model), f"{model.base_model_prefix}."
     modules = {name.removeprefix(prefix) for name, _ in model.named_modules()}
@@ -122,6 +122,6 @@ def _last_two(name: str) -> str:
 
 
 def _stores(module: nn.Module) -> bool:
-    """Return whether a module has a tensor of its own in its state."""
+    """Return whether a module itself, without its submodules, has a tensor in its state."""
     buffers = {leaf: buffer for leaf, buffer in module._buffers.items() if leaf not in module._non_persistent_buffers_set}
     return any(tensor is not None for tensor in (*module._parameters.values(), *buffers.values()))

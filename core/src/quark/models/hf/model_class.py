@@ -1,7 +1,7 @@
-"""The class of a checkpoint's model: the one that its config.json names in ``architectures``, or none.
+"""The class of a checkpoint's model: the class that its config.json names in ``architectures``, or none.
 
-Whatever builds or loads a model asks here. transformers' own Auto classes would build another class of the
-family where they do not know the named one.
+All code that builds or loads a model uses this. If transformers' own Auto classes do not know the named
+class, they would build another class of the family.
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ from quark.models.hf.internals import model_classes
 
 _FIRST = ("CausalLM", "ImageTextToText")
 _FIRST_WITH_ENCODER = ("Seq2SeqLM", "SpeechSeq2Seq", *_FIRST)
-"""Ends of names of Auto classes, in the order in which they are asked for a config that names no class.
-
-``AutoModel`` comes last.
+"""Suffixes of Auto classes, in the order in which they are tried if a config names no class. ``AutoModel`` is
+last.
 """
 
 
 @attrs.frozen(eq=False)
 class ModelClass:
-    """The class of a checkpoint's model, and the config that it is built with.
+    """The class of a checkpoint's model, and the config for building it.
 
     Attributes:
         type: A model class; or an Auto class, which runs the checkpoint's own code.
-        config: The checkpoint's config, or the part of it that the class is made for.
+        config: The checkpoint's config, or the part of it for this class.
         trust_remote_code: Whether code that comes with the checkpoint may run.
     """
 
@@ -42,13 +41,13 @@ class ModelClass:
     trust_remote_code: bool = False
 
     def build(self, **options: Any) -> Any:
-        """Return the model without the checkpoint's weights; ``options`` are those of ``from_config``."""
+        """Return the model without the checkpoint's weights; ``options`` go to ``from_config``."""
         if hasattr(self.type, "from_config"):
             return self.type.from_config(self.config, trust_remote_code=self.trust_remote_code, **options)
         return self.type._from_config(self.config, **options)
 
     def load(self, path: Path, **options: Any) -> Any:
-        """Return what ``from_pretrained`` of the class gives for a directory."""
+        """Return the result of the class's ``from_pretrained`` for a directory."""
         return self.type.from_pretrained(
             path, config=self.config, trust_remote_code=self.trust_remote_code, local_files_only=True, **options
         )
@@ -57,8 +56,8 @@ class ModelClass:
 def model_class(config: Any, file: Path, *, trust_remote_code: bool = False) -> ModelClass:
     """Return the class that a config names in ``architectures``.
 
-    Where it names none, that is the first class for text that transformers has for the config, then for
-    images and text, then its model without a head.
+    If it names none, return the first class that transformers has for the config: for text, then for images
+    and text, then the model without a head.
 
     Args:
         config: A transformers config.
@@ -66,8 +65,7 @@ def model_class(config: Any, file: Path, *, trust_remote_code: bool = False) -> 
         trust_remote_code: Whether code that comes with the checkpoint may run.
 
     Raises:
-        UnsupportedError: The class is not known here, or is one of the checkpoint's own code, which may not
-            run.
+        UnsupportedError: The class is unknown, or is code of the checkpoint, which may not run.
         EnvironmentConflictError: A library that the class needs cannot be imported.
     """
     names = list(config.architectures or ())
@@ -83,18 +81,18 @@ def model_class(config: Any, file: Path, *, trust_remote_code: bool = False) -> 
     kind, version = type(config).model_type, transformers_version()
     if not names:
         raise UnsupportedError(
-            f"'{file}' names no model class, and transformers {version} has none for the model type '{kind}' by itself: write the name of "
-            'the class into "architectures"'
+            f"'{file}' names no model class, and transformers {version} has no default class for the model type '{kind}': write the name "
+            'of the class into "architectures"'
         )
     raise UnsupportedError(
         f"'{file}' names the model class {' or '.join(map(repr, names))}, which transformers {version} does not have for the model type "
-        f"'{kind}', and another class would lack a part of the model. Install a release or a plugin that has it, or correct "
-        '"architectures"; in Python, build the model yourself and give it (ModelQuantizer, import_model_from_safetensors)'
+        f"'{kind}'. Install a release or a plugin that has it, or correct \"architectures\"; in Python, you can build the model yourself "
+        "and give it to ModelQuantizer or import_model_from_safetensors"
     )
 
 
 def is_of_its_config(model: nn.Module) -> bool:
-    """Return whether the class of a model is the one that is built of its config's file."""
+    """Return whether a model has the class that would be built from its config's file."""
     from transformers import PretrainedConfig
 
     config = getattr(model, "config", None)
@@ -104,7 +102,7 @@ def is_of_its_config(model: nn.Module) -> bool:
 
 
 def config_for(model_type: Any, config: Any) -> Any:
-    """Return the config, or the part of it, that a model class is made for; None if there is no such part."""
+    """Return the config, or its part for this model class; None if there is no such part."""
     wanted = getattr(model_type, "config_class", None)
     if wanted is None or isinstance(config, wanted):
         return config
@@ -117,9 +115,9 @@ def config_for(model_type: Any, config: Any) -> Any:
 
 
 def _of_own_code(auto_map: dict[str, Any], names: list[str]) -> Any:
-    """Return the Auto class under which a checkpoint's own code has the class of one of these names.
+    """Return the Auto class under which a checkpoint's own code has a class of one of these names.
 
-    Without names, it is the first for a model.
+    Without names, return the first one for a model.
     """
     import transformers
 
@@ -129,7 +127,7 @@ def _of_own_code(auto_map: dict[str, Any], names: list[str]) -> Any:
 
 
 def _named(name: str, config: Any) -> Any:
-    """Return the class of that name that is registered for a config, or else transformers' own."""
+    """Return the class of that name that is registered for a config, or else transformers' own class."""
     import transformers
 
     registered = {one.__name__: one for auto in _auto_classes() for one in model_classes(auto, config)}

@@ -24,28 +24,28 @@ _PACKAGE_OF_ATTENTION = {
     "flash_attention_3": ("flash_attn_interface", "FlashAttention 3"),
     "flash_attention_4": ("flash_attn", "FlashAttention 4"),
 }
-"""By name of an attention of transformers: the module that it imports, and its distribution."""
+"""The module that each attention implementation imports, and the package that provides it."""
 _NAMING_CODE = re.compile(r"_implementation(_internal)?$|^(backbone|architecture)$")
-"""Keys of a config.json whose value may name code or a model of a hub."""
+"""Keys of a config.json whose value may name code or a model on a hub."""
 _EXPERTS_OF_A_HUB = ("deepgemm", "sonicmoe")
-"""Ways to compute experts for which transformers fetches a kernel."""
+"""Implementations of experts for which transformers fetches a kernel."""
 
-_MOST_LAYERS = 10_000  # of a model that can be built in time
+_MOST_LAYERS = 10_000  # more layers cannot be built in reasonable time
 
 
 def model_config(path: Path, *, trust_remote_code: bool = False) -> Any:
     """Return the transformers config of a checkpoint.
 
-    The model class that a plugin brings for it is imported first.
+    A plugin's model class for it is imported first.
 
     Args:
         path: Directory of the checkpoint.
         trust_remote_code: Whether code that comes with the checkpoint may run.
 
     Raises:
-        CheckpointError: There is no such directory, its config.json is missing or damaged, or nobody knows
-            its model type.
-        UnsupportedError: Its model needs code that comes with it or is of a hub, which may not run.
+        CheckpointError: There is no such directory, its config.json is missing or damaged, or its model type
+            is unknown.
+        UnsupportedError: Its model needs code from the checkpoint or a hub, which may not run.
         PluginError: The plugin's module cannot be imported.
         EnvironmentConflictError: This version of transformers is not supported, or a library is broken.
     """
@@ -61,13 +61,13 @@ def model_config(path: Path, *, trust_remote_code: bool = False) -> Any:
     _refuse_missing_attention(values, file)
     model_type = values.get("model_type")
     if model_type is not None and not isinstance(model_type, str):
-        raise CheckpointError(f"'{file}' says model_type = {model_type!r} where a name is expected: it is damaged, fetch it again")
+        raise CheckpointError(f"'{file}' says model_type = {model_type!r} instead of a name: it is damaged, fetch it again")
     if model_type is not None and model_type in templates():
         _import_modeling(model_type)
     if not trust_remote_code and model_type not in CONFIG_MAPPING:
         refuse_code(file)
     try:
-        with reading(file, "its values are none of a config of this release of transformers; correct them, or fetch the file again"):
+        with reading(file, "its values do not fit a config of this release of transformers; correct them, or fetch the file again"):
             config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     except CheckpointError as error:
         if model_type is None or model_type in CONFIG_MAPPING:
@@ -76,20 +76,19 @@ def model_config(path: Path, *, trust_remote_code: bool = False) -> Any:
         raise CheckpointError(f"{unknown}: {_why_unknown(model_type)}") from error
     classes = config.architectures
     if classes and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
-        raise CheckpointError(f"'{file}' says architectures = {classes!r} where a list of names is expected: it is damaged, fetch it again")
-    model_class(config, file, trust_remote_code=trust_remote_code)  # refuses a class that nobody knows
-    set_source(config, str(path))  # config.json could name any directory, and files that lie there are copied beside a result
+        raise CheckpointError(f"'{file}' says architectures = {classes!r} instead of a list of names: it is damaged, fetch it again")
+    model_class(config, file, trust_remote_code=trust_remote_code)  # refuses an unknown class
+    set_source(config, str(path))  # config.json could name any directory, and files there are copied to a result
     return config
 
 
 def _refuse_fetched_code(values: object, file: Path) -> None:
-    """Raise if a config.json names code or a model of a hub, which transformers would fetch.
+    """Raise if a config.json names code or a model on a hub, which transformers would fetch.
 
-    It fetches a kernel for an attention, or a way to compute experts, that is called ``owner/name``, and for
-    some names of its own.
+    It fetches a kernel for an attention or for experts called ``owner/name``, and for some names of its own.
 
     Raises:
-        UnsupportedError: It does.
+        UnsupportedError: It names such code.
     """
     for key, value in _entries(values):
         if not _NAMING_CODE.search(key):
@@ -97,42 +96,42 @@ def _refuse_fetched_code(values: object, file: Path) -> None:
         for _, name in _entries([value]):
             if isinstance(name, str) and ("/" in name or name in _EXPERTS_OF_A_HUB):
                 raise UnsupportedError(
-                    f"'{file}' says {key} = '{name}', which is code or a model of a hub, and is not fetched unless you say so: take "
-                    f'"{key}" out of the file, or give --trust-remote-code (trust_remote_code=True)'
+                    f"'{file}' says {key} = '{name}', which is code or a model on a hub. Quark fetches it only if you allow it: remove "
+                    f'"{key}" from the file, or give --trust-remote-code (trust_remote_code=True)'
                 )
 
 
 def _refuse_missing_attention(values: object, file: Path) -> None:
-    """Raise if a config.json asks for an attention of a package that is not installed.
+    """Raise if a config.json asks for an attention whose package is not installed.
 
     Raises:
-        EnvironmentConflictError: It does.
+        EnvironmentConflictError: The package is missing.
     """
     for key, attention in _entries(values):
         name = attention.rpartition("|")[2] if isinstance(attention, str) else ""
         package = _PACKAGE_OF_ATTENTION.get(name)
         if package is not None and importlib.util.find_spec(package[0]) is None:
             raise EnvironmentConflictError(
-                f"'{file}' asks for the attention '{name}', and {package[1]} is not installed: install it, or take \"{key}\" out of "
+                f"'{file}' asks for the attention '{name}', but {package[1]} is not installed: install it, or remove \"{key}\" from "
                 "the file, and transformers chooses another"
             )
 
 
 def _refuse_endless(values: object, file: Path) -> None:
-    """Raise if a model of that config.json would take forever to build, even without weights."""
+    """Raise if building a model from that config.json would take forever, even without weights."""
     for key, value in _entries(values):
         if not isinstance(value, int) or value <= _MOST_LAYERS or re.search("size|dim", key):
             continue
         if re.search("layer|depth", key):
-            raise CheckpointError(f"'{file}' says {key} = {value:,}, and no model has more than {_MOST_LAYERS:,} of such: correct it")
+            raise CheckpointError(f"'{file}' says {key} = {value:,}, but no model has more than {_MOST_LAYERS:,}: correct it")
         if re.search("layer|expert|depth", key):
             stored = sum(weights.stat().st_size for weights in file.parent.glob("*.safetensors"))
             if 0 < stored < value:
-                raise CheckpointError(f"'{file}' says {key} = {value:,}, and its weights have {stored:,} bytes: fetch both again")
+                raise CheckpointError(f"'{file}' says {key} = {value:,}, but its weights have {stored:,} bytes: fetch both again")
 
 
 def _entries(values: object) -> Iterator[tuple[str, object]]:
-    """Yield the keys of tables and lists of a JSON value, at any depth, each with its value."""
+    """Yield the keys of objects and lists in a JSON value, at any depth, each with its value."""
     waiting = [values]
     while waiting:
         table = waiting.pop()
@@ -144,7 +143,7 @@ def _entries(values: object) -> Iterator[tuple[str, object]]:
 def _import_modeling(model_type: str) -> None:
     """Import the module with the model class that the template of a model type names.
 
-    The class stays registered with transformers: an import cannot be undone.
+    The class stays registered with transformers, because an import cannot be undone.
     """
     module = templates().get(model_type).modeling
     if module is None:

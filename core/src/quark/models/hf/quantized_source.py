@@ -1,4 +1,4 @@
-"""Quantized sources: checkpoints, and models in memory, with the float tensors that they stand for."""
+"""Quantized sources: checkpoints, and models in memory, with the float tensors that they represent."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from quark.plugins.expected import described
 
 _KEY = "quantization_config"
 _OF_TRANSFORMERS = ("hf_quantizer", "is_quantized", "quantization_method")
-"""Attributes of a model that is loaded quantized."""
+"""Attributes of a model that transformers loaded quantized."""
 
 
 def float_tensors_of(directory: Path, shards: Sequence[Shard]) -> list[FloatTensor] | None:
-    """Return the float tensors that a quantized checkpoint stands for; None of a checkpoint that is float.
+    """Return the float tensors that a quantized checkpoint represents; None for a float checkpoint.
 
     Args:
         directory: The checkpoint.
         shards: Its files, from `quark.models.hf.shards.check_shards`.
 
     Raises:
-        ConfigError, AmbiguousNameError: As `source_layout`.
+        ConfigError, AmbiguousNameError: As `source_layout` does.
         CheckpointError: Codes and scales do not fit each other.
         PluginError: The dequantizer is broken.
     """
@@ -50,20 +50,20 @@ def float_tensors_of(directory: Path, shards: Sequence[Shard]) -> list[FloatTens
     with naming(directory / "config.json"):
         float_tensors = checked_float_tensors(name, block, FileTensors(shards).meta, f"'{directory}'")
     get_logger(__name__).info(
-        f"'{directory}' is quantized ({block.get('quant_method')}): {len(float_tensors)} tensors are dequantized on the way in. What is "
-        "rounded twice loses more than what is rounded once: where there is a float checkpoint, take that"
+        f"'{directory}' is quantized ({block.get('quant_method')}): {len(float_tensors)} tensors are dequantized before they are "
+        "quantized again. Rounding twice loses accuracy: use the float checkpoint if there is one"
     )
     return float_tensors
 
 
 def checked_float_tensors(name: str, block: Mapping[str, Any], stored: Mapping[str, Tensor], what: str) -> list[FloatTensor]:
-    """Return the float tensors that stored ones stand for, as the dequantizer of a layout says.
+    """Return the float tensors that stored tensors represent, from the dequantizer of a layout.
 
     Args:
-        name: Of the layout.
+        name: Name of the layout.
         block: The ``quantization_config``.
         stored: The tensors by full name, on the meta device.
-        what: What they are of, for messages.
+        what: Their owner, for messages.
 
     Raises:
         CheckpointError: Codes and scales do not fit each other.
@@ -74,15 +74,12 @@ def checked_float_tensors(name: str, block: Mapping[str, Any], stored: Mapping[s
         float_tensors = list(make().float_tensors(block, stored))
     for one in float_tensors:
         if not isinstance(one, FloatTensor):
-            raise whose.error(f"yields {described(one)} from 'float_tensors' where a FloatTensor is expected")
+            raise whose.error(f"yields {described(one)} from 'float_tensors' instead of a FloatTensor")
     return float_tensors
 
 
 def without_quantization(config: Any) -> Any:
-    """Return a transformers config that says nothing of how its checkpoint is quantized.
-
-    It is changed in place.
-    """
+    """Remove all information about quantization from a transformers config, in place, and return it."""
     for part in (config, getattr(config, "text_config", None)):
         if getattr(part, _KEY, None) is not None:
             delattr(part, _KEY)
@@ -92,13 +89,13 @@ def without_quantization(config: Any) -> Any:
 def source_layout(directory: Path) -> tuple[str, Mapping[str, Any]] | None:
     """Return the layout that dequantizes a checkpoint, and its ``quantization_config``.
 
-    None of a float checkpoint.
+    None for a float checkpoint.
 
     Raises:
         CheckpointError: There is no config.json, or it is damaged.
-        ConfigError: No installed layout dequantizes it; the message names its method and those that can be
-            read.
-        AmbiguousNameError: Several do.
+        ConfigError: No installed layout dequantizes it. The message names its method and the methods that can
+            be read.
+        AmbiguousNameError: Several layouts do.
     """
     path = config_file(directory)
     config = read_json(path)
@@ -117,11 +114,11 @@ def source_layout(directory: Path) -> tuple[str, Mapping[str, Any]] | None:
 
 
 def _block(config: Any) -> Mapping[str, Any] | None:
-    """Return the ``quantization_config`` of a config.json, or of the part of it that makes text."""
+    """Return the ``quantization_config`` of a config.json, or of its text part."""
     parts = [config, config.get("text_config")] if isinstance(config, dict) else []
     blocks = [part[_KEY] for part in parts if isinstance(part, dict) and part.get(_KEY) is not None]
     if blocks and not isinstance(blocks[0], dict):
-        raise ConfigError(f"it is {described(blocks[0])} where a table is expected")
+        raise ConfigError(f"it is {described(blocks[0])} instead of a table")
     return blocks[0] if blocks else None
 
 
@@ -132,7 +129,7 @@ class QuantizedModel:
     Attributes:
         model: The model.
         twin: The float model without its weights, on the meta device.
-        float_tensors: The float tensors that the model's tensors stand for.
+        float_tensors: The float tensors that the model's tensors represent.
     """
 
     model: nn.Module
@@ -141,10 +138,10 @@ class QuantizedModel:
 
     @classmethod
     def of(cls, model: nn.Module) -> Self | None:
-        """Return the model as a source; None where it is float, or no installed layout dequantizes it.
+        """Return the model as a source; None if it is float, or no installed layout dequantizes it.
 
-        A model that a reader here has loaded is none: its layers are those of a quantized model, which a plan
-        refuses.
+        The result is also None for a model that quark's reader has loaded: its layers are quantized layers,
+        which a plan refuses.
 
         Raises:
             CheckpointError: Codes and scales do not fit each other.
@@ -166,15 +163,15 @@ class QuantizedModel:
 
     @property
     def codes_of(self) -> dict[str, LayerCodes | None]:
-        """How each layer that comes quantized is stored, by full name.
+        """Stored form of each layer that is quantized in the source, by full name.
 
-        None where that has no exact expression.
+        None if it has no exact expression.
         """
         known: dict[str, LayerCodes | None] = {codes.name: codes for one in self.float_tensors for codes in one.layers}
         return known | {one.name.removesuffix(".weight"): None for one in self.float_tensors if not one.layers}
 
     def coded(self, names: Iterable[str]) -> Mapping[str, CodedLayer]:
-        """Return the codes and scales of some layers, before `dequantize`."""
+        """Return the codes and scales of some layers; call it before `dequantize`."""
         state, chosen = self.model.state_dict(), set(names)
         return {
             codes.name: codes.read({name: state[name] for name in (*one.sources, *one.left_out)})
@@ -185,9 +182,9 @@ class QuantizedModel:
 
     @torch.no_grad()
     def dequantize(self) -> None:
-        """Replace the quantized modules of the model by float ones, in place.
+        """Replace the quantized modules of the model by float modules, in place.
 
-        The model no longer says that it is quantized.
+        The model then no longer says that it is quantized.
         """
         of_module: dict[str, dict[str, FloatTensor]] = {}
         for one in self.float_tensors:
@@ -206,7 +203,7 @@ class QuantizedModel:
         without_quantization(self.model.config)
         for name in _OF_TRANSFORMERS:
             self.model.__dict__.pop(name, None)
-        hook = self.model.__dict__.pop("ct_decompress_hook", None)  # of compressed-tensors, which would decompress at the first forward
+        hook = self.model.__dict__.pop("ct_decompress_hook", None)  # compressed-tensors would decompress at the first forward
         if hook is not None:
             hook.remove()
 

@@ -1,7 +1,4 @@
-"""The files that hold a checkpoint's tensors.
-
-Its safetensors files and their headers, checked before anything is read from them.
-"""
+"""The safetensors files of a checkpoint and their headers, checked before tensors are read."""
 
 from __future__ import annotations
 
@@ -51,7 +48,7 @@ class Shard:
     Attributes:
         path: The file.
         tensors: Name → (dtype as safetensors writes it, shape).
-        state: Of the file before its header was read (`quark.base.files.state_of`).
+        state: State of the file before its header was read (`quark.base.files.state_of`).
     """
 
     path: Path
@@ -59,13 +56,13 @@ class Shard:
     state: dict[str, int]
 
     def refuse_changed(self, file: int | None = None) -> None:
-        """Check that the file is the one whose header was read.
+        """Check that the file is still the one whose header was read.
 
         Args:
-            file: Its descriptor, where it is open; None looks at what has its name now.
+            file: Its descriptor, if it is open; None checks the file that has its name now.
 
         Raises:
-            CheckpointError: It has been changed, replaced or removed.
+            CheckpointError: The file was changed, replaced or removed.
         """
         try:
             now = state_of(self.path if file is None else file)
@@ -80,10 +77,10 @@ class Shard:
 
 @contextmanager
 def unchanged(shards: Sequence[Shard]) -> Iterator[None]:
-    """Check that files do not change while the body reads them; what it raises because they do says so.
+    """Check that files do not change while the body reads them; its errors then name such a change.
 
     Raises:
-        CheckpointError: As `Shard.refuse_changed`.
+        CheckpointError: As `Shard.refuse_changed` does.
     """
     try:
         yield
@@ -99,9 +96,9 @@ def check_shards(directory: Path) -> list[Shard]:
     """Return the safetensors files of a checkpoint, checked: all complete, no tensor in two of them.
 
     Raises:
-        CheckpointError: A file is missing, truncated or malformed, is outside the directory, or lacks a
-            tensor of the index; a tensor is in two files, or in a file and not in the index; or it is unclear
-            which files belong to the checkpoint.
+        CheckpointError: A file is missing, truncated, malformed, outside the directory, or lacks a tensor of
+            the index; a tensor is in two files, or in a file but not in the index; or it is unclear which
+            files belong to the checkpoint.
     """
     index = directory / INDEX
     for name in (INDEX, SINGLE):
@@ -118,7 +115,7 @@ def check_shards(directory: Path) -> list[Shard]:
     files = {name: _inside(directory, name) for name in sorted(set(weight_map.values()))}
     if SINGLE not in files and (directory / SINGLE).exists():
         raise CheckpointError(
-            f"'{directory}' has a {SINGLE}, and an {INDEX} that names other files: readers differ in which of them they use. Remove the "
+            f"'{directory}' has a {SINGLE}, and an {INDEX} that names other files: some readers use one, some the other. Remove the "
             "wrong one"
         )
     shards = {name: read_header(path) for name, path in files.items()}
@@ -136,7 +133,7 @@ def refuse_codes(shards: Iterable[Shard], directory: Path) -> None:
     """Check that a checkpoint without a ``quantization_config`` has no quantized tensors.
 
     Raises:
-        CheckpointError: A tensor has floating-point elements of 8 bits or fewer, which are codes and need
+        CheckpointError: A tensor has floating-point elements of 8 bits or fewer: these are codes, which need
             scales.
     """
     for shard in shards:
@@ -154,8 +151,8 @@ def _refuse_twice(shards: Mapping[str, Shard], directory: Path) -> None:
         for tensor in shard.tensors:
             if tensor in file_of:
                 raise CheckpointError(
-                    f"'{directory}' has the tensor '{tensor}' twice, in '{file_of[tensor]}' and in '{name}': it is unclear which one is "
-                    "right. Fetch the checkpoint again, or make it anew"
+                    f"'{directory}' has the tensor '{tensor}' twice, in '{file_of[tensor]}' and in '{name}'. Fetch the checkpoint again, "
+                    "or make it again"
                 )
             file_of[tensor] = name
 
@@ -164,13 +161,13 @@ def _refuse_unlisted(shards: Mapping[str, Shard], weight_map: Mapping[str, str],
     for shard in shards.values():
         if unlisted := [tensor for tensor in shard.tensors if tensor not in weight_map]:
             raise CheckpointError(
-                f"'{shard.path}' has {len(unlisted)} tensor(s) that '{index}' does not list: {folded(unlisted)}. Readers differ in whether "
-                "they read such tensors, and file and index may be of different checkpoints: fetch both again, or make the index anew"
+                f"'{shard.path}' has {len(unlisted)} tensor(s) that '{index}' does not list: {folded(unlisted)}. The file and the index "
+                "may be of different checkpoints: fetch both again, or make the index again"
             )
 
 
 def _inside(directory: Path, name: str) -> Path:
-    """Return the path of a file in the directory; links of a cache of models are followed into its store."""
+    """Return the path of a file in the directory; links in a hub cache are followed into its store."""
     if Path(name).name != name or name in ("", ".", ".."):
         raise CheckpointError(f"the index of '{directory}' points to '{name}', outside the directory: refusing to read it")
     refuse_link_out(directory / name, directory)
@@ -180,9 +177,9 @@ def _inside(directory: Path, name: str) -> Path:
 def read_header(path: Path) -> Shard:
     """Return the header of one safetensors file, checked against the file's size.
 
-    safetensors reads the header: it bounds its size and depth, refuses values of a wrong type, and checks
-    that the tensors fill the file without overlap. The number of values is bounded before: it would keep all
-    of them while it looks for one that is wrong. No tensor is read, and nothing is mapped.
+    safetensors reads the header: it limits size and depth, refuses values of a wrong type, and checks that
+    the tensors fill the file without overlap. The number of values is limited before, because safetensors
+    would hold all of them while it looks for a wrong one. No tensor is read, and nothing is mapped.
 
     Raises:
         CheckpointError: The file is missing, truncated or malformed.
@@ -204,9 +201,9 @@ def read_header(path: Path) -> Shard:
 
 
 def _refuse_large_header(path: Path) -> None:
-    """Raise CheckpointError for a header of more values than any real one has.
+    """Raise CheckpointError for a header with more values than any real header has.
 
-    One that is longer than the file is left to safetensors.
+    A header longer than the file is left to safetensors.
     """
     try:
         with path.open("rb") as file:

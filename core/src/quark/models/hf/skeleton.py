@@ -1,7 +1,4 @@
-"""A checkpoint's model without its weights.
-
-It is on the meta device, or its memory has not been written to.
-"""
+"""A checkpoint's model without its weights: on the meta device, or in uninitialized memory."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from quark.models.hf.model_class import ModelClass, model_class
 from quark.models.hf.model_config import model_config
 from quark.models.hf.quantized_source import source_layout, without_quantization
 
-_NO_MODEL = "no model can be built of its values; correct them, or fetch the file again"
+_NO_MODEL = "no model can be built from its values; correct them, or fetch the file again"
 
 
 def meta_model(path: Path, dtype: torch.dtype | None = None, *, trust_remote_code: bool = False) -> nn.Module:
@@ -27,11 +24,11 @@ def meta_model(path: Path, dtype: torch.dtype | None = None, *, trust_remote_cod
 
     Args:
         path: Directory of the checkpoint.
-        dtype: Of its weights; None is what the config says.
+        dtype: Dtype of its weights; None uses the config's dtype.
         trust_remote_code: Whether code that comes with the checkpoint may run.
 
     Raises:
-        CheckpointError: The directory is no checkpoint.
+        CheckpointError: The directory is not a checkpoint.
         ConfigError: The checkpoint is quantized, and no installed layout dequantizes it.
     """
     source_layout(path)  # refuses a quantized checkpoint that cannot be dequantized
@@ -43,15 +40,14 @@ def meta_model(path: Path, dtype: torch.dtype | None = None, *, trust_remote_cod
 def skeleton(path: Path, dtype: str, device: torch.device, *, trust_remote_code: bool = False) -> nn.Module:
     """As `load_model`, without reading a weight.
 
-    Parameters and persistent buffers are on the meta device, in the dtypes they are to have.
-
-    Buffers that no checkpoint holds (rotary tables) are computed, on ``device``. Source: what
-    ``from_pretrained`` of transformers 5 does.
+    Parameters and persistent buffers are on the meta device, in their final dtypes. Buffers that no
+    checkpoint holds (rotary tables) are computed, on ``device``. Source: ``from_pretrained`` of transformers
+    5.
 
     Args:
         path: Directory of the checkpoint.
-        dtype: As of `load_model`.
-        device: Where the buffers go.
+        dtype: As in `load_model`.
+        device: Device of the buffers.
         trust_remote_code: Whether code that comes with the checkpoint may run.
 
     Raises:
@@ -74,9 +70,9 @@ def skeleton(path: Path, dtype: str, device: torch.device, *, trust_remote_code:
 def empty_model(
     path: Path, attn_implementation: str | None, *, trust_remote_code: bool = False, dtype: torch.dtype | None = None
 ) -> nn.Module:
-    """Return the float model of a config.json with allocated weights, in a dtype or that of the checkpoint.
+    """Return the float model of a config.json with allocated weights, in ``dtype`` or the checkpoint's dtype.
 
-    Its buffers that no checkpoint holds (rotary tables) are computed. Raises as `model_config`.
+    Buffers that no checkpoint holds (rotary tables) are computed. Raises as `model_config` does.
     """
     kind = _class_of(path, trust_remote_code=trust_remote_code)
     with building(), without_initialization(), reading(path / "config.json", _NO_MODEL):
@@ -85,7 +81,7 @@ def empty_model(
 
 
 def _with_generation_config(model: Any, path: Path) -> nn.Module:
-    """Return ``model`` with the settings of generation of its checkpoint, if that has any."""
+    """Return ``model`` with the generation settings of its checkpoint, if there are any."""
     from transformers import GenerationConfig
 
     generation = path / "generation_config.json"

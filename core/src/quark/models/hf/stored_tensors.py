@@ -1,8 +1,8 @@
-"""Mapping of stored tensors to the tensors of a transformers model, decided from file headers.
+"""Maps stored tensors to the tensors of a transformers model, from file headers alone.
 
-Weight converters of the user or template come first (`quark.models.hf.converted_tensors`), then the renamings
-and conversions of transformers, such as fusing experts that are stored one by one, so that the result equals
-that of ``from_pretrained``. Source: transformers 5, ``core_model_loading``.
+Weight converters of the user or template come first (`quark.models.hf.converted_tensors`), then transformers'
+renamings and conversions, such as fusing experts that are stored separately. So the result equals that of
+``from_pretrained``. Source: transformers 5, ``core_model_loading``.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from quark.models.layers.coded_layer import CodedLayer
 
 @attrs.frozen(eq=False)
 class Recipe:
-    """Tensors of a model that are made from the same stored tensors.
+    """Tensors of a model that come from the same stored tensors.
 
     Attributes:
-        sources: Pattern of transformers' conversion and full name of each stored tensor, in the order in
-            which they are joined.
+        sources: The pattern of transformers' conversion and the full name of each stored tensor, in the order
+            of joining.
         targets: Full names of the resulting tensors in the model.
-        conversion: transformers' ``WeightConverter`` from sources to targets; None where one source is the
-            target as it is.
+        conversion: transformers' ``WeightConverter`` from sources to targets; None if the only source is the
+            target.
     """
 
     sources: tuple[tuple[str, str], ...]
@@ -67,22 +67,21 @@ class StoredTensors:
         model: A transformers model on the meta device, with no module replaced yet.
         shards: The result of `quark.models.hf.shards.check_shards`.
         directory: The checkpoint's directory, for messages.
-        converters: Weight converters of the user or of the model's template, applied before transformers' own
-            (`quark.models.hf.converted_tensors`): also transformers' ``WeightConverter``.
-        float_tensors: Of a quantized checkpoint, what is computed from its codes and scales; None for a float
-            checkpoint.
+        converters: transformers' ``WeightConverter``, from the user or the model's template, applied before
+            transformers' own (`quark.models.hf.converted_tensors`).
+        float_tensors: The tensors to compute from the codes of a quantized checkpoint; None for a float one.
 
     Attributes:
-        recipes: One for each tensor of the model, or for several that are made together; tied tensors only
-            under the stored names.
-        codes_of: How each layer that comes quantized is stored, by full name in the model; None where that
-            has no exact expression.
-        carried: Names of the stored tensors that the model class does not take, and does not compute: an
-            export carries them over.
+        recipes: One for each tensor of the model, or for several tensors that are made together; tied tensors
+            only under their stored names.
+        codes_of: Stored form of each layer that is quantized in the source, by full name in the model; None
+            if it has no exact expression.
+        carried: Names of stored tensors that the model class neither takes nor computes: an export copies
+            them.
 
     Raises:
         CheckpointError: The checkpoint lacks tensors of the model, stores them in other shapes or as codes,
-            holds tensors that the model has no place for, or a conversion does not fit.
+            or holds tensors that the model has no place for; or a conversion does not fit.
         ConfigError: A weight converter does not fit.
     """
 
@@ -132,7 +131,7 @@ class StoredTensors:
             if name not in state or tensor.shape != state[name].shape:
                 expected = list(state[name].shape) if name in state else "no such tensor"
                 raise CheckpointError(
-                    f"'{self._directory}': {names} gives '{name}' the shape {list(tensor.shape)}, the model of its config.json has "
+                    f"'{self._directory}': {names} gives '{name}' the shape {list(tensor.shape)}, but the model of its config.json has "
                     f"{expected}: config.json and weights do not belong together"
                 )
         return attrs.evolve(recipe, targets=tuple(targets))
@@ -145,8 +144,8 @@ class StoredTensors:
                 if is_integer and all(state[target].is_floating_point() for target in recipe.targets):
                     stored = self._tensors.sources(name)[0]
                     raise CheckpointError(
-                        f"'{self._directory}' holds '{stored}' as {str(dtype).removeprefix('torch.')} where the model has floating-point "
-                        "numbers: it is quantized already, or of another model. Give the float checkpoint"
+                        f"'{self._directory}' holds '{stored}' as {str(dtype).removeprefix('torch.')}, but the model has floating-point "
+                        "numbers: the checkpoint is quantized already, or of another model. Give the float checkpoint"
                     )
 
     def read(self, recipes: Iterable[Recipe], dtype_of: Mapping[str, torch.dtype], device: torch.device) -> Iterator[tuple[str, Tensor]]:
@@ -172,11 +171,11 @@ class StoredTensors:
                 yield from recipe.make(stored, self._model).items()
 
     def read_codes(self, names: Iterable[str], device: torch.device) -> dict[str, CodedLayer]:
-        """Return the codes and scales of layers as they are stored, by full name in the model.
+        """Return the stored codes and scales of layers, by full name in the model.
 
         Args:
-            names: Those for which ``codes_of`` is not None.
-            device: Where they are read to.
+            names: Layers whose ``codes_of`` is not None.
+            device: Device of the result.
 
         Raises:
             CheckpointError: A file has changed or cannot be read, or codes and scales do not fit each other.
@@ -195,7 +194,7 @@ class StoredTensors:
 
 
 def _layers(names: _ModelNames, float_tensors: Sequence[FloatTensor]) -> Iterator[tuple[str, tuple[FloatTensor, LayerCodes | None]]]:
-    """Yield the layers that come quantized by their full names in the model."""
+    """Yield the layers that are quantized in the source, by full name in the model."""
     for one in float_tensors:
         found = names.find(one.name)
         owner = one.name.removesuffix(".weight") if found is None else found[0].rpartition(".")[0]
@@ -215,7 +214,7 @@ def _name_in_model(layer: str, owner: str) -> str:
 
 
 class _ModelNames:
-    """Maps stored names to names in a transformers model, by transformers' own renamings and conversions.
+    """Maps stored names to names in a transformers model, with transformers' renamings and conversions.
 
     Attributes:
         converter_of: transformers' converter by pattern.
@@ -233,7 +232,7 @@ class _ModelNames:
         self._state = state
 
     def find(self, name: str) -> tuple[str, str | None] | None:
-        """Return the name of the model's tensor of a stored tensor, and the pattern of its conversion."""
+        """Return the model's name of a stored tensor, and the pattern of its conversion."""
         from transformers.core_model_loading import rename_source_key
 
         target, pattern = rename_source_key(name, self._renamings, self._converters, self._prefix, self._state)
@@ -243,7 +242,7 @@ class _ModelNames:
 
 
 def _recipes(names: _ModelNames, stored: Iterable[str]) -> tuple[list[Recipe], list[str]]:
-    """Return the recipes, and the names of the stored tensors that no recipe uses."""
+    """Return the recipes, and the names of stored tensors that no recipe uses."""
     from transformers.core_model_loading import dot_natural_key
 
     sources: dict[str, list[tuple[str, str]]] = {}
@@ -263,12 +262,12 @@ def _recipes(names: _ModelNames, stored: Iterable[str]) -> tuple[list[Recipe], l
 
 
 def _tell_carried(carried: Sequence[str], model: Any, directory: Path) -> None:
-    """Log the tensors that are carried over: a warning if the model class does not expect them."""
+    """Log the tensors that are copied unchanged; warn if the model class does not expect them."""
     log, is_expected = get_logger(__name__), left_out_by(model)
     if carried:
         log.log(
             logging.INFO if all(map(is_expected, carried)) else logging.WARNING,
             f"'{directory}' holds {len(carried)} tensor(s) that a {type(model).__name__} has no place for: {folded(carried)}. They are "
-            "carried over to the checkpoint as they are stored, and excluded there. If no runtime uses them, "
-            "its config.json may name fewer layers, or other parts, than the checkpoint has",
+            "copied unchanged and excluded from quantization; if no runtime uses them, correct its config.json, which may name too few "
+            "layers or the wrong parts",
         )

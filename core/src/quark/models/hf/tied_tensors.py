@@ -1,4 +1,4 @@
-"""Tied tensors, and modules at several places of a model: their names, and how one is put at all places."""
+"""Tied tensors and shared modules of a model: their names, and how to set one at all its places."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quark.models.hf.internals import tied_on_loading
 
 
 def owners_of(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
-    """Return every module and attribute that holds each tensor of a model, by ``id()`` of the tensor."""
+    """Return, by ``id()`` of each tensor of a model, every module and attribute that holds the tensor."""
     owners: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
         for leaf, tensor in (*module._parameters.items(), *module._buffers.items()):
@@ -20,7 +20,7 @@ def owners_of(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
 
 
 def other_names(model: nn.Module) -> dict[str, list[str]]:
-    """Return the further full names of each module that is at several places, by its first name."""
+    """Return the other full names of each module that has several, by its first name."""
     first: dict[nn.Module, str] = {}
     others: dict[str, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
@@ -30,7 +30,7 @@ def other_names(model: nn.Module) -> dict[str, list[str]]:
 
 
 def aliases(model: nn.Module) -> list[list[str]]:
-    """Return the full names of each tensor of a model that has several, and of those that loading ties."""
+    """Return the full names of each tensor of a model that has several, or that loading ties."""
     names_of: dict[object, list[str]] = {}
     ties = tied_on_loading(model)
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -42,9 +42,9 @@ def aliases(model: nn.Module) -> list[list[str]]:
 
 @torch.no_grad()
 def tie_equal(model: nn.Module, groups: Iterable[Sequence[str]]) -> None:
-    """Make one parameter of those with equal values that `aliases` named together, before they were loaded.
+    """Make one parameter of parameters with equal values that `aliases` named together before loading.
 
-    Parameters that have other values, since quantization has untied them, stay apart.
+    Parameters with different values, because quantization untied them, stay separate.
     """
     for names in groups:
         apart: list[Tensor] = []
@@ -67,7 +67,7 @@ def _are_equal(one: Tensor, other: Tensor) -> bool:
 def module_at(model: nn.Module, name: str) -> nn.Module:
     """Return the module of that full name, in a fraction of the time of ``get_submodule``.
 
-    Raises KeyError where there is none.
+    Raises KeyError if there is none.
     """
     module: nn.Module | None = model
     for part in name.split(".") if name else ():
@@ -78,10 +78,7 @@ def module_at(model: nn.Module, name: str) -> nn.Module:
 
 
 def put_tensor(owners: Iterable[tuple[nn.Module, str]], tensor: Tensor) -> Tensor:
-    """Make ``tensor`` the parameter, or the buffer, that each of these modules has under that attribute.
-
-    Return what was put there.
-    """
+    """Set ``tensor`` as a parameter or buffer in each of these modules and attributes, and return it."""
     parameter = tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)
     placed = tensor
     for module, leaf in owners:

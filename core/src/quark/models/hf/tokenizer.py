@@ -1,4 +1,4 @@
-"""The tokenizer that lies with a checkpoint."""
+"""The tokenizer of a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quark.errors import CheckpointError
 from quark.models.hf.custom_code import refuse_code
 from quark.models.hf.json_files import bounded_bytes, read_json, reading, refuse_link_out
 
-# An id of eight digits in tokenizer.json: the vocabulary is laid out up to the largest, whatever time and
+# An id of eight digits in tokenizer.json: the vocabulary is allocated up to the largest id, whatever time and
 # memory that takes.
 _FAR_ID = re.compile(rb'":(?<!length":)\s*(\d{8,18})\s*[,}]')
 
@@ -25,7 +25,7 @@ TOKENIZER_FILES = (
     "merges.txt",
     "vocab.txt",
 )
-"""Files that a tokenizer is loaded from; one of `_NECESSARY` there has to be."""
+"""Files that a tokenizer is loaded from; at least one of `_NECESSARY` must exist."""
 
 
 _FILES_OF = {
@@ -33,14 +33,14 @@ _FILES_OF = {
     "vocab_file": ("tokenizer.model", "vocab.json", "vocab.txt"),
     "merges_file": ("merges.txt",),
 }
-"""The files of a checkpoint that an entry of tokenizer_config.json may stand for."""
+"""The files of a checkpoint that an entry of tokenizer_config.json may mean."""
 
 
 def _own_files(path: Path) -> dict[str, str | None]:
-    """Return the entries of tokenizer_config.json that name a file, with files of the checkpoint instead.
+    """Return the entries of tokenizer_config.json that name a file, replaced by files of the checkpoint.
 
-    Some releases of transformers read the file that an entry names, wherever it lies. Many checkpoints have
-    an entry from the machine on which they were made.
+    Some releases of transformers read the file that an entry names, wherever it is. Many checkpoints have an
+    entry from the machine on which they were made.
     """
     config = read_json(path / "tokenizer_config.json") if (path / "tokenizer_config.json").is_file() else {}
     own: dict[str, str | None] = {}
@@ -51,15 +51,15 @@ def _own_files(path: Path) -> dict[str, str | None]:
 
 
 def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> Any:
-    """Return the tokenizer that lies with a checkpoint, or None where there is none.
+    """Return the tokenizer of a checkpoint, or None if there is none.
 
     Args:
         path: Directory of the checkpoint.
         trust_remote_code: Whether code that comes with the checkpoint may run.
 
     Raises:
-        CheckpointError: It is damaged, or a file beside it is a link out of the checkpoint.
-        UnsupportedError: It needs code that comes with the checkpoint, which may not run.
+        CheckpointError: It is damaged, or one of its files is a link out of the checkpoint.
+        UnsupportedError: It needs code from the checkpoint, which may not run.
     """
     from transformers import AutoTokenizer
 
@@ -71,11 +71,11 @@ def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> Any:
             refuse_link_out(file, path)
     for file in (path / name for name in TOKENIZER_FILES if (path / name).is_file()):
         if far := _FAR_ID.search(bounded_bytes(file)):
-            raise CheckpointError(f"'{file}' has the token id {int(far[1]):,}, and no vocabulary is so large: fetch it again")
+            raise CheckpointError(f"'{file}' has the token id {int(far[1]):,}, but no vocabulary is that large: fetch it again")
     try:
         with reading(path, "its tokenizer is damaged; fetch tokenizer.json and tokenizer_config.json again"):
             tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=True, **_own_files(path))
-            tokenizer("some text")  # some settings are looked at only when it is used
+            tokenizer("some text")  # some settings are checked only on use
     except CheckpointError:
         if not trust_remote_code:
             refuse_code(path / "tokenizer_config.json")

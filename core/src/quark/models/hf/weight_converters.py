@@ -1,10 +1,10 @@
 """Operations of weight converters that transformers lacks, and the weight converters of model families.
 
-A weight converter says which tensors of a checkpoint become which others. It is transformers' own
-``WeightConverter``, and so are most operations: ``transformers.core_model_loading`` has them.
-`quark.models.hf.converted_tensors` applies converters when a checkpoint is read.
+A weight converter turns tensors of a checkpoint into others. It is transformers' own ``WeightConverter``, and
+most operations are in ``transformers.core_model_loading``. `quark.models.hf.converted_tensors` applies
+converters when a checkpoint is read.
 
-This module imports transformers. It is imported where converters are made, and nowhere else.
+This module imports transformers. It is imported only if converters are created.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from quark.errors import ConfigError
 
 
 class Chunk(core_model_loading.Chunk):
-    """Split one tensor along an axis into views, one for each target, in order: also of unequal lengths.
+    """Split one tensor along an axis into views, one for each target in order; lengths may differ.
 
     Args:
         dim: The axis.
         sizes: Lengths of the parts along the axis, such as ``(4096, 1024, 1024)`` for queries, keys and
-            values; None: equal lengths.
+            values; None for equal lengths.
     """
 
     def __init__(self, dim: int = 0, sizes: Sequence[int] | None = None) -> None:
@@ -34,10 +34,7 @@ class Chunk(core_model_loading.Chunk):
         self.sizes = None if sizes is None else tuple(sizes)
 
     def convert(self, input_dict: Mapping[str, Any], source_patterns: list[str], target_patterns: list[str], **_: Any) -> dict[str, Tensor]:
-        """Return the parts by target.
-
-        Raises ConfigError (a ValueError) if the tensor cannot be split so.
-        """
+        """Return the parts by target; raise ConfigError (a ValueError) if the tensor cannot be split so."""
         tensor, count = _only(input_dict, self), len(target_patterns)
         length = tensor.shape[self.dim]
         sizes = self.sizes or (length // count,) * count
@@ -49,7 +46,7 @@ class Chunk(core_model_loading.Chunk):
 class SplitFusedExperts(ConversionOps):
     """Separate fused experts: a tensor ``[E, …]`` becomes views, one for each expert and target.
 
-    The expert's number goes where a target has a star, or before the target: ``gate_proj.weight`` becomes
+    The expert's number replaces a star in a target, or else precedes the target: ``gate_proj.weight`` becomes
     ``3.gate_proj.weight``.
 
     Args:
@@ -63,7 +60,7 @@ class SplitFusedExperts(ConversionOps):
     def convert(self, input_dict: Mapping[str, Any], source_patterns: list[str], target_patterns: list[str], **_: Any) -> dict[str, Tensor]:
         """Return the tensors of single experts by target.
 
-        Raises ConfigError (a ValueError) if the tensor is not of that form.
+        Raises ConfigError (a ValueError) if the tensor does not have that form.
         """
         fused, count, inner = _only(input_dict, self), len(target_patterns), self.ndim - 1
         if count not in (1, 2):
@@ -90,13 +87,13 @@ def _only(input_dict: Mapping[str, Any], operation: ConversionOps) -> Tensor:
 
 
 def make_converters(rows: Iterable[WeightConversion]) -> list[WeightConverter]:
-    """Return converters made from data.
+    """Return converters from data.
 
     Args:
         rows: As in `quark.config.architecture.Architecture.weight_converters`.
 
     Raises:
-        ConfigError: (a ValueError) There is no operation of a name.
+        ConfigError: (a ValueError) An operation is unknown.
     """
     return [
         WeightConverter(source, list(targets), operations=[_operation(name, *settings) for name, *settings in operations])

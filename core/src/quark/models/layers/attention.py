@@ -1,10 +1,10 @@
 """Attention with quantized probabilities, queries, keys or values, behind transformers' attention interface.
 
-Attributes of an attention module, each a callable or None, quantize its tensors: ``prob_output_quantizer``,
-``query_quantizer``, ``key_quantizer`` and ``value_quantizer``. Another, ``head_basis``, rotates queries and
-keys first. Without these attributes, the functions here compute the same as those of transformers. Queries,
-keys and values are quantized after their norms and the rotary embedding, as runtimes cache them. Source: the
-interface of transformers 5 (``AttentionInterface``).
+An attention module may have these attributes, each a callable or None, which quantize its tensors:
+``prob_output_quantizer``, ``query_quantizer``, ``key_quantizer`` and ``value_quantizer``. The attribute
+``head_basis`` rotates queries and keys first. Without these attributes, the functions here compute the same
+as transformers. Queries, keys and values are quantized after their norms and the rotary embedding, as
+runtimes cache them. Source: the interface of transformers 5 (``AttentionInterface``).
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 PROBABILITIES = "prob_output_quantizer"
-"""Attribute of an attention module that quantizes its probabilities; also the name under which checkpoint
-loaders look for their scales.
+"""Attribute of an attention module that quantizes its probabilities; also the name by which checkpoint
+loaders find their scales.
 """
 
 QUERY, KEY, VALUE = STATES = ("query_quantizer", "key_quantizer", "value_quantizer")
 """Attributes of an attention module that quantize its queries, keys and values after the rotary embedding."""
 
 STORED_STATES = {QUERY: "q", KEY: "k", VALUE: "v"}
-"""The names of `STATES` in checkpoints where a fused projection gives them.
+"""Names of `STATES` in checkpoints if they come from a fused projection.
 
-The scale of the keys is ``k_scale`` of the attention module then. vLLM and SGLang read these names, and none
-of a fused projection.
+For instance, the scale of the keys is ``k_scale`` of the attention module. vLLM and SGLang read these names,
+but no scale of a fused projection.
 """
 
 CALIBRATION = "states_in_calibration"
 """Attribute of an attention module that calibration sets temporarily.
 
-It is a callable that takes and returns queries, keys and values, in place of the quantizers of `STATES`.
+It is a callable that takes and returns queries, keys and values, and replaces the quantizers of `STATES`.
 """
 
 BASIS = "head_basis"
 """Attribute of an attention module: a callable that rotates queries and keys of each head, ``[…, d]``.
 
-They get another orthogonal basis before keys are quantized. The rotation itself changes no logit.
+It gives them another orthogonal basis before keys are quantized. The rotation itself changes no logit.
 """
 
 
@@ -59,7 +59,7 @@ def eager_attention(
 ) -> tuple[Tensor, Tensor]:
     """Return attention's output and its probabilities, which are materialized.
 
-    It is the ``eager`` implementation of transformers, with quantizers.
+    This is transformers' ``eager`` implementation, with quantizers.
 
     Args:
         module: The calling attention module, whose attributes hold the quantizers.
@@ -67,10 +67,10 @@ def eager_attention(
         key: ``[batch, key heads, keys, d]``; ``heads`` is a multiple of ``key heads``.
         value: ``[batch, key heads, keys, dv]``.
         attention_mask: Added to the logits, broadcastable to ``[batch, heads, queries, keys]``.
-        scaling: Factor of the logits; None is ``1 / sqrt(d)``.
+        scaling: Factor of the logits; None means ``1 / sqrt(d)``.
         dropout: Dropout probability in training.
         softcap: Logits are squashed to ``(-softcap, softcap)``.
-        s_aux: Attention sinks, one logit per head ``[heads]``: they enter the normalization and have no
+        s_aux: Attention sinks, one logit per head ``[heads]``. They enter the normalization, but have no
             value.
         position_bias: Added to the logits, like the mask.
 
@@ -85,7 +85,7 @@ def eager_attention(
         logits = torch.tanh(logits / softcap) * softcap
     for bias in (position_bias, attention_mask):
         logits = logits if bias is None else logits + bias
-    # Quantized in the precision of the softmax: a cast to the model's dtype before would round twice.
+    # Quantized in the precision of the softmax: an earlier cast to the model's dtype would round twice.
     probabilities = _applied(module, PROBABILITIES, _softmax(logits, s_aux)).to(query.dtype)
     probabilities = functional.dropout(probabilities, p=dropout, training=module.training)
     return torch.matmul(probabilities, _repeated(value, groups)).transpose(1, 2).contiguous(), probabilities
@@ -96,7 +96,7 @@ def sdpa_attention(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the output of transformers' fused attention over quantized states, and None.
 
-    Arguments as for `eager_attention`.
+    Arguments are as in `eager_attention`.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -107,7 +107,7 @@ def sdpa_attention(
 def _softmax(logits: Tensor, sinks: Tensor | None) -> Tensor:
     """Return probabilities over the keys, in float32.
 
-    With sinks they are in the logits' dtype, as in transformers' models with sinks.
+    With sinks, they have the logits' dtype, as in transformers' models with sinks.
     """
     if sinks is None:
         return torch.softmax(logits, dim=-1, dtype=torch.float32)
@@ -117,7 +117,7 @@ def _softmax(logits: Tensor, sinks: Tensor | None) -> Tensor:
 
 
 def _repeated(x: Tensor, groups: int) -> Tensor:
-    """Return ``x [batch, heads, tokens, d]``, each head ``groups`` times: grouped-query attention."""
+    """Return ``x [batch, heads, tokens, d]`` with each head ``groups`` times (grouped-query attention)."""
     return x if groups == 1 else x[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2)
 
 

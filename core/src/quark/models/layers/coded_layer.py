@@ -1,7 +1,7 @@
-"""Codes and scales as checkpoints store them: of one tensor, there and back; of a linear layer: `CodedLayer`.
+"""Codes and scales as checkpoints store them: conversions for one tensor, and a linear layer as `CodedLayer`.
 
-The shapes and dtypes of stored tensors come from packing meta tensors, so that they always agree with the
-packing code.
+Shapes and dtypes of stored tensors come from packing meta tensors, so they always agree with the packing
+code.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class CodedLayer:
     """The codes and scales of a quantized linear layer.
 
     Attributes:
-        config: How its weight and input are quantized.
-        codes: Of the weight, ``[O, I]``, as its number format has them.
+        config: Quantization of its weight and input.
+        codes: Codes of the weight, ``[O, I]``, in its number format.
         qparams: Scales and zero points of the weight.
-        input: The scale of a static input; None where inputs are float or find their scales at run time.
+        input: Scale of a static input; None if inputs are float or find their scales at run time.
     """
 
     config: QLayerConfig
@@ -52,13 +52,13 @@ class CodedLayer:
         return cls(config, codes, qparams, inputs.empty_qparams((1,), "meta") if inputs is not None and is_static else None)
 
     def put_into(self, layer: QuantizedLayer, name: str, *, keeps_codes: bool) -> None:
-        """Set the weight of a layer, and its scales, to the stored codes and scales.
+        """Set a layer's weight and scales to the stored codes and scales.
 
         Args:
-            layer: Of the same configuration; its weight gives the dtype, and may be on the meta device.
+            layer: A layer of the same configuration; its weight gives the dtype, and may be on the meta
+                device.
             name: Its full name, for messages.
-            keeps_codes: Whether the layer is to be stored with these very codes; else they follow from its
-                values.
+            keeps_codes: Whether the layer keeps these codes for storage; if not, they follow from its values.
 
         Raises:
             CheckpointError: A scale is not valid.
@@ -72,7 +72,7 @@ class CodedLayer:
         self.set_input(layer, name)
 
     def set_input(self, layer: QuantizedLayer, name: str) -> None:
-        """Set the scale of the input of a layer where it is static. Raises as `put_into`."""
+        """Set the scale of a layer's input if it is static. Raises as `put_into` does."""
         if self.input is not None and layer.input_quantizer is not None:
             qparams = self.input.map(lambda scale: scale.reshape(()))
             refuse_bad_scales(qparams, f"the input of '{name}'", activation=True)
@@ -80,7 +80,7 @@ class CodedLayer:
 
 
 def restored_parameter(quantizer: QuantizerModule, codes: Tensor, qparams: QParams, dtype: torch.dtype) -> nn.Parameter:
-    """Return the values of codes as a parameter in that dtype, and set the quantizer to their scales."""
+    """Return the values of codes as a parameter in that dtype, and give the quantizer their scales."""
     quantizer.set_qparams(qparams)
     return nn.Parameter(cast_finite(quantizer.quantizer.dequantize(codes, qparams), dtype), requires_grad=False)
 
@@ -88,8 +88,8 @@ def restored_parameter(quantizer: QuantizerModule, codes: Tensor, qparams: QPara
 def refuse_bad_scales(qparams: QParams, of: str, *, activation: bool) -> None:
     """Check that scales are valid.
 
-    With a scale of 0 an activation becomes infinite, and a group of a weight dequantizes to zeros. Other
-    tools write such scales for groups of zeros, so a 0 among a weight's scales is logged and not refused.
+    With a scale of 0, an activation becomes infinite, and a group of a weight dequantizes to zeros. Other
+    tools write such scales for groups of zeros, so a 0 among a weight's scales is only logged.
 
     Args:
         qparams: Unpacked scales of a checkpoint.
@@ -97,14 +97,14 @@ def refuse_bad_scales(qparams: QParams, of: str, *, activation: bool) -> None:
         activation: Whether the tensor is an input or output.
 
     Raises:
-        CheckpointError: A scale is NaN, infinite or negative; or a scale of an activation is 0.
+        CheckpointError: A scale is NaN, infinite or negative, or a scale of an activation is 0.
     """
     for scale in (qparams.scale, qparams.outer_scale):
         if scale is None or scale.is_meta or scale.numel() == 0:
             continue
         values = scale.detach().float()
         low, high = (float(v) for v in values.aminmax())
-        if low > 0 and high < math.inf:  # false for NaN, which aminmax passes on
+        if low > 0 and high < math.inf:  # false for NaN, which aminmax returns
             continue
         bad = int((~((values >= 0) & (values < math.inf))).sum())
         zeros = int((values == 0).sum())
@@ -127,22 +127,22 @@ def restore(
     *,
     holds_values: bool = False,
 ) -> dict[str, nn.Parameter]:
-    """Set a quantizer to stored scales, and return the parameter by its name; of an activation nothing.
+    """Give a quantizer its stored scales, and return the parameter by name; nothing for an activation.
 
-    The inverse of `stored_tensors`.
+    This is the inverse of `stored_tensors`.
 
     Args:
-        quantizer: Of a tensor of a layer.
+        quantizer: Quantizer of a tensor of a layer.
         slot: The tensor.
-        tensors: By suffix; codes or values in the layout of the layer.
-        shape: Of the tensor, as its quantizer sees it.
-        dtype: Of the parameter.
+        tensors: Stored tensors by suffix; codes or values are in the layout of the layer.
+        shape: Shape of the tensor, as its quantizer sees it.
+        dtype: Dtype of the parameter.
         order: Order of 4-bit codes in a word.
         name: Full name of the layer, for messages.
-        holds_values: Whether parameters are stored as values and not as codes.
+        holds_values: Whether parameters are stored as values instead of codes.
 
     Raises:
-        CheckpointError: A scale is not valid, or the codes are of another shape.
+        CheckpointError: A scale is not valid, or the codes have another shape.
     """
     inner, stored = quantizer.quantizer, dict(tensors)
     if slot.is_activation or holds_values:
@@ -153,13 +153,13 @@ def restore(
         return {} if slot.is_activation else {slot: as_parameter(stored[""])}
     codes, qparams = inner.unpack(stored, shape, order=order)
     if tuple(codes.shape) != shape:
-        raise CheckpointError(f"the {slot} of '{name}' unpacks to {list(codes.shape)} where {list(shape)} is expected")
+        raise CheckpointError(f"the {slot} of '{name}' unpacks to {list(codes.shape)} instead of {list(shape)}")
     refuse_bad_scales(qparams, f"the {slot} of '{name}'", activation=False)
     return {slot: restored_parameter(quantizer, codes, qparams, dtype)}
 
 
 def as_parameter(tensor: Tensor) -> nn.Parameter:
-    """Return a tensor as a parameter without gradient; a parameter itself."""
+    """Return a tensor as a parameter without gradient; a parameter is returned itself."""
     return tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)
 
 
@@ -171,11 +171,11 @@ def stored_tensors(name: str, module: QuantizerModule, values: Tensor, order: st
     Args:
         name: Full name, for messages.
         module: The quantizer, which has the scales.
-        values: Values on the quantizer's grid; float ones where the quantizer says so (``is_deferred``).
+        values: Values on the quantizer's grid; float values if the quantizer says so (``is_deferred``).
         order: Order of 4-bit codes in a word.
 
     Raises:
-        ConfigError: The values are not on the grid, since they were changed after rounding.
+        ConfigError: The values are not on the grid, because they were changed after rounding.
         PluginError: Codes change when they are packed and unpacked; the message names the format.
     """
     quantizer, qparams = module.quantizer, module.qparams
@@ -184,14 +184,14 @@ def stored_tensors(name: str, module: QuantizerModule, values: Tensor, order: st
     tensors = quantizer.pack(codes, qparams, order=order)
     announced = packed_meta(quantizer, tuple(values.shape), order)
     if any(n in announced and (t.shape, t.dtype) != (announced[n].shape, announced[n].dtype) for n, t in tensors.items()):
-        complaint = "packs to other shapes or dtypes than on the meta device, by which checkpoints are laid out"
+        complaint = "packs to other shapes or dtypes than on the meta device, from which files are laid out"
     if complaint is not None:
         raise origin("formats", quantizer.stored_level.format.name).error(f"{complaint} (at '{name}')")
     return tensors
 
 
 def checked_codes(name: str, module: QuantizerModule, values: Tensor) -> Tensor:
-    """Return the codes of a quantized tensor. A sample of them is checked.
+    """Return the codes of a quantized tensor, after a check of a sample.
 
     Args:
         name: Full name, for messages.
@@ -199,16 +199,13 @@ def checked_codes(name: str, module: QuantizerModule, values: Tensor) -> Tensor:
         values: Values on the quantizer's grid.
 
     Raises:
-        ConfigError: The values are not on the grid, since they were changed after rounding.
+        ConfigError: The values are not on the grid, because they were changed after rounding.
     """
     return _codes_and_complaint(name, module, values, "reorder")[0]
 
 
 def _codes_and_complaint(name: str, module: QuantizerModule, values: Tensor, order: str) -> tuple[Tensor, str | None]:
-    """Return the codes of values on a grid, and the error of the format that packs them.
-
-    None where nothing is.
-    """
+    """Return the codes of values on a grid, and the error of the format that packs them, or None."""
     quantizer, qparams = module.quantizer, module.qparams
     assert qparams is not None
     codes = module.codes_of(values.detach())
@@ -230,7 +227,7 @@ def packed_meta(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str) 
 def packed_scales(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str) -> dict[str, Tensor]:
     """Return the stored scales of an activation of that shape by suffix, on the meta device.
 
-    Empty where they are dynamic.
+    Empty if they are dynamic.
     """
     if quantizer.is_dynamic or quantizer.is_float:
         return {}

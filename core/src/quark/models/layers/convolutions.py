@@ -1,10 +1,8 @@
 """Quantized convolutions of torch: scales per output channel, groups of scales along the input channels.
 
-Transposed ones are no exception.
-
-A weight keeps torch's layout, so that the float class's forward applies. Its quantizer sees it as the matrix
-``[out, kernel positions · in / groups]``, and an input or output whose scales are those of groups or vectors
-with its channels last.
+This holds for transposed convolutions too. A weight keeps torch's layout, so that the float class's forward
+applies. Its quantizer sees the matrix ``[out, kernel positions · in / groups]``. For scales per group or
+vector, inputs and outputs are quantized with their channels last.
 """
 
 from __future__ import annotations
@@ -21,18 +19,15 @@ from quark.numbers import ChannelsLast, KernelMatrix, TensorQuantizer, quantizer
 class QuantizedConvolution(QuantizedLayer):
     """Base of quantized convolutions, in core and in plugins.
 
-    Inputs and outputs are ``[batch, channels, …]`` or ``[channels, …]``.
-
-    ``ch_axis=0`` of a weight is the output channels, however the float class stores it; other axes are
-    refused when a plan is made. Groups run along the input channels, at each kernel position by itself where
-    the group divides them. Of activations, ``ch_axis=1`` is the channels, static or dynamic, and groups run
-    along the channels.
+    Inputs and outputs are ``[batch, channels, …]`` or ``[channels, …]``. ``ch_axis=0`` of a weight means the
+    output channels, however the float class stores it; planning refuses other axes. Groups run along the
+    input channels, separately for each kernel position if the group size divides them. For activations,
+    ``ch_axis=1`` means the channels, static or dynamic, and groups run along the channels.
     """
 
     @classmethod
     def quantizer_of(cls, slot: Slot, spec: TensorSpec, shape: LayerShape) -> TensorQuantizer:
-        # Not as an activation: a dynamic scale per channel means one per token there, and here the axis says
-        # what is meant.
+        # For an activation, a dynamic scale per channel would mean one per token; here the axis counts.
         quantizer = quantizer_for(spec, activation=False)
         if slot is Slot.weight:
             return viewed(quantizer, KernelMatrix(shape.is_transposed, shape.groups))

@@ -1,8 +1,8 @@
 """Separate experts: a mixture of experts with fused parameters as one linear layer per matrix.
 
-The layer names are those of checkpoints and runtimes, ``experts.3.down_proj``, so that each expert is
-planned, calibrated on the tokens that are routed to it, rounded and exported like any other layer. Weights
-are views of the fused parameters: nothing is copied.
+Layer names are those of checkpoints and runtimes, ``experts.3.down_proj``. So each expert is planned,
+calibrated on its routed tokens, rounded and exported like any other layer. Weights are views of the fused
+parameters: nothing is copied.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _M = TypeVar("_M", bound=nn.Module)
 
 @attrs.frozen(eq=False)
 class ExpertParts:
-    """The matrices of a fused mixture and how its experts compute.
+    """The matrices of a fused mixture, and how its experts compute.
 
     Attributes:
         weights: Weights by name of the projection, ``[experts, out, in]``; the last one is the output
             projection of an expert.
-        biases: Biases by the same names, ``[experts, out]``; empty where there are none.
+        biases: Biases by the same names, ``[experts, out]``; empty if there are none.
         gate: Returns the input of the output projection from the outputs of the other projections.
-        separate: Returns the module that replaces the mixture, where that is called with other arguments than
+        separate: Returns the module that replaces the mixture, if its arguments differ from those of
             `SeparateExperts`.
     """
 
@@ -53,7 +53,7 @@ class SeparateExperts(nn.Module):
         parts: The matrices of the fused mixture, which are shared.
 
     Attributes:
-        shows_all: Whether every expert runs on every token, for calibration; the output stays the same.
+        shows_all: Whether every expert runs on every token, for calibration; the output does not change.
         layer_names: Names of the layers of one expert; the last is the output projection.
     """
 
@@ -71,12 +71,12 @@ class SeparateExperts(nn.Module):
         """Return the weighted sum of the outputs of each token's experts.
 
         Args:
-            hidden_states: ``[..., hidden]``; all other axes together are the tokens.
+            hidden_states: ``[..., hidden]``; the other axes together are the tokens.
             chosen: Indices of the experts of each token, ``[tokens, k]``; an index beyond the last expert
                 means none.
             weights: Router weights of these experts, ``[tokens, k]``.
-            **named: The last two under the names ``top_k_index`` or ``router_indices``, and ``top_k_weights``
-                or ``routing_weights``.
+            **named: The last two, as ``top_k_index`` or ``router_indices``, and ``top_k_weights`` or
+                ``routing_weights``.
 
         Raises:
             UnsupportedError: The model does not pass the experts' indices and weights.
@@ -85,8 +85,8 @@ class SeparateExperts(nn.Module):
         weights = weights if weights is not None else named.get("top_k_weights", named.get("routing_weights"))
         if chosen is None or weights is None:
             raise UnsupportedError(
-                f"this model calls its experts with {', '.join(named) or 'their input alone'}, and not with the experts' indices and "
-                "weights (top_k_index, top_k_weights): they cannot run as separate layers. Exclude them"
+                f"this model calls its experts with {', '.join(named) or 'their input alone'}, but without the experts' indices and "
+                "weights (top_k_index, top_k_weights), so they cannot run as separate layers. Exclude them"
             )
         tokens = hidden_states.reshape(-1, hidden_states.shape[-1])
         result = torch.zeros_like(tokens)
@@ -105,10 +105,7 @@ class SeparateExperts(nn.Module):
 
 
 def separated(parts: ExpertParts) -> SeparateExperts:
-    """Return the module that replaces a fused mixture of these parts.
-
-    It is called with the same arguments.
-    """
+    """Return the module that replaces a fused mixture of these parts, with the same arguments."""
     return (parts.separate or SeparateExperts)(parts)
 
 
@@ -141,10 +138,10 @@ def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     return layer
 
 
-# A mixture may have a hundred thousand layers: the constructor of nn.Linear would draw random weights, and
+# A mixture may have a hundred thousand layers. The constructor of nn.Linear would draw random weights, and
 # that of nn.Module takes longer than the rest of a plan.
 def _bare(kind: type[_M]) -> _M:
-    """Return a module of that class with the state that ``nn.Module.__init__`` gives it, and nothing more."""
+    """Return a module of that class with only the state that ``nn.Module.__init__`` sets."""
     module = kind.__new__(kind)
     module.__dict__.update({name: value.copy() if isinstance(value, dict | set) else value for name, value in _new_state().items()})
     return module

@@ -1,4 +1,4 @@
-"""The registered layer types by class of a float layer: its quantized class, its class in plans, shapes."""
+"""The registered layer types by float class: their quantized class, class in plans, and shapes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _HARMLESS = {"__init__", "__module__", "__doc__", "__qualname__", "__annotations__", "__firstlineno__", "__static_attributes__"} | {
     "__constants__", "__annotate_func__", "__annotations_cache__", "reset_parameters", "extra_repr", "__repr__"
 }  # fmt: skip
-"""What a subclass may define anew without computing something else."""
+"""Attributes that a subclass may define without changing the computation."""
 
 
 @attrs.frozen(eq=False)
@@ -34,8 +34,8 @@ class LayerType:
 
     Attributes:
         record: The registered record.
-        planned_as: The class by which configurations and algorithms know such layers.
-        planned_name: The name that ``planned_as`` is registered under, by which plans know it.
+        planned_as: The class of such layers for configurations and algorithms.
+        planned_name: The registered name of ``planned_as``, used in plans.
     """
 
     record: LayerTypeRecord
@@ -45,23 +45,23 @@ class LayerType:
 
     @cached_property
     def quantized(self) -> type[QuantizedLayer]:
-        """The quantized class. Raises PluginError where it cannot be imported or is no `QuantizedLayer`."""
+        """The quantized class. Raises PluginError if it cannot be imported or is not a `QuantizedLayer`."""
         return layer_types().load_quantized(self._name)
 
 
 def layer_type_of(layer: nn.Module) -> LayerType | None:
-    """Return the layer type of a float layer; None where the layer cannot be quantized.
+    """Return the layer type of a float layer; None if the layer cannot be quantized.
 
-    It is the layer type registered for exactly the layer's class, or for the nearest class that it derives
-    from and overrides nothing of. A subclass of ``nn.Linear`` may override what it likes, as long as it
-    computes the same (`is_verbatim_linear`).
+    The type is registered for the layer's class. Or it is registered for the nearest base class, if the layer
+    overrides nothing. A subclass of ``nn.Linear`` may override anything, if it computes the same
+    (`is_verbatim_linear`).
     """
     layer_type = layer_type_of_class(type(layer)) or _inherited(layer)
     return None if layer_type is None or layer_type.record.quantized is None else layer_type
 
 
 def _inherited(layer: nn.Module) -> LayerType | None:
-    """Return the layer type of the nearest registered base class whose computation is the layer's."""
+    """Return the layer type of the nearest registered base class with the same computation."""
     for base in type(layer).__mro__[1:]:
         layer_type = layer_type_of_class(base)
         if layer_type is not None:
@@ -78,10 +78,7 @@ def _overrides_nothing(layer_class: type[nn.Module], base: type[nn.Module]) -> b
 
 
 def layer_type_of_class(layer_class: type[Any]) -> LayerType | None:
-    """Return the layer type registered for exactly this class, also one that stays float.
-
-    None where there is none.
-    """
+    """Return the layer type registered for exactly this class, including a type that stays float; or None."""
     registry = layer_types()
     return _registered_for(layer_class, registry, registry.revision)  # type: ignore[arg-type]  # classes are hashed by identity
 
@@ -93,13 +90,13 @@ def is_lookup(layer_class: type[Any]) -> bool:
 
 
 def is_by_name(layer_class: type[Any]) -> bool:
-    """Return whether layers of that class are quantized only where a pattern or a type names them."""
+    """Return whether layers of that class are quantized only if a pattern or a type names them."""
     layer_type = layer_type_of_class(layer_class)
     return layer_type is not None and layer_type.record.by_name
 
 
 def planned_names() -> list[str]:
-    """Return the sorted class names of layers in plans, which ``layer_type_quant_config`` may name."""
+    """Return the sorted class names of layers in plans, which ``layer_type_quant_config`` may use."""
     return sorted({_class_name(record.layer) for record in layer_types() if record.quantized is not None and record.planned_as is None})
 
 
@@ -122,14 +119,14 @@ def _registered_for(layer_class: type[Any], registry: LayerTypeRegistry, revisio
 
 
 def _class_name(reference: Reference) -> str:
-    """Return the name of the class that a reference names, without importing it."""
+    """Return the class name in a reference, without importing the class."""
     if isinstance(reference, ObjectRef):
         return str(reference.target.__name__)
     return reference.attribute.rpartition(".")[2]
 
 
 def _loaded(reference: Reference) -> Any:
-    """Return the object that a reference names if its module is imported already; None otherwise."""
+    """Return the object of a reference if its module is already imported, or None."""
     if isinstance(reference, ObjectRef):
         return reference.target
     loaded: Any = sys.modules.get(reference.module)
@@ -143,13 +140,11 @@ _TOLERANCE = 1e-12
 
 
 def is_verbatim_linear(layer: nn.Module) -> bool:
-    """Return whether a layer is an ``nn.Linear``, or of a subclass that computes the same.
+    """Return whether a layer is an ``nn.Linear``, or a subclass that computes the same.
 
-    It can be quantized as such then.
-
-    The layer must have a weight and a bias and nothing else, and the forward of a copy with small random
-    float64 tensors must give the result of ``nn.Linear``. This excludes routers that select experts, low-rank
-    adapters, weights stored as codes, and grouped matrices.
+    Such a layer is quantized like an ``nn.Linear``. It must have a weight and a bias and nothing else. A copy
+    with small random float64 tensors must give the result of ``nn.Linear``. This excludes routers
+    that select experts, low-rank adapters, weights stored as codes, and grouped matrices.
     """
     if not isinstance(layer, nn.Linear) or layer._modules or layer._buffers:
         return False
@@ -172,7 +167,7 @@ def _forward_agrees(layer: nn.Linear, *, has_bias: bool) -> bool:
         expected = functional.linear(x, weight, bias if has_bias else None)
         try:
             output = type(tiny).forward(tiny, x)
-        except Exception:  # of any kind, since any class may be tested: a layer that cannot be called like a linear layer is none
+        except Exception:  # any error: a layer that cannot be called like a linear layer is none
             return False
         return isinstance(output, Tensor) and output.shape == expected.shape and torch.allclose(output, expected, rtol=0, atol=_TOLERANCE)
 
@@ -185,8 +180,8 @@ class LayerShape:
         weight: Shape of the weight with its output channels first, however it is stored: ``[out, in]`` for a
             linear layer, ``[out, in / groups, *kernel]`` for a convolution, ``[tokens, features]`` for an
             embedding.
-        groups: Of a convolution.
-        is_transposed: Whether the float class keeps the weight ``[in, out / groups, …]``.
+        groups: Groups of a convolution.
+        is_transposed: Whether the float class stores the weight as ``[in, out / groups, …]``.
         is_lookup: Whether the input is indices.
     """
 
@@ -197,7 +192,7 @@ class LayerShape:
 
     @classmethod
     def of(cls, layer: nn.Module) -> Self:
-        """Return the shapes of a float layer that has a registered layer type.
+        """Return the shapes of a float layer with a registered layer type.
 
         ``groups`` is its attribute of that name, or 1.
         """
@@ -216,9 +211,9 @@ class LayerShape:
     def of_slot(self, slot: Slot) -> tuple[int, ...]:
         """Return the shape of a tensor as its quantizer sees it.
 
-        Of a weight: as the quantized layer has it, ``[out, in]`` for linear layers and torch's layout for
-        others. Of activations only the features are known before a run, at their place in a batch of one:
-        ``[1, features]`` or ``[1, channels, 1, …]``; ``[1]`` for indices.
+        A weight has the shape in the quantized layer: ``[out, in]`` for linear layers, and torch's layout for
+        others. Of activations, only the features are known before a run, so the shape is that of a batch of
+        one: ``[1, features]`` or ``[1, channels, 1, …]``; ``[1]`` for indices.
         """
         outputs, kernel = (self.weight[1:2] if self.is_lookup else self.weight[:1]), (1,) * (self.rank - 2)
         if slot is Slot.weight:
@@ -238,5 +233,5 @@ def is_transposed(layer: nn.Module) -> bool:
 
 
 def _known_type(layer: nn.Module) -> LayerType | None:
-    """Return the layer type of a float layer, also one that stays float."""
+    """Return the layer type of a float layer, including a type that stays float."""
     return layer_type_of_class(type(layer)) or layer_type_of(layer)

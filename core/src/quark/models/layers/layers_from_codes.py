@@ -1,8 +1,8 @@
 """Layers that run from codes: quantized layers of any type whose weight stays packed.
 
-The quantized class of the layer type computes as ever; when it asks for its weight, it gets the values that
-are in the stored tensors, in memory that all layers share. So a layer type or a number format of a plugin
-needs no code of its own for it.
+The quantized class of the layer type computes as usual. When it accesses its weight, it gets the values of
+the stored tensors, in memory that all layers share. So a plugin's layer type or number format needs no code
+for this.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from quark.models.layers.packed_weight import PackedWeight, weight_room
 from quark.models.layers.quantized_layers import QuantizedLayer, copied
 
 ROOM_ELEMENTS = 1 << 21
-"""Elements of a weight up to which a linear layer unpacks it whole; a larger one takes its outputs in slices
-of that size, which stay in a third-level cache. On other devices it is eight times that: their caches, and
-the cost of an operation, are larger.
+"""Maximum number of elements of a weight that a linear layer unpacks whole. For a larger weight, the outputs
+are computed in slices of this size, which stay in a third-level cache. Other devices use eight times as much:
+their caches, and the cost of an operation, are larger.
 """
 _ROWS = 64
-"""Divides the rows of a slice. Products compute their last rows, if there are fewer than they have lanes, in
-another order: a slice then equals the rows of the whole product to the bit.
+"""The number of rows of a slice is a multiple of this. Products compute a last incomplete vector of rows in
+another order, so with this multiple a slice equals the rows of the whole product to the bit.
 """
 
 _LOCAL = threading.local()
@@ -40,9 +40,9 @@ _PREFIX = "packed_"
 
 
 class Packed(nn.Module, ABC):
-    """Base of modules that hold the tensors of a checkpoint as they are stored.
+    """Base of modules that hold the tensors of a checkpoint as stored.
 
-    While a checkpoint is loaded they stand in for other modules: loaders fill their tensors.
+    While a checkpoint is loaded, they replace other modules, and loaders fill their tensors.
     """
 
     @abstractmethod
@@ -54,9 +54,9 @@ class Packed(nn.Module, ABC):
         """
 
     def from_codes(self) -> nn.Module:
-        """Return the module that computes the same and keeps the weight as it is stored.
+        """Return a module that computes the same and keeps the weight as stored.
 
-        By default, or where nothing is to be gained by that, `unpack`.
+        By default, or if that has no advantage, this is `unpack`.
         """
         return self.unpack()
 
@@ -64,15 +64,15 @@ class Packed(nn.Module, ABC):
 class WeightFromCodes(Tensor):
     """The weight of a layer that runs from codes, as an ``nn.Parameter`` without gradient.
 
-    It has the shape, dtype and device of the values, and no memory. Each operation computes the values anew;
-    one that changes them in place makes the layer a quantized layer with its weight in memory.
+    It has the shape, dtype and device of the values, but no memory. Each operation computes the values again.
+    An operation that changes them in place turns the layer into a quantized layer with its weight in memory.
 
     Args:
         layer: The layer.
     """
 
     _layer: RunsFromCodes
-    _is_param = True  # by which torch tells parameters from other tensors
+    _is_param = True  # torch recognizes parameters by it
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
@@ -92,7 +92,7 @@ class WeightFromCodes(Tensor):
         return operation(*args, **kwargs)
 
     def values(self) -> Tensor:
-        """Return the values: in fresh memory, or the weight of a layer that runs from codes no more."""
+        """Return the values in fresh memory; the weight itself if the layer no longer runs from codes."""
         layer: Any = self._layer
         return layer.packed_weight.values() if isinstance(layer, RunsFromCodes) else layer.weight
 
@@ -104,20 +104,20 @@ class WeightFromCodes(Tensor):
 
 
 class RunsFromCodes(Packed):
-    """A quantized layer, whose class it derives from as well, with a `PackedWeight`.
+    """A quantized layer with a `PackedWeight`; its class also derives from the layer's quantized class.
 
-    ``weight`` is a `WeightFromCodes`, and one of the parameters. The state has the stored tensors in its
-    place, so that a state that is loaded again has the same codes. Inputs and outputs are quantized as by any
-    quantized layer. Moving or casting it changes the dtype of the values, and never the stored tensors.
+    ``weight`` is a `WeightFromCodes`, and one of the parameters. The state dict has the stored tensors
+    instead, so that loading it restores the same codes. Inputs and outputs are quantized as in any quantized
+    layer. Moving or casting the layer changes the dtype of the values, and never the stored tensors.
     """
 
     _weight: PackedWeight
-    """As it was made; the tensors are this module's buffers, on its device."""
+    """The weight as created; its tensors are this module's buffers, on its device."""
     _shows_weight = True
 
     @property
     def packed_weight(self) -> PackedWeight:
-        """The weight as it is stored."""
+        """The weight as stored."""
         made = self._weight
         tensors = {name: self._buffers[_PREFIX + name] for name in made.tensors}
         return PackedWeight(made.packing, tensors, made.shape, made.dtype, made.name)  # type: ignore[arg-type]
@@ -130,15 +130,15 @@ class RunsFromCodes(Packed):
 
     @property
     def _parameters(self) -> Any:  # type: ignore[override]
-        """The parameters by name, the weight among them; what is set goes into the module's own."""
+        """The parameters by name, including the weight; assignments go to the module's own parameters."""
         own = self.__dict__["_parameters"]
         return ChainMap(own, {"weight": self.weight}) if self._shows_weight else own
 
     def register_parameter(self, name: str, param: Any) -> None:
         """Set a parameter.
 
-        The weight of another layer that runs from codes ties the stored tensors; with any other weight, this
-        layer runs from codes no more.
+        The weight of another layer that runs from codes ties the stored tensors. With any other weight, this
+        layer no longer runs from codes.
         """
         if name == "weight" and isinstance(param, WeightFromCodes):
             made = param._layer._weight
@@ -152,7 +152,7 @@ class RunsFromCodes(Packed):
 
     @contextmanager
     def _own_tensors(self) -> Iterator[None]:
-        """Let the body see the module's own parameters alone."""
+        """Show the body only the module's own parameters."""
         self.__dict__["_shows_weight"] = False
         try:
             yield
@@ -180,14 +180,14 @@ class RunsFromCodes(Packed):
 
     @property
     def _float_forward(self) -> Any:
-        """The forward of the float class; None where the quantized class has a product of its own."""
+        """The forward of the float class; None if the quantized class overrides the product."""
         own: Any = super()
         if own.product.__func__ is not QuantizedLayer.product:
             return None
         return super(QuantizedLayer, self).forward.__func__  # type: ignore[misc]
 
     def _linear_in_parts(self, packed: PackedWeight, parts: list[slice], x: Tensor) -> Tensor:
-        """Return the product of a linear layer, some output channels at a time."""
+        """Return the product of a linear layer, computed for some output channels at a time."""
         quantizer, bias = self.input_quantizer, self.bias
         x = x if quantizer is None else quantizer(x)  # type: ignore[operator]
         output: Tensor | None = None
@@ -202,7 +202,7 @@ class RunsFromCodes(Packed):
 
     @torch.no_grad()
     def unpack(self) -> nn.Module:
-        """Return the quantized layer with its weight in memory, as this one has been moved and cast."""
+        """Return the quantized layer with its weight in memory, on this layer's device and in its dtype."""
         packed = self.packed_weight
         quantized: Any = copied(self, type(self).__bases__[1])
         for name in packed.tensors:
@@ -216,7 +216,7 @@ class RunsFromCodes(Packed):
         return self
 
     def become_unpacked(self) -> QuantizedLayer:
-        """Make this module what `unpack` returns, and return it."""
+        """Turn this module into the result of `unpack`, and return it."""
         with _BECOMING:
             if isinstance(self, RunsFromCodes):  # and no other thread was first
                 layer = self.unpack()
@@ -225,19 +225,19 @@ class RunsFromCodes(Packed):
         return self  # type: ignore[return-value]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Its class is made when it is wanted: there is no place from which it could be imported.
+        # Its class is created on demand, so there is no place from which it could be imported.
         return _bare, type(self).__bases__, self.__dict__
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         with self._own_tensors():
-            nn.Module._save_to_state_dict(self, destination, prefix, keep_vars)  # codes are as they are stored already
+            nn.Module._save_to_state_dict(self, destination, prefix, keep_vars)  # codes are already in their stored form
 
     def _load_from_state_dict(self, *args: Any) -> None:
         with self._own_tensors():
             super()._load_from_state_dict(*args)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        # A cast is one of the values: a cast of codes or scales would change them.
+        # A cast applies to the values: casting codes or scales would change them.
         stored = {_PREFIX + name: self._buffers.pop(_PREFIX + name) for name in self._weight.tensors}
         with self._own_tensors():
             super()._apply(fn, recurse)
@@ -249,7 +249,7 @@ class RunsFromCodes(Packed):
 
 
 class UntilUsed(RunsFromCodes):
-    """A quantized layer that has its weight as codes until it is called, or somebody looks at its weight.
+    """A quantized layer that has its weight as codes until it is called or its weight is accessed.
 
     Then it becomes the quantized layer with its weight in memory.
     """
@@ -282,7 +282,7 @@ class UntilUsed(RunsFromCodes):
 
 
 def until_used(layer: nn.Module) -> nn.Module:
-    """Return a layer that runs from codes as an `UntilUsed`; any other layer itself."""
+    """Return a layer that runs from codes as an `UntilUsed`; any other layer unchanged."""
     return copied(layer, _class_from_codes(UntilUsed, type(layer).__bases__[1])) if isinstance(layer, RunsFromCodes) else layer
 
 
@@ -290,7 +290,7 @@ def runs_from_codes(quantized: QuantizedLayer, weight: PackedWeight) -> Quantize
     """Return a quantized layer that runs from codes.
 
     Args:
-        quantized: With its other parameters, its scales of activations, and no weight of its own.
+        quantized: The layer with its other parameters and its activation scales, but without its own weight.
         weight: Its weight.
 
     Raises:
@@ -300,7 +300,7 @@ def runs_from_codes(quantized: QuantizedLayer, weight: PackedWeight) -> Quantize
     layer: Any = copied(quantized, _class_from_codes(RunsFromCodes, type(quantized)))  # type: ignore[arg-type]  # classes are hashed by identity
     layer.__dict__["_parameters"].pop("weight", None)
     layer._buffers |= {_PREFIX + name: tensor for name, tensor in weight.tensors.items()}
-    # The tensors are the buffers: a second reference would keep those that are moved away.
+    # The tensors are the buffers: a second reference would keep tensors that are moved away.
     shapes = {name: tensor.to("meta") for name, tensor in weight.tensors.items()}
     layer._weight = PackedWeight(weight.packing, shapes, weight.shape, weight.dtype, weight.name)
     return layer

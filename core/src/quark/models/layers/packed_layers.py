@@ -1,9 +1,8 @@
 """PackedLayer: a layer that holds the tensors of a checkpoint while it is loaded.
 
-`PackedLayer.unpack` or `PackedLayer.from_codes` creates the quantized layer when loading ends.
-
-The tensors have the names that checkpoint loaders look for (``weight``, ``weight_quantizer.scale``, …). A
-`PackedQuantizer` does the same for a quantizer of an attention module.
+`PackedLayer.unpack` or `PackedLayer.from_codes` creates the quantized layer after loading. The tensors have
+the names that checkpoint loaders expect (``weight``, ``weight_quantizer.scale``, …). A `PackedQuantizer` does
+the same for a quantizer of an attention module.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class PackedScales(nn.Module):
         return dict(self._buffers)  # type: ignore[arg-type]
 
     def zero_points_of_symmetric_specs(self) -> Iterator[str]:
-        """Yield the suffixes of tensors that a checkpoint may leave out, since all of their values are 0."""
+        """Yield the suffixes of tensors that a checkpoint may leave out, because all their values are 0."""
         return (suffix for suffix in self._buffers if self._is_symmetric and suffix.startswith("zero_point"))
 
 
@@ -59,8 +58,7 @@ class PackedLayer(Packed):
         config: The quantization of the layer.
         order: Order of 4-bit codes in a word.
         name: Full name of the layer in its model, for messages.
-        holds_values: Whether the checkpoint has rounded values in place of codes; it has scales in both
-            cases.
+        holds_values: Whether the checkpoint has rounded values instead of codes; it has scales in both cases.
     """
 
     def __init__(
@@ -74,7 +72,7 @@ class PackedLayer(Packed):
         super().__init__()
         weight = linear_weight(layer)
         bias: Tensor | None = getattr(layer, "bias", None)
-        self._float = (without_weights(layer),)  # in a tuple, so that its parameters are not this module's
+        self._float = (without_weights(layer),)  # in a tuple, so that its parameters are not registered here
         self.layer_config = config
         self.order = order
         self._name = name
@@ -95,7 +93,7 @@ class PackedLayer(Packed):
         self._register_others(layer)
 
     def _register_others(self, layer: nn.Module) -> None:
-        """Register the layer's other tensors, as checkpoints hold them; its submodules are shared."""
+        """Register the layer's other tensors, as in checkpoints; its submodules are shared."""
         for name in self._others:
             if name in layer._parameters:
                 tensor = layer._parameters[name]
@@ -113,7 +111,8 @@ class PackedLayer(Packed):
         packed = {} if spec is None else packed_meta(self._quantizer_of(slot, spec, self._shapes), tuple(tensor.shape), self.order)
         codes = packed.pop("", None)
         stored = torch.empty_like(tensor, device="meta") if codes is None or self._holds_values else codes
-        # Codes are a parameter too: transformers asks for those of tied layers while it loads.
+        # Codes are a parameter too, because transformers asks for the parameters of tied layers while it
+        # loads.
         self.register_parameter(slot, nn.Parameter(self._as_stored(stored), requires_grad=False))
         if packed:
             setattr(self, slot.quantizer_attribute, PackedScales(packed, spec))
@@ -124,10 +123,10 @@ class PackedLayer(Packed):
             setattr(self, slot.quantizer_attribute, PackedScales(scales, spec))
 
     def put_beside_weight(self, is_wanted: Callable[[str], bool]) -> None:
-        """Make stored scales buffers of this module, for a loader that looks for them there.
+        """Make stored scales buffers of this module, for a loader that expects them there.
 
         Args:
-            is_wanted: Whether the scale of a stored name, ``weight_scale``, is one of them. The others stay
+            is_wanted: Whether the scale with a stored name, ``weight_scale``, is one of them. The others stay
                 in a submodule, as ``weight_quantizer.scale``.
         """
         for slot in (slot for slot in Slot if getattr(self.layer_config, slot) is not None):
@@ -141,7 +140,7 @@ class PackedLayer(Packed):
                         del inner._buffers[suffix]
 
     def zero_points_of_symmetric_specs(self) -> Iterator[str]:
-        """Yield the names of own tensors that a checkpoint may leave out, since all of their values are 0."""
+        """Yield the names of own tensors that a checkpoint may leave out, because all their values are 0."""
         for name, (slot, suffix) in self._flat.items():
             if _is_symmetric(getattr(self.layer_config, slot)) and suffix.startswith("zero_point"):
                 yield name
@@ -166,7 +165,7 @@ class PackedLayer(Packed):
     def from_codes(self) -> QuantizedLayer:
         """Return a layer that computes the same and keeps the stored tensors of its weight.
 
-        Where the checkpoint holds values, `unpack`.
+        If the checkpoint holds values, this is `unpack`.
 
         Raises:
             CheckpointError: A scale is not valid.
@@ -207,10 +206,7 @@ class PackedLayer(Packed):
 
 
 def without_weights(layer: nn.Module) -> nn.Module:
-    """Return a shallow copy on the meta device.
-
-    A packed layer must not keep the float weights of the model alive.
-    """
+    """Return a shallow copy on the meta device, because a packed layer must not keep float weights alive."""
     shell = copy.copy(layer)
     shell._parameters = {
         name: None if tensor is None else nn.Parameter(tensor.detach().to("meta"), requires_grad=False)
@@ -220,18 +216,18 @@ def without_weights(layer: nn.Module) -> nn.Module:
 
 
 def _is_symmetric(spec: TensorSpec | None) -> bool:
-    """Return whether no level of a spec has zero points, once formats have made the spec explicit."""
+    """Return whether no level of a spec has zero points, after formats have made the spec explicit."""
     return spec is None or all(level.symmetric is not False for level in canonicalize(spec))
 
 
 class ScalesOf:
-    """Stored scales that are buffers of another module, where loaders look for them.
+    """Stored scales that are buffers of another module, where loaders expect them.
 
-    ``k_scale`` of an attention module is one.
+    An example is ``k_scale`` of an attention module.
 
     Args:
         owner: The module, which gets the buffers.
-        name: What their names begin with, such as ``k``.
+        name: Prefix of their names, such as ``k``.
         tensors: The scales by suffix, from `quark.models.layers.coded_layer.packed_scales`.
     """
 
@@ -246,20 +242,20 @@ class ScalesOf:
         return {suffix: self._owner.get_buffer(name) for suffix, name in self._names.items()}
 
     def free(self) -> None:
-        """Take the buffers from the module again."""
+        """Remove the buffers from the module again."""
         for name in self._names.values():
             del self._owner._buffers[name]
         self._names = {}
 
 
 class PackedQuantizer(PackedScales, Packed):
-    """The scales of a quantizer, which a checkpoint loader fills and `unpack` converts to the quantizer.
+    """The scales of a quantizer: a checkpoint loader fills them, and `unpack` makes the quantizer.
 
     Args:
         spec: Spec of an activation with one scale per tensor.
         order: Order of 4-bit codes in a word in the checkpoint.
-        stored: What holds the scales, if it is not this module: a checkpoint stores scales of keys with the
-            projection, or, where that is fused, with the attention module.
+        stored: The holder of the scales, if not this module. A checkpoint stores scales of keys with the
+            projection, or with the attention module if the projection is fused.
         largest: Upper bound of valid scales.
     """
 
@@ -269,7 +265,7 @@ class PackedQuantizer(PackedScales, Packed):
         self.spec = spec
         self.order = order
         self.largest = largest
-        self._stored: tuple[PackedScales | ScalesOf] = (stored or self,)  # in a tuple, so that it is not registered a second time
+        self._stored: tuple[PackedScales | ScalesOf] = (stored or self,)  # in a tuple, so that it is not registered twice
 
     def unpack(self) -> QuantizerModule:
         """Return the quantizer, on the device of its scales.
@@ -284,9 +280,9 @@ class PackedQuantizer(PackedScales, Packed):
             qparams = module.quantizer.unpack_qparams(tensors, (1,), order=self.order)
             if not bool(((qparams.scale > 0) & (qparams.scale <= self.largest) & torch.isfinite(qparams.scale)).all()):
                 raise CheckpointError(
-                    f"a scale inside attention is {qparams.scale.tolist()}, which is not valid: the checkpoint says in softmax_quant_spec "
-                    "or kv_cache_post_rope that it holds such scales and lacks them. import_model_from_safetensors names them, and leaves "
-                    "probabilities without scales float"
+                    f"a scale inside attention is {qparams.scale.tolist()}: softmax_quant_spec or kv_cache_post_rope promises scales that "
+                    "the checkpoint lacks. Read it with quark.checkpoint.import_model_from_safetensors, which names them and leaves "
+                    "probabilities without scales in float"
                 )
             module.set_qparams(qparams)
             if isinstance(self._stored[0], ScalesOf):

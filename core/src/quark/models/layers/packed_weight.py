@@ -1,9 +1,9 @@
-"""PackedWeight: a weight as its checkpoint stores it, whose values are computed anew for each use.
+"""PackedWeight: a weight as its checkpoint stores it; its values are computed for each use.
 
-Nothing here knows a number format or a layout: tensors are unpacked by whatever packed them. Which rows of a
-stored tensor hold which rows of the weight follows from the shapes of packed meta tensors, and is tried once
-with numbers; a weight that cannot be cut is unpacked whole. A part of a weight, of a rank in tensor
-parallelism for instance, is a `PackedWeight` of that part's tensors and shape.
+This module knows no number format or layout: the code that packed tensors unpacks them. The shapes of packed
+meta tensors show which rows of a stored tensor hold which rows of the weight; this is tried once with
+numbers. A weight that cannot be cut is unpacked whole. A part of a weight, for instance of a rank in tensor
+parallelism, is a `PackedWeight` with that part's tensors and shape.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from quark.numbers import QParams, TensorQuantizer
 from quark.numbers.tiles import kept_room
 
 SLICE_ELEMENTS = 1 << 20
-"""Most elements of a weight that one thread of a CPU unpacks at a time. Slices that fit into a second-level
-cache cost more calls than they save.
+"""Maximum number of elements that one CPU thread unpacks at a time. Slices that fit into a second-level cache
+cost more calls than they save.
 """
 
 
 class WeightPacking(Protocol):
     """Packs codes and scales of a weight to stored tensors, and unpacks them.
 
-    A value: equal packings are equal and have one hash.
+    It is a value: equal packings are equal and have the same hash.
     """
 
     def __hash__(self) -> int: ...
@@ -42,29 +42,29 @@ class WeightPacking(Protocol):
         """The quantizer of the weight."""
 
     def pack(self, codes: Tensor, qparams: QParams) -> dict[str, Tensor]:
-        """Return the stored tensors by name, also of meta tensors."""
+        """Return the stored tensors by name; also for meta tensors."""
 
     def unpack(self, tensors: Mapping[str, Tensor], shape: tuple[int, ...]) -> tuple[Tensor, QParams]:
         """Undo `pack` for a weight of that shape."""
 
     def qparams(self, tensors: Mapping[str, Tensor], shape: tuple[int, ...]) -> QParams:
-        """Return the scales alone."""
+        """Return only the scales."""
 
 
 _CHECKED = 1 << 20
-"""Elements of a weight whose scales are checked at a time. Memory that is freed between the objects of two
-layers is not used again for larger tensors, so small ones are taken.
+"""Number of elements of a weight whose scales are checked at a time. The number is small, because memory that
+is freed between the objects of two layers is not reused for larger tensors.
 """
 
 
 @attrs.frozen
 class FormatPacking:
-    """Packs as number formats say, as `WeightPacking`; names are the suffixes, ``""`` that of the codes.
+    """Packs by the number format, as a `WeightPacking`; names are suffixes, with ``""`` for the codes.
 
     Attributes:
-        quantizer: Of the weight.
+        quantizer: Quantizer of the weight.
         order: Order of 4-bit codes in a word.
-        as_stored: Returns codes in the layout of checkpoints, or back
+        as_stored: Converts codes to the layout of checkpoints, or back
             (`quark.models.layers.QuantizedLayer.as_stored`).
     """
 
@@ -88,15 +88,15 @@ class RowCuts:
     """The places of a weight's rows in its stored tensors.
 
     Attributes:
-        multiple: A cut may lie before each row whose number is a multiple of it.
-        axes: Of each stored tensor that has rows, by name: their axis, and its elements for a row.
+        multiple: The weight can be cut before each row whose number is a multiple of this.
+        axes: The axis of the rows in each stored tensor that has rows, by name, and its elements per row.
     """
 
     multiple: int
     axes: Mapping[str, tuple[int, Fraction]] = attrs.field(eq=False)
 
     def rows(self, tensors: Mapping[str, Tensor], rows: slice) -> dict[str, Tensor]:
-        """Return the tensors of a slice of rows that begins at a `multiple`; contiguous, as stored ones."""
+        """Return the tensors of a slice of rows that begins at a `multiple`; they are contiguous."""
         cut = dict(tensors)
         for name, (axis, ratio) in self.axes.items():
             first, last = int(rows.start * ratio), math.ceil(rows.stop * ratio)
@@ -104,23 +104,23 @@ class RowCuts:
         return cut
 
     def chosen(self, tensors: Mapping[str, Tensor], parts: Tensor) -> dict[str, Tensor]:
-        """Return the tensors of some parts of `multiple` rows, by their numbers, int64."""
+        """Return the tensors of some parts of `multiple` rows; ``parts`` are their numbers, int64."""
         cut = dict(tensors)
         for name, (axis, ratio) in self.axes.items():
             size = int(self.multiple * ratio)
             places = parts[:, None] * size + torch.arange(size, device=parts.device)
-            # The last part may be shorter; what is repeated in its place belongs to no row of the weight.
+            # The last part may be shorter; the repeated elements belong to no row of the weight.
             cut[name] = tensors[name].index_select(axis, places.flatten().clamp_(max=tensors[name].shape[axis] - 1))
         return cut
 
 
 _PROBE = 1024
-"""Rows of the weight by whose packed meta tensors cuts are found; a multiple of the rows in any word."""
+"""Rows of the weight whose packed meta tensors show where to cut; a multiple of the rows in any word."""
 
 
 @lru_cache(maxsize=1024)
 def row_cuts(packing: WeightPacking, columns: int) -> RowCuts | None:
-    """Return where a packed weight with that number of columns can be cut; None where it cannot be."""
+    """Return where a packed weight with that number of columns can be cut; None if it cannot."""
     quantizer = packing.quantizer
     probe = _PROBE * quantizer.granularity.rows_per_scale
     small, large = (packing.pack(*quantizer.empty_codes((rows, columns))) for rows in (probe, 2 * probe))
@@ -150,7 +150,7 @@ def _cuts_agree(packing: WeightPacking, cuts: RowCuts, columns: int) -> bool:
             part = slice(start, start + cuts.multiple)
             try:
                 values = quantizer.dequantize(*packing.unpack(cuts.rows(tensors, part), (cuts.multiple, columns)))
-            except Exception:  # whatever a layout does that stores more than rows, such as the shape of a weight
+            except Exception:  # a layout may store more than rows, such as the shape of a weight
                 return False
             if not torch.equal(values, expected[part]):
                 return False
@@ -159,13 +159,13 @@ def _cuts_agree(packing: WeightPacking, cuts: RowCuts, columns: int) -> bool:
 
 @attrs.frozen(eq=False)
 class PackedWeight:
-    """A weight that is in memory as its stored tensors alone.
+    """A weight of which only the stored tensors are in memory.
 
     Attributes:
         packing: How its tensors are packed.
         tensors: The stored tensors by name, on one device.
-        shape: Of the weight, ``[out, in]`` for linear layers.
-        dtype: Of its values, those that the unpacked layer has.
+        shape: Shape of the weight, ``[out, in]`` for linear layers.
+        dtype: Dtype of its values, as in the unpacked layer.
         name: Full name, for messages.
     """
 
@@ -177,7 +177,7 @@ class PackedWeight:
 
     @property
     def cuts(self) -> RowCuts | None:
-        """Where it can be cut; None where it is only unpacked whole."""
+        """Where it can be cut; None if it is only unpacked whole."""
         return row_cuts(self.packing, self.shape[1]) if len(self.shape) == 2 else None
 
     @property
@@ -188,23 +188,20 @@ class PackedWeight:
     def check(self) -> None:
         """Raise CheckpointError unless its scales are valid.
 
-        Codes are not read where scales are stored apart.
+        Codes are not read if scales are stored separately.
         """
         if not all(map(self._has_valid_scales, self.row_slices(_CHECKED))):
             refuse_bad_scales(self.packing.qparams(self.tensors, self.shape), f"the weight of '{self.name}'", activation=False)
 
     def _has_valid_scales(self, rows: slice) -> bool:
-        """Return whether the scales of some rows are positive and finite.
-
-        False also where codes are needed to tell.
-        """
+        """Return whether the scales of some rows are positive and finite; False if only codes could tell."""
         codes = max(self.tensors, key=lambda name: self.tensors[name].nbytes)
         part = attrs.evolve(self, tensors={**self.tensors, codes: self.tensors[codes].to("meta")}).part(rows)
         try:
             qparams = self.packing.qparams(part.tensors, part.shape)
             ends = [scale.float().aminmax() for scale in (qparams.scale, qparams.outer_scale) if scale is not None and scale.numel()]
             return all(float(low) > 0 and float(high) < math.inf for low, high in ends)
-        except Exception:  # whatever a layout does with codes on another device than scales, and a number without data
+        except Exception:  # a layout may fail if codes and scales are on different devices
             return False
 
     def codes(self) -> tuple[Tensor, QParams]:
@@ -212,11 +209,11 @@ class PackedWeight:
         return self.packing.unpack(self.tensors, self.shape)
 
     def row_slices(self, elements: int, multiple: int = 1) -> list[slice]:
-        """Return slices of its rows, cut where that is possible, of up to that number of elements each.
+        """Return slices of its rows with up to that number of elements each, if it can be cut.
 
         Args:
-            elements: Of a slice; more where a slice of fewer rows cannot be cut.
-            multiple: Divides the number of rows of each slice but the last.
+            elements: Size of a slice; it is larger if fewer rows cannot be cut.
+            multiple: Divisor of the number of rows of each slice but the last.
         """
         rows, cuts = self.shape[0], self.cuts
         if cuts is None:
@@ -226,7 +223,7 @@ class PackedWeight:
         return [slice(p.start * unit, min(p.stop * unit, rows)) for p in parts]
 
     def part(self, rows: slice) -> PackedWeight:
-        """Return a slice of its rows, one of `row_slices`."""
+        """Return a slice of its rows, from `row_slices`."""
         if rows == slice(0, self.shape[0]) or self.cuts is None:
             return self
         shape = (rows.stop - rows.start, *self.shape[1:])
@@ -237,7 +234,7 @@ class PackedWeight:
         """Return the values; each equals that of the unpacked layer, to the bit.
 
         Args:
-            out: Where they are written, of its shape and dtype; None is fresh memory.
+            out: Receives the values, in its shape and dtype; None uses fresh memory.
         """
         result = torch.empty(self.shape, dtype=self.dtype, device=self.device) if out is None else out
 
@@ -252,7 +249,7 @@ class PackedWeight:
 
     @torch.no_grad()
     def looked_up(self, indices: Tensor) -> Tensor:
-        """Return some rows, ``[*indices.shape, in]``: each is unpacked once, and nothing else is."""
+        """Return the rows at ``indices``, ``[*indices.shape, in]``. Each is unpacked once, and no others."""
         cuts = self.cuts
         if cuts is None:
             return self.values()[indices]
@@ -266,6 +263,6 @@ class PackedWeight:
 def weight_room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return uninitialized memory for the values of a weight, which all layers on a device share.
 
-    It holds until the thread asks again: a layer computes with it before the next layer is called.
+    It is valid until the thread asks again: a layer finishes before the next one is called.
     """
     return kept_room(shape, dtype, device, "the values of a weight")

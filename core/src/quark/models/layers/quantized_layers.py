@@ -45,16 +45,15 @@ class Branch(nn.Module, ABC):
 class QuantizedLayer(nn.Module):
     """Base of quantized layers, which derive from it and from their float class.
 
-    ``weight`` and ``bias`` hold values on the grid of their quantizers, in the model's dtype, so that the
-    float class's forward applies and the codes can be recovered exactly; a weight that is only stored may
-    still be float (`QuantizerModule.is_deferred`).
+    ``weight`` and ``bias`` hold values on the grid of their quantizers, in the model's dtype. So the float
+    class's forward applies, and the codes can be recovered exactly. A weight that is only stored may still be
+    float (`QuantizerModule.is_deferred`).
 
     Attributes:
         layer_config: The spec of each tensor.
-        planned_as: The class by which plans and algorithms know the layer: ``nn.Linear`` for all linear
-            layers.
-        weight_quantizer, bias_quantizer: Scales of the parameters; None where they stay float.
-        input_quantizer, output_quantizer: Applied at each forward; None where activations stay float.
+        planned_as: The class of the layer for plans and algorithms: ``nn.Linear`` for all linear layers.
+        weight_quantizer, bias_quantizer: Scales of the parameters; None if they stay float.
+        input_quantizer, output_quantizer: Applied at each forward; None if activations stay float.
     """
 
     layer_config: QLayerConfig
@@ -88,9 +87,9 @@ class QuantizedLayer(nn.Module):
     def quantizer_of(cls, slot: Slot, spec: TensorSpec, shape: LayerShape) -> TensorQuantizer:
         """Return the quantizer of one tensor of a layer.
 
-        A layer type whose channels lie elsewhere than a linear layer's, which has the output channels of a
-        weight first, its input channels last, and the features of activations last, gives quantizers that
-        look through a view (`quark.numbers.viewed`).
+        A linear layer has the output channels of a weight first, its input channels last, and the features of
+        activations last. A layer type with another layout returns quantizers with a view
+        (`quark.numbers.viewed`).
 
         Args:
             slot: The tensor.
@@ -102,7 +101,7 @@ class QuantizedLayer(nn.Module):
     def other_state(self) -> dict[str, Tensor]:
         """Return parameters and persistent buffers by name, except weight, bias and quantizer buffers.
 
-        They are never quantized.
+        These tensors are never quantized.
         """
         quantizers = tuple(f"{slot.quantizer_attribute}." for slot in Slot)
         state: dict[str, Tensor] = self.state_dict(keep_vars=True)
@@ -112,13 +111,13 @@ class QuantizedLayer(nn.Module):
     def as_stored(matrix: Tensor) -> Tensor:
         """Return a view of a weight or codes in the layout of the float class's checkpoints, or back.
 
-        The layout here is ``[out, in, …]``.
+        Here the layout is ``[out, in, …]``.
         """
         return matrix
 
     # The float classes name and count their arguments differently; all take the input first.
     def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the float layer's output for the quantized input, quantized."""
+        """Return the float layer's output for the quantized input, with the output quantized."""
         y = self.with_branch(x, *args, **kwargs)
         return y if self.output_quantizer is None else self.output_quantizer(y)
 
@@ -147,12 +146,10 @@ class QuantLinear(QuantizedLayer, nn.Linear):  # type: ignore[misc]
 class QuantConv1D(QuantLinear):
     """A quantized linear layer whose float class stores its weight as ``[in, out]``.
 
-    ``Conv1D`` of transformers is one.
-
-    The quantized layer's weight is ``[out, in]``, a view of the float weight, with the channels and groups of
-    any linear layer. In a checkpoint, weight and codes are ``[in, out]``, since runtimes of such models
-    transpose every ``weight`` and nothing else; scales have the layout of a linear layer. Source:
-    ``vllm.model_executor.models.gpt2``.
+    An example is ``Conv1D`` of transformers. The quantized layer's weight is ``[out, in]``, a view of the
+    float weight, with the channels and groups of any linear layer. In a checkpoint, weight and codes are
+    ``[in, out]``, because runtimes of such models transpose every ``weight`` and nothing else; scales have
+    the layout of a linear layer. Source: ``vllm.model_executor.models.gpt2``.
     """
 
     @classmethod
@@ -208,10 +205,7 @@ def copied(module: nn.Module, kind: type[_M]) -> _M:
 
 
 def counts_as(layer: nn.Module) -> type[nn.Module] | None:
-    """Return the class by which a float layer is planned, from its registered layer type.
-
-    None where it cannot be quantized.
-    """
+    """Return the class of a float layer in plans, from its registered layer type; None if it has none."""
     layer_type = layer_type_of(layer)
     return None if layer_type is None else layer_type.planned_as
 
@@ -221,7 +215,7 @@ def quantized_class(layer: nn.Module) -> type[QuantizedLayer]:
 
     Raises:
         ConfigError: (a ValueError) No layer type is registered for the layer.
-        PluginError: The class that is registered for the layer is no `QuantizedLayer`.
+        PluginError: The class that is registered for the layer is not a `QuantizedLayer`.
     """
     layer_type = layer_type_of(layer)
     if layer_type is None:
@@ -230,11 +224,10 @@ def quantized_class(layer: nn.Module) -> type[QuantizedLayer]:
 
 
 def linear_weight(layer: nn.Module) -> Tensor:
-    """Return a view of a float layer's weight as its quantized class has it.
+    """Return a view of a float layer's weight in the layout of its quantized class.
 
-    It is ``[out, in]`` for a linear layer, however it is stored.
-
-    Weights of other ranks, those of convolutions, are as the float class has them.
+    This is ``[out, in]`` for a linear layer, however it is stored. Weights of other ranks, such as
+    those of convolutions, keep the float class's layout.
     """
     weight: Tensor = layer.weight  # type: ignore[assignment]
     return weight.detach().t() if weight.ndim == 2 and is_transposed(layer) else weight

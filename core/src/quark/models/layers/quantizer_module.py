@@ -21,21 +21,21 @@ _BUFFERS = ("scale", "zero_point", "outer_scale", "codes")
 class QuantizerModule(nn.Module):
     """Fake-quantizes a tensor.
 
-    Static scales are stored, and dynamic ones are computed at each call.
+    Static scales are stored, and dynamic scales are computed at each call.
 
     Args:
         spec: The tensor's quantization.
         activation: Whether the tensor is an activation, which decides the channel axis.
-        quantizer: A quantizer of that spec that sees the tensor as its layer type says; None is that of the
-            spec alone.
+        quantizer: A quantizer of that spec for the layout of the layer type; None builds one from the spec
+            alone.
 
     Attributes:
         quantizer: The `quark.numbers.TensorQuantizer` that does the arithmetic.
-        scale, zero_point, outer_scale: Buffers, None until `set_qparams`, or where the format has none.
-        codes: Buffer: the codes of a weight that stays as its checkpoint stores it, or those that its
-            rounding has set, until the run has written them; None where they follow from its values.
-        is_deferred: Whether the scales are those of a weight that is still float: its codes are those of its
-            values, rounded to nearest. No forward may run before the weight is rounded.
+        scale, zero_point, outer_scale: Buffers; None before `set_qparams`, or if the format has none.
+        codes: Buffer: codes of a weight that stays as stored in its checkpoint, or codes that its rounding
+            has set, until the run has written them. None if codes follow from its values.
+        is_deferred: Whether the scales belong to a weight that is still float: its codes are its values
+            rounded to nearest. No forward may run before the weight is rounded.
     """
 
     is_deferred: bool
@@ -72,19 +72,16 @@ class QuantizerModule(nn.Module):
             setattr(self, name, value.detach())
 
     def codes_of(self, weight: Tensor) -> Tensor:
-        """Return the codes of a weight that is rounded, or, where ``is_deferred``, float.
-
-        The scales are set.
-        """
+        """Return the codes of a weight, rounded or (if ``is_deferred``) float. The scales must be set."""
         assert self.qparams is not None
         if self.codes is not None:
             return self.codes
         return (self.quantizer.quantize if self.is_deferred else self.quantizer.codes_of)(weight, self.qparams)
 
     def rows_of(self, weight: Tensor, rows: slice | None) -> Tensor:
-        """Return rows of a weight, or all of it, rounded; where ``is_deferred``, they are rounded here.
+        """Return rows of a weight, or all of it, rounded; if ``is_deferred``, they are rounded here.
 
-        Rows that share scales are all among them.
+        ``rows`` must hold all rows that share scales.
         """
         part = weight if rows is None else weight[rows]
         if not self.is_deferred or self.qparams is None:
@@ -95,9 +92,8 @@ class QuantizerModule(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return ``x`` fake-quantized, in its dtype and shape.
 
-        Raises CalibrationError where a static scale is not set.
-
-        Gradients pass straight through: that of ``x`` is that of the result.
+        Raises CalibrationError if a static scale is not set. Gradients pass straight through: the gradient of
+        ``x`` is the gradient of the result.
         """
         qparams = self.qparams if self.is_static else None
         if self.is_static and qparams is None:
@@ -128,9 +124,9 @@ class _StraightThrough(torch.autograd.Function):
 
 
 class RoundedParameter(QuantizerModule):
-    """The quantizer of a parameter that has the values of its grid already: calls do nothing.
+    """The quantizer of a parameter whose values are already on its grid: calls do nothing.
 
-    It is called in graphs, for what reads them, such as an exporter, which finds the scales here.
+    It is called in graphs, so that their readers, such as an exporter, find the scales here.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -143,8 +139,8 @@ def _formats(spec: TensorSpec) -> str:
 
 
 # A program of ``torch.export`` calls no Python code of a module, and torch cannot trace a quantizer. So a
-# quantizer is one operator in it, with its spec as text: a saved program computes what the model did, bit for
-# bit, wherever ``quark.models.layers`` is imported.
+# quantizer is one operator in it, with its spec as text. A saved program computes the same as the model, bit
+# for bit, wherever ``quark.models.layers`` is imported.
 def _fake_quantize(
     x: Tensor, scale: Tensor | None, zero_point: Tensor | None, outer_scale: Tensor | None, spec: str, activation: bool
 ) -> Tensor:
@@ -153,7 +149,7 @@ def _fake_quantize(
     return _quantizer_of(spec, activation).fake_quantize(x, qparams)
 
 
-# Written out: torch cannot read it off annotations that are not evaluated.
+# Written out, because torch cannot read it from annotations that are not evaluated.
 _SCHEMA = "(Tensor x, Tensor? scale, Tensor? zero_point, Tensor? outer_scale, str spec, bool activation) -> Tensor"
 _operator = torch.library.custom_op("quark::fake_quantize", _fake_quantize, mutates_args=(), schema=_SCHEMA)
 
@@ -173,13 +169,13 @@ def _exported(x: Tensor, quantizer: TensorQuantizer, qparams: QParams | None) ->
     """Return ``x`` fake-quantized by the operator ``quark::fake_quantize``, for programs of ``torch.export``.
 
     Raises:
-        UnsupportedError: The spec alone does not say what the quantizer does.
+        UnsupportedError: The spec alone does not determine the quantizer.
     """
     spec = json.dumps([level.to_dict() for level in levels(quantizer.spec)])
     activation = next((a for a in (True, False) if _quantizer_of(spec, a).granularity == quantizer.granularity), None)
     if activation is None or type(_quantizer_of(spec, activation)) is not type(quantizer):
         raise UnsupportedError(
-            f"torch.export cannot take a quantizer with scales of {quantizer.granularity} in a view of the tensor: use one scale"
+            f"torch.export does not support scales of {quantizer.granularity} in a view of the tensor: use one scale for each tensor"
         )
     scales = (None, None, None) if qparams is None else (qparams.scale, qparams.zero_point, qparams.outer_scale)
     return _operator(x, *scales, spec, activation)

@@ -31,14 +31,14 @@ class AttentionRow:
 
     Attributes:
         name: Full module name.
-        probabilities: Spec of the softmax output; None where it stays float.
-        key: Spec of the keys; None where they are not quantized inside attention.
-        key_layer: Full name of the projection whose output quantization ``key`` replaces; None where ``key``
-            is None.
+        probabilities: Spec of the softmax output; None if it stays float.
+        key: Spec of the keys; None if they are not quantized inside attention.
+        key_layer: Full name of the projection whose output quantization ``key`` replaces; None if ``key`` is
+            None.
         value, value_layer: The same for the values.
         query, query_layer: The same for the queries.
-        fused: Whether these projections are one, which gives queries, keys and values, such as ``qkv_proj``.
-            Their scales are stored with the attention module then, and not with the projection.
+        fused: Whether one projection gives queries, keys and values, such as ``qkv_proj``. Then their scales
+            are stored with the attention module, not with the projection.
     """
 
     name: str
@@ -82,16 +82,16 @@ def attention_rows(
 class AttentionPlanning:
     """The attention of one model under one configuration: its rows, errors and warnings.
 
-    Attention modules are the parents of the query, key and value projections that the architecture names;
-    without such names, modules called ``…attn`` or ``…attention``. ``exclude`` applies to layers and not to
-    attention modules.
+    Attention modules are the parents of the query, key and value projections that the architecture names.
+    Without such names, they are the modules called ``…attn`` or ``…attention``. ``exclude`` applies to
+    layers, not to attention modules.
 
     Attributes:
         model: The model.
         layers: The rows of its layers.
-        config: Where ``kv_cache_post_rope`` or ``attention_post_rope`` is None, it counts as False;
-            `resolved` replaces None.
-        architecture: Facts about the family; None where nothing is known.
+        config: The configuration. If ``kv_cache_post_rope`` or ``attention_post_rope`` is None, it counts as
+            False; `resolved` replaces None.
+        architecture: Facts about the family; None if nothing is known.
     """
 
     model: nn.Module
@@ -109,8 +109,8 @@ class AttentionPlanning:
         cached = [r for r in self.layers if first_match(r.name, config.kv_cache_quant_config) is not None]
         queries = self._queries if config.attention_post_rope else []
         if not has_cache:
-            # A fused projection has one output quantizer: while that rounds keys and values, it rounds
-            # queries too.
+            # A fused projection has one output quantizer: while it rounds keys and values, it rounds queries
+            # too.
             queries, cached = [r for r in queries if r not in cached], []
         fused_rows = {_parent(r.name): r for r in (*cached, *queries) if _is_fused(r.name, facts)}
         attentions = []
@@ -132,8 +132,8 @@ class AttentionPlanning:
     def resolved(self) -> AttentionPlanning:
         """Return the same with ``kv_cache_post_rope`` and ``attention_post_rope`` resolved for this model.
 
-        Where they are None they become True, which matches what runtimes compute, wherever attention can be
-        switched to our implementation and each projection produces keys, values or queries alone.
+        A value of None becomes True, as in runtimes, if attention can be switched to our implementation and
+        each projection produces only keys, values or queries.
         """
         cache, queries = self.config.kv_cache_post_rope, self.config.attention_post_rope
         if cache is None:
@@ -176,16 +176,16 @@ class AttentionPlanning:
                 yield _not_what_is_cached(others)
             elif reason is not None and norm is not None:
                 yield (
-                    f"keys pass the norm '{norm}' before they are cached, so that a scale of the projection's output does not fit the "
-                    f"keys that runtimes cache, and they cannot be rounded after the norm: {reason}. kv_cache_post_rope=False uses that "
-                    "scale anyway"
+                    f"keys pass the norm '{norm}' before they are cached, so a scale of the projection's output does not fit the cached "
+                    f"keys, and they cannot be rounded after the norm: {reason}. To use that scale anyway, set "
+                    "kv_cache_post_rope=False"
                 )
 
     def warnings(self, requested_post_rope: bool | None) -> Iterator[str]:
-        """Yield warnings about KV-cache scales of other values than runtimes cache.
+        """Yield warnings about scales of the KV cache that do not fit the values that runtimes cache.
 
         Args:
-            requested_post_rope: As for `errors`.
+            requested_post_rope: As in `errors`.
         """
         cached = [r.name for r in self._cached]
         if self.config.kv_cache_post_rope or not cached:
@@ -195,8 +195,8 @@ class AttentionPlanning:
             yield f"{where}. {_not_what_is_cached(others)}"
         elif self._key_norm is not None:
             yield (
-                f"{where}. Runtimes cache keys after the norm '{self._key_norm}' and the rotary embedding, which that scale does not fit: "
-                "all keys may saturate. Leave kv_cache_post_rope out for a scale of the cached keys"
+                f"{where}. Runtimes cache keys after the norm '{self._key_norm}' and the rotary embedding, so this scale does not fit: "
+                "all keys may saturate. Leave kv_cache_post_rope out to calibrate a scale of the cached keys"
             )
         elif requested_post_rope is None:
             yield (
@@ -207,7 +207,7 @@ class AttentionPlanning:
             yield f"{where}. vLLM has no name for the scale of a fused projection's output, and does not load it"
 
     def _with(self, cache: bool | None, queries: bool | None) -> AttentionPlanning:
-        """Return the same with other values of ``kv_cache_post_rope`` and ``attention_post_rope``."""
+        """Return the same with these values of ``kv_cache_post_rope`` and ``attention_post_rope``."""
         return attrs.evolve(self, config=attrs.evolve(self.config, kv_cache_post_rope=cache, attention_post_rope=queries))
 
     @cached_property
@@ -216,12 +216,12 @@ class AttentionPlanning:
 
     @cached_property
     def _in_blocks(self) -> list[PlanRow]:
-        """The layers in decoder blocks; all where the blocks are not known."""
+        """The layers in decoder blocks; all layers if the blocks are not known."""
         return [r for r in self.layers if r.name.startswith(self._blocks)]
 
     @property
     def _blocks(self) -> str:
-        """The prefix of all full names in decoder blocks; empty where the blocks are not known."""
+        """The prefix of all full names in decoder blocks; empty if the blocks are not known."""
         blocks = None if self.architecture is None else self.architecture.decoder_blocks
         return "" if blocks is None else f"{blocks}."
 
@@ -252,7 +252,7 @@ class AttentionPlanning:
     def _cached(self) -> list[PlanRow]:
         """The layers that feed the quantized cache.
 
-        Only decoder blocks have a cache: matches outside them are left out.
+        Only decoder blocks have a cache: matches outside them are ignored.
         """
         matches = [r for r in self._in_blocks if first_match(r.name, self.config.kv_cache_quant_config) is not None]
         parents = _outermost(_parent(r.name) for r in matches)
@@ -260,10 +260,10 @@ class AttentionPlanning:
 
     @cached_property
     def _neither_keys_nor_values(self) -> list[str]:
-        """The layers that feed the quantized cache, and give neither keys, values, nor both fused.
+        """The layers that feed the quantized cache, but give neither keys, nor values, nor both fused.
 
-        Such as ``kv_b_proj`` of latent attention. Where projections are inferred from names, nothing is known
-        of the others.
+        An example is ``kv_b_proj`` of latent attention. If projections are inferred from names, nothing is
+        known of the others.
         """
         facts = self.architecture
         if facts is None or facts.key_projections is None or facts.value_projections is None:
@@ -280,10 +280,7 @@ class AttentionPlanning:
 
     @cached_property
     def _why_before_rope(self) -> str | None:
-        """Why keys and values of the cache cannot be rounded inside attention, with the fix.
-
-        None where they can be.
-        """
+        """Why keys and values of the cache cannot be rounded inside attention, with the fix; or None."""
         after_rope = self._with(True, False)
         reason = next(after_rope._cache_errors(), None)
         return reason or why_unswitchable(self.model, [a.name for a in after_rope.rows if a.states])
@@ -295,7 +292,7 @@ class AttentionPlanning:
             yield _not_what_is_cached(others)
         elif missing:
             yield (
-                f"keys cannot be quantized after the rotary embedding (kv_cache_post_rope): '{missing[0]}' feeds the cache, and is no "
+                f"keys cannot be quantized after the rotary embedding (kv_cache_post_rope): '{missing[0]}' feeds the cache, but is not a "
                 "projection of an attention module that gives keys alone, values alone, or both with queries. Leave kv_cache_post_rope "
                 "out, or set it to False"
             )
@@ -324,15 +321,15 @@ def _wants_tensor_scale(subject: str) -> str:
 
 def _not_what_is_cached(layers: Sequence[str]) -> str:
     return (
-        f"The output of {folded(layers)} is not what runtimes cache: it is neither keys alone, nor values alone, nor both with queries. "
-        "With latent attention (MLA), runtimes cache the normed latent and the rotated part of the keys; vLLM reads no scale of them from "
-        "checkpoints of AMD Quark, and does not load the scale of such an output. Leave kv_cache_scheme out: vLLM caches in FP8 all the "
-        "same if it is started so (--kv-cache-dtype fp8). kv_cache_post_rope=False rounds these outputs, AMD Quark's convention"
+        f"The output of {folded(layers)} is neither keys, nor values, nor both with queries, so runtimes do not cache it: with latent "
+        "attention (MLA) they cache the normed latent and the rotated part of the keys, and vLLM does not load a scale of this output. "
+        "Leave kv_cache_scheme out and start vLLM with --kv-cache-dtype fp8, or set kv_cache_post_rope=False to round these outputs as "
+        "AMD Quark does"
     )
 
 
 def _outermost(names: Iterable[str]) -> list[str]:
-    """Return the modules that are inside none of the others.
+    """Return the modules that are not inside another one.
 
     A token indexer inside attention has projections too, but no cache.
     """

@@ -17,7 +17,7 @@ class Block:
     """One block of a decoder or an encoder, or the whole model.
 
     Attributes:
-        name: Full name of the module; empty where the block is the whole model.
+        name: Full name of the module; empty if the block is the whole model.
         module: The module itself.
     """
 
@@ -26,7 +26,7 @@ class Block:
 
     @property
     def prefix(self) -> str:
-        """The prefix of the full names of the modules inside; empty where the block is the whole model."""
+        """The prefix of the full names of the modules inside; empty if the block is the whole model."""
         return f"{self.name}." if self.name else ""
 
     def owns(self, layer: str) -> bool:
@@ -37,8 +37,8 @@ class Block:
 def decoder_blocks(model: nn.Module, architecture: Architecture | None) -> list[Block]:
     """Return the blocks of ``model`` in order.
 
-    Those of an encoder come before those of its decoder. One block, the model itself, if the architecture is
-    not known or names no blocks, or one module is several of them.
+    Blocks of an encoder precede those of its decoder. The model itself is the only block if the architecture
+    is unknown or names no blocks, or if one module is several of its blocks.
 
     Raises:
         ConfigError: The architecture names a list that the model does not have.
@@ -61,7 +61,7 @@ def decoder_blocks(model: nn.Module, architecture: Architecture | None) -> list[
 
 
 def rows_by_block(blocks: Sequence[Block], rows: Sequence[PlanRow]) -> list[list[PlanRow]]:
-    """Return the rows of each block, in their order, without rows of layers outside all blocks."""
+    """Return the rows of each block, in order, without rows of layers outside all blocks."""
     number = {block.name: i for i, block in enumerate(blocks)}
     inside: list[list[PlanRow]] = [[] for _ in blocks]
     for row in rows:

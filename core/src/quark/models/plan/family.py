@@ -24,10 +24,7 @@ def model_type_of(model_config: Any) -> str | None:
 
 
 def architecture_of(model: nn.Module) -> Architecture | None:
-    """Return facts about the family of ``model``, from its template or inferred from its modules.
-
-    None where neither is possible.
-    """
+    """Return facts about the family of ``model``, from its template or inferred from its modules; or None."""
     name = model_type_of(getattr(model, "config", None))
     if name is None:
         return None
@@ -50,7 +47,7 @@ def weight_converters_of(model: nn.Module) -> list[Any]:
 
 
 def text_config(model: nn.Module) -> Any:
-    """Return the configuration of a model, or of the part of it that makes text; None where it has none."""
+    """Return the configuration of a model, or of its text part; None if it has none."""
     config: Any = getattr(model, "config", None)
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
@@ -59,7 +56,7 @@ def template_of(model: nn.Module) -> LLMTemplate:
     """Return the template of a model's type, or one inferred from its modules; the inference is logged.
 
     Raises:
-        UnknownNameError: (a ValueError) There is no template, and it is no model of transformers.
+        UnknownNameError: (a ValueError) There is no template, and the model is not a transformers model.
     """
     name = model_type_of(getattr(model, "config", None)) or "(none)"
     try:

@@ -1,6 +1,6 @@
-"""Inference of an `Architecture` from module names, where a template is missing or leaves fields open.
+"""Inference of an `Architecture` from module names, if a template is missing or leaves fields open.
 
-This is the one module of core that tests names of layers; everything else asks an `Architecture`. An inferred
+Only this module of core tests names of layers; all other modules use an `Architecture`. An inferred
 architecture has fewer facts than a template and is not verified. It suffices to quantize block by block, to
 leave the output head in float, and to find keys, values and experts.
 """
@@ -28,7 +28,7 @@ _FUSED = ("*qkv_proj", "*query_key_value", "*Wqkv")
 _CACHE = (("*k_proj", "*v_proj"), ("*key_proj", "*value_proj"), ("*.key", "*.value"), *((pattern,) for pattern in _FUSED))
 _QUERIES = ("*q_proj", "*query_proj", "*.query", *_FUSED)
 _GATES = ("*router*", "*.gate")
-"""Common name patterns of projections; the first pattern or group that matches is used."""
+"""Common name patterns of projections. The first pattern or group that matches is used."""
 _ATTENTION_MODULES = ("*attn", "*attention")
 _QUERY_WORDS, _KEY_WORDS, _VALUE_WORDS = frozenset({"q", "query"}), frozenset({"k", "key"}), frozenset({"v", "value"})
 _NORMED_WORDS = frozenset({"k", "key", "qk"})
@@ -37,16 +37,17 @@ EXPERTS = "experts"
 
 
 def infer_architecture(model: nn.Module, model_type: str) -> Architecture | None:
-    """Return the architecture of a transformers model by its modules; None where its blocks do not show.
+    """Return the architecture of a transformers model from its modules; None if they do not show its blocks.
 
-    The blocks are the one list of modules of one class that contains linear layers, or the two of an encoder
-    and a decoder. Of several others (a vision tower) nothing says in which order a forward passes them, and
-    of a list of another length than the config's, a block may run several times. Linear layers outside the
-    blocks are left in float, and so are routers: by their names, those that are as wide as there are experts
-    beside them, and those from whose outputs a top-k chooses.
+    The blocks are the only list of modules of one class that contains linear layers, or the two lists of an
+    encoder and a decoder. With other lists (a vision tower), their order in a forward is unknown. If a list
+    has another length than in the config, a block may run several times.
+
+    Linear layers outside the blocks stay float, and so do routers. A layer is a router by its name, if it is
+    as wide as there are experts beside it, or if a top-k chooses from its outputs.
 
     Args:
-        model: A transformers model, on any device; meta tensors will do.
+        model: A transformers model, on any device, including the meta device.
         model_type: Its ``config.model_type``.
     """
     streams = _streams(model)
@@ -70,15 +71,15 @@ def infer_architecture(model: nn.Module, model_type: str) -> Architecture | None
         **_attention_roles(_in_block(name, blocks) for name in inside),
         key_norms=_key_norms(_in_block(name, blocks) for name in modules),
         experts=next((_in_block(name, blocks) for name in modules if name.rpartition(".")[2] == EXPERTS), None),
-        expert_value=None,  # names do not show that what a projection gives is only multiplied
+        expert_value=None,  # names do not show that a projection's output is only multiplied
         exclude_layers_name=tuple(dict.fromkeys((*outside, *routers))),
     )
 
 
 def one_block(model: nn.Module, model_type: str) -> Architecture:
-    """Return the architecture of a model whose blocks are not known, so that the whole model is one.
+    """Return the architecture of a model whose blocks are not known, so that the whole model is one block.
 
-    Linear layers outside all lists of modules, such as heads, and routers are left in float.
+    Linear layers outside all lists of modules, such as heads, and routers stay float.
     """
     inside = tuple(f"{blocks}." for blocks in _block_lists(model))
     linear = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
@@ -87,11 +88,11 @@ def one_block(model: nn.Module, model_type: str) -> Architecture:
 
 
 def fitted(architecture: Architecture, model: nn.Module) -> Architecture | None:
-    """Return the facts about a family with full names as a class of it has them; None without its blocks.
+    """Return the facts about a family with the full names of a class; None if the class lacks the blocks.
 
-    A family's names are those of its language model: in the model without a head, ``model.layers`` is
-    ``layers``; a classifier may have it below another module. What a class lacks is not named: its encoder
-    alone has no ``decoder_blocks``.
+    A family's names are those of its language model. In the model without a head, ``model.layers`` is
+    ``layers``; a classifier may have it below another module. Missing parts have no name: an encoder alone
+    has no ``decoder_blocks``.
     """
     modules = [name for name, _ in model.named_modules()]
     if not architecture.block_lists or set(modules).issuperset(architecture.block_lists):
@@ -118,7 +119,7 @@ def fitted(architecture: Architecture, model: nn.Module) -> Architecture | None:
 
 
 def _stems(name: str, modules: Sequence[str]) -> tuple[str, str] | None:
-    """Return how a full name begins, and what stands there in the name of a module; None without one."""
+    """Return the prefix of a full name and its replacement in the model's module names, or None."""
     parts = name.split(".")
     for i in range(len(parts)):
         tail = ".".join(parts[i:])
@@ -141,7 +142,7 @@ def _router_patterns(model: nn.Module, layers: list[str], blocks: str | None) ->
 
 
 def _number_of_experts(module: nn.Module) -> int:
-    """Return how many experts a module holds: numbered modules, or stacked matrices; 0 if it holds none."""
+    """Return the number of experts in a module: numbered modules, or stacked matrices; 0 if none."""
     children = dict(module.named_children())
     if children and all(name.isdecimal() for name in children):
         alike = len({type(child) for child in children.values()}) == 1
@@ -151,17 +152,17 @@ def _number_of_experts(module: nn.Module) -> int:
 
 
 def _is_beside(layer: str, holders: set[str]) -> bool:
-    """Return whether a layer is in the module that one of these is in, and not in that one itself."""
+    """Return whether a layer is in the parent of one of these modules, but not in that module itself."""
     return any(layer.startswith(f"{holder.rpartition('.')[0]}.") and not layer.startswith(f"{holder}.") for holder in holders)
 
 
 def with_inferred_attention(architecture: Architecture | None, model: nn.Module, layers: Iterable[str]) -> Architecture:
-    """Return the facts with query, key and value projections and key norms, by names where not stated.
+    """Return the facts, with query, key and value projections and key norms inferred if not stated.
 
     Args:
-        architecture: Facts about the family of ``model``; None where nothing is known.
-        model: Its module names show key norms.
-        layers: Full names of the layers of ``model`` among which projections are looked for.
+        architecture: Facts about the family of ``model``; None if nothing is known.
+        model: The model, whose module names show key norms.
+        layers: Full names of the layers of ``model`` that may be projections.
     """
     facts = architecture or Architecture(model_type="")
     roles = {"query_projections", "key_projections", "value_projections"}
@@ -174,11 +175,10 @@ def with_inferred_attention(architecture: Architecture | None, model: nn.Module,
 
 
 def gives_queries_keys_and_values(layer: str, architecture: Architecture) -> bool:
-    """Return whether a layer's output has queries, keys and values of attention, as ``qkv_proj``'s has.
+    """Return whether a layer's output has queries, keys and values of attention, as that of ``qkv_proj``.
 
-    The architecture says so where its patterns of projections that feed the cache and its patterns of query
-    projections both name the layer, and it belongs to no ``mixer``; where it has no such patterns, the
-    layer's name tells.
+    This is so if the architecture's patterns of projections that feed the cache and of query projections both
+    name the layer, and it belongs to no ``mixer``. Without such patterns, the layer's name decides.
     """
     cache, queries = architecture.kv_layers_name, architecture.q_layer_name
     if cache is None or queries is None:
@@ -189,7 +189,7 @@ def gives_queries_keys_and_values(layer: str, architecture: Architecture) -> boo
 
 
 def attention_modules(names: Iterable[str]) -> list[str]:
-    """Return those full names of modules that are called ``…attn`` or ``…attention``."""
+    """Return the full names of modules that are called ``…attn`` or ``…attention``."""
     return [name for name in names if any(fnmatchcase(name, pattern) for pattern in _ATTENTION_MODULES)]
 
 
@@ -202,9 +202,9 @@ def inferred_lines(found: Architecture) -> Iterator[str]:
 
 
 def _attention_roles(names: Iterable[str]) -> dict[str, Any]:
-    """Return, by field of `Architecture`, layers that give queries, keys or values alone.
+    """Return, by field of `Architecture`, layers that give only queries, keys or values.
 
-    ``k_proj`` does, ``query_key_value`` does not.
+    ``k_proj`` is one, ``query_key_value`` is not.
     """
     roles: dict[str, dict[str, None]] = {"query_projections": {}, "key_projections": {}, "value_projections": {}}
     words_of = dict(zip(roles, (_QUERY_WORDS, _KEY_WORDS, _VALUE_WORDS), strict=True))
@@ -223,17 +223,17 @@ def _key_norms(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _in_block(name: str, blocks: str | None) -> str:
-    """Return the name relative to its decoder block; the full name where it lies in none."""
+    """Return the name relative to its decoder block; the full name if it is in no block."""
     return name.removeprefix(f"{blocks}.").partition(".")[2] if blocks is not None and name.startswith(f"{blocks}.") else name
 
 
 def _block_lists(model: nn.Module) -> Iterator[str]:
-    """Yield the full names of the outermost lists of modules of one class with linear layers in them."""
+    """Yield the full names of the outermost lists of modules of one class that contain linear layers."""
     lists: list[str] = []
     for name, module in model.named_modules():
         if any(name.startswith(f"{outer}.") for outer in lists) or not isinstance(module, nn.ModuleList) or len(module) == 0:
             continue
-        inside = list(module[0].modules())[1:]  # lists of linear layers are no blocks: of Gemma 3n they lead into and out of the blocks
+        inside = list(module[0].modules())[1:]  # lists of linear layers are not blocks: in Gemma 3n they come before and after the blocks
         if len({type(block) for block in module}) == 1 and any(isinstance(m, nn.Linear) for m in inside):
             lists.append(name)
             yield name
@@ -254,7 +254,7 @@ def _streams(model: nn.Module) -> list[str]:
         lengths = (("num_hidden_layers",),) if len(lists) == 1 else ()
     sizes = [next((n for name in names if isinstance(n := getattr(config, name, None), int)), None) for names in lengths]
     counts = [len(list(model.get_submodule(name).children())) for name in lists]
-    return lists if counts == sizes else []  # others may run several times
+    return lists if counts == sizes else []  # other lists may run several times
 
 
 def _some(names: list[str], pattern: str) -> bool:
@@ -271,20 +271,20 @@ _CHOICES = frozenset({"topk", "argmax"})
 _PRODUCTS = frozenset({"linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm", "einsum"})
 
 
-_MOST_MODULES = 2000  # in one that runs by itself: no mixture has more
+_MOST_MODULES = 2000  # limit for a module that runs by itself: no mixture has more
 
 
 def layers_chosen_from(modules: Mapping[str, nn.Module], layers: Sequence[str], blocks: str | None = None) -> set[str]:
-    """Return the layers from whose outputs a module that they are in chooses the largest ones: routers.
+    """Return the routers among ``layers``: a module that contains them chooses their largest outputs.
 
-    Each module runs by itself, as a copy on the meta device, so that a model in memory and one on a disk give
-    the same. Modules run with hidden states as their only argument, and as far as they come with tensors that
-    have no values. Of several with the same layers one runs.
+    Each module runs by itself, as a copy on the meta device, so that a model in memory and one on disk give
+    the same result. It runs with hidden states as its only argument, as far as that works with tensors
+    without values. Of several modules with the same layers, one runs.
 
     Args:
         modules: All modules of a model, on any device, by full name.
         layers: Full names of linear layers.
-        blocks: Full name of the list of blocks that all layers are in: modules in it run; None for all.
+        blocks: Full name of the list of blocks that all layers are in; only its modules run. None for all.
     """
     start = 0 if blocks is None else len(blocks) + 1
     inside: dict[str, dict[str, str]] = {}
@@ -302,7 +302,7 @@ def layers_chosen_from(modules: Mapping[str, nn.Module], layers: Sequence[str], 
 
 
 def _chosen_from(module: nn.Module, layers: Mapping[str, str]) -> set[str]:
-    """As `layers_chosen_from` of one module, by names in it."""
+    """As `layers_chosen_from`, for one module, with names relative to it."""
     if len(list(module.modules())) > _MOST_MODULES:
         return set()
     chosen: set[str] = set()
@@ -321,7 +321,7 @@ def _chosen_from(module: nn.Module, layers: Mapping[str, str]) -> set[str]:
 
 @contextmanager
 def _tried(module: nn.Module) -> Iterator[None]:
-    """Log what the body raises: a model's code may do anything with tensors that have no values."""
+    """Log errors of the body: a model's code may fail with tensors that have no values."""
     try:
         yield
     except Exception as error:
@@ -332,11 +332,11 @@ def _tried(module: nn.Module) -> Iterator[None]:
 
 
 class _Flow(TorchFunctionMode):
-    """Follows products with weights through operations that are no products, to where the largest are chosen.
+    """Follows products with weights through other operations, to where the largest values are chosen.
 
     Args:
         weights: Names of the weights.
-        chosen: Gets the names of those from whose products is chosen.
+        chosen: Receives the names of the weights whose products are chosen from.
     """
 
     def __init__(self, weights: Mapping[Tensor, str], chosen: set[str]) -> None:
@@ -344,7 +344,7 @@ class _Flow(TorchFunctionMode):
         self.chosen = chosen
         self._weights = {id(weight): {name} for weight, name in weights.items()}
         self._products: dict[int, set[str]] = {}
-        self._alive: list[Any] = []  # an id is that of a tensor that is there
+        self._alive: list[Any] = []  # keeps tensors alive, so that their ids stay valid
 
     def __torch_function__(self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = function(*args, **(kwargs or {}))

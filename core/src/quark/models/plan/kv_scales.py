@@ -1,6 +1,6 @@
-"""Scales of the KV cache: which layers share one, and the scale that they share.
+"""Scales of the KV cache: which layers share a scale, and the merged scale.
 
-Calibration and exporters merge by these two functions.
+Calibration and exporters merge with these two functions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from quark.models.plan.rules import first_match
 def kv_scale_groups(names: Iterable[str], patterns: Sequence[str], *, separate: bool = False) -> list[tuple[str, ...]]:
     """Return the layers that feed the KV cache, in groups that share a scale.
 
-    Keys and values of one attention.
+    A group has the keys and values of one attention.
 
     Args:
         names: Full names of layers with one static scale for their output.
@@ -31,5 +31,5 @@ def kv_scale_groups(names: Iterable[str], patterns: Sequence[str], *, separate: 
 
 
 def merge_kv_scales(scales: Sequence[Tensor], floor: float) -> Tensor:
-    """Return the largest of some scales ``[]``, and at least ``floor``; shape ``[]``."""
+    """Return the largest of some scales ``[]``, but at least ``floor``; shape ``[]``."""
     return torch.stack([scale.reshape(()) for scale in scales]).amax().clamp(min=floor)

@@ -49,11 +49,10 @@ def fused_mixtures(model: nn.Module) -> dict[str, FusedMixture]:
 
 
 def separate_experts(model: nn.Module, config: QConfig, kept: Container[str] = ()) -> list[str]:
-    """Replace fused experts by separate ones, in place, where a layer of them is changed or kept.
+    """Replace fused experts by separate ones, in place, if one of their layers is changed or kept.
 
-    That is one that is quantized, named, in ``kept``, or changed by an algorithm.
-
-    The model computes the same as before. Returns the full names of the mixtures that were separated.
+    Such a layer is quantized, named, in ``kept``, or changed by an algorithm. The model computes the
+    same as before. Returns the full names of the mixtures that were separated.
     """
     everywhere = any(settings.separates_experts() for settings in config.algo_config or ())
     parts_of = {n: parts for n, m in fused_mixtures(model).items() if _is_told_apart(n, parts := m.parts(), config, kept) or everywhere}
@@ -70,12 +69,12 @@ def _is_told_apart(name: str, parts: ExpertParts, config: QConfig, kept: Contain
 
 
 class ExpertNames:
-    """Tells which layers belong to experts, by the architecture.
+    """Finds the layers that belong to experts, from the architecture.
 
     Without one, experts are the children of a module named ``experts``.
 
     Args:
-        architecture: Facts about the family; None where nothing is known.
+        architecture: Facts about the family; None if nothing is known.
 
     Example:
         >>> names = ExpertNames(Architecture(model_type="acme", experts="mlp.experts"))
@@ -92,22 +91,19 @@ class ExpertNames:
         self._expression = re.compile(matches_nothing if holder is None else rf"((?:^|\.){re.escape(holder)}\.)\d+(\.)")
 
     def projection(self, layer: str) -> str | None:
-        """Return the name of an expert's layer with ``*`` for the expert's number, the same for all experts.
+        """Return the name of an expert's layer with ``*`` as the expert's number, the same for all experts.
 
         None for other layers.
         """
         return self._expression.sub(r"\1*\2", layer) if self._expression.search(layer) else None
 
     def expert(self, layer: str) -> str:
-        """Return the full name of the expert that a layer belongs to.
-
-        The layer's own where it belongs to none.
-        """
+        """Return the full name of the expert that a layer belongs to, or the layer's own name."""
         match = self._expression.search(layer)
         return layer if match is None else layer[: match.end() - 1]
 
     def among(self, layers: Iterable[str]) -> list[str]:
-        """Return those layers that belong to experts."""
+        """Return the layers that belong to experts."""
         return [layer for layer in layers if self._expression.search(layer)]
 
 
@@ -118,7 +114,7 @@ def fused_parameters(model: nn.Module) -> Iterator[str]:
     for name, module in model.named_modules() if holder is not None else ():
         if counts_as(module) is None and f".{holder}." in f".{name}.":
             for own, tensor in module.named_parameters(recurse=False):
-                # Stacked biases of many experts have two axes as well, as have matrices that are concatenated
-                # along their rows.
+                # Stacked biases of many experts have two axes too, like matrices that are concatenated along
+                # their rows.
                 if tensor.ndim >= 2 and "bias" not in own:
                     yield f"{name}.{own}"

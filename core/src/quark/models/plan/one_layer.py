@@ -1,6 +1,6 @@
 """Models that are a single layer, such as a bare ``nn.Linear``.
 
-They are wrapped for the run in a module that only calls the layer.
+For the run, a module that only calls the layer wraps them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class OneLayer(nn.Module):
 
 
 def as_model(model: nn.Module) -> nn.Module:
-    """Return ``model``, or a `OneLayer` around it where it is itself a quantizable or quantized layer."""
+    """Return ``model``, or a `OneLayer` around it if it is itself a quantizable or quantized layer."""
     if counts_as(model) is None and not isinstance(model, QuantizedLayer):
         return model
     wrapper = OneLayer(model)
@@ -37,7 +37,7 @@ def as_model(model: nn.Module) -> nn.Module:
 
 
 def put_back(whole: nn.Module, model: nn.Module) -> None:
-    """Turn ``model``, in place, into the layer that replaced it in ``whole``, the wrapper of `as_model`.
+    """Turn ``model``, in place, into the layer that replaced it in ``whole``, the wrapper from `as_model`.
 
     Its class and its attributes change.
     """

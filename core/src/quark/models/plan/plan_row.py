@@ -18,17 +18,17 @@ class PlanRow:
 
     Attributes:
         name: Full module name.
-        layer_type: Name of the registered layer type as which the layer is planned: ``"linear"`` for all
-            linear layers.
+        layer_type: Name of the layer's type in plans, a registered layer type: ``"linear"`` for all linear
+            layers.
         shape: Shape of the weight with its output channels first, however it is stored; see `LayerShape`.
-        config: How the layer is quantized; None where it stays float.
+        config: Quantization of the layer; None if it stays float.
         reason: The rule that decided this.
         algorithm: Name of the algorithm that chooses the weight's codes, decided when the run is planned;
-            None where they are rounded to nearest.
-        tied_to: Full name of the module whose parameter this one shares; None where it shares none.
-        groups: Of a convolution.
-        same_as: First full name of the module, if this is another name of it: one module at two places.
-        is_kept: Whether codes and scales are those that the checkpoint stores, so that nothing is rounded.
+            None if they are rounded to nearest.
+        tied_to: Full name of the module whose parameter this layer shares; None if there is none.
+        groups: Groups of a convolution.
+        same_as: First full name of the module, if this is a second name of it.
+        is_kept: Whether codes and scales are taken from the checkpoint, so that nothing is rounded.
     """
 
     name: str
@@ -55,17 +55,14 @@ class PlanRow:
 
     @property
     def has_quantized_matrix(self) -> bool:
-        """Whether the weight is quantized, and is a matrix ``[out, in]``.
-
-        Algorithms for linear layers work on it.
-        """
+        """Whether the weight is quantized, and is a matrix ``[out, in]`` for algorithms for linear layers."""
         return self.has_quantized_weight and self.is_linear
 
     @property
     def has_codes_to_choose(self) -> bool:
         """Whether an algorithm may choose the codes of the weight.
 
-        That is a quantized matrix, not merely cast, whose codes are not stored yet.
+        The weight must be a quantized matrix, not merely cast, and its codes not stored yet.
         """
         if self.config is None or self.config.weight is None or self.is_kept or not self.is_linear:
             return False
@@ -78,7 +75,7 @@ class PlanRow:
 
     @property
     def is_by_name(self) -> bool:
-        """Whether the layer is quantized only where a pattern or a type names it.
+        """Whether the layer is quantized only if a pattern or a type names it.
 
         A configuration need not exclude it.
         """
@@ -91,13 +88,13 @@ class PlanRow:
         return LayerShape(self.shape, self.groups, record.transposed, record.lookup)
 
     def quantizer(self, slot: Slot, spec: TensorSpec) -> TensorQuantizer:
-        """Return the quantizer of one of its tensors for some spec, as its layer type gives it."""
+        """Return the quantizer of one of its tensors for some spec, from its layer type."""
         if self.is_linear:
             return quantizer_for(spec, activation=slot.is_activation)
         return layer_types().load_quantized(self.layer_type).quantizer_of(slot, spec, self.shapes)
 
     def shape_error(self, slot: Slot, spec: TensorSpec) -> str | None:
-        """Return why one of its tensors cannot be quantized by some spec; None where it can."""
+        """Return why one of its tensors cannot be quantized with some spec, or None."""
         return self.quantizer(slot, spec).shape_error(self.shapes.of_slot(slot))
 
     @property

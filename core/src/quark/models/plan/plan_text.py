@@ -48,7 +48,7 @@ def plan_lines(plan: QuantPlan) -> list[str]:
     lines = [f"  {n:<{widths[0]}}  {s:<{widths[1]}}  {w:<{widths[2]}}  ({r})" for n, s, w, r in table]
     weights = sum(1 for r in plan.quantized if r.has_quantized_weight and not r.is_kept)
     head = f"Plan: {weights} of {len(plan.rows)} layers get a quantized weight"
-    head += f"; {len(plan.kept)} stay quantized as they come" if plan.kept else ""
+    head += f"; {len(plan.kept)} keep the quantization of the source" if plan.kept else ""
     head += "; calibration data is needed" if plan.calibrated else ""
     notes = [f"  note: {note}" for note in plan.notes]
     return [head, *lines, *_attention_lines(plan), *_rule_lines(plan), *notes, *warning_lines(plan)]

@@ -33,17 +33,17 @@ class QuantPlan:
     """The plan of one run.
 
     Attributes:
-        rows: One per layer that could be quantized, in the model's order.
+        rows: One row for each layer that could be quantized, in the model's order.
         config: The configuration of the run, resolved for the model.
-        architecture: Facts about the model family, None where it is not known.
+        architecture: Facts about the model family; None if it is not known.
         notes: Remarks for the user that need no action.
         attentions: The attention modules with quantized tensors.
-        rules: The configuration's patterns and layer types, and how many layers each matches.
+        rules: The configuration's patterns and layer types, and the number of layers that each matches.
         warnings: Settings that are probably unintended, and rules without effect.
-        carried: Full names of the tensors of the float checkpoint that the model class does not take, such as
-            those of layers that predict ahead (MTP): a checkpoint carries them over as they are stored.
-        carried_names: What an export lists for them beside its excluded layers: the modules of these tensors,
-            or the tensors themselves, if they belong to a module of the model.
+        carried: Full names of tensors of the float checkpoint that the model class does not use, such as
+            layers that predict ahead (MTP). An export copies them unchanged.
+        carried_names: Names that an export lists for them beside its excluded layers: their modules, or the
+            tensors themselves if they belong to a module of the model.
     """
 
     rows: tuple[PlanRow, ...]
@@ -57,12 +57,12 @@ class QuantPlan:
     carried_names: tuple[str, ...] = ()
 
     def carrying(self, names: Sequence[str], model: nn.Module) -> Self:
-        """Return this plan of ``model`` with the names of the tensors that a checkpoint carries over."""
+        """Return this plan of ``model`` with the names of the tensors that a checkpoint copies unchanged."""
         if not names:
             return self
         modules = {name for name, _ in model.named_modules()}
         listed = (name if (owner := name.rpartition(".")[0]) in modules else owner for name in names)
-        note = f"{len(names)} tensor(s) of the checkpoint that a {type(model).__name__} does not take are carried over as they are stored: "
+        note = f"{len(names)} tensor(s) of the checkpoint that a {type(model).__name__} does not use are copied unchanged: "
         return attrs.evolve(
             self, carried=tuple(names), carried_names=tuple(dict.fromkeys(listed)), notes=(*self.notes, note + folded(names))
         )
@@ -79,23 +79,23 @@ class QuantPlan:
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """Full names of the layers that stay quantized as they come."""
+        """Full names of the layers that keep the quantization of the source."""
         return tuple(r.name for r in self.rows if r.is_kept)
 
     @property
     def excluded(self) -> tuple[str, ...]:
-        """Full names of the layers whose weight and input stay float, embeddings and their like apart."""
+        """Full names of the layers whose weight and input stay float, without embeddings and the like."""
         return tuple(r.name for r in self.rows if (r.config is None or r.config.weight is None) and not r.is_by_name)
 
     @property
     def calibrated(self) -> tuple[PlanRow | AttentionRow, ...]:
         """Rows whose activations have static scales, so that calibration data are needed."""
-        # The inputs of a layer that stays as it is have their scales.
+        # A layer that keeps its quantization has scales for its inputs.
         layers = (r for r in self.quantized if any(not (r.is_kept and s is Slot.input_tensors) for s in static_activations(r.config)))
         return (*layers, *(a for a in self.attentions if has_static_scale(a.probabilities)))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plan in JSON form, which is saved beside the result."""
+        """Return the plan in JSON form; it is saved beside the result."""
         rows = [attrs.asdict(r, filter=lambda a, _: a.name != "config") | {"config": r.config and r.config.to_dict()} for r in self.rows]
         return {
             "rows": rows,
@@ -109,10 +109,7 @@ class QuantPlan:
 
 
 def static_activations(layer: QLayerConfig | None) -> Iterator[Slot]:
-    """Yield the slots of a layer whose activations need calibration.
-
-    Such slots have a static level that is not a mere cast.
-    """
+    """Yield the slots of activations that need calibration: a level is static and no mere cast."""
     for slot in ACTIVATIONS:
         if layer is not None and has_static_scale(getattr(layer, slot)):
             yield slot
@@ -128,11 +125,11 @@ def make_plan(
 ) -> QuantPlan:
     """Resolve the quantization of every layer of ``model``, and check everything that needs no data.
 
-    Layers in ``codes_of`` that the configuration leaves alone stay as they come.
+    Layers in ``codes_of`` that the configuration does not quantize keep their quantization.
 
     Raises:
-        ConfigError: All errors in one message: layers that are quantized already, groups that do not divide,
-            incomplete specs; and where the configuration is ``strict``, patterns that match nothing and layer
+        ConfigError: All errors in one message: layers that are already quantized, groups that do not divide,
+            incomplete specs; and, if the configuration is ``strict``, patterns that match nothing and layer
             types that cannot be quantized.
         PluginError: A format or an observer fails its self-check.
     """
@@ -164,10 +161,8 @@ def make_plan(
 def plan_rows(model: nn.Module, config: QConfig, architecture: Architecture | None = None) -> tuple[PlanRow, ...]:
     """Return one row for each name of a quantizable layer of ``model``, in the model's order.
 
-    Nothing is checked.
-
-    Where the architecture names decoder blocks, cache settings apply only to layers inside them. Exported
-    configurations have exact layer names, and are read without an architecture.
+    Nothing is checked. If the architecture names decoder blocks, cache settings apply only to layers inside
+    them. Exported configurations have exact layer names, and are read without an architecture.
     """
     blocks = architecture.decoder_blocks if architecture is not None else None
     prefix = "" if blocks is None else f"{blocks}."
@@ -222,18 +217,18 @@ def _misfits(rows: tuple[PlanRow, ...], scheme: str | None) -> Iterator[str]:
 
 
 def _contradictions(rows: Sequence[PlanRow]) -> Iterator[str]:
-    """Yield an error for each module that is to be quantized in two ways, under two names."""
+    """Yield an error for each module that would be quantized in two ways, under two names."""
     configs = {row.name: row.config for row in rows}
     for row in rows:
         if row.same_as is not None and row.config != configs[row.same_as]:
             yield (
-                f"'{row.name}' and '{row.same_as}' are one module, and the configuration quantizes them differently: let its patterns "
+                f"'{row.name}' and '{row.same_as}' are one module, but the configuration quantizes them differently: let its patterns "
                 "name both or none, or make two modules of it"
             )
 
 
 def _fix(misfits: Sequence[PlanRow], scheme: str | None) -> str:
-    """Return the fix: schemes that fit, among them the requested one without its options."""
+    """Return the fix: schemes that fit, including the requested one without its options."""
     fitting = _fitting_schemes(misfits)
     others = ", ".join(name for name in fitting if name != scheme)
     fixes = [f"Schemes of the same format that fit: {others}."] if others else []
@@ -242,10 +237,10 @@ def _fix(misfits: Sequence[PlanRow], scheme: str | None) -> str:
 
 
 def _refuse_broken_plugins(rows: tuple[PlanRow, ...], attentions: Sequence[AttentionRow]) -> None:
-    """Run the self-check of every planned format and observer; raises PluginError where one fails."""
+    """Run the self-check of every planned format and observer; raise PluginError if one fails."""
     specs = [(getattr(r.config, slot), slot.is_activation) for r in rows if r.config is not None for slot in Slot]
     specs += [(spec, True) for a in attentions for spec in (a.probabilities, a.query, a.key, a.value)]
-    # Two-level specs are lists, which cannot be hashed: their levels can.
+    # Two-level specs are lists, which cannot be hashed, but their levels can.
     distinct = {(levels(spec), is_activation): spec for spec, is_activation in specs if spec is not None}
     for (_, is_activation), spec in distinct.items():
         refuse_broken(quantizer_for(spec, activation=is_activation), activation=is_activation)
@@ -276,14 +271,12 @@ def _notes(rows: tuple[PlanRow, ...], model: nn.Module, architecture: Architectu
         )
     fused = list(fused_parameters(model))
     if fused:
-        yield (
-            f"{len(fused)} fused matrices of experts stay float: {folded(fused)}. They are excluded, or of a form that cannot be separated"
-        )
+        yield (f"{len(fused)} fused matrices of experts stay float: {folded(fused)}. They are excluded, or cannot be separated")
     yield from _notes_of_types(rows)
     owners = {row.name: row for row in rows}
     if same := [row for row in rows if row.same_as is not None and row.config is not None]:
         yield (
-            f"{len(same)} layer(s) are other names of the same modules, and are quantized with them, by the inputs of their first places: "
+            f"{len(same)} layer(s) are second names of shared modules, and are calibrated on the inputs of the first name: "
             + folded(f"{row.name} = {row.same_as}" for row in same)
         )
     for row in rows:
@@ -296,12 +289,12 @@ def _notes_of_types(rows: Sequence[PlanRow]) -> Iterator[str]:
     quantized = [row for row in rows if row.has_quantized_weight]
     if kernels := [row.name for row in quantized if len(row.shape) > 2]:
         yield (
-            f"of {len(kernels)} convolution(s), channel 0 of a weight is the output channels, also where it is transposed, and groups run "
-            f"along the input channels of a kernel position; channel 1 of activations is the channels: {folded(kernels)}"
+            f"{len(kernels)} convolution(s): axis 0 of a weight is the output channels, also if it is transposed, groups run along the "
+            f"input channels of a kernel position, and axis 1 of activations is the channels: {folded(kernels)}"
         )
     if lookups := [row.name for row in quantized if row.is_lookup]:
         yield (
-            f"of {len(lookups)} embedding(s), channel 0 of a weight is the token; their inputs are indices, which are not quantized: "
+            f"{len(lookups)} embedding(s): axis 0 of a weight is the token, and inputs are indices, which are not quantized: "
             f"{folded(lookups)}"
         )
 
@@ -322,13 +315,13 @@ def _untied(row: PlanRow, owner: PlanRow) -> str:
 
 
 CodesOf = Mapping[str, LayerCodes | None]
-"""The layers of a model that come quantized, by full name; None where their quantization has no exact
-expression.
+"""The layers of a model that are quantized in the source, by full name; None if their quantization has no
+exact expression.
 """
 
 
 def is_left_alone(row: PlanRow) -> bool:
-    """Return whether a configuration leaves the weight and the input of a layer as they are.
+    """Return whether a configuration leaves the weight and the input of a layer unchanged.
 
     Its output may enter a quantized cache.
     """
@@ -336,23 +329,23 @@ def is_left_alone(row: PlanRow) -> bool:
 
 
 def _kept(row: PlanRow, codes: LayerCodes | None) -> PlanRow:
-    """Return a row; if the layer stays as it is stored, with the configuration of its checkpoint."""
+    """Return a row; if the layer keeps its stored quantization, with the configuration of its checkpoint."""
     if codes is None or not is_left_alone(row) or not row.is_linear or codes.shape != row.shape or not _fits(row, codes.config):
         return row
     output = None if row.config is None else row.config.output_tensors
     config = codes.config if output is None else attrs.evolve(codes.config, output_tensors=output)
-    return attrs.evolve(row, config=config, is_kept=True, reason=f"{row.reason}; stays as it is, from the source")
+    return attrs.evolve(row, config=config, is_kept=True, reason=f"{row.reason}; kept as quantized in the source")
 
 
 def _not_kept(rows: Sequence[PlanRow], codes_of: CodesOf) -> Iterator[str]:
-    """Yield a warning of layers that come quantized, are not to be quantized, and cannot stay as they are."""
+    """Yield a warning of layers whose quantization in the source can neither be kept nor is replaced."""
     known = {row.name: row for row in rows}
     floats = {name for name, row in known.items() if is_left_alone(row)}
-    # A layer that the model has under another name, such as that of an expert, lies where layers stay float.
+    # A layer that has another name in the model, such as an expert's layer, lies where layers stay float.
     owners = {name.rpartition(".")[0] for name in floats}
     names = [name for name in codes_of if name in floats or (name not in known and name.rpartition(".")[0] in owners)]
     if names:
         yield (
-            f"{len(names)} layer(s) come quantized and are written dequantized, since their quantization has no exact expression here: "
-            f"{folded(names)}. keep_prequantized_layers=False (--no-keep-prequantized) says that this is meant"
+            f"{len(names)} layer(s) are quantized in the source but written dequantized, because quark cannot express their quantization "
+            f"exactly: {folded(names)}. To accept this, set keep_prequantized_layers=False (--no-keep-prequantized)"
         )

@@ -1,4 +1,4 @@
-"""The rules of a configuration: which of them decides for a layer, and which have no effect.
+"""The rules of a configuration: which rule decides for a layer, and which rules have no effect.
 
 The order of precedence is defined only here.
 """
@@ -20,9 +20,9 @@ from quark.models.layers.quantized_layers import counts_as
 
 @attrs.frozen
 class Resolution:
-    """The configuration of a layer and the rule that decided it.
+    """The configuration of a layer, and the rule that decided it.
 
-    ``config`` is None where the layer stays float.
+    ``config`` is None if the layer stays float.
     """
 
     config: QLayerConfig | None
@@ -30,7 +30,7 @@ class Resolution:
 
 
 def first_match(name: str, patterns: object) -> str | None:
-    """Return the first pattern that matches a module's full name, case-sensitively; None where none does."""
+    """Return the first pattern that matches a module's full name, case-sensitively; or None."""
     return next((p for p in patterns if matches(name, p)), None)  # type: ignore[attr-defined]
 
 
@@ -43,16 +43,16 @@ def layer_config_for(config: QConfig, name: str, planned_as: type[nn.Module], ha
     quantization to the result, even to an excluded layer.
 
     Args:
-        config: Of the whole model.
+        config: Configuration of the whole model.
         name: Full module name.
-        planned_as: The class that the layer counts as.
-        has_cache: Whether the layer is in a part of the model with a KV cache, which a pattern such as
-            ``*v_proj`` does not tell: it also matches in a vision tower.
+        planned_as: The class of the layer in plans.
+        has_cache: Whether the layer is in a part of the model with a KV cache. A pattern such as ``*v_proj``
+            does not show this: it also matches in a vision tower.
     """
     base = _without_cache(config, name, planned_as)
     if is_lookup(planned_as) and base.config is not None:
-        # The input is indices, which cannot be quantized, and there is no bias: what else a scheme for linear
-        # layers says applies.
+        # The input is indices, which cannot be quantized, and there is no bias. The rest of a scheme for
+        # linear layers applies.
         own = QLayerConfig(weight=base.config.weight, output_tensors=base.config.output_tensors)
         return Resolution(_or_float(own), base.reason)
     pattern = first_match(name, config.kv_cache_quant_config)
@@ -84,11 +84,11 @@ def resolution(
     """Return the quantization of a layer or an operator by the rules that do not concern the KV cache.
 
     Args:
-        config: Of the whole model.
-        names: The full name, and others by which patterns may name it.
+        config: Configuration of the whole model.
+        names: The full name, and other names that patterns may use.
         is_type: Whether a key of ``layer_type_quant_config`` is its type.
         type_name: Its type, for the reason.
-        unless_named: Why the global configuration does not apply to it; empty where it does.
+        unless_named: Why the global configuration does not apply to it; empty if it does.
     """
 
     def match(patterns: object) -> str | None:
@@ -107,7 +107,7 @@ def resolution(
 
 
 def _or_float(layer: QLayerConfig) -> QLayerConfig | None:
-    """Return the layer configuration, or None where it quantizes nothing."""
+    """Return the layer configuration, or None if it quantizes nothing."""
     return None if layer == QLayerConfig() else layer
 
 
@@ -121,7 +121,7 @@ class Rule:
     Attributes:
         field: The field of `QConfig`, such as ``"exclude"``.
         rule: The pattern, or the name of the type.
-        layers: The number of quantizable layers that the rule matches; for ``exclude``, if there are none,
+        layers: The number of quantizable layers that the rule matches; for ``exclude`` without such layers,
             the number of other modules.
         problem: Why the rule has no effect, in a sentence; empty if it has one, or comes from the model's own
             template.
@@ -142,7 +142,7 @@ def rules_of(model: nn.Module, config: QConfig, architecture: Architecture | Non
 def _patterns(modules: Mapping[str, nn.Module], config: QConfig, architecture: Architecture | None) -> Iterator[Rule]:
     """Yield a rule for each pattern.
 
-    Patterns of the model's own template may match nothing, as long as one cache pattern matches.
+    Patterns of the model's own template may match nothing, if one cache pattern matches.
     """
     layers = [name for name, module in modules.items() if counts_as(module) is not None]
     template_excludes = set(architecture.with_modules(architecture.exclude_layers_name)) if architecture else set()
@@ -167,13 +167,13 @@ def _deciding(layers: Sequence[str], config: QConfig) -> set[str | None]:
 
 
 def _overruled(pattern: str, layers: Sequence[str], config: QConfig) -> str:
-    """Return the sentence about a pattern that matches layers for all of which other rules decide."""
+    """Return the sentence about a pattern for whose layers other rules decide."""
     names = [name for name in layers if matches(name, pattern)]
     rules = {(first_match(n, config.exclude), first_match(n, config.layer_quant_config)) for n in names}
     others = sorted({f"exclude '{excluded}'" if excluded else f"the pattern '{first}' before it" for excluded, first in rules})
     return (
-        f"the pattern '{pattern}' in layer_quant_config has no effect: what it matches, {folded(names)}, goes by {' and '.join(others)}. "
-        "Take that out, or the pattern"
+        f"the pattern '{pattern}' in layer_quant_config has no effect: all layers that it matches ({folded(names)}) are "
+        f"decided by {' and '.join(others)}. Remove one of these rules"
     )
 
 
@@ -186,7 +186,7 @@ def _unmatched(field: str, pattern: str, layers: Sequence[str]) -> str:
 def _nearest(pattern: str, layers: Sequence[str]) -> str | None:
     """Return the layer name, cut to the pattern's number of parts, that is closest to the pattern.
 
-    Wildcards of the pattern do not count.
+    The pattern's wildcards are ignored.
     """
     words = pattern.replace("*", "").strip(".")
     parts = words.count(".") + 1

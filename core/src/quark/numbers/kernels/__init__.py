@@ -1,7 +1,7 @@
 """Triton kernels that round a tensor in one pass; the device code of formats, and devices that use it.
 
-`quark.numbers.kernels` imports no Triton: the modules that hold kernels are imported when a tensor on a
-device that uses them is first rounded.
+`quark.numbers.kernels` imports no Triton. The modules with kernels are imported when a tensor is first
+rounded on a device that uses them.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from packaging.version import Version
 from quark.base.log import get_logger
 
 DeviceFunction = Callable[..., Any]
-"""A function under ``triton.jit`` that is called by a kernel."""
+"""A function under ``triton.jit`` that a kernel calls."""
 
 
 @attrs.frozen(kw_only=True)
 class DeviceCode:
     """The arithmetic of a number format for one element, as functions under ``triton.jit``.
 
-    They work on tiles, which are float32 and of any shape, and give the bits that the methods of
-    `quark.numbers.NumberFormat` give on a CPU. Kernels are compiled without contraction of products and sums.
-    Two more things keep bits equal: division is ``tl.div_rn``, and bounds are ``tl.where(t < low, low, t)``,
-    which keeps NaN and the sign of zero on every device. An attribute of a constant that is handed to another
-    function gets a name first, ``shape: tl.constexpr = P.shape``: Triton before 3.7 takes only names as
-    constants. Values of codes of a byte need no function: a table holds them, which
-    `quark.numbers.NumberFormat.decode` fills once.
+    They work on float32 tiles of any shape, and give the same bits as the methods of
+    `quark.numbers.NumberFormat` on a CPU. Kernels are compiled without contraction of products and sums. To
+    keep bits equal, write division as ``tl.div_rn``, and bounds as ``tl.where(t < low, low, t)``, which keeps
+    NaN and the sign of zero on every device. Give an attribute of a constant a name before you pass it to
+    another function, ``shape: tl.constexpr = P.shape``: Triton before 3.7 takes only names as constants.
+    One-byte codes need no function for their values: `quark.numbers.NumberFormat.decode` fills a table of
+    them once.
 
     Attributes:
         round: ``(t, zero, P) → t``, as `quark.numbers.NumberFormat.round_`; ``zero`` is None, or float32 that
             can be broadcast.
-        encode: ``(t, P) → codes``, as `quark.numbers.NumberFormat.encode`: int32, of which the lowest bits
-            are stored. None where codes are left to torch.
-        scales: ``(low, high, P) → scale``, as `quark.numbers.NumberFormat.qparams`, float32. None where
-            scales are left to torch.
-        zeros: ``(low, scale, P) → zero``, float32, for specs with zero points; None without.
-        parameters: P, which each of them is given: any frozen object whose ``repr`` says all that it holds.
+        encode: ``(t, P) → codes``, as `quark.numbers.NumberFormat.encode`: int32, whose lowest bits are
+            stored. None if torch computes codes.
+        scales: ``(low, high, P) → scale``, as `quark.numbers.NumberFormat.qparams`, float32. None if torch
+            computes scales.
+        zeros: ``(low, scale, P) → zero``, float32, for specs with zero points; else None.
+        parameters: P, an argument of each function: any frozen object whose ``repr`` shows its whole content.
             It is a constant of the compiled kernel; so are its attributes.
     """
 
@@ -58,7 +58,7 @@ class DeviceCode:
 VARIABLE = "QUARK_KERNELS"
 """Environment variable with the device types that use kernels, separated by commas.
 
-Where it is not set, ``cuda`` (AMD's GPUs too); where it is empty, none.
+If it is not set, ``cuda`` (including AMD's GPUs); if it is empty, none.
 """
 _DEFAULT = "cuda"
 
@@ -70,8 +70,8 @@ def uses_kernels(device: torch.device) -> bool:
     """Return whether tensors on that device are rounded by kernels, if their format has device code.
 
     With ``QUARK_KERNELS=cpu`` and ``TRITON_INTERPRET=1`` the kernels run on the CPU, in Triton's interpreter,
-    as tests do. What ``torch.compile`` traces has none: the compiler fuses torch's operations. Torch's
-    operations round too if there is no Triton, or one before `OLDEST_TRITON`.
+    as in tests. Code traced by ``torch.compile`` uses no kernels: the compiler fuses torch's operations.
+    Torch's operations also round if Triton is missing or older than `OLDEST_TRITON`.
     """
     if torch.compiler.is_compiling() or device.type not in _types(os.environ.get(VARIABLE, _DEFAULT)):
         return False
@@ -80,13 +80,13 @@ def uses_kernels(device: torch.device) -> bool:
 
 @lru_cache(maxsize=16)
 def _types(named: str) -> frozenset[str]:
-    """Return the device types of a value of the variable."""
+    """Return the device types in a value of the variable."""
     return frozenset(name.strip() for name in named.split(",") if name.strip())
 
 
 @cache
 def _has_triton() -> bool:
-    """Return whether the installed Triton compiles the kernels; say in the log why it does not."""
+    """Return whether the installed Triton compiles the kernels; log the reason if not."""
     if importlib.util.find_spec("triton") is None:
         return False
     try:
@@ -98,7 +98,7 @@ def _has_triton() -> bool:
             return True
         reason = f"Triton {version} is too old for the kernels"
     get_logger(__name__).warning(
-        f"{reason}: torch's operations take their place, which is slower and gives the same values. Install Triton {OLDEST_TRITON} or newer"
+        f"{reason}: PyTorch operations replace the kernels, with the same values but slower. Install Triton {OLDEST_TRITON} or newer"
     )
     return False
 
@@ -106,21 +106,21 @@ def _has_triton() -> bool:
 def launching_on(device: torch.device) -> AbstractContextManager[Any]:
     """Return a context in which kernels are launched on that device.
 
-    Triton takes the current device, wherever its arguments lie.
+    Triton uses the current device, wherever its arguments are.
     """
     return nullcontext() if device.type == "cpu" else torch.get_device_module(device).device(device)
 
 
 @attrs.frozen
 class Runs:
-    """How the elements that share a scale lie in a contiguous tensor.
+    """Positions of the elements that share a scale in a contiguous tensor.
 
     Run r has scale number ``r // span · period + r % period``.
 
     Attributes:
-        length: Elements of a run, next to each other.
-        period: Runs until scales begin again, or go on to others.
-        span: Runs after which they go on to others, a multiple of ``period``.
+        length: Number of adjacent elements in a run.
+        period: Number of runs after which scales repeat, or other scales begin.
+        span: Number of runs after which other scales begin, a multiple of ``period``.
     """
 
     length: int
@@ -129,5 +129,5 @@ class Runs:
 
     @property
     def have_own_scales(self) -> bool:
-        """Whether run r has scale number r."""
+        """Whether each run has its own scale, in the order of runs."""
         return self.period == self.span

@@ -1,6 +1,6 @@
 """Arithmetic that device code shares: bits of float32, whole numbers, bounds.
 
-All of it keeps NaN and the sign of zero.
+All functions keep NaN and the sign of zero.
 """
 
 from __future__ import annotations

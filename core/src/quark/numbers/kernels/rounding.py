@@ -1,9 +1,8 @@
-"""One kernel that rounds a tensor with its scales, or with scales that it finds, or reads codes: in one pass.
+"""One kernel that, in one pass, finds scales if needed and rounds a tensor, or decodes codes.
 
-The elements that share a scale lie in runs (`quark.numbers.kernels.Runs`). A program takes a tile of several
-short runs, or a part of a long one: loads and stores are of consecutive addresses, and a scale is loaded once
-for each run of a tile. Scales are found in the same pass where a run fits into a tile and no other run has
-its scale.
+Elements that share a scale form runs (`quark.numbers.kernels.Runs`). A program processes a tile of several
+short runs, or a part of a long run: loads and stores have consecutive addresses, and a scale is loaded once
+for each run of a tile. The same pass finds scales if a run fits into a tile and does not share its scale.
 """
 
 from __future__ import annotations
@@ -21,9 +20,10 @@ from quark.numbers.kernels import DeviceCode, DeviceFunction, Runs, launching_on
 from quark.numbers.kernels.arithmetic import bits_of, bounded, float_of
 
 TILE = 2048
-"""Elements of a program: 16 for each thread of four warps, two loads of 16 bytes in 16-bit dtypes."""
+"""Elements of a program: 16 for each thread of four warps. In 16-bit dtypes, these are two loads of 16 bytes.
+"""
 LONGEST_RUN = 1 << 15
-"""Elements of the longest run whose scale is found by the kernel: 64 registers of each thread of 16 warps."""
+"""Maximum length of a run whose scale the kernel finds: 64 registers of each thread of 16 warps."""
 MOST_WARPS = 16
 _LARGEST_OF_NARROW = 2.0**120
 
@@ -32,10 +32,10 @@ _LARGEST_OF_NARROW = 2.0**120
 def _extremes(x, is_inside, IS_SYMMETRIC: tl.constexpr):
     """Return the smallest and the largest value of each row, or ∓ the largest magnitude if symmetric.
 
-    NaN where a row has one.
+    A row with NaN gives NaN.
     """
-    # Magnitudes are in the order of their bits, NaN last. A maximum of bits therefore keeps NaN, which a
-    # maximum of floats would lose.
+    # Magnitudes have the order of their bits, with NaN last. So a maximum of bits keeps NaN, which a maximum
+    # of floats would lose.
     largest = float_of(tl.max(tl.where(is_inside, bits_of(x) & 0x7FFFFFFF, 0), 1))
     if IS_SYMMETRIC:
         low, high = -largest, largest
@@ -48,7 +48,7 @@ def _extremes(x, is_inside, IS_SYMMETRIC: tl.constexpr):
 
 @triton.jit
 def _relative_scales(high, outer, ROUND: tl.constexpr, P: tl.constexpr, LARGEST: tl.constexpr, IN_ONE_DIVISION: tl.constexpr):
-    """Return scales for magnitudes up to ``high`` of a two-level quantizer: in units of the outer scale.
+    """Return the scales of a two-level quantizer for magnitudes up to ``high``, in units of the outer scale.
 
     They are rounded to their own format.
     """
@@ -68,9 +68,9 @@ def _rounded(
     BY_RECIPROCAL: tl.constexpr,
     LIMIT: tl.constexpr,
 ):
-    """Return the values of ``x`` under its scales, float32, or the codes of these.
+    """Return the values of ``x`` under its scales, float32, or their codes.
 
-    Without ROUND ``x`` is rounded already, and in units of its scales.
+    Without ROUND, ``x`` is already rounded and in units of its scales.
     """
     t = x
     if ROUND is not None:
@@ -89,10 +89,10 @@ def _rounded(
 
 @triton.jit
 def round_runs(
-    x_ptr,  # the tensor, contiguous; codes of a byte where a table is given
+    x_ptr,  # the tensor, contiguous; one-byte codes if a table is given
     table_ptr,  # the value of each byte in units of scales, float32; None to round
-    out_ptr,  # its values or codes, contiguous; may be x; None to find scales alone
-    scale_ptr,  # scales: read, or written where SCALES is given
+    out_ptr,  # its values or codes, contiguous; may be x; None to find only scales
+    scale_ptr,  # scales: read, or written if SCALES is given
     zero_ptr,  # zero points likewise, or None
     outer_ptr,  # one outer scale, or None
     count,  # runs
@@ -102,10 +102,10 @@ def round_runs(
     ROUND: tl.constexpr,  # None with a table
     ENCODE: tl.constexpr,  # None for values
     P: tl.constexpr,
-    SCALES: tl.constexpr,  # finds scales; None where they are given
+    SCALES: tl.constexpr,  # finds scales; None if they are given
     ZEROS: tl.constexpr,
     SCALES_P: tl.constexpr,
-    LARGEST: tl.constexpr,  # of an element, where SCALES is the rounding of scales relative to the outer one; else None
+    LARGEST: tl.constexpr,  # of an element, if SCALES rounds scales relative to the outer one; else None
     IN_ONE_DIVISION: tl.constexpr,
     IS_SYMMETRIC: tl.constexpr,
     BY_RECIPROCAL: tl.constexpr,
@@ -113,9 +113,9 @@ def round_runs(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Round ``x`` to ``(round(x / scale about zero) − zero) · scale``, or to the codes of that.
+    """Round ``x`` to ``(round(x / scale about zero) − zero) · scale``, or to the codes of these values.
 
-    With a table it is ``(table[x] − zero) · scale``.
+    With a table, write ``(table[x] − zero) · scale``.
     """
     blocks = tl.cdiv(length, COLUMNS)
     run = tl.program_id(0) // blocks * ROWS + tl.arange(0, ROWS)
@@ -156,14 +156,14 @@ class Finding:
     """How `launch` finds scales.
 
     Attributes:
-        scales: As of `quark.numbers.kernels.DeviceCode`; or, with ``largest``, the rounding of the format of
+        scales: As in `quark.numbers.kernels.DeviceCode`; with ``largest``, the rounding of the format of
             relative scales.
-        zeros: As of `quark.numbers.kernels.DeviceCode`.
-        parameters: Theirs.
-        is_symmetric: Whether ranges are ∓ the largest magnitude rather than from the smallest to the largest
+        zeros: As in `quark.numbers.kernels.DeviceCode`.
+        parameters: P of these functions.
+        is_symmetric: Whether ranges are ∓ the largest magnitude, or else from the smallest to the largest
             value.
-        largest: Largest magnitude of an element, where scales are relative to an outer scale.
-        in_one_division: Whether relative scales are ``high / (outer · largest)`` rather than
+        largest: Largest magnitude of an element, if scales are relative to an outer scale.
+        in_one_division: Whether relative scales are ``high / (outer · largest)``, or else
             ``high / largest / outer``.
     """
 
@@ -192,16 +192,17 @@ def launch(
     All tensors are contiguous and on one device.
 
     Args:
-        code: The arithmetic of the number format.
+        code: Arithmetic of the number format.
         x: float32, float16 or bfloat16; with ``table`` codes, uint8.
-        out: Values, in a dtype of these, or codes; None where scales are wanted alone.
+        out: Values, in one of these dtypes, or codes; None to find only scales.
         qparams: Float32 or narrower scales, int32 or float32 zero points or None, a float32 outer scale or
-            None. With ``finding`` scales and zero points are written.
-        runs: Where scales lie; with ``finding`` each run has its own, and is not longer than `LONGEST_RUN`.
+            None. With ``finding``, scales and zero points are written.
+        runs: Positions of scales. With ``finding``, each run has its own scale and is not longer than
+            `LONGEST_RUN`.
         by_reciprocal: Whether scaled values are ``x · (1 / scale)``.
-        encode: Whether ``out`` gets codes.
-        finding: How scales are found; None where they are given.
-        table: The values of codes, float32 ``[256]``, where ``x`` is not to be rounded but to be decoded.
+        encode: Whether to write codes to ``out``.
+        finding: How to find scales; None if they are given.
+        table: Values of codes, float32 ``[256]``, to decode ``x`` instead of rounding it.
     """
     columns = triton.next_power_of_2(runs.length)
     if finding is None:

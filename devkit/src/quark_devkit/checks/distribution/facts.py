@@ -16,26 +16,26 @@ from quark_devkit.subject import Subject
 
 
 def refuse_left_out(subject: Subject) -> None:
-    """Raise NotApplicableError where the distribution is denied: nothing of it may run."""
+    """Raise NotApplicableError if the distribution is denied, so that none of its code runs."""
     denied = [variable for source, variable in subject.catalog.left_out.items() if source.distribution == subject.distribution]
     if denied and not sources_of(subject):
-        raise NotApplicableError(f"{denied[0]} leaves it out, and nothing of it is run")
+        raise NotApplicableError(f"{denied[0]} leaves it out, so none of its code runs")
 
 
 def refuse_core(subject: Subject) -> None:
-    """Raise NotApplicableError for the core itself, which registers its own without an entry point."""
-    assume(subject.distribution != CORE, "it is the core itself, which other distributions require and register with")
+    """Raise NotApplicableError for the core itself, which has no entry point."""
+    assume(subject.distribution != CORE, "it is the core itself, which other distributions require")
 
 
 def sources_of(subject: Subject) -> list[Source]:
-    """Return its plugins, those that failed among them, without those that are left out."""
+    """Return its plugins, including failed ones, without denied ones."""
     catalog = subject.catalog
     sources = [*catalog.sources(), *(failure.source for failure in catalog.failures())]
     return list(dict.fromkeys(source for source in sources if source.distribution == subject.distribution))
 
 
 def refuse_failures(subject: Subject, *stages: str) -> None:
-    """Raise CheckFailedError with the first failure at some stages (`quark.plugins.failures.STAGES`)."""
+    """Raise CheckFailedError with the first failure at these stages (`quark.plugins.failures.STAGES`)."""
     catalog = subject.catalog
     failures = [f for f in catalog.failures() if f.source.distribution == subject.distribution and f.stage in stages]
     if failures:
@@ -44,7 +44,7 @@ def refuse_failures(subject: Subject, *stages: str) -> None:
 
 
 def claims_of(subject: Subject) -> list[tuple[Registry[Any], Registered]]:
-    """Return its records, each with the registry that it is in.
+    """Return its records, each with its registry.
 
     Raises:
         NotApplicableError: It registers none.

@@ -1,4 +1,4 @@
-"""Lists records of plugins in a process of its own, to see imports, output, side effects and cost of that.
+"""Lists records of plugins in a separate process, to observe imports, output, side effects and cost.
 
 The process imports this module as ``__main__``; nothing here may import torch.
 """
@@ -47,15 +47,14 @@ class Listing:
     """The observations of one listing.
 
     Attributes:
-        error: Why there is nothing to see, as a predicate; empty where the process ended well.
+        error: Why there is no listing, as a predicate; empty after success.
         printed: What it wrote to stdout.
         heavy: Packages of `HEAVY` that it imported.
-        seconds: Wall-clock time of importing the plugins and listing what they register.
-        cpu_seconds: Processor time of the same.
-        effects: What else that did (`side_effects`), each as a predicate.
-        records: What was registered, each as ``"schemes:acme_int3"``.
-        unloadable: Modules that records point at and that cannot be imported, each with the error; empty
-            where none was asked for.
+        seconds: Wall-clock time of importing the plugins and listing their records.
+        cpu_seconds: CPU time of the same work.
+        effects: Other side effects (`side_effects`), each as a predicate.
+        records: Registered records, each as ``"schemes:acme_int3"``.
+        unloadable: Referenced modules that cannot be imported, each with the error.
     """
 
     error: str = ""
@@ -73,8 +72,7 @@ def listed_alone(sources: tuple[Source, ...], installed: Path | None = None) -> 
 
     Args:
         sources: The plugins, each with the module of its entry point.
-        installed: A directory that comes first on the import path. All modules that records point at are then
-            imported too.
+        installed: A directory to put first on the import path. All referenced modules are then imported too.
     """
     path = tuple(entry or os.getcwd() for entry in sys.path)
     return _listed(sources, path if installed is None else (str(installed), *path), installed is not None)
@@ -147,16 +145,16 @@ def _unloadable(catalog: Catalog, sources: list[Source]) -> list[str]:
     for module in sorted({module for _, record in _records(catalog, sources) for module in modules_of(record)}):
         try:
             __import__(module)
-        except (Exception, SystemExit) as error:  # the module is anybody's code
+        except (Exception, SystemExit) as error:  # third-party code may raise anything
             complaints.append(f"{module} ({type(error).__name__}: {error})")
     return complaints
 
 
 @contextlib.contextmanager
 def side_effects() -> Iterator[list[str]]:
-    """Yield a list that holds, after the body, its side effects as predicates: ``"starts a program"``.
+    """Yield a list, which after the body holds its side effects as predicates: ``"starts a program"``.
 
-    An audit hook stays for the life of the process, so this is for a process of its own.
+    Use it in a separate process only, since an audit hook stays until the process ends.
     """
     effects: list[str] = []
     is_watching = True
@@ -175,7 +173,7 @@ def side_effects() -> Iterator[list[str]]:
 
 
 def _effect_of(event: str, arguments: tuple[Any, ...]) -> str | None:
-    """Return the audit event as a predicate; None for one that does no harm."""
+    """Return the audit event as a predicate; None for a harmless event."""
     if event in _PROGRAMS:
         return "starts a program"
     if event in _NETWORK:

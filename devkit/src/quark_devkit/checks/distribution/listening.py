@@ -1,4 +1,4 @@
-"""Checks of a distribution's event hook: it takes every event, quickly, and leaves stdout to the program."""
+"""Checks of a distribution's event hook: it accepts every event, quickly, and does not write to stdout."""
 
 from __future__ import annotations
 
@@ -17,21 +17,20 @@ from quark_devkit.checks.distribution.facts import refuse_left_out
 from quark_devkit.subject import Subject
 
 MOST_CPU_SECONDS = 0.02
-"""Longest that a listener may take for one event on average, in processor time: a block of a mixture has
-thousands of events.
+"""Longest mean CPU time of a listener per event, since a mixture's block has thousands of events.
 """
 _ROUNDS = 3
 
 
 @attrs.frozen(kw_only=True)
 class _LaterEvent(Event):
-    """An event of a version of quark that is not written yet."""
+    """An event of a future version of quark."""
 
     name = "event_of_a_later_version"
 
 
 def _examples() -> list[Event]:
-    """Return an event of each kind, as early events of a run are: what is not known yet is None or empty."""
+    """Return an event of each kind as at the start of a run, with unknown values None or empty."""
     values: dict[str, Any] = {"task": "quantize", "elapsed": 1.5}
     return [*(kind(**values) for kind in EVENTS), _LaterEvent(**values)]
 
@@ -45,32 +44,32 @@ def _listeners(subject: Subject) -> list[Listener]:
 
 @check("distribution")
 def hears_every_event(subject: Subject) -> None:
-    """Its event hook takes every kind of event, and one of a name that it does not know, without raising."""
+    """Its event hook accepts every kind of event, and unknown events, without raising."""
     for listener, event in product(_listeners(subject), _examples()):
         try:
             listener(event)
         except (Exception, SystemExit) as error:
             problem = f"{type(error).__name__}: {error}".rstrip(": ")
-            raise CheckFailedError(f"raises {problem} for '{event.name}': a listener ignores what it does not need") from error
+            raise CheckFailedError(f"raises {problem} for '{event.name}': a listener must ignore events that it does not need") from error
 
 
 @check("distribution")
 def prints_nothing_when_it_hears(subject: Subject) -> None:
-    """Its event hook writes nothing to stdout, where it would spoil ``--json``."""
+    """Its event hook writes nothing to stdout, since that would break ``--json``."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         for listener, event in product(_listeners(subject), _examples()):
             listener(event)
-    require(not printed.getvalue(), f"writes {printed.getvalue()[:80]!r} to stdout when it hears of a run: use logging, or stderr")
+    require(not printed.getvalue(), f"writes {printed.getvalue()[:80]!r} to stdout when it receives an event: use logging or stderr")
 
 
 @check("distribution")
 def hears_quickly(subject: Subject) -> None:
-    """Its event hook takes next to no time, since the run waits for it."""
+    """Its event hook takes almost no time, since the run waits for it."""
     calls = list(product(_listeners(subject), _examples())) * _ROUNDS
     begin = time.process_time()
     for listener, event in calls:
         listener(event)
     took = (time.process_time() - begin) / len(calls)
     fix = "hand the work to a thread, or do it at the end of the run"
-    require(took <= MOST_CPU_SECONDS, f"takes {took:.3f} s of processor time for an event, where {MOST_CPU_SECONDS} s is the most: {fix}")
+    require(took <= MOST_CPU_SECONDS, f"takes {took:.3f} s of CPU time for an event, but at most {MOST_CPU_SECONDS} s is allowed: {fix}")

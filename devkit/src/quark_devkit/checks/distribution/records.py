@@ -27,11 +27,11 @@ _BUILT_IN = {CORE, *BUILT_IN}
 
 @check("distribution")
 def points_at_what_there_is(subject: Subject) -> None:
-    """Every reference of every record leads to an object of the right kind, which agrees with the record."""
+    """Every reference of every record leads to an object of the right kind that agrees with the record."""
     complaints = [complaint for registry, claim in claims_of(subject) for complaint in _bad_references(registry, claim)]
     if complaints:
         more = f" (and {len(complaints) - 1} more)" if len(complaints) > 1 else ""
-        raise CheckFailedError(f"has a record that leads nowhere: {complaints[0]}{more}")
+        raise CheckFailedError(f"has a record whose target does not exist: {complaints[0]}{more}")
 
 
 def _bad_references(registry: Registry[Any], claim: Registered) -> Iterator[str]:
@@ -48,22 +48,24 @@ def _bad_references(registry: Registry[Any], claim: Registered) -> Iterator[str]
     for what, load in loads.items():
         try:
             load()
-        except (Exception, SystemExit) as error:  # the module is anybody's code
+        except (Exception, SystemExit) as error:  # third-party code may raise anything
             yield f"{what} of '{record.name}' cannot be loaded ({type(error).__name__}: {error})"
 
 
 @check("distribution")
 def claims_no_name_of_another(subject: Subject) -> None:
-    """No other third party claims one of its names, of its observers' or layers' classes, or of the
-    checkpoints that it reads."""
-    if subject.distribution not in _BUILT_IN:  # else it is the other one that has to give way
+    """No other third party claims its names, its observers' or layers' classes, or the checkpoints that it
+    reads.
+    """
+    if subject.distribution not in _BUILT_IN:  # otherwise the other distribution must change its name
         _refuse_contested(subject, lambda distribution: distribution not in _BUILT_IN)
 
 
 @check("distribution")
 def replaces_a_built_in_only_by_saying_so(subject: Subject) -> None:
-    """A record with the name, the class or the checkpoints of a built-in record names the distribution of
-    that record in ``replaces``, and ``replaces`` names no distribution without a record of the same name."""
+    """A record that claims the name, class or checkpoints of a built-in record names its distribution in
+    ``replaces``, and only then.
+    """
     _refuse_contested(subject, lambda distribution: distribution in _BUILT_IN)
     installed = {source.distribution for source in subject.catalog.sources()}
     for registry, claim in claims_of(subject):
@@ -74,26 +76,26 @@ def replaces_a_built_in_only_by_saying_so(subject: Subject) -> None:
 
 
 def _refuse_contested(subject: Subject, counts: Callable[[str], bool]) -> None:
-    """Raise CheckFailedError for the first record that cannot be told from one of another distribution."""
+    """Raise CheckFailedError for the first record that collides with another distribution's."""
     for registry, claim in claims_of(subject):
         for other in registry.claims():
             owner = other.source.distribution
             if owner in (subject.distribution, RUN_TIME) or not counts(owner) or _replaces(claim, other) or _replaces(other, claim):
                 continue
             if common := sorted(_identities(claim.record) & _identities(other.record)):
-                fix = f"choose another, or say replaces='{owner}'" if other.record.name == claim.record.name else "choose another"
+                fix = f"choose another, or set replaces='{owner}'" if other.record.name == claim.record.name else "choose another"
                 whose = f"its {registry.kind.name} '{claim.record.name}'"
-                raise CheckFailedError(f"claims {common[0]} for {whose}, as {owner} does for '{other.record.name}': {fix}")
+                raise CheckFailedError(f"claims {common[0]} for {whose}, but {owner} claims it for '{other.record.name}': {fix}")
 
 
 def _replaces(claim: Registered, other: Registered) -> bool:
-    """Return whether a claim says that it stands in for the other one."""
+    """Return whether a claim declares that it replaces the other claim."""
     replaced = claim.record.replaces
     return replaced is not None and normalized(replaced) == other.source.distribution and claim.record.name == other.record.name
 
 
 def _identities(record: Record) -> set[str]:
-    """Return the keys by which a record is found: two records of a kind may not share one."""
+    """Return the keys of a record, which must be unique within its kind."""
     found_by = {f"the name '{name}'" for name in (record.name, *record.aliases)}
     if isinstance(record, ObserverRecord):
         found_by.add(f"the class name '{record.class_name}'")
@@ -107,7 +109,7 @@ def _identities(record: Record) -> set[str]:
 
 @check("distribution")
 def describes_every_record(subject: Subject) -> None:
-    """Every record has a summary of one line, which listings show."""
+    """Every record has a one-line summary for listings."""
     for registry, claim in claims_of(subject):
         lines = claim.record.summary.strip().splitlines()
         what = f"the {registry.kind.name} '{claim.record.name}'"
@@ -116,7 +118,7 @@ def describes_every_record(subject: Subject) -> None:
 
 @check("distribution")
 def has_texts_that_a_terminal_can_show(subject: Subject) -> None:
-    """No text of a record holds control characters, which a terminal would obey."""
+    """No text of a record has control characters, which a terminal would execute."""
     for registry, claim in claims_of(subject):
         for field in attrs.fields(type(claim.record)):
             for text in _texts(getattr(claim.record, field.name)):

@@ -23,8 +23,7 @@ from quark_devkit.checks.distribution.listed_alone import Listing, listed_alone
 from quark_devkit.subject import Subject
 
 MOST_SECONDS, MOST_CPU_SECONDS = 5.0, 1.5
-"""Longest that importing and listing the plugins of one distribution may take, wall-clock and
-processor time.
+"""Longest wall-clock and CPU time for importing and listing the plugins of a distribution.
 """
 
 
@@ -33,7 +32,7 @@ def _listing(subject: Subject) -> Listing:
 
     Raises:
         NotApplicableError: No module can be imported for it.
-        CheckFailedError: The process that lists it does not end well.
+        CheckFailedError: The listing process fails.
     """
     refuse_left_out(subject)
     if any(f.source.distribution == subject.distribution and f.stage == "import" for f in subject.catalog.failures()):
@@ -47,12 +46,11 @@ def _listing(subject: Subject) -> Listing:
 
 @check("distribution")
 def is_found_by_an_entry_point(subject: Subject) -> None:
-    """The installed distribution has an entry point of the group quark, and each of them leads to an object
-    that can be imported."""
+    """The installed distribution has entry points of the group quark, and each can be imported."""
     refuse_core(subject)
     denied = [variable for source, variable in subject.catalog.left_out.items() if source.distribution == subject.distribution]
     if denied:
-        raise CheckFailedError(f"is left out by {denied[0]}: nothing of it is run, and so nothing of it is checked")
+        raise CheckFailedError(f"is left out by {denied[0]}, so nothing is checked: change that variable")
     refuse_failures(subject, "import")
     points = [point for point in metadata_of(subject).entry_points if point.group == GROUP]
     require(points, f"has no entry point of the group {GROUP}: add [project.entry-points.{GROUP}] to pyproject.toml")
@@ -60,37 +58,37 @@ def is_found_by_an_entry_point(subject: Subject) -> None:
 
 @check("distribution")
 def fits_this_core(subject: Subject) -> None:
-    """The installed core is one that the distribution requires, and its plugin API has a version that the
-    plugins were written for."""
+    """The distribution supports the installed core and the version of its plugin API."""
     refuse_left_out(subject)
     refuse_failures(subject, "require")
 
 
 @check("distribution")
 def requires_the_core_within_bounds(subject: Subject) -> None:
-    """The distribution requires quark-core from a lowest version on and below a next one: a major version may
-    change protocols."""
+    """The distribution requires quark-core with a lower and an upper bound, since a major version may change
+    protocols.
+    """
     refuse_core(subject)
     texts = [text for text in requirements_of(subject) if name_in(text) == CORE]
     try:
         own = [requirement for requirement in map(Requirement, texts) if not _is_extra(requirement)]
     except InvalidRequirement as error:
-        raise CheckFailedError(f"requires '{texts[0]}', which is no requirement ({error})") from None
+        raise CheckFailedError(f"requires '{texts[0]}', which is not a valid requirement ({error})") from None
     require(own, f"does not require {CORE}: add '{CORE}>=…,<…' to its dependencies")
     operators = {specifier.operator for requirement in own for specifier in requirement.specifier}
     fixed = bool(operators & {"==", "===", "~="})
-    require(fixed or operators & {">=", ">"}, f"requires '{own[0]}' without a lowest version: write >= and the one it is tested with")
+    require(fixed or operators & {">=", ">"}, f"requires '{own[0]}' without a lower bound: write >= and the oldest version that you test")
     require(fixed or operators & {"<", "<="}, f"requires '{own[0]}' without an upper bound: write < and the next major version")
 
 
 def _is_extra(requirement: Requirement) -> bool:
-    """Return whether a requirement is one of an extra, or of another system."""
+    """Return whether a requirement belongs to an extra or to another system."""
     return requirement.marker is not None and not requirement.marker.evaluate({"extra": ""})
 
 
 @check("distribution")
 def declares_its_range_of_api_versions(subject: Subject) -> None:
-    """Each of its plugins with records says by QUARK_API which versions of the plugin API it is for."""
+    """Each of its plugins with records declares its plugin API versions in QUARK_API."""
     refuse_core(subject)
     claims_of(subject)
     for source in subject.catalog.unstated():
@@ -101,32 +99,33 @@ def declares_its_range_of_api_versions(subject: Subject) -> None:
 
 @check("distribution")
 def has_hooks_that_are_called(subject: Subject) -> None:
-    """Each of its plugins has a hook, and every function with the name of a hook, or nearly so, is marked and
-    spelt as one."""
+    """Each of its plugins has a hook, and every function whose name resembles a hook is a marked and
+    correctly spelled hook.
+    """
     refuse_left_out(subject)
     refuse_failures(subject, "register")
 
 
 @check("distribution")
 def registers_records_that_are_kept(subject: Subject) -> None:
-    """No hook raises or is cut off, and every record that it yields is valid and has a name of its own."""
+    """No hook raises or is cut off, and every record is valid and has a unique name."""
     refuse_left_out(subject)
     refuse_failures(subject, "call", "validate")
 
 
 @check("distribution")
 def registers_a_bounded_number_of_records(subject: Subject) -> None:
-    """A hook yields fewer records than the most that are taken of one hook; names that follow a rule are one
-    record with options."""
+    """A hook yields fewer records than the limit; names that follow a rule are one record with options."""
     counts = Counter(registry.kind.hook for registry, _ in claims_of(subject))
     for hook, count in counts.items():
-        require(count < MOST_RECORDS, f"yields {count} records from '{hook}', and no more than {MOST_RECORDS} are taken")
+        require(count < MOST_RECORDS, f"yields {count} records from '{hook}', but at most {MOST_RECORDS} are allowed")
 
 
 @check("distribution")
 def registers_without_torch(subject: Subject) -> None:
-    """Listing its records, with schemes and settings, imports neither torch nor transformers, which take
-    seconds."""
+    """Listing its records, schemes and settings imports neither torch nor transformers, which
+    take seconds.
+    """
     heavy = _listing(subject).heavy
     fix = "import it in the modules that records point at, not in the plugin module, the schemes or the settings"
     require(not heavy, f"imports {' and '.join(heavy)} when it is listed: {fix}")
@@ -134,24 +133,29 @@ def registers_without_torch(subject: Subject) -> None:
 
 @check("distribution")
 def registers_quickly(subject: Subject) -> None:
-    """Importing and listing it takes next to no time, since every listing and every completion of a command
-    line waits for it."""
+    """Importing and listing it takes almost no time, since every listing and shell completion
+    waits for it.
+    """
     listing = _listing(subject)
-    took = f"takes {listing.cpu_seconds:.1f} s of processor time, {listing.seconds:.1f} s in all, to be listed"
+    took = f"takes {listing.cpu_seconds:.1f} s of CPU time and {listing.seconds:.1f} s in all to be listed"
     quick = listing.cpu_seconds <= MOST_CPU_SECONDS and listing.seconds <= MOST_SECONDS
-    require(quick, f"{took}, where {MOST_CPU_SECONDS} s and {MOST_SECONDS} s are the most: move the work to what records point at")
+    require(
+        quick,
+        f"{took}, but at most {MOST_CPU_SECONDS} s and {MOST_SECONDS} s are allowed: move the work to the modules that records point at",
+    )
 
 
 @check("distribution")
 def prints_nothing_when_it_is_listed(subject: Subject) -> None:
-    """Importing and listing it writes nothing to stdout, where it would spoil ``--json``."""
+    """Importing and listing it writes nothing to stdout, since that would break ``--json``."""
     printed = _listing(subject).printed
     require(not printed, f"writes {printed[:80]!r} to stdout when it is listed: use logging")
 
 
 @check("distribution")
 def does_nothing_else_when_it_is_listed(subject: Subject) -> None:
-    """Importing and listing it opens no connection, starts no program or thread, writes no file, and leaves
-    the process as it is."""
+    """Importing and listing it opens no connection, starts no program or thread, writes no file, and does not
+    change the process.
+    """
     effects = _listing(subject).effects
-    require(not effects, f"{' and '.join(effects[:3])} when it is listed: do that where it is used")
+    require(not effects, f"{' and '.join(effects[:3])} when it is listed: do that when the plugin is used")

@@ -33,7 +33,7 @@ def builds_a_wheel(subject: Subject) -> None:
 
 @check("distribution")
 def has_a_wheel_with_all_that_records_point_at(subject: Subject) -> None:
-    """The wheel holds the plugin modules, and every module of its packages that a record points at."""
+    """The wheel contains the plugin modules and every module of its packages that a record references."""
     files = _files(_built(subject))
     packages = {name.partition("/")[0].removesuffix(".py") for name in files}
     plugins = {source.module.partition(":")[0] for source in sources_of(subject) if source.module}
@@ -41,14 +41,15 @@ def has_a_wheel_with_all_that_records_point_at(subject: Subject) -> None:
     for module in sorted(plugins | pointed_at):
         path = module.replace(".", "/")
         held = f"{path}/__init__.py" in files or any(name.startswith(f"{path}.") for name in files)  # .py, or compiled
-        fix = "correct which packages are found"
-        require(held, f"builds a wheel without the module '{module}', which a record or an entry point names: {fix}")
+        fix = "correct the package discovery in pyproject.toml"
+        require(held, f"builds a wheel without the module '{module}', which a record or entry point names: {fix}")
 
 
 @check("distribution")
 def has_a_typed_wheel(subject: Subject) -> None:
-    """Every package in the wheel has the marker py.typed, without which type checkers do not read its
-    annotations."""
+    """Every package in the wheel has the marker py.typed, which type checkers need to read its
+    annotations.
+    """
     files = _files(_built(subject))
     for package in sorted(name.partition("/")[0] for name in files if name.endswith("/__init__.py") and name.count("/") == 1):
         fix = "add the file, and name it under package-data"
@@ -57,8 +58,9 @@ def has_a_typed_wheel(subject: Subject) -> None:
 
 @check("distribution")
 def registers_the_same_once_it_is_installed(subject: Subject) -> None:
-    """Installed from its wheel into an empty directory, it registers the same records, and all that they
-    point at can be imported."""
+    """Installed from its wheel into an empty directory, it registers the same records, and their references
+    can be imported.
+    """
     refuse_core(subject)
     target = _installed(_built(subject))
     if isinstance(target, str):
@@ -76,7 +78,7 @@ def _built(subject: Subject) -> Path:
     """Return the wheel.
 
     Raises:
-        NotApplicableError: Its source is not known, or what builds it is not installed.
+        NotApplicableError: Its source is not known, or its build backend is not installed.
         CheckFailedError: It cannot be built.
     """
     directory = source_directory(subject).resolve()
@@ -96,7 +98,7 @@ def _built(subject: Subject) -> Path:
 
 @cache
 def _scratch() -> Path:
-    """Return a directory for wheels, which is removed when the process ends."""
+    """Return a directory for wheels; it is removed when the process ends."""
     directory = Path(tempfile.mkdtemp(prefix="quark-check-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     return directory
@@ -104,7 +106,7 @@ def _scratch() -> Path:
 
 @cache
 def _wheel(source: Path) -> Path | str:
-    """Return the wheel of a source directory, or why there is none, as a predicate."""
+    """Return the wheel of a source directory, or the reason for none as a predicate."""
     work = Path(tempfile.mkdtemp(dir=_scratch()))
     shutil.copytree(source, work / "source", ignore=_NOT_COPIED, symlinks=True)
     complaint = _pip("wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(work), str(work / "source"))
@@ -114,13 +116,13 @@ def _wheel(source: Path) -> Path | str:
 
 @cache
 def _installed(wheel: Path) -> Path | str:
-    """Return the directory into which the wheel is installed, or why it cannot be, as a predicate."""
+    """Return the directory with the installed wheel, or the reason for a failure as a predicate."""
     target = Path(tempfile.mkdtemp(dir=_scratch()))
     return _pip("install", "--no-deps", "--no-index", "--target", str(target), str(wheel)) or target
 
 
 def _pip(*arguments: str) -> str:
-    """Run pip; return its error as a predicate of the distribution, or an empty text where it succeeds."""
+    """Run pip; return its error as a predicate of the distribution, or an empty text after success."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path), "PIP_NO_INPUT": "1"}
     try:
@@ -143,7 +145,7 @@ def _files(wheel: Path) -> set[str]:
 def _has_pip() -> bool:
     """Return whether pip is installed, without asking all finders for it.
 
-    That of setuptools takes the question for an import: Python's own distutils replaces that of setuptools
-    then, for the rest of the process (before Python 3.12).
+    Before Python 3.12, the finder of setuptools treats the question as an import, and Python's own distutils
+    replaces that of setuptools for the rest of the process.
     """
     return PathFinder.find_spec("pip") is not None

@@ -1,4 +1,4 @@
 """Checks of number formats: rounding, codes, scales, whole tensors, algorithms, and accepted specs."""
 
 PARTS = ("rounding", "codes", "tensors", "algorithms", "specs")
-"""The modules that hold them."""
+"""The modules with these checks."""

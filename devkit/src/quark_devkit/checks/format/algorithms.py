@@ -36,7 +36,7 @@ class _Block(nn.Module):
 
 
 class _Model(nn.Module):
-    """One linear layer with a name of the tiny model, for whose family algorithms have settings."""
+    """A linear layer with a name of the tiny model, so that algorithms have settings for it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class _Model(nn.Module):
 
 
 def _roundings(subject: Subject) -> Iterator[tuple[str, AlgoConfig]]:
-    """Registered roundings with settings for the tiny model's family; those that have none are left out."""
+    """Registered roundings with settings for the tiny model's family."""
     algorithms, scheme = subject.catalog.algorithms, next(iter(subject.catalog.schemes.names()), "")
     for name in algorithms.names():
         record = algorithms.get(name)
@@ -65,8 +65,7 @@ def _roundings(subject: Subject) -> Iterator[tuple[str, AlgoConfig]]:
 
 @check("format", each=scaled_weight_cases)
 def serves_columns(case: Case) -> None:
-    """Algorithms that choose codes column by column get the values of round-to-nearest by
-    `quark.numbers.WeightGrid`."""
+    """Column-wise algorithms get the values of round-to-nearest from `quark.numbers.WeightGrid`."""
     weight = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))
     transposed = weight.t().contiguous()
     grid = WeightGrid([case.quantizer], [SHAPE[0]], transposed)
@@ -76,13 +75,14 @@ def serves_columns(case: Case) -> None:
     for k in range(grid.columns):
         round_column(by_column[k], k)
     same = torch.allclose(by_column.t(), case.quantizer.fake_quantize(weight), rtol=1e-6, atol=0)
-    require(same, "is rounded column by column to other values than as a whole")
+    require(same, "rounds column by column to different values than as a whole")
 
 
 @check("format")
 def is_rounded_by_every_algorithm(subject: Subject) -> None:
-    """Each registered rounding leaves weights that the format represents exactly, with an error near that of
-    round-to-nearest, in every granularity."""
+    """In every granularity, each registered rounding gives weights that the format represents exactly, with
+    an error close to round-to-nearest.
+    """
     by_kind = {type(case.quantizer.granularity): case for case in scaled_weight_cases(subject)}
     for name, settings in _roundings(subject):
         for case in by_kind.values():
@@ -93,9 +93,9 @@ def is_rounded_by_every_algorithm(subject: Subject) -> None:
             layer: Any = ModelQuantizer(config).quantize_model(model, data).get_submodule("model.layers.0.mlp.down_proj")
             quantizer, qparams, rounded = case.quantizer, layer.weight_quantizer.qparams, layer.weight.detach()
             exported = quantizer.dequantize(quantizer.codes_of(rounded, qparams), qparams)
-            require(torch.equal(exported, rounded), f"has values without codes once {name} has rounded them ({case})")
+            require(torch.equal(exported, rounded), f"has values without codes after {name} ({case})")
             error = float((rounded - weight).norm())
             nearest = float((quantizer.fake_quantize(weight) - weight).norm())
             least = _FLOAT32_ERROR * float(weight.norm())
-            wrong = f"is rounded by {name} with an error of {error:.3g}, that of the nearest values being {nearest:.3g} ({case})"
+            wrong = f"has, after {name}, an error of {error:.3g}; round-to-nearest has {nearest:.3g} ({case})"
             require(error <= 3 * nearest + least, wrong)

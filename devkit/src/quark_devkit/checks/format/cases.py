@@ -19,7 +19,7 @@ COLUMNS = 64
 """Length of a row of values: every group size of the example specs divides it."""
 _MOST_BITS = 16
 _LARGEST = 1e38
-"""Above this, sums of two numbers are no float32 numbers."""
+"""Above this, sums of two numbers exceed float32."""
 
 
 @attrs.frozen(eq=False)
@@ -28,7 +28,7 @@ class Case:
 
     Attributes:
         example: The spec as written, and the quantizer of a weight with it.
-        error_bound: As the record declares it.
+        error_bound: The record's bound.
     """
 
     example: Example
@@ -51,12 +51,12 @@ class Case:
 
     @property
     def max_magnitude(self) -> float:
-        """The largest magnitude that the format states for the spec."""
+        """The format's largest magnitude for the spec."""
         return float(self.format.max_magnitude(self.spec))
 
     @property
     def is_scale(self) -> bool:
-        """Whether the format holds scales only, which are positive."""
+        """Whether the format holds only scales, which are positive."""
         return self.example.spec.is_scale_quant
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ def cases(subject: Subject) -> list[Case]:
     """A case for each granularity that the format accepts, with and without zero points.
 
     Raises:
-        NotApplicableError: It accepts none of the example specs.
+        NotApplicableError: The format accepts none of the example specs.
     """
     own = subject.load("format").name
     own_examples = [example for example in examples([subject.name]) if example.quantizer.stored_level.format.name == own]
@@ -77,12 +77,12 @@ def cases(subject: Subject) -> list[Case]:
 
 
 def one_case(subject: Subject) -> list[Case]:
-    """Return the first case alone: one without zero points, where there is one."""
+    """Return only the first case, without zero points if possible."""
     return [min(cases(subject), key=lambda case: case.spec.symmetric is False)]
 
 
 def weight_cases(subject: Subject) -> list[Case]:
-    """The cases of formats that hold elements of tensors.
+    """The cases of a format that holds tensor elements.
 
     Raises:
         NotApplicableError: The format holds scales only.
@@ -96,7 +96,7 @@ def scaled_cases(subject: Subject, among: Callable[[Subject], list[Case]] = case
     """Return the cases with scales.
 
     Raises:
-        NotApplicableError: There is none.
+        NotApplicableError: There is no such case.
     """
     found = [case for case in among(subject) if not case.quantizer.is_float]
     assume(found, "the format casts, without scales")
@@ -104,21 +104,21 @@ def scaled_cases(subject: Subject, among: Callable[[Subject], list[Case]] = case
 
 
 def scaled_weight_cases(subject: Subject) -> list[Case]:
-    """Return the cases with scales of formats that hold elements of tensors.
+    """Return the weight cases with scales.
 
     Raises:
-        NotApplicableError: There is none.
+        NotApplicableError: There is no such case.
     """
     return scaled_cases(subject, weight_cases)
 
 
 def shares_bits(number_format: NumberFormat) -> bool:
-    """Whether neighbours share bits, so that an element cannot be rounded by itself."""
+    """Whether neighbours share bits, so that no element can be rounded alone."""
     return number_format.element_format() is not number_format
 
 
 def all_codes(number_format: NumberFormat) -> Tensor | None:
-    """Return every code, in the storage dtype; None where neighbours share bits, or above 2^16 codes."""
+    """Return every code, in the storage dtype; None if neighbours share bits, or above 2^16 codes."""
     dtype, count = number_format.storage_dtype, int(2**number_format.bits + 1e-6)
     if shares_bits(number_format) or number_format.bits > _MOST_BITS:
         return None
@@ -130,7 +130,7 @@ def all_codes(number_format: NumberFormat) -> Tensor | None:
 
 
 def all_values(number_format: NumberFormat) -> Tensor | None:
-    """Every finite value, ascending, float32; None where `all_codes` gives none."""
+    """Every finite value, ascending, float32; None if `all_codes` gives none."""
     codes = all_codes(number_format)
     if codes is None:
         return None
@@ -139,11 +139,12 @@ def all_values(number_format: NumberFormat) -> Tensor | None:
 
 
 def numbers(case: Case, *, beyond: float = 1.0) -> Tensor:
-    """Return numbers to round, float32 ``[rows, COLUMNS]``, ascending: also on and around midpoints.
+    """Return ascending numbers to round, float32 ``[rows, COLUMNS]``, including midpoints and their
+    neighbours.
 
     Args:
         case: Formats of scales get positive numbers only.
-        beyond: Times ``max_magnitude`` up to which they go; for formats that cast it is 1, since a cast does
+        beyond: Largest number as a multiple of ``max_magnitude``; 1 for formats that cast, since a cast does
             not saturate.
     """
     top = min(case.max_magnitude, _LARGEST) * (1 if case.quantizer.is_float else beyond)

@@ -20,7 +20,7 @@ def _values(case: Case, beyond: float = 2.0) -> Tensor:
 
 
 def _codes(case: Case) -> Tensor:
-    """Codes, each one of the format among them where they can be listed, ``[rows, COLUMNS]``."""
+    """Codes ``[rows, COLUMNS]``, all codes of the format if they can be listed."""
     codes, listed = case.format.encode(_values(case)), all_codes(case.format)
     if listed is None:
         return codes
@@ -31,20 +31,19 @@ def _codes(case: Case) -> Tensor:
 
 @check("format", each=one_case)
 def encodes_in_the_storage_dtype(case: Case) -> None:
-    """Codes have the shape of the values and the dtype ``storage_dtype``; decoded they are float32."""
+    """Codes have the shape of the values and the dtype ``storage_dtype``; decoding gives float32."""
     values = _values(case)
     codes = case.format.encode(values.clone())
-    require(codes.dtype is case.format.storage_dtype, f"encodes to {codes.dtype}, and says storage_dtype={case.format.storage_dtype}")
+    require(codes.dtype is case.format.storage_dtype, f"encodes to {codes.dtype}, but declares storage_dtype={case.format.storage_dtype}")
     require(codes.shape == values.shape, f"encodes values of shape {list(values.shape)} to codes of shape {list(codes.shape)}")
     decoded = case.format.decode(codes)
-    require(decoded.dtype is torch.float32, f"decodes to {decoded.dtype}, where float32 is wanted")
+    require(decoded.dtype is torch.float32, f"decodes to {decoded.dtype}, not float32")
     require(decoded.shape == values.shape, f"decodes codes of shape {list(values.shape)} to values of shape {list(decoded.shape)}")
 
 
 @check("format", each=cases)
 def decodes_what_it_encodes(case: Case) -> None:
-    """Every value that rounding gives, also of numbers far beyond the range, has a code that
-    decodes to it."""
+    """Every rounded value, also of numbers far outside the range, has a code that decodes to it."""
     values = torch.cat([_values(case), _values(case, beyond=100.0)])
     decoded = case.format.decode(case.format.encode(values.clone()))
     wrong = values != decoded
@@ -53,18 +52,18 @@ def decodes_what_it_encodes(case: Case) -> None:
 
 @check("format", each=cases)
 def gives_the_codes_of_rounded_values(case: Case) -> None:
-    """``codes(t)`` gives, and ``write_codes`` writes, the codes that ``encode(round_(t))`` gives."""
+    """``codes(t)`` returns and ``write_codes`` writes the same codes as ``encode(round_(t))``."""
     t = numbers(case, beyond=4)
     one, other = case.format.codes(t.clone()), case.format.encode(case.format.round_(t.clone()))
-    require(same_bits(one, other), "gives other codes in one step than by rounding first")
+    require(same_bits(one, other), "returns different codes when it encodes in one step instead of after rounding")
     written = torch.empty_like(other)
     case.format.write_codes(t.clone(), None, written)
-    require(same_bits(written, other), "writes other codes in one step than by rounding first")
+    require(same_bits(written, other), "writes different codes in one step than after rounding")
 
 
 @check("format", each=one_case)
 def leaves_values_and_codes_as_they_are(case: Case) -> None:
-    """Encoding does not change the values, nor decoding the codes."""
+    """Encoding does not change the values, and decoding does not change the codes."""
     values = _values(case)
     before = values.clone()
     codes = case.format.encode(values)
@@ -84,8 +83,9 @@ def _shapes(case: Case) -> Iterator[tuple[int, ...]]:
 
 @check("format", each=cases)
 def packs_without_loss(case: Case) -> None:
-    """Codes come back from their packing to the bit: all of them, rows of any length that the spec accepts,
-    in both orders."""
+    """Unpacking packed codes restores all of them, to the bit, for rows of every accepted length and in both
+    orders.
+    """
     pool = _codes(case)
     for shape in _shapes(case):
         codes = _taken(pool, shape)
@@ -101,7 +101,7 @@ def packs_without_loss(case: Case) -> None:
 
 
 def _taken(pool: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Codes of a shape, from the beginning of rows, so that neighbours stay neighbours."""
+    """Codes of a shape, from the start of rows, so that neighbours stay together."""
     rows, length = max(1, torch.Size(shape[:-1]).numel()), shape[-1]
     wide = pool.view(torch.uint8).view(len(pool), -1).repeat(1, -(-length // COLUMNS))
     picked = torch.arange(rows) * 7 % len(pool)
@@ -111,8 +111,7 @@ def _taken(pool: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 @check("format", each=cases)
 def packs_meta_tensors(case: Case) -> None:
-    """Packing works on meta tensors, codes and scales, and gives the shapes and dtypes that data have: it
-    looks at no value."""
+    """Packing works on meta tensors of codes and scales, with the same shapes and dtypes as for data."""
     pool = _codes(case)
     for shape in [s for s in _shapes(case) if len(s) == 2][::5]:
         codes = _taken(pool, shape)
@@ -121,7 +120,7 @@ def packs_meta_tensors(case: Case) -> None:
             data = case.quantizer.pack(codes, qparams, order=order)
             meta = case.quantizer.pack(codes.to("meta"), qparams.map(lambda x: x.to("meta")), order=order)
             known, wanted = _described(meta), _described(data)
-            require(known == wanted, f"packs meta tensors of shape {list(shape)} to {known}, and data to {wanted}")
+            require(known == wanted, f"packs meta tensors of shape {list(shape)} to {known}, but data to {wanted}")
 
 
 def _described(tensors: dict[str, Tensor]) -> dict[str, tuple[list[int], str]]:
@@ -130,16 +129,16 @@ def _described(tensors: dict[str, Tensor]) -> dict[str, tuple[list[int], str]]:
 
 @check("format", each=cases)
 def stores_as_many_bits_as_it_says(case: Case) -> None:
-    """Packed codes take ``bits`` for an element, but for at most eight bytes at the end of each row."""
+    """Packed codes take ``bits`` per element, plus at most eight bytes at the end of each row."""
     shape = (64, 64)
     packed = case.format.packing.pack(_taken(_codes(case), shape), case.quantizer.granularity, "reorder")
     stored, said = packed.numel() * packed.element_size() * 8, case.format.bits * 64 * 64
-    require(said <= stored <= said + 64 * 64, f"stores {stored / 4096:.4g} bits for an element, and says bits={case.format.bits}")
+    require(said <= stored <= said + 64 * 64, f"stores {stored / 4096:.4g} bits for an element, but declares bits={case.format.bits}")
 
 
 @check("format", each=cases)
 def scales_survive_packing(case: Case) -> None:
-    """Scales and zero points come back from their packing to the bit, under names of their own."""
+    """Scales and zero points survive packing to the bit, under separate names."""
     if case.quantizer.is_float or case.is_scale:
         return
     shape = (64, 64)

@@ -1,4 +1,4 @@
-"""Checks of `quark.numbers.NumberFormat.round_`: which value a number is rounded to."""
+"""Checks of `quark.numbers.NumberFormat.round_`: the value that a number is rounded to."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from quark_devkit.checks.format.cases import Case, all_values, cases, numbers, o
 from quark_devkit.random_states import random_states_kept
 
 _SLACK = 1e-6
-"""Relative error of float32 arithmetic on a distance, for bounds that are declared in decimal numbers."""
+"""Relative error of float32 arithmetic on a distance, for decimal bounds."""
 _PARTS = 16
 _CALLS = 300
-"""Far more than the other checks make, so that what counts its calls shows it."""
+"""Far more calls than in other checks, to reveal objects that count their calls."""
 
 
 def _rounded(case: Case, t: Tensor) -> Tensor:
@@ -34,18 +34,19 @@ def _worst(t: Tensor, error: Tensor) -> str:
 
 @check("format", each=one_case)
 def rounds_in_place(case: Case) -> None:
-    """``round_`` returns the very tensor that it was given, float32 and of the same shape."""
+    """``round_`` returns its argument itself, in float32 and with the same shape."""
     t = numbers(case)
     shape, rounded = t.shape, case.format.round_(t)
-    require(isinstance(rounded, Tensor), f"returns {rounded!r} from round_, where the tensor that it was given is wanted")
+    require(isinstance(rounded, Tensor), f"returns {rounded!r} from round_, not its argument")
     require(rounded.shape == shape and rounded.dtype is torch.float32, f"rounds to {rounded.dtype} of shape {list(rounded.shape)}")
-    require(rounded.data_ptr() == t.data_ptr(), "returns another tensor from round_ than it was given")
+    require(rounded.data_ptr() == t.data_ptr(), "returns a different tensor from round_ than its argument")
 
 
 @check("format", each=one_case)
 def rounds_the_same_each_time(case: Case) -> None:
-    """The same numbers are rounded to the same values each time, after many calls too, and no random state of
-    the process is changed."""
+    """The same numbers are rounded to the same values each time, also after many calls, and no random state
+    changes.
+    """
     t = numbers(case)
     few = t[:1]
     with random_states_kept():
@@ -57,21 +58,22 @@ def rounds_the_same_each_time(case: Case) -> None:
 
 @check("format", each=cases)
 def keeps_rounded_values(case: Case) -> None:
-    """Rounding is idempotent: a value that was rounded stays what it is."""
+    """Rounding is idempotent: rounded values do not change again."""
     once = _rounded(case, numbers(case))
     twice = _rounded(case, once)
-    require(torch.equal(once, twice), f"rounds {_worst(once, (twice - once).abs())}, which it has rounded to, to another value")
+    require(torch.equal(once, twice), f"rounds its own value {_worst(once, (twice - once).abs())} to a different value")
 
 
 @check("format", each=one_case)
 def rounds_to_the_nearest_value(case: Case) -> None:
-    """Up to ``max_magnitude`` a number is rounded to the nearest value of all codes, or as near as the
-    record's ``error_bound``."""
+    """Up to ``max_magnitude``, a number is rounded to the nearest value, or within the record's
+    ``error_bound``.
+    """
     t, bound = numbers(case), case.error_bound
     error = (_rounded(case, t).double() - t.double()).abs()
     if bound is not None:
         worst = float(error.max())
-        require(worst <= bound * (1 + _SLACK), f"rounds {_worst(t, error)} to a value {worst:.6g} away, and declares error_bound={bound}")
+        require(worst <= bound * (1 + _SLACK), f"rounds {_worst(t, error)} to a value {worst:.6g} away, but declares error_bound={bound}")
         return
     values = all_values(case.format)
     if values is None:
@@ -79,7 +81,7 @@ def rounds_to_the_nearest_value(case: Case) -> None:
         raise CheckFailedError(f"has values that share bits, or more than 2^16: {wanted}")
     too_far = error - _distance(t, values)
     worst, allowed = float(too_far.max()), float(t.abs().max()) * 1e-12
-    require(worst <= allowed, f"rounds {_worst(t, too_far)} to a value {worst:.3g} further away than the nearest one of all codes")
+    require(worst <= allowed, f"rounds {_worst(t, too_far)} to a value {worst:.3g} further away than the nearest code")
 
 
 def _distance(t: Tensor, values: Tensor) -> Tensor:
@@ -92,24 +94,25 @@ def _distance(t: Tensor, values: Tensor) -> Tensor:
 @check("format", each=one_case)
 def rounds_in_order(case: Case) -> None:
     """Rounding is monotonic: a larger number is not rounded to a smaller value."""
-    assume(not shares_bits(case.format), "neighbours share bits, so that a value depends on its neighbours")
+    assume(not shares_bits(case.format), "neighbours share bits, so a value depends on its neighbours")
     t = numbers(case, beyond=4).view(-1)
     falls = -_rounded(case, t).diff()
-    require(float(falls.max()) <= 0, f"rounds a number above {_worst(t, falls)} to a smaller value than that")
+    require(float(falls.max()) <= 0, f"rounds a number above {_worst(t, falls)} to a smaller value")
 
 
 @check("format", each=cases)
 def saturates(case: Case) -> None:
-    """Numbers beyond the largest value, infinite ones too, are rounded to the largest value; likewise below
-    the smallest."""
-    assume(not case.quantizer.is_float, "the format casts, and a cast makes infinity of what is too large")
+    """Numbers beyond the largest value, including infinity, are rounded to it; the same holds for the
+    smallest.
+    """
+    assume(not case.quantizer.is_float, "the format casts, and a cast turns too large values into infinity")
     listed = all_values(case.format) if case.is_scale else None
     values = _rounded(case, numbers(case, beyond=8)) if listed is None else listed
     for sign in (1,) if case.is_scale else (1, -1):
         end = float(values.max() if sign > 0 else values.min())
         beyond = [sign * x for x in (8 * case.max_magnitude, 1e30, 3.4e38, float("inf")) if x > sign * end]
         rounded = _rounded(case, torch.tensor(beyond).repeat_interleave(64).view(-1, 64))
-        require(bool((rounded == end).all()), f"rounds {beyond} to {rounded.unique().tolist()}, where {end} is wanted")
+        require(bool((rounded == end).all()), f"rounds {beyond} to {rounded.unique().tolist()}, not {end}")
 
 
 @check("format", each=one_case)
@@ -117,7 +120,7 @@ def reaches_max_magnitude(case: Case) -> None:
     """Rounding moves ``max_magnitude`` by at most half the step between the two largest values of the
     format."""
     top = case.max_magnitude
-    require(0 < top < float("inf"), f"says max_magnitude={top}, where a positive number is wanted")
+    require(0 < top < float("inf"), f"says max_magnitude={top}, not a positive number")
     magnitudes = _rounded(case, numbers(case, beyond=4)).abs().unique()
     largest = float(magnitudes[-1])
     near = abs(float(_rounded(case, torch.full((1, 64), top))[0, 0]) - top)
@@ -127,7 +130,7 @@ def reaches_max_magnitude(case: Case) -> None:
 
 @check("format", each=one_case)
 def keeps_nan(case: Case) -> None:
-    """NaN stays NaN when it is rounded, under every rounding method that the format accepts."""
+    """NaN stays NaN under every rounding method that the format accepts."""
     if case.quantizer.is_float:
         return
     for _, number_format in _by_method(case, None, *RoundType):
@@ -135,12 +138,12 @@ def keeps_nan(case: Case) -> None:
         t[0, 5] = torch.nan
         rounded = number_format.round_(t)
         require(bool(rounded[0, 5].isnan()), f"rounds NaN to {float(rounded[0, 5])}")
-        require(not bool(rounded[1].isnan().any()), "makes NaN of numbers because another number is NaN")
+        require(not bool(rounded[1].isnan().any()), "turns numbers into NaN because another number is NaN")
 
 
 @check("format", each=cases)
 def makes_no_nan(case: Case) -> None:
-    """Finite numbers, zeros, subnormal and huge ones too, are rounded to finite values."""
+    """Finite numbers, including zero, subnormal and huge numbers, are rounded to finite values."""
     largest = case.max_magnitude if case.quantizer.is_float else 3.4e38
     hard = torch.tensor([0.0, -0.0, 1e-45, 1e-40, 2.0**-126, 1e-20, 1.0, largest])
     t = torch.cat([hard, hard if case.is_scale else -hard]).repeat(4).view(1, -1)
@@ -152,30 +155,31 @@ def makes_no_nan(case: Case) -> None:
 @check("format", each=cases)
 def rounds_zero_to_zero(case: Case) -> None:
     """0 is rounded to 0."""
-    assume(not case.is_scale, "the format holds scales only, of which none is 0")
+    assume(not case.is_scale, "the format holds only scales, which are never 0")
     rounded = _rounded(case, torch.zeros(1, 64))
     require(not bool(rounded.any()), f"rounds 0 to {float(rounded.abs().max())}")
 
 
 @check("format", each=one_case)
 def rounds_parts_in_threads(case: Case) -> None:
-    """Parts of a tensor, rounded in several threads at once, come out as the whole does."""
+    """Parts of a tensor, rounded in several threads, equal the rounded whole."""
     t = numbers(case)[:32].repeat(_PARTS, 1) * torch.linspace(0.1, 1, 32 * _PARTS)[torch.randperm(32 * _PARTS)][:, None]
     if case.is_scale:
         t = t.clamp(min=1e-3)
     whole, by_part = _rounded(case, t), t.clone()
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(case.format.round_, by_part.split(32)))
-    require(torch.equal(by_part, whole), "rounds parts of a tensor in several threads to other values than the whole: it keeps state")
+    require(torch.equal(by_part, whole), "rounds parts of a tensor in several threads differently from the whole: it keeps state")
 
 
 @check("format", each=one_case)
 def rounds_by_the_method_of_the_spec(case: Case) -> None:
-    """Under every ``round_method`` that it accepts, a number is rounded to a nearest value, once for all:
-    codes are found again from values."""
+    """Under every accepted ``round_method``, a number is rounded to a nearest value, and rounding twice
+    changes nothing.
+    """
     values = all_values(case.format)
     if values is None or case.quantizer.is_float or case.error_bound is not None:
-        raise NotApplicableError("the format casts, or is no list of values to the nearest of which numbers are rounded")
+        raise NotApplicableError("the format casts, or does not round to the nearest of a list of values")
     t = numbers(case).clamp(float(values[0]), float(values[-1]))
     above = values[torch.searchsorted(values, t).clamp(max=len(values) - 1)]
     below = values[(torch.searchsorted(values, t, right=True) - 1).clamp(min=0)]
@@ -183,11 +187,13 @@ def rounds_by_the_method_of_the_spec(case: Case) -> None:
         rounded = number_format.round_(t.clone())
         farther = (rounded - t).abs() > torch.minimum((above - t).abs(), (t - below).abs())
         require(not bool(farther.any()), f"rounds {_worst(t, farther.int())} by {method.name} to a value that is not the nearest")
-        require(torch.equal(number_format.round_(rounded.clone()), rounded), f"rounds twice by {method.name} to another value than once")
+        require(
+            torch.equal(number_format.round_(rounded.clone()), rounded), f"rounds twice by {method.name} to a different value than once"
+        )
 
 
 def _by_method(case: Case, *methods: Any) -> Iterator[tuple[Any, NumberFormat]]:
-    """Yield the rounding methods that the format accepts, each with the format that rounds by it."""
+    """Yield the accepted rounding methods, each with the format that uses it."""
     for method in methods:
         with suppress(QuarkError):
             canonical = canonicalize(case.example.spec.set(round_method=method))[0]
@@ -198,13 +204,14 @@ def _by_method(case: Case, *methods: Any) -> Iterator[tuple[Any, NumberFormat]]:
 
 @check("format", each=one_case)
 def splits_into_subscales_and_elements(case: Case) -> None:
-    """Where neighbours share bits, dividing an element by its subscale, rounding it by ``element_format`` and
-    multiplying by the subscale gives the value that the format rounds it to."""
+    """If neighbours share bits, rounding an element under its subscale with ``element_format`` gives the
+    format's value.
+    """
     assume(shares_bits(case.format), "no neighbours share bits")
     t = numbers(case)[torch.randperm(len(numbers(case)))].t().contiguous().view(-1, 64)
     subscales = case.format.subscales(t.clone())
     if subscales is None:
-        raise CheckFailedError("has an element_format and gives no subscales")
-    require(subscales.shape == t.shape, f"gives subscales of shape {list(subscales.shape)} for numbers of shape {list(t.shape)}")
+        raise CheckFailedError("has an element_format but returns no subscales")
+    require(subscales.shape == t.shape, f"returns subscales of shape {list(subscales.shape)} for numbers of shape {list(t.shape)}")
     apart = case.format.element_format().round_(t / subscales) * subscales
-    require(torch.equal(apart, _rounded(case, t)), "rounds elements under their subscales to other values than whole groups")
+    require(torch.equal(apart, _rounded(case, t)), "rounds elements under their subscales differently from whole groups")

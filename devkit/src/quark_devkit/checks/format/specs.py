@@ -20,19 +20,19 @@ def is_what_its_record_says(subject: Subject) -> None:
     """The record points at a NumberFormat value with the record's name and bits, a torch storage dtype, a
     packing and a known observer."""
     record, value = subject.record, subject.load("format")
-    require(isinstance(value, NumberFormat), f"is {value!r} where a NumberFormat value is wanted")
-    require(value.name in (record.name, *record.aliases), f"is called '{value.name}', and its record '{record.name}'")
-    require(value.bits == record.bits, f"has bits={value.bits}, and its record says {record.bits}")
-    require(isinstance(value.storage_dtype, torch.dtype), f"has storage_dtype={value.storage_dtype!r}, where a torch dtype is wanted")
-    require(isinstance(value.is_cast, bool), f"has is_cast={value.is_cast!r}, where True or False is wanted")
-    require(isinstance(value.packing, Packing), f"has packing={value.packing!r}, where a Packing is wanted")
-    with complaining("has a default_observer that is not there", QuarkError):
+    require(isinstance(value, NumberFormat), f"is {value!r}, not a NumberFormat value")
+    require(value.name in (record.name, *record.aliases), f"is named '{value.name}', but its record is named '{record.name}'")
+    require(value.bits == record.bits, f"has bits={value.bits}, but its record says {record.bits}")
+    require(isinstance(value.storage_dtype, torch.dtype), f"has storage_dtype={value.storage_dtype!r}, not a torch dtype")
+    require(isinstance(value.is_cast, bool), f"has is_cast={value.is_cast!r}, not True or False")
+    require(isinstance(value.packing, Packing), f"has packing={value.packing!r}, not a Packing")
+    with complaining("has a default_observer that does not exist", QuarkError):
         observer_class(QTensorConfig(dtype=subject.name))
 
 
 @check("format")
 def serves_a_spec(subject: Subject) -> None:
-    """At least one spec of the format is accepted: a scheme's, or one of the usual granularities."""
+    """The format accepts at least one spec: a scheme's, or one of a usual granularity."""
     try:
         cases(subject)
     except NotApplicableError:
@@ -41,17 +41,16 @@ def serves_a_spec(subject: Subject) -> None:
 
 @check("format")
 def answers_odd_specs(subject: Subject) -> None:
-    """``spec_error`` gives None or a text for any spec of the format, and raises nothing."""
+    """``spec_error`` returns None or a text for any spec of the format, and never raises."""
     value = subject.load("format")
     for spec in (*odd_specs([subject.name]), *example_specs(subject.name)):
         answer = value.spec_error(spec)
-        require(answer is None or (isinstance(answer, str) and answer), f"answers {answer!r} where None or a reason is wanted ({spec})")
+        require(answer is None or (isinstance(answer, str) and answer), f"answers {answer!r}, not None or a reason ({spec})")
 
 
 @check("format", each=weight_cases)
 def refuses_unknown_scales(case: Case) -> None:
-    """A scale format, and a way of choosing scales, that the format does not know is refused
-    and not ignored."""
+    """Unknown scale formats and unknown scale calculation modes are refused, not ignored."""
     assume(not case.quantizer.is_float, "the format casts, without scales")
     for field in ("scale_format", "scale_calculation_mode"):
         spec = case.spec.set(**{field: "no_such_thing"})
@@ -61,8 +60,7 @@ def refuses_unknown_scales(case: Case) -> None:
 
 @check("format")
 def canonicalizes_once(subject: Subject) -> None:
-    """``canonicalize`` changes nothing in a spec that it has returned, and does not change the spec that it
-    is given."""
+    """``canonicalize`` is idempotent and does not change its argument."""
     value = subject.load("format")
     for spec in example_specs(subject.name):
         before = spec.copied()
@@ -70,9 +68,9 @@ def canonicalizes_once(subject: Subject) -> None:
             canonical = value.canonicalize(spec)
         except QuarkError:
             continue
-        require(spec == before, f"changes the spec that it is given ({before})")
+        require(spec == before, f"changes its argument ({before})")
         is_spec = all(isinstance(one, QTensorConfig) for one in (canonical if isinstance(canonical, tuple | list) else (canonical,)))
-        require(is_spec, f"makes {canonical!r} of a spec, where a QTensorConfig is wanted, or several ({before})")
+        require(is_spec, f"returns {canonical!r} for a spec, not one or more of QTensorConfig ({before})")
         for level in levels(canonical):
             again = number_format(level.dtype).canonicalize(level)
             require(again == level, f"changes a spec that is canonical already: {level} becomes {again}")

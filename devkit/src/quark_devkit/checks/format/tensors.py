@@ -1,4 +1,4 @@
-"""Checks of whole tensors in a format: scales of any range, values that equal what is exported, hard data."""
+"""Checks of whole tensors in a format: scales of any range, values equal to the export, hard data."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _RANGES = {
     "a large range": (-1e4, 1e4),
 }
 _SLACK = 0.07
-"""Relative error of a scale in the coarsest format of scales, with three bits of mantissa."""
+"""Relative error of a scale in the coarsest scale format, with three mantissa bits."""
 _HUGE = {"a huge range": (-1e38, 1e38)}
 
 
@@ -40,26 +40,28 @@ def _data(seed: int = 0) -> Tensor:
 
 @check("format", each=scaled_cases)
 def gives_usable_scales(case: Case) -> None:
-    """``qparams`` gives finite positive scales of the shape of the ranges for ranges of any kind: empty,
-    one-sided, tiny, huge."""
+    """``qparams`` returns finite positive scales with the shape of the ranges, also for empty, one-sided,
+    tiny and huge ranges.
+    """
     is_wide = case.spec.scale_type in _WIDE and case.spec.scale_format in (None, "float32", "e8m0")
     for name, ends in {**_RANGES, **(_HUGE if is_wide else {})}.items():
         low, high = (torch.full((3, 5), end) for end in ends)
         held = low.clone(), high.clone()
         qparams = case.format.qparams(low, high, case.spec)
-        require(torch.equal(low, held[0]) and torch.equal(high, held[1]), "changes the ranges that it makes scales of")
-        require(isinstance(qparams, QParams), f"gives {qparams!r} where QParams are wanted")
+        require(torch.equal(low, held[0]) and torch.equal(high, held[1]), "changes the ranges that it gets")
+        require(isinstance(qparams, QParams), f"returns {qparams!r}, not QParams")
         scale = qparams.scale
-        require(tuple(scale.shape) == (3, 5), f"gives scales of shape {list(scale.shape)} for ranges of shape [3, 5]")
-        require(scale.dtype in (torch.float32, torch.float16, torch.bfloat16), f"gives scales in {scale.dtype}")
+        require(tuple(scale.shape) == (3, 5), f"returns scales of shape {list(scale.shape)} for ranges of shape [3, 5]")
+        require(scale.dtype in (torch.float32, torch.float16, torch.bfloat16), f"returns scales in {scale.dtype}")
         is_usable = bool(scale.float().isfinite().all()) and bool((scale > 0).all())
-        require(is_usable, f"gives the scale {float(scale[0, 0])} for {name}")
+        require(is_usable, f"returns the scale {float(scale[0, 0])} for {name}")
 
 
 @check("format", each=scaled_cases)
 def has_scales_that_fit_the_range(case: Case) -> None:
-    """``max_magnitude`` times the scale is the larger end of the range, within a factor of two for scales
-    that are powers of two."""
+    """``max_magnitude`` times the scale equals the larger end of the range, within a factor of two for
+    power-of-two scales.
+    """
     for low, high in ((-1.0, 2.0), (-3.0, 3.0), (-5.5, 0.5)):
         qparams = case.format.qparams(torch.full((4,), low), torch.full((4,), high), case.spec)
         wanted = (high - low) / 2 if qparams.zero_point is not None else max(-low, high)
@@ -79,16 +81,17 @@ def simulates_what_it_exports(case: Case) -> None:
         require(is_like_x, f"rounds {dtype} to {values.dtype} of shape {list(values.shape)}")
         codes = case.quantizer.codes_of(values, qparams)
         exported = case.quantizer.dequantize(codes, qparams).to(dtype)
-        require(torch.equal(exported, values), f"has other values in a {dtype} model than its codes stand for")
+        require(torch.equal(exported, values), f"has values in a {dtype} model that differ from decode(codes)")
         read, scales = case.quantizer.unpack(case.quantizer.pack(codes, qparams), SHAPE)
         loaded = case.quantizer.dequantize(read, scales).to(dtype)
-        require(torch.equal(loaded, values), f"has other values after export and loading than before, in {dtype}")
+        require(torch.equal(loaded, values), f"has different values after export and loading, in {dtype}")
 
 
 @check("format", since=2, each=weight_cases)
 def unpacks_by_parts(case: Case) -> None:
-    """A weight that stays packed has the rounded values, to the bit and each time: whole, by slices of its
-    rows, and of single rows."""
+    """A packed weight unpacks to the rounded values, to the bit and each time: whole, by slices of rows, and
+    by single rows.
+    """
     values, qparams = case.quantizer.round_to_nearest(_data())
     packing = FormatPacking(case.quantizer, "reorder", QuantLinear.as_stored)
     tensors = packing.pack(case.quantizer.codes_of(values, qparams), qparams)
@@ -97,13 +100,12 @@ def unpacks_by_parts(case: Case) -> None:
         parts = torch.cat([weight.part(part).values() for part in weight.row_slices(SHAPE[1])])
         for how, found in {"by slices": parts, "whole": weight.values(), "row by row": weight.looked_up(rows)}.items():
             same = torch.equal(found, values[rows] if how == "row by row" else values)
-            require(same, f"has other values than were packed, unpacked {how}, for the {time} time")
+            require(same, f"has different values after packing, unpacked {how}, for the {time} time")
 
 
 @check("format")
 def knows_which_codes_survive(subject: Subject) -> None:
-    """Where ``spacing`` says that codes survive a cast of the values, codes of a tensor are the codes of its
-    rounded values."""
+    """If ``spacing`` says that codes survive a cast, the cast values have the same codes."""
     found = 0
     for case in weight_cases(subject):
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
@@ -113,25 +115,28 @@ def knows_which_codes_survive(subject: Subject) -> None:
                     continue
                 found += 1
                 same = same_bits(case.quantizer.quantize(x, qparams), case.quantizer.codes_of(values, qparams))
-                require(same, f"has a spacing by which codes survive a cast to {dtype}, and they do not ({case})")
+                require(same, f"declares a spacing that says codes survive a cast to {dtype}, but they do not ({case})")
     assume(found, "the format has no spacing")
 
 
 @check("format", level="advisory", each=weight_cases)
 def works_on_an_accelerator(case: Case) -> None:
-    """Values, codes and packed codes of a tensor on an accelerator, here a simulated one, lie on it and equal
-    the ones computed on a CPU, to the bit."""
+    """Values, codes and packed codes on a (simulated) accelerator stay there and equal the
+    CPU's, to the bit.
+    """
     with accelerator() as device:
         results = [_all_of(case, _data().to(place)) for place in (device.name, "cpu")]
         found, expected = ({name: x for name, x in result.items() if x is not None} for result in results)
         elsewhere = [name for name, x in found.items() if x.device.type != device.name]
         require(not elsewhere, f"leaves {' and '.join(elsewhere)} on another device than the tensor")
         different = [name for name, x in found.items() if not same_bits(x.cpu(), expected[name])]
-    require(not different, f"gives other {' and '.join(different)} on an accelerator (divide by numbers with quark.base.scalars.divided)")
+    require(
+        not different, f"returns different {' and '.join(different)} on an accelerator (divide by numbers with quark.base.scalars.divided)"
+    )
 
 
 def _all_of(case: Case, x: Tensor) -> dict[str, Tensor | None]:
-    """Return all that is made of a weight, by name."""
+    """Return all results for a weight, by name."""
     values, qparams = case.quantizer.round_to_nearest(x)
     codes = case.quantizer.codes_of(values, qparams)
     packed = case.quantizer.pack(codes, qparams, order="reorder")
@@ -143,34 +148,35 @@ def _all_of(case: Case, x: Tensor) -> dict[str, Tensor | None]:
 
 @check("format", each=weight_cases)
 def serves_a_vector(case: Case) -> None:
-    """A bias, a tensor of one dimension, is quantized, exported and read back wherever the spec accepts its
-    shape."""
+    """A one-dimensional tensor, such as a bias, is quantized, exported and read back if the spec accepts its
+    shape.
+    """
     x = _data()[5]
     if case.quantizer.shape_error((64,)) is not None:
         return
     values, qparams = case.quantizer.round_to_nearest(x)
     codes = case.quantizer.codes_of(values, qparams)
     read, scales = case.quantizer.unpack(case.quantizer.pack(codes, qparams), (64,))
-    require(torch.equal(case.quantizer.dequantize(read, scales), values), "reads a vector back with other values")
+    require(torch.equal(case.quantizer.dequantize(read, scales), values), "reads a vector back with different values")
 
 
 @check("format", each=weight_cases)
 def does_not_change_the_tensor(case: Case) -> None:
-    """Quantizing a tensor, or finding its scales, does not change it, and does not depend on its memory
-    layout."""
+    """Quantization does not change the input tensor and does not depend on its memory layout."""
     x = _data()
     values, qparams = case.quantizer.round_to_nearest(x)
     case.quantizer.quantize(x, qparams)
     require(torch.equal(x, _data()), "changes the tensor that it quantizes")
     strided = torch.zeros(SHAPE[0], 2 * SHAPE[1])
     strided[:, ::2] = x
-    require(torch.equal(case.quantizer.fake_quantize(strided[:, ::2]), values), "rounds a strided tensor to other values")
+    require(torch.equal(case.quantizer.fake_quantize(strided[:, ::2]), values), "rounds a strided tensor to different values")
 
 
 @check("format")
 def serves_hard_tensors(subject: Subject) -> None:
-    """Zeros stay zeros; constants, outliers, subnormal and huge values give finite values no more than three
-    times as large."""
+    """Zeros stay zeros; constants, outliers, subnormal and huge values give finite values at most three times
+    as large.
+    """
     outlier = _data()
     outlier[7, 9] = 1e4
     hard = {
@@ -188,14 +194,13 @@ def serves_hard_tensors(subject: Subject) -> None:
                 continue
             values = case.quantizer.fake_quantize(x)
             require(bool(values.isfinite().all()), f"rounds {name} to NaN or infinity ({case})")
-            most = 3 * float(x.abs().max()) + 1e-6  # scales may have a smallest value, which lifts tiny numbers so far
+            most = 3 * float(x.abs().max()) + 1e-6  # a smallest scale may increase tiny numbers this much
             require(float(values.abs().max()) <= most, f"rounds {name} to values up to {float(values.abs().max()):.3g} ({case})")
 
 
 @check("format", each=weight_cases)
 def keeps_broken_values_visible(case: Case) -> None:
-    """A tensor with NaN or infinity is not rounded to finite values, and rows that share no scale with it are
-    rounded as without it."""
+    """NaN or infinity does not become finite and does not affect rows with other scales."""
     clean = case.quantizer.fake_quantize(_data())
     for bad in (torch.nan, torch.inf, -torch.inf):
         x = _data()
@@ -206,12 +211,12 @@ def keeps_broken_values_visible(case: Case) -> None:
             continue
         require(not bool(values.isfinite().all()), f"rounds a tensor with {bad} to finite values")
         if case.quantizer.granularity.is_local:
-            require(torch.equal(values[:40], clean[:40]), f"rounds other rows to other values because one holds {bad}")
+            require(torch.equal(values[:40], clean[:40]), f"rounds rows differently because another row holds {bad}")
 
 
 @check("format", each=weight_cases)
 def serves_empty_tensors(case: Case) -> None:
-    """A tensor without rows is quantized to one of the same shape."""
+    """A tensor without rows is quantized to a tensor of the same shape."""
     shape = (0, SHAPE[1])
     values = case.quantizer.fake_quantize(torch.zeros(shape))
     require(tuple(values.shape) == shape, f"rounds a tensor of shape {list(shape)} to shape {list(values.shape)}")
@@ -219,18 +224,17 @@ def serves_empty_tensors(case: Case) -> None:
 
 @check("format", needs="zero_point", level="optional")
 def has_zero_points(subject: Subject) -> None:
-    """Asymmetric specs have zero points, whole ones in int32, with which one-sided data have a smaller error
-    than without."""
+    """Asymmetric specs have zero points (integers in int32) that reduce the error of one-sided data."""
     asymmetric = [case for case in weight_cases(subject) if case.spec.symmetric is False]
-    require(asymmetric, "declares the capability zero_point, and accepts no asymmetric spec")
+    require(asymmetric, "declares the capability zero_point, but accepts no asymmetric spec")
     symmetric = {case.quantizer.granularity: case for case in weight_cases(subject) if case.spec.symmetric is not False}
     x = torch.rand(SHAPE, generator=torch.Generator().manual_seed(0)) + 0.05
     for case in asymmetric:
         values, qparams = case.quantizer.round_to_nearest(x)
         if (zero := qparams.zero_point) is None:
-            raise CheckFailedError(f"gives no zero point for an asymmetric spec ({case})")
-        require(zero.shape == qparams.scale.shape, f"gives zero points of another shape than the scales ({case})")
-        require(zero.dtype in (torch.int32, torch.float32), f"gives zero points in {zero.dtype} ({case})")
+            raise CheckFailedError(f"returns no zero point for an asymmetric spec ({case})")
+        require(zero.shape == qparams.scale.shape, f"returns zero points whose shape differs from the scales' ({case})")
+        require(zero.dtype in (torch.int32, torch.float32), f"returns zero points in {zero.dtype} ({case})")
         other = symmetric.get(case.quantizer.granularity)
         if other is not None:
             errors = [float((y - x).norm()) for y in (values, other.quantizer.fake_quantize(x))]
@@ -239,9 +243,9 @@ def has_zero_points(subject: Subject) -> None:
 
 @check("format")
 def has_no_undeclared_zero_points(subject: Subject) -> None:
-    """A format without the capability ``zero_point`` gives none, whatever the spec."""
+    """A format without the capability ``zero_point`` never returns zero points."""
     assume(not subject.declares("zero_point"), "it declares the capability zero_point")
     for case in scaled_cases(subject):
         low, high = torch.full((4,), 0.3), torch.full((4,), 2.0)
         has_zero = case.format.qparams(low, high, case.spec).zero_point is not None
-        require(not has_zero, f"gives a zero point, and its record does not declare the capability zero_point ({case})")
+        require(not has_zero, f"returns a zero point, but its record does not declare the capability zero_point ({case})")

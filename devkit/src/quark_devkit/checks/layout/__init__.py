@@ -33,26 +33,26 @@ from quark_devkit.whole_runs import contents, first_difference, require_same_fro
 PARTS = ("reading",)
 REFUSALS = (UnsupportedError, ConfigError)
 SHARD = 20_000
-"""Bytes of a shard that make several of the small model."""
+"""Bytes of a shard, small enough for several shards of the small model."""
 SIZES = (0, 100, 10_000)
-"""Sizes of files beyond which writing fails: nothing at all, in a header, in the middle."""
+"""File sizes at which writing fails: at once, in a header, in the middle."""
 
 
 @contextmanager
 def temporary() -> Iterator[Path]:
-    """Yield a directory that is there while the body runs."""
+    """Yield a directory that exists while the body runs."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         yield Path(name)
 
 
 @contextmanager
 def exported(subject: Subject, model: Any = None, options: ExportOptions | None = None) -> Iterator[Path]:
-    """Yield the directory of an export, with nothing beside it, which is there while the body runs.
+    """Yield the directory of an export, which exists while the body runs.
 
     Args:
         subject: The layout.
         model: A quantized model; None for `stored_model`.
-        options: Of the export.
+        options: Options of the export.
     """
     with temporary() as parent:
         export_with(subject.lookup_name, stored_model(subject) if model is None else model, parent / "out", options)
@@ -60,13 +60,13 @@ def exported(subject: Subject, model: Any = None, options: ExportOptions | None 
 
 
 def stored_exports(subject: Subject) -> Iterator[tuple[str, nn.Module, Path]]:
-    """Yield each scheme that the layout stores, one for each way in which codes and scales are kept.
+    """Yield schemes that the layout stores, one for each way to store codes and scales.
 
-    With each come the small model in that scheme, and the directory of its export, which is there until the
-    next one.
+    Each comes with the small model in that scheme and the directory of its export, which exists until the
+    next scheme.
 
     Raises:
-        CheckFailedError: It refuses all.
+        CheckFailedError: The layout refuses all schemes.
     """
     stored, reasons = 0, []
     for scheme in fitting_schemes():
@@ -101,10 +101,9 @@ def _first_stored(_of: Catalog, layout: str) -> str:
 
 @check("layout")
 def stores_or_refuses_every_scheme(subject: Subject) -> None:
-    """It stores at least one registered scheme, and refuses every other with a reason, before it writes a
-    file.
+    """It stores at least one registered scheme, and refuses all others with a reason before it writes a file.
 
-    Its method ``check`` refuses the same: a plan shows it.
+    Its method ``check`` refuses the same schemes, so that a plan shows it.
     """
     stored = 0
     for scheme in fitting_schemes():
@@ -113,25 +112,24 @@ def stores_or_refuses_every_scheme(subject: Subject) -> None:
             try:
                 exporter_of(subject.lookup_name).export(content_of(model), out, ExportOptions())
             except REFUSALS as error:
-                require(str(error).strip(), f"refuses the scheme '{scheme}' without a word")
+                require(str(error).strip(), f"refuses the scheme '{scheme}' without a reason")
                 files = sorted(contents(out))
-                require(not files, f"has written '{files[0] if files else ''}' before it refuses the scheme '{scheme}'")
+                require(not files, f"writes '{files[0] if files else ''}' before it refuses the scheme '{scheme}'")
                 refuses_early = raises(REFUSALS, exporter_of(subject.lookup_name).check, content_of(model), model, ExportOptions())
-                require(refuses_early, f"refuses the scheme '{scheme}' when it writes, and not in its method check")
+                require(refuses_early, f"refuses the scheme '{scheme}' when it writes, not in its method check")
                 continue
             except QuarkError:
                 raise
             except Exception as error:
                 kind = type(error).__name__
-                require(False, f"raises {kind} for the scheme '{scheme}' ({error}): UnsupportedError with a reason is wanted")
+                require(False, f"raises {kind} for the scheme '{scheme}' ({error}): raise UnsupportedError with a reason")
             stored += 1
     require(stored, f"stores none of the schemes {', '.join(fitting_schemes())}")
 
 
 @check("layout")
 def writes_sound_files(subject: Subject) -> None:
-    """Safetensors files agree with their headers and their index, and hold each tensor once, also in several
-    shards."""
+    """Safetensors files match their headers and index, and hold each tensor once, also in several shards."""
     model = stored_model(subject)
     for size in (ExportOptions().max_shard_bytes, SHARD):
         with exported(subject, model, ExportOptions(max_shard_bytes=size)) as out:
@@ -143,17 +141,16 @@ def writes_sound_files(subject: Subject) -> None:
 
 @check("layout")
 def writes_the_same_twice(subject: Subject) -> None:
-    """Two exports of one model are the same, byte for byte."""
+    """Two exports of one model are equal, byte for byte."""
     model = stored_model(subject)
     with exported(subject, model) as one, exported(subject, model) as two:
         different = first_difference(contents(one), contents(two))
-        require(different is None, f"writes another '{different}' the second time")
+        require(different is None, f"writes a different '{different}' the second time")
 
 
 @check("layout")
 def leaves_nothing_after_a_failure(subject: Subject) -> None:
-    """Where a file cannot be written, whichever it is and wherever writing stops, the export raises and
-    leaves nothing behind."""
+    """If any file cannot be written, at any position, the export raises and leaves nothing behind."""
     model = stored_model(subject)
     with temporary() as parent, failing_open(parent, 1_000_000) as seen:
         export_with(subject.lookup_name, model, parent / "out")
@@ -172,14 +169,14 @@ def leaves_nothing_after_a_failure(subject: Subject) -> None:
 
 
 def _nothing_left(parent: Path, raised: bool, when: str) -> None:
-    require(raised, f"says nothing when {when}: what it leaves is no checkpoint")
+    require(raised, f"raises no error when {when}, but leaves no complete checkpoint")
     left = sorted(path.name for path in parent.iterdir())
     require(not left, f"leaves '{left[0] if left else ''}' behind when {when}")
 
 
 @check("layout")
 def writes_in_its_directory_alone(subject: Subject) -> None:
-    """Every file that it writes lies in the directory that it is given."""
+    """It writes files only into the given directory."""
     model = stored_model(subject)
     with temporary() as parent:
         (parent / "out").mkdir()
@@ -187,12 +184,12 @@ def writes_in_its_directory_alone(subject: Subject) -> None:
             exporter_of(subject.lookup_name).export(content_of(model), parent / "out", ExportOptions())
         outside = [path for path in seen if not path.resolve().is_relative_to((parent / "out").resolve())]
         outside += [path for path in parent.iterdir() if path.name != "out"]
-        require(not outside, f"writes '{outside[0].name if outside else ''}' outside the directory that it is given")
+        require(not outside, f"writes '{outside[0].name if outside else ''}' outside its directory")
 
 
 @check("layout")
 def leaves_the_model_as_it_is(subject: Subject) -> None:
-    """An export changes no tensor, module or hook of the model, and nothing of its configuration."""
+    """An export changes no tensor, module, hook or configuration of the model."""
     model = stored_model(subject)
     tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     parts, config, own = named_parts(model), model.config.to_dict(), model.quant_config.to_dict()
@@ -207,8 +204,9 @@ def leaves_the_model_as_it_is(subject: Subject) -> None:
 
 @check("layout")
 def declares_its_files(subject: Subject) -> None:
-    """``files`` of its record covers every file that it writes beside ``config.json``, safetensors files and
-    companions such as a tokenizer."""
+    """``files`` of its record covers all its files except ``config.json``, safetensors files and companions
+    such as a tokenizer.
+    """
     patterns = ("config.json", "model*.safetensors", "model.safetensors.index.json", *COMPANIONS, *subject.record.files)
     with exported(subject, options=ExportOptions(max_shard_bytes=SHARD)) as out:
         for file in contents(out):
@@ -219,19 +217,21 @@ def declares_its_files(subject: Subject) -> None:
 
 @check("layout")
 def declares_streaming(subject: Subject) -> None:
-    """It has the capabilities ``streaming`` and ``resumable`` if, and only if, its class says so by
-    ``streams`` and ``resumes``."""
+    """It declares the capabilities ``streaming`` and ``resumable`` exactly if its class sets ``streams`` and
+    ``resumes``.
+    """
     exporter = exporter_of(subject.lookup_name)
     for capability, attribute in (("streaming", "streams"), ("resumable", "resumes")):
         does, declares = bool(getattr(exporter, attribute)), subject.declares(capability)
-        require(not declares or does, f"declares the capability '{capability}', and its class does not say {attribute} = True")
-        require(declares or not does, f"says {attribute} = True, and does not declare the capability '{capability}'")
+        require(not declares or does, f"declares the capability '{capability}', but its class does not set {attribute} = True")
+        require(declares or not does, f"sets {attribute} = True, but does not declare the capability '{capability}'")
 
 
 @check("layout")
 def writes_the_same_from_disk(subject: Subject) -> None:
-    """A checkpoint that is quantized from disk, block by block where it streams, has the bytes of an export
-    from memory, in shards too."""
+    """A checkpoint quantized from disk, block by block if it streams, equals an export from memory, byte for
+    byte, also in shards.
+    """
     scheme = first_stored(subject)
     for options in (None, ExportOptions(max_shard_bytes=SHARD)):
         require_same_from_disk(run_config(scheme), subject.lookup_name, options)
@@ -239,8 +239,9 @@ def writes_the_same_from_disk(subject: Subject) -> None:
 
 @check("layout")
 def announces_what_it_writes(subject: Subject) -> None:
-    """It announces exactly the tensors that it writes, and the sizes of the files follow from them, in shards
-    too."""
+    """It announces exactly the tensors that it writes, and the file sizes follow from them,
+    also in shards.
+    """
     exporter = exporter_of(subject.lookup_name)
     config = run_config(first_stored(subject))
     floats, model = small_model(), quantized(config)
@@ -249,24 +250,23 @@ def announces_what_it_writes(subject: Subject) -> None:
     for options in (ExportOptions(), ExportOptions(max_shard_bytes=SHARD)):
         parts = exporter.announced(content, quantized_skeleton(floats, run.plan), options)
         if parts is None:
-            raise NotApplicableError("it does not announce its tensors: a plan does not tell the size of its files")
+            raise NotApplicableError("it does not list its tensors in advance, so a plan has no file sizes")
         announced = {name: tuple(tensor.shape) for part in parts for name, tensor in part.items()}
         with exported(subject, model, options) as out:
             written = {name: tensor.shape for name, tensor in stored_tensors(out).items()}
             sizes = {path.name: path.stat().st_size for path in out.iterdir()}
         other = first_difference(announced, written)
-        require(other is None, f"does not write '{other}' as it announces it")
+        require(other is None, f"does not write '{other}' as announced")
         laid_out = ShardLayout.of(parts, options.max_shard_bytes).file_sizes()
         wrong = sorted(file for file, size in laid_out.items() if sizes.get(file) != size)
-        require(not wrong, f"announces tensors that make '{wrong[0] if wrong else ''}' another size than it has")
+        require(not wrong, f"announces tensors from which '{wrong[0] if wrong else ''}' would have another size")
 
 
 @check("layout", since=2)
 def is_written_by_two_processes(subject: Subject) -> None:
-    """Where its class says that several processes can write to one export, that has the bytes of an export by
-    one."""
+    """With ``shares``, an export by several processes equals an export by one process, byte for byte."""
     exporter = exporter_of(subject.lookup_name)
-    assume(exporter.shares, "it does not say shares = True: one process writes all blocks")
+    assume(exporter.shares, "it does not set shares = True: one process writes all blocks")
     model, options = stored_model(subject), ExportOptions()
     content = content_of(model)
     with temporary() as parent:
@@ -281,13 +281,14 @@ def is_written_by_two_processes(subject: Subject) -> None:
             first.count_as_written(second.written())
             first.finish(content)
         different = first_difference(contents(parent / "one"), contents(out))
-        require(different is None, f"writes another '{different}' where two processes write the blocks")
+        require(different is None, f"writes a different '{different}' if two processes write the blocks")
 
 
 @check("layout", needs="resumable", level="optional")
 def resumes(subject: Subject) -> None:
-    """A run from disk that fails and is resumed writes the bytes of one that does not, and quantizes a
-    damaged block again."""
+    """A run from disk that fails and is resumed writes the same bytes as a complete run, and quantizes a
+    damaged block again.
+    """
     scheme = first_stored(subject)
     for options in (None, ExportOptions(max_shard_bytes=SHARD)):
         require_same_when_resumed(run_config(scheme), subject.lookup_name, options)
@@ -295,11 +296,10 @@ def resumes(subject: Subject) -> None:
 
 @check("layout")
 def refuses_unknown_options(subject: Subject) -> None:
-    """An option that it does not have is refused, by its class too, and the default of each own option is
-    accepted."""
+    """It refuses unknown options, and so does its class; it accepts the default of each option."""
     name, unknown = subject.lookup_name, "an_option_that_no_exporter_has"
     require(raises(ConfigError, export_options, name, {unknown: 1}), f"takes the option '{unknown}'")
     is_refused = raises((TypeError, ValueError, QuarkError), subject.load("exporter"), **{unknown: 1})
-    require(is_refused, f"has a class that takes the keyword argument '{unknown}': options that it does not have are to be refused")
+    require(is_refused, f"has a class that takes the keyword argument '{unknown}': refuse unknown options")
     for option in exporters().options(name):
         exporter_of(name, ExportOptions(own={option.name: option.default}))

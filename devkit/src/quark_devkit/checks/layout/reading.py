@@ -1,4 +1,4 @@
-"""Checks of checkpoint layouts: their files are recognized, complete, and load again."""
+"""Checks of checkpoint layouts: files are recognized, complete and loadable."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from quark_devkit.subject import Subject, find_subject
 from quark_devkit.whole_runs import require_reload, require_same_logits
 
 WRITTEN = {"quantization_config", "dtype", "torch_dtype", "transformers_version", "architectures", "_name_or_path"}
-"""Keys of config.json that an export sets by itself."""
+"""Keys of config.json that an export sets."""
 
 
 def _with_reader(subject: Subject) -> None:
@@ -48,15 +48,16 @@ def _from_pretrained(directory: Path) -> nn.Module:
 
 @check("layout")
 def is_recognized(subject: Subject) -> None:
-    """``quant_methods`` and ``marks`` of its record recognize its checkpoints, and no other registered
-    layout's do."""
+    """Only ``quant_methods`` and ``marks`` of its record recognize its checkpoints, not those of other
+    layouts.
+    """
     _with_reader(subject)
     with exported(subject) as out:
         block = quantization_block(out)
         names = exporters().fitting(block)
         method = block.get("quant_method")
-        require(subject.name in names, f"writes checkpoints of the quant_method {method!r}, by which its record does not recognize them")
-        require(len(names) == 1, f"writes checkpoints that are also taken for the layout '{[n for n in names if n != subject.name][:1]}'")
+        require(subject.name in names, f"writes checkpoints with quant_method {method!r}, which its record does not recognize")
+        require(len(names) == 1, f"writes checkpoints that also match the layout '{[n for n in names if n != subject.name][:1]}'")
 
 
 @check("layout", since=2)
@@ -78,12 +79,10 @@ def keeps_branches_or_refuses_them(subject: Subject) -> None:
 
 @check("layout")
 def reloads_to_the_same_logits(subject: Subject) -> None:
-    """A model that it exports and reads back has the same logits, to the bit, in every scheme that it stores,
-    and in 16 bits.
+    """An exported and loaded model has the same logits, to the bit, in every stored scheme, also in 16 bits.
 
-    One model has biases and a head that is tied to its embedding; another one has fused projections and a
-    head of its own. A layout with the capability ``rounds_scales`` does so once its scales are rounded: with
-    a model that was read.
+    One model has biases and tied embeddings; another has fused projections and a separate head. For a layout
+    with the capability ``rounds_scales``, the check starts from a loaded model, whose scales are rounded.
     """
     _with_reader(subject)
     schemes = []
@@ -102,25 +101,25 @@ def reloads_to_the_same_logits(subject: Subject) -> None:
 
 @check("layout", since=2)
 def runs_from_codes(subject: Subject) -> None:
-    """A model whose weights stay as they are stored gives the logits of the unpacked one to the bit, in every
-    scheme that it stores."""
+    """A model with packed weights gives the same logits as the unpacked model, to the bit, in every stored
+    scheme.
+    """
     _with_reader(subject)
     for scheme, _, out in stored_exports(subject):
         packed, unpacked = (import_model_from_safetensors(None, out, device="cpu", packed=is_packed) for is_packed in (True, False))
         same = torch.equal(logits(packed), logits(unpacked))
-        require(same, f"gives other logits from the codes of a checkpoint in '{scheme}' than unpacked")
+        require(same, f"returns different logits from the codes of a checkpoint in '{scheme}' than unpacked")
 
 
 @check("layout", needs="rounds_scales", level="optional")
 def keeps_codes_and_rounds_scales(subject: Subject) -> None:
-    """Of the weights that are read back each is off by no more than a scale that is rounded to 8 bits, in
-    every scheme that it stores."""
+    """Loaded weights have the same codes, and scales rounded to at least 8 bits, in every stored scheme."""
     _with_reader(subject)
     for scheme, model, out in stored_exports(subject):
         one, other = model.state_dict(), import_model_from_safetensors(None, out, device="cpu").state_dict()
         for name in (name for name in one if name.endswith(".weight") and name in other):
             near = torch.allclose(one[name], other[name], rtol=2.0**-8, atol=0)
-            require(near, f"reads '{name}' of a checkpoint in '{scheme}' as a weight of other codes than were written")
+            require(near, f"reads '{name}' of a checkpoint in '{scheme}' with different codes than it wrote")
 
 
 def _rounds_scales(subject: Subject) -> bool:
@@ -128,7 +127,7 @@ def _rounds_scales(subject: Subject) -> bool:
 
 
 def _with_scales_as_stored(subject: Subject, model: nn.Module) -> nn.Module:
-    """Return the model, or where the layout rounds scales, the model as it is read back."""
+    """Return the model, or the loaded model if the layout rounds scales."""
     if not _rounds_scales(subject):
         return model
     with exported(subject, model) as out:
@@ -137,8 +136,7 @@ def _with_scales_as_stored(subject: Subject, model: nn.Module) -> nn.Module:
 
 @check("layout")
 def dequantizes_what_it_wrote(subject: Subject) -> None:
-    """Its dequantizer gives the weights of the model that is read back from the checkpoint, to the bit, in
-    every scheme."""
+    """Its dequantizer returns the weights of the loaded model, to the bit, in every scheme."""
     _with_reader(subject)
     assume(subject.record.dequantizer is not None, "its record names no dequantizer")
     for scheme, model, out in stored_exports(subject):
@@ -149,42 +147,44 @@ def dequantizes_what_it_wrote(subject: Subject) -> None:
             for name in tensors.meta:
                 weight = loaded.get(name)
                 same = weight is None or torch.equal(read(name, weight.dtype).to(weight.dtype), weight)
-                require(same, f"makes '{name}' of a checkpoint in '{scheme}' that is not the weight of the model that is read")
+                require(same, f"dequantizes '{name}' of a checkpoint in '{scheme}' to values that differ from the loaded model's weight")
         missing = [name for name, _ in model.named_parameters() if name.endswith(".weight") and name not in tensors.meta]
-        require(not missing, f"does not make '{missing[0] if missing else ''}' of a checkpoint in '{scheme}'")
+        require(not missing, f"does not dequantize '{missing[0] if missing else ''}' of a checkpoint in '{scheme}'")
 
 
 @check("layout")
 def is_inspected(subject: Subject) -> None:
-    """Its inspector finds no damage in its checkpoints, and names for each runtime the methods that compute
-    the layers or the reasons of a refusal."""
+    """Its inspector finds no damage in its checkpoints, and names each runtime's methods or its reasons for
+    refusal.
+    """
     assume(subject.record.inspector is not None, "its record names no inspector")
     for scheme, _, out in stored_exports(subject):
         inspection = inspect_checkpoint(out)
-        require(not inspection.damage, f"takes its own checkpoint in '{scheme}' for damaged: {inspection.damage[:1]}")
-        require(inspection.runtimes, f"says of no runtime what it makes of a checkpoint in '{scheme}'")
+        require(not inspection.damage, f"reports its own checkpoint in '{scheme}' as damaged: {inspection.damage[:1]}")
+        require(inspection.runtimes, f"names no runtime for a checkpoint in '{scheme}'")
         for support in inspection.runtimes:
             said = support.methods or support.refusals
-            require(said, f"says neither what computes a checkpoint in '{scheme}' in {support.runtime} nor why nothing does")
+            require(said, f"says of a checkpoint in '{scheme}' neither how {support.runtime} computes it nor why it does not")
 
 
 @check("layout")
 def transformers_reads_it(subject: Subject) -> None:
-    """``from_pretrained`` of transformers gives the same logits too, where it calls the reader: not for files
-    or methods of its own."""
+    """``from_pretrained`` of transformers gives the same logits if it calls the reader."""
     _with_reader(subject)
     reads_own_files = isinstance(reader_of(subject.lookup_name), ReadsOwnFiles)
-    assume(not reads_own_files, "its reader reads files of its own, which transformers cannot")
+    assume(not reads_own_files, "its reader reads its own files, which transformers cannot")
     register_layouts()
     is_called = any(map(is_read_here, subject.record.quant_methods))
-    assume(is_called, "transformers has a reader of its own for this quant_method, and does not call this one")
+    assume(is_called, "transformers has its own reader for this quant_method, and does not call this one")
     model = _with_scales_as_stored(subject, stored_model(subject))
     require_reload(model, subject.lookup_name, _from_pretrained)
 
 
 @check("layout")
 def honours_or_refuses_common_options(subject: Subject) -> None:
-    """With each common option, it is read back to the same logits; or it refuses the option with a reason."""
+    """With each common option, a loaded export has the same logits, or the option is refused
+    with a reason.
+    """
     _with_reader(subject)
     model = _with_scales_as_stored(subject, stored_model(subject))
     given = ({"pack_method": "order"}, {"weight_format": "fake_quantized"}, {"max_shard_bytes": 20_000}, {"zero_points": False})
@@ -193,13 +193,14 @@ def honours_or_refuses_common_options(subject: Subject) -> None:
         try:
             require_reload(model, subject.lookup_name, options=options)
         except REFUSALS as error:
-            require(str(error).strip(), f"refuses {fields} without a word")
+            require(str(error).strip(), f"refuses {fields} without a reason")
 
 
 @check("layout")
 def keeps_the_configuration(subject: Subject) -> None:
-    """``config.json`` keeps every entry of the float checkpoint's ``config.json``, except those that an
-    export sets, such as ``quantization_config``."""
+    """``config.json`` keeps all entries of the float checkpoint, except entries that an export sets, such as
+    ``quantization_config``.
+    """
     with temporary() as parent:
         source = saved(parent / "float")
         model = ModelQuantizer(run_config(first_stored(subject))).quantize_model(load_model(source), batches())
@@ -210,13 +211,12 @@ def keeps_the_configuration(subject: Subject) -> None:
         after: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         different = sorted(key for key in before if key not in WRITTEN and after.get(key) != before[key])
         key = different[0] if different else ""
-        require(not different, f"writes {key}={after.get(key)!r} to config.json, which was {before.get(key)!r} in the float checkpoint")
+        require(not different, f"writes {key}={after.get(key)!r} to config.json, but the float checkpoint has {before.get(key)!r}")
 
 
 @check("layout", level="advisory")
 def brings_the_tokenizer(subject: Subject) -> None:
-    """Tokenizer files beside the float checkpoint lie beside the quantized one, or a tokenizer that is passed
-    is saved there."""
+    """Tokenizer files of the float checkpoint are copied, or a given tokenizer is saved."""
     assume(not subject.declares("tokenizer_inside"), "it writes the tokenizer into its own file")
     with temporary() as parent:
         source = saved(parent / "float")
@@ -225,13 +225,13 @@ def brings_the_tokenizer(subject: Subject) -> None:
         export_with(subject.lookup_name, model, parent / "out")
         copied = parent / "out" / "tokenizer.json"
         same = copied.is_file() and copied.read_bytes() == (source / "tokenizer.json").read_bytes()
-        require(same, "does not copy tokenizer.json, which lies beside the float checkpoint")
+        require(same, "does not copy tokenizer.json from the float checkpoint")
         export_with(subject.lookup_name, model, parent / "with", ExportOptions(tokenizer=_Tokenizer()))
-        require((parent / "with" / _Tokenizer.file).is_file(), "does not save the tokenizer that it is given")
+        require((parent / "with" / _Tokenizer.file).is_file(), "does not save the given tokenizer")
 
 
 class _Tokenizer:
-    """As much of a tokenizer as exporters use."""
+    """The part of a tokenizer that exporters use."""
 
     file = "added_tokens.json"
 

@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint's safetensors files, read without safetensors; and writes that fail."""
+"""Tensors of a checkpoint's safetensors files, read without safetensors, and failing writes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ except ImportError:  # Windows limits no file
 from quark_devkit.check import CheckFailedError, require
 
 CAN_LIMIT = resource is not None
-"""Whether this system has `largest_file`: Windows has not."""
+"""Whether this system supports `largest_file`, which Windows does not."""
 
 BITS = {"BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32}
 BITS |= {"U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
@@ -32,14 +32,14 @@ BITS |= {"U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64, "F4": 4, "F6_E2M
 
 @attrs.frozen
 class StoredTensor:
-    """One tensor as a file's header has it.
+    """A tensor in a file's header.
 
     Attributes:
         file: Name of the file.
-        dtype: As written there.
+        dtype: Dtype in the header.
         shape: Sizes.
         begin: First byte, after the header.
-        end: The byte behind the last one.
+        end: The byte after the last one.
     """
 
     file: str
@@ -54,7 +54,7 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
 
     Raises:
         CheckFailedError: A header is damaged, sizes and shapes disagree, bytes belong to no tensor, or a name
-            is there twice.
+            occurs twice.
     """
     found: dict[str, StoredTensor] = {}
     for path in sorted(directory.glob("*.safetensors")):
@@ -68,7 +68,7 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
             begin, end = entry["data_offsets"]
             require(entry["dtype"] in BITS, f"writes '{name}' in the dtype {entry['dtype']}, which safetensors does not have")
             right = begin == position and (end - begin) * 8 == math.prod(entry["shape"]) * BITS[entry["dtype"]]
-            require(right, f"writes '{path.name}' in which the bytes of '{name}' are {begin} to {end}: shape {entry['shape']}")
+            require(right, f"writes '{path.name}' with '{name}' at the bytes {begin} to {end}, which do not fit its shape {entry['shape']}")
             if name in found:
                 raise CheckFailedError(f"writes the tensor '{name}' twice, in '{path.name}' and in '{found[name].file}'")
             found[name] = StoredTensor(path.name, entry["dtype"], tuple(entry["shape"]), begin, end)
@@ -78,32 +78,32 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
 
 
 def wrong_index(directory: Path, tensors: dict[str, StoredTensor]) -> str | None:
-    """Return an error in the index of the shards in a directory, as a predicate; None where it is right."""
+    """Return an error in the index of the shards in a directory, as a predicate; None if it is right."""
     files = {tensor.file for tensor in tensors.values()}
     path = directory / "model.safetensors.index.json"
     if not path.is_file():
-        return f"writes {len(files)} files of tensors and no index" if len(files) > 1 else None
+        return f"writes {len(files)} files of tensors but no index" if len(files) > 1 else None
     index = json.loads(path.read_text(encoding="utf-8"))
     places: dict[str, str] = index["weight_map"]
     for name, file in places.items():
         if name not in tensors or tensors[name].file != file:
-            return f"writes an index in which '{name}' lies in '{file}', where it does not"
+            return f"writes an index that puts '{name}' into the wrong file '{file}'"
     if unlisted := sorted(tensors.keys() - places.keys()):
         return f"writes the tensor '{unlisted[0]}', which is not in the index"
     size = sum(tensor.end - tensor.begin for tensor in tensors.values())
     total = index.get("metadata", {}).get("total_size")
-    return None if total == size else f"writes an index that says total_size {total} for {size} bytes"
+    return None if total == size else f"writes an index with total_size {total}, but the tensors have {size} bytes"
 
 
 @contextmanager
 def failing_open(below: Path, number: int) -> Iterator[list[Path]]:
-    """Let Python's opening of files for writing below a directory fail from one call on, as on a full disk.
+    """Let Python's opening of files for writing below a directory fail after some calls, as on a full disk.
 
     Yields the files that it saw.
 
     Args:
         below: The directory.
-        number: How many calls succeed.
+        number: Number of successful calls.
     """
     seen: list[Path] = []
 
@@ -134,7 +134,7 @@ def failing_open(below: Path, number: int) -> Iterator[list[Path]]:
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """Let every write beyond that size of a file fail, whatever language it comes from: see `CAN_LIMIT`."""
+    """Let every write beyond that file size fail, from any language (see `CAN_LIMIT`)."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

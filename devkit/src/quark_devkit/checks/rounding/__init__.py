@@ -40,11 +40,12 @@ from quark_devkit.whole_runs import require_same_by_two_ranks
 
 _CALLS = 40
 MARGIN = 3
-"""Standard errors of a difference, over the tokens of a test, that are taken for chance."""
+"""Standard errors of a difference, over the tokens of a test, that count as chance."""
 
 
 def _survives(case: Case, where: str, layers: dict[str, Any], data: Inputs | None = None) -> bool:
-    """Require that layers get weights on the grid or a RoundingError, for which a run rounds them to nearest.
+    """Require that layers get weights on the grid, or that a RoundingError makes the run round them to
+    nearest.
 
     Returns:
         Whether they are rounded.
@@ -59,14 +60,15 @@ def _survives(case: Case, where: str, layers: dict[str, Any], data: Inputs | Non
 
 @check("rounding")
 def is_made_of_its_settings(subject: Subject) -> None:
-    """The processor, called with settings, gives a `quark.algorithms.Rounding`, whose ``needs``
-    are statistics."""
+    """The processor, called with settings, returns a `quark.algorithms.Rounding`, whose ``needs`` are
+    statistics.
+    """
     refuse_strange(processor_of(subject), "rounding", origin("algorithms", subject.lookup_name))
 
 
 @check("rounding", level="advisory", since=2)
 def declares_calibration(subject: Subject) -> None:
-    """A rounding that needs statistics has the capability ``calibration``, which listings show."""
+    """A rounding that needs statistics declares the capability ``calibration`` for listings."""
     algorithm.calibration_is_declared(subject)
 
 
@@ -75,8 +77,9 @@ checks_of_settings = tuple(map(check("rounding"), algorithm.OF_SETTINGS))
 
 @check("rounding", since=2)
 def heeds_its_options(subject: Subject) -> None:
-    """Another value of each option changes weights or the layers that it applies to, is refused, or is
-    declared to change cost alone."""
+    """Another value of each option changes weights or the selected layers, is refused, or is declared to
+    change only cost.
+    """
 
     def results(settings: AlgoConfig) -> Iterator[str]:
         data, held_out = (Inputs(one.x, 1.25 * one.reference) for one in (inputs(0), inputs(1, 32)))  # as if inputs had been made smaller
@@ -91,12 +94,12 @@ def heeds_its_options(subject: Subject) -> None:
 
 @check("rounding")
 def says_to_which_layers_it_applies(subject: Subject) -> None:
-    """``applies_to`` answers True or False for any name, and the same each time."""
+    """``applies_to`` returns True or False for any name, always the same."""
     rounding = processor_of(subject)
     for name in ("self_attn.q_proj", "mlp.experts.3.down_proj", "0", "a-name.of.no.layer"):
         answers = [rounding.applies_to(name) for _ in range(2)]
-        require(all(isinstance(answer, bool) for answer in answers), f"answers {answers[0]!r} where True or False is wanted")
-        require(answers[0] == answers[1], f"applies to '{name}' when it is asked first and not the second time, or the other way round")
+        require(all(isinstance(answer, bool) for answer in answers), f"answers {answers[0]!r}, not True or False")
+        require(answers[0] == answers[1], f"gives two different answers from applies_to('{name}')")
 
 
 @check("rounding")
@@ -109,45 +112,46 @@ def rounds_every_scheme(subject: Subject) -> None:
         try:
             rounded(rounding, layers)
         except Exception as error:
-            excluding = "a scheme that it cannot round belongs into excluded_schemes of its record, with the reason"
+            excluding = "list schemes that it cannot round in excluded_schemes of its record, with the reason"
             require(False, f"raises {type(error).__name__} for the scheme '{name}': {error}; {excluding}")
         require_on_grid(layers.values(), f" ({name})")
 
 
 @check("rounding")
 def excludes_schemes_that_there_are(subject: Subject) -> None:
-    """Each name in ``excluded_schemes`` is the name of a registered scheme."""
+    """Each name in ``excluded_schemes`` is a registered scheme."""
     unknown = [name for name in subject.record.excluded_schemes if name not in schemes()]
     require(not unknown, f"excludes the schemes {', '.join(unknown)}, which no installed distribution registers")
 
 
 @check("rounding", each=cases)
 def leaves_finite_weights_on_the_grid(case: Case) -> None:
-    """Every rounded weight is finite, and exactly a value that its scales allow; it rounds all layers that it
-    is given."""
+    """It rounds all given layers, and every rounded weight is finite and exactly on the grid of
+    its scales.
+    """
     require_on_grid([layer for layer, _ in case.rounded(count=3)])
 
 
 @check("rounding", each=cases)
 def keeps_shapes_and_dtypes(case: Case) -> None:
-    """A rounded weight is a parameter of the shape, the dtype and the device of the float one, also in 16
-    bits."""
+    """A rounded weight is a parameter with the shape, dtype and device of the float weight,
+    also in 16 bits.
+    """
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         for layer, before in case.rounded(count=1, dtype=dtype):
             seen = (type(layer.weight), tuple(layer.weight.shape), layer.weight.dtype, layer.weight.device)
             wanted = (torch.nn.Parameter, tuple(before.weight.shape), dtype, before.weight.device)
-            require(seen == wanted, f"leaves a weight {seen} where {wanted} is wanted")
+            require(seen == wanted, f"leaves a weight {seen}, not {wanted}")
 
 
 @check("rounding", each=cases)
 def leaves_the_float_parameter_alone(case: Case) -> None:
-    """Rounded values go to a new parameter: the float one may be shared with another module, or mapped from a
-    file."""
+    """Rounded values go to a new parameter, since the float parameter may be shared or mapped from a file."""
     layers: dict[str, Any] = layers_of(case.config)
     shared = {name: (layer.weight, layer.weight.detach().clone()) for name, layer in layers.items()}
     rounded(case.rounding(), layers)
     for name, (weight, before) in shared.items():
-        require(layers[name].weight is not weight, "leaves the layer its old parameter")
+        require(layers[name].weight is not weight, "leaves the old parameter in the layer")
         require(torch.equal(weight, before), "writes to the float parameter, which another module may share")
 
 
@@ -158,21 +162,21 @@ def changes_nothing_but_weights(case: Case) -> None:
         require(torch.equal(layer.bias, before.bias), "changes a bias")
         for members in ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"):
             seen, wanted = list(getattr(layer, members)), list(getattr(before, members))
-            require(seen == wanted, f"leaves {members.strip('_')} {seen} where {wanted} were")
+            require(seen == wanted, f"leaves {members.strip('_')} {seen}, not {wanted}")
 
 
 @check("rounding", each=one_case)
 def reports_json_values(case: Case) -> None:
-    """It returns a mapping from names of layers that it was given to metrics in JSON values."""
+    """It returns metrics as JSON values, by the names of the given layers."""
     layers = layers_of(case.config)
     report = checked_metrics(rounded(case.rounding(), layers), origin("algorithms", case.subject.lookup_name))
     unknown = [name for name in report if name not in layers]
-    require(not unknown, f"reports metrics of '{unknown[0] if unknown else ''}', which it was not given")
+    require(not unknown, f"reports metrics of '{unknown[0] if unknown else ''}', which is not among its layers")
 
 
 @check("rounding", each=one_case)
 def uses_declared_statistics_alone(case: Case) -> None:
-    """It asks for no statistic that is not among its ``needs``."""
+    """It uses only statistics in its ``needs``."""
     try:
         rounded(case.rounding(), layers_of(case.config))
     except KeyError as error:
@@ -181,10 +185,10 @@ def uses_declared_statistics_alone(case: Case) -> None:
 
 @check("rounding")
 def is_deterministic(subject: Subject) -> None:
-    """The same layers and statistics give the same weights, in another order and after many calls too, and by
-    another object of it.
+    """The same layers and statistics give the same weights, in any order, after many calls, and from another
+    object.
 
-    It leaves the random states of the process as they are.
+    Random states of the process do not change.
     """
     first, in_turn = processor_of(subject), cases(subject)
     given = statistics(first, [inputs(0)])
@@ -192,18 +196,19 @@ def is_deterministic(subject: Subject) -> None:
     passes = ((first, in_turn), (first, in_turn[::-1]), (first, in_turn[:1] * _CALLS), (processor_of(subject), in_turn))
     for case, rounding in ((case, rounding) for rounding, those in passes for case in those):
         layers = layers_of(case.config)
-        torch.rand(3)  # so that a global random state is another one each time
+        torch.rand(3)  # so that a global random state differs each time
         with random_states_kept():
             rounded(rounding, layers, held_out=inputs(1, 32), given=given)
         weights: list[Any] = [layer.weight for layer in layers.values()]
         same = all(torch.equal(a, b) for a, b in zip(weights, results.setdefault(case.name, weights), strict=True))
-        require(same, f"gives other weights when it rounds the same layers again ({case})")
+        require(same, f"returns different weights when it rounds the same layers again ({case})")
 
 
 @check("rounding", each=one_case)
 def merged_statistics_give_the_same(case: Case) -> None:
-    """Merged statistics of two halves of the data give the same weights as the statistics of all data, so
-    that ranks can share the work."""
+    """Merged statistics of two halves of the data give the same weights as statistics of all data, so that
+    ranks can share work.
+    """
     data, half = inputs(0), len(inputs(0).x) // 2
     results = []
     for parts in ([data], [data[:half], data[half:]], [data[half:], data[:half]]):
@@ -216,7 +221,7 @@ def merged_statistics_give_the_same(case: Case) -> None:
         results.append(torch.cat([float_weight(layer).detach() for layer in layers.values()]))
     for other in results[1:]:
         share = float((other != results[0]).float().mean())
-        require(share < 0.005, f"rounds {share:.1%} of the weights differently when statistics are merged of two halves of the data")
+        require(share < 0.005, f"rounds {share:.1%} of the weights differently when statistics of two halves of the data are merged")
 
 
 @check("rounding", each=one_case)
@@ -234,13 +239,14 @@ def statistics_leave_inputs_alone(case: Case) -> None:
         rounded(rounding, layers, given={**statistics(rounding, [data]), kind: seen})
         rounded(rounding, wanted)
         same = all(torch.equal(float_weight(layer), float_weight(wanted[name])) for name, layer in layers.items())
-        require(same, f"has a statistic {kind.__name__} that depends on inputs which are overwritten afterwards: it keeps a reference")
+        require(same, f"has a statistic {kind.__name__} that depends on inputs after they are overwritten: it keeps a reference")
 
 
 @check("rounding", each=cases)
 def is_no_worse_than_round_to_nearest(case: Case) -> None:
-    """On tokens that it has not seen, outputs are at most ``worst_ratio`` times as wrong as by rounding to
-    nearest, but for chance."""
+    """On unseen tokens, the output error is at most ``worst_ratio`` times that of round-to-nearest, except by
+    chance.
+    """
     allowed, other = case.subject.record.worst_ratio, inputs(2, 1024)
     layers, nearest = layers_of(case.config), layers_of(case.config)
     weights = [float_weight(layer).detach().clone() for layer in layers.values()]
@@ -250,12 +256,12 @@ def is_no_worse_than_round_to_nearest(case: Case) -> None:
     ratio = float(errors.sum() / bound.sum())
     difference = errors.double() - allowed * bound.double()
     tolerable = float(difference.mean()) <= MARGIN * standard_error(difference)
-    require(tolerable, f"makes {ratio:.3g} times the output error of round-to-nearest, {allowed:.3g} times is allowed")
+    require(tolerable, f"makes the output error {ratio:.3g} times as large as round-to-nearest; {allowed:.3g} times is allowed")
 
 
 @check("rounding")
 def survives_few_tokens(subject: Subject) -> None:
-    """With one token, or a few, it gives weights on the grid or raises RoundingError."""
+    """With one or a few tokens, it gives weights on the grid or raises RoundingError."""
     for case in cases(subject):
         for tokens in (1, 3):
             _survives(case, f"{tokens} tokens", layers_of(case.config), inputs(0)[:tokens])
@@ -263,8 +269,7 @@ def survives_few_tokens(subject: Subject) -> None:
 
 @check("rounding")
 def survives_dead_channels(subject: Subject) -> None:
-    """Where channels of the input are always 0, or all of it is, it gives weights on the grid or raises
-    RoundingError."""
+    """If some or all input channels are always 0, it gives weights on the grid or raises RoundingError."""
     for case in cases(subject):
         for what, channels in (("a dead channel in three", slice(None, None, 3)), ("dead channels alone", slice(None))):
             data = inputs(0)
@@ -275,8 +280,9 @@ def survives_dead_channels(subject: Subject) -> None:
 
 @check("rounding")
 def survives_odd_layers(subject: Subject) -> None:
-    """A layer with one output channel or one input channel, and one of zeros, gets weights on the grid or a
-    RoundingError."""
+    """Layers with one output or input channel, or with zero weights, get weights on the grid or a
+    RoundingError.
+    """
     for case in cases(subject):
         _survives(case, "one output channel", layers_of(case.config, rows=1))
         layers: dict[str, Any] = layers_of(case.config, count=1)
@@ -284,7 +290,7 @@ def survives_odd_layers(subject: Subject) -> None:
             layer.weight = torch.nn.Parameter(torch.zeros_like(layer.weight), requires_grad=False)
         if _survives(case, "zeros", layers):
             seen = max(float(layer.weight.abs().max()) for layer in layers.values())
-            require(seen < 1e-6, f"makes values of {seen:.3g} of a weight of zeros ({case})")
+            require(seen < 1e-6, f"rounds a weight of zeros to {seen:.3g} ({case})")
     of_one_channel = fitting([(32, 1)])
     for case in (case for case in cases(subject) if case.name in of_one_channel):
         _survives(case, "one input channel", layers_of(case.config, columns=1))
@@ -292,8 +298,9 @@ def survives_odd_layers(subject: Subject) -> None:
 
 @check("rounding")
 def quantizes_a_model(subject: Subject) -> None:
-    """A run finishes without a warning of the pipeline's own checks, and the model's logits are about as near
-    as by round-to-nearest."""
+    """A run finishes without warnings of the pipeline's checks, and the logits are about as accurate as with
+    round-to-nearest.
+    """
     for scheme in schemes_for(subject):
         ratio = logit_error(scheme, settings_of(subject)) / logit_error(scheme)
         allowed = HARM * subject.record.worst_ratio
@@ -302,15 +309,16 @@ def quantizes_a_model(subject: Subject) -> None:
 
 @check("rounding")
 def leaves_other_layers_to_round_to_nearest(subject: Subject) -> None:
-    """Layers that it does not apply to are as in a run without it, and the plan and the report name only
-    those that it does apply to."""
+    """Layers that it does not apply to equal a run without it, and plan and report name only layers that it
+    applies to.
+    """
     rounding: Rounding = processor_of(subject)
     scheme = schemes_for(subject)[0]
     model, nearest = quantized(run_config(scheme, settings_of(subject))), quantized(run_config(scheme))
     for row in model.quark_plan.quantized:
         inside = ".".join(row.name.split(".")[3:])
         applies = rounding.applies_to(inside)
-        require((row.algorithm is not None) == applies, f"applies to '{row.name}': {applies}, and the plan says {row.algorithm}")
+        require((row.algorithm is not None) == applies, f"applies to '{row.name}': {applies}, but the plan says {row.algorithm}")
         if not applies:
             same = torch.equal(model.get_submodule(row.name).weight, nearest.get_submodule(row.name).weight)
             require(same, f"changes '{row.name}', to which it does not apply")
@@ -322,6 +330,7 @@ checks_of_runs = tuple(map(check("rounding"), algorithm.OF_RUNS))
 
 @check("rounding")
 def is_the_same_on_two_ranks(subject: Subject) -> None:
-    """Two processes that share a deterministic run, each with half of the data, round to the weights and
-    metrics of one, to the bit."""
+    """Two processes that share a deterministic run, each with half of the data, give the same weights and
+    metrics as one, to the bit.
+    """
     require_same_by_two_ranks(run_config(schemes_for(subject)[-1], settings_of(subject)))

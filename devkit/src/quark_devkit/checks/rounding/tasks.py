@@ -1,4 +1,4 @@
-"""Rounding tasks by themselves: a few layers, statistics of their input, and held-out tokens."""
+"""Rounding tasks without a run: a few layers, statistics of their input, and held-out tokens."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Inputs:
     """Inputs of layers.
 
     Attributes:
-        x: In the quantized model, ``[tokens, COLUMNS]``.
-        reference: In the float model, likewise.
+        x: Input in the quantized model, ``[tokens, COLUMNS]``.
+        reference: Input in the float model, ``[tokens, COLUMNS]``.
     """
 
     x: Tensor
@@ -40,9 +40,9 @@ class Inputs:
 
 @cache
 def inputs(seed: int, tokens: int = TOKENS, columns: int = COLUMNS) -> Inputs:
-    """Return tokens of one distribution, whose channels are correlated and differ in size; not to be changed.
+    """Return tokens with correlated channels of different sizes. Do not change them.
 
-    Values are multiples of 1/8 and of moderate size: float32 sums of their products are exact, in any order.
+    Values are moderate multiples of 1/8, so float32 sums of products are exact in any order.
     """
     generator = torch.Generator().manual_seed(99)
     mixing = torch.randn(columns, columns, generator=generator) * torch.logspace(0, -1.5, columns) / 4
@@ -53,7 +53,7 @@ def inputs(seed: int, tokens: int = TOKENS, columns: int = COLUMNS) -> Inputs:
 def layers_of(
     config: QLayerConfig, count: int = 2, rows: int = ROWS, columns: int = COLUMNS, dtype: torch.dtype = torch.float32
 ) -> dict[str, QuantizedLayer]:
-    """Return layers to round, with biases, by name; their weights are the same each time."""
+    """Return layers to round, with biases, by name; their weights are always the same."""
     found = {}
     for number in range(count):
         generator = torch.Generator().manual_seed(number)
@@ -66,7 +66,7 @@ def layers_of(
 
 
 def statistics(rounding: Rounding, parts: Sequence[Inputs], columns: int = COLUMNS) -> dict[type[Statistic], Statistic]:
-    """Return the statistics that a rounding declares: one of each part, merged."""
+    """Return the statistics of a rounding's ``needs``, merged from several parts."""
     merged = {kind: kind(columns, torch.device("cpu")) for kind in rounding.needs}
     for kind, whole in merged.items():
         for i, part in enumerate(parts):
@@ -88,10 +88,10 @@ def rounded(
 
     Args:
         rounding: The rounding.
-        layers: Changed.
-        data: Their inputs; None for `inputs`.
+        layers: Layers to change.
+        data: Inputs of the layers; None for `inputs`.
         held_out: Tokens to validate on; None for none.
-        given: Statistics in place of those of ``data``.
+        given: Statistics instead of those of ``data``.
     """
     columns = int(float_weight(next(iter(layers.values()))).shape[1])
     made = statistics(rounding, [inputs(0, columns=columns) if data is None else data], columns) if given is None else given
@@ -104,7 +104,7 @@ def require_on_grid(layers: Iterable[QuantizedLayer], where: str = "") -> None:
 
     Args:
         layers: The layers.
-        where: They come from, in parentheses, for the message.
+        where: Origin of the layers, in parentheses, for the message.
     """
     for layer in layers:
         module = layer.weight_quantizer
@@ -115,23 +115,23 @@ def require_on_grid(layers: Iterable[QuantizedLayer], where: str = "") -> None:
 
 
 def schemes_to_round(subject: Subject) -> dict[str, QLayerConfig]:
-    """Return registered schemes with quantized weights, but for those that the record excludes.
+    """Return registered schemes with quantized weights, without excluded schemes.
 
     Raises:
-        NotApplicableError: There is none.
+        NotApplicableError: There is no such scheme.
     """
     found = {name: config for name, config in fitting([(ROWS, COLUMNS)]).items() if name not in subject.record.excluded_schemes}
-    assume(found, "there is no scheme to round by it")
+    assume(found, "it fits no scheme")
     return found
 
 
 @attrs.frozen(eq=False)
 class Case:
-    """A rounding, and a scheme to round by it.
+    """A rounding with a scheme.
 
     Attributes:
         subject: The rounding.
-        name: Of the scheme.
+        name: Name of the scheme.
         config: The scheme.
     """
 
@@ -148,14 +148,14 @@ class Case:
         return rounding
 
     def rounded(self, **sizes: Any) -> list[tuple[Any, Any]]:
-        """Return layers that it has rounded, each with the same layer as it was; sizes as of `layers_of`."""
+        """Return rounded layers, each with its float layer; sizes as in `layers_of`."""
         layers = layers_of(self.config, **sizes)
         rounded(self.rounding(), layers, held_out=inputs(1, 32))
         return list(zip(layers.values(), layers_of(self.config, **sizes).values(), strict=True))
 
 
 def cases(subject: Subject) -> list[Case]:
-    """Return a case for each number of levels, granularity, symmetry and way of storing scales."""
+    """Return a case for each number of levels, granularity, symmetry and scale format."""
     found: dict[object, Case] = {}
     for name, config in schemes_to_round(subject).items():
         kind = tuple((s.qscheme, s.symmetric, s.scale_format, s.is_scale_quant) for s in levels(config.weight))
@@ -164,7 +164,7 @@ def cases(subject: Subject) -> list[Case]:
 
 
 def one_case(subject: Subject) -> list[Case]:
-    """Return the first case alone."""
+    """Return only the first case."""
     return cases(subject)[:1]
 
 

@@ -1,4 +1,4 @@
 """Checks of schemes: their configuration, tensors, and a model quantized, exported and loaded."""
 
 PARTS = ("configuration", "tensors", "models")
-"""The modules that hold them."""
+"""The modules with these checks."""

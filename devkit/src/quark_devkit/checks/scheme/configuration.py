@@ -39,27 +39,29 @@ def _specs(built: Any) -> list[TensorSpec]:
 
 @check("scheme")
 def builds_a_configuration(subject: Subject) -> None:
-    """Called without arguments, its functions build a QLayerConfig that quantizes something, and a
-    QTensorConfig for parts of attention."""
+    """Without arguments, its functions build a QLayerConfig that quantizes something, and a QTensorConfig for
+    attention.
+    """
     for field, build in _builds(subject).items():
         built = build()
         wanted = QLayerConfig if field == "config" else QTensorConfig
-        require(isinstance(built, wanted), f"builds {built!r} as {field}, where a {wanted.__name__} is wanted")
+        require(isinstance(built, wanted), f"builds {built!r} as {field}, not a {wanted.__name__}")
         require(field != "config" or _specs(built), "builds a configuration that quantizes nothing")
 
 
 @check("scheme")
 def builds_it_afresh(subject: Subject) -> None:
-    """Each call builds an equal configuration of its own, after many calls too: what happens to one does not
-    reach the next."""
+    """Each call builds a new, equal configuration, also after many calls, so that changes to one do not
+    affect the next.
+    """
     for field, build in _builds(subject).items():
         first = build()
         for _ in range(_CALLS):
             second = build()
-            require(first == second, f"builds another {field} the next time")
+            require(first == second, f"builds a different {field} the next time")
         one, other = ({id(level) for spec in _specs(built) for level in levels(spec)} for built in (first, second))
         is_own = first is not second and not one & other
-        require(is_own, f"builds its {field} once and gives it out again: whoever changes it changes the scheme")
+        require(is_own, f"returns the same {field} object twice: a caller that changes it changes the scheme")
 
 
 @check("scheme")
@@ -84,43 +86,43 @@ def imports_no_torch(subject: Subject) -> None:
 
 @check("scheme")
 def refuses_unknown_options(subject: Subject) -> None:
-    """An option that it does not have is refused, by name."""
+    """Unknown options are refused by name."""
     try:
         tiny_template().get_config(subject.lookup_name, scheme_options={_NO_OPTION: 1})
     except ConfigError as error:
         require(_NO_OPTION in str(error), f"refuses an unknown option without naming it: {error}")
     else:
-        require(False, f"accepts the option '{_NO_OPTION}'")
+        require(False, f"accepts the unknown option '{_NO_OPTION}'")
     is_refused = raises(TypeError, subject.load("config"), **{_NO_OPTION: 1})
-    require(is_refused, f"has a function that takes any keyword, also '{_NO_OPTION}'")
+    require(is_refused, f"has a function that accepts any keyword, such as '{_NO_OPTION}'")
 
 
 @check("scheme")
 def lists_its_options(subject: Subject) -> None:
-    """Every option has a default; passing it by its default builds the configuration that leaving it out
-    builds."""
+    """Every option has a default, and passing the default equals leaving the option out."""
     options = subject.registry.options(subject.lookup_name)
     build = subject.load("config")
     for option in options:
         require(option.default is not REQUIRED, f"has the option '{option.name}' without a default")
-        require(option.help, f"has the option '{option.name}', of which the docstring says nothing under Args")
+        require(option.help, f"has the option '{option.name}', which its docstring does not describe under Args")
         same = build(**{option.name: option.default}) == build()
-        require(same, f"builds another configuration with {option.name}={option.default!r}, its default, than without it")
+        require(same, f"builds a different configuration with {option.name}={option.default!r}, its default, than without it")
         chosen = tiny_template().get_config(subject.lookup_name, scheme_options={option.name: option.default})
-        require(chosen.global_quant_config == build(), f"is not reached by {option.name}={option.default!r} through scheme_options")
+        require(chosen.global_quant_config == build(), f"does not receive {option.name}={option.default!r} from scheme_options")
 
 
 @check("scheme", since=2)
 def heeds_its_options(subject: Subject) -> None:
-    """Another value of each option builds another configuration, is refused, or is declared to change cost
-    alone."""
+    """Another value of each option builds a different configuration, is refused, or is declared to change
+    only cost.
+    """
     build = subject.load("config")
     require_effects(subject.registry.options(subject.lookup_name), lambda values: [build(**values)])
 
 
 @check("scheme")
 def comes_back_from_json(subject: Subject) -> None:
-    """The configurations survive JSON, by which a checkpoint holds them."""
+    """The configurations survive JSON, as checkpoints need."""
     for field, build in _builds(subject).items():
         built = build()
         back = type(built).from_dict(json.loads(json.dumps(built.to_dict())))
@@ -129,8 +131,8 @@ def comes_back_from_json(subject: Subject) -> None:
 
 @check("scheme")
 def describes_itself(subject: Subject) -> None:
-    """The record has a summary of one line, and names each client once."""
+    """The record has a one-line summary and names each client once."""
     record = subject.record
-    require(record.summary.strip() and "\n" not in record.summary, f"has the summary {record.summary!r}, where one line is wanted")
+    require(record.summary.strip() and "\n" not in record.summary, f"has the summary {record.summary!r}, not one line")
     require(all(client.strip() for client in record.clients), "has a client without a name")
     require(len(set(record.clients)) == len(record.clients), f"names a client twice: {', '.join(record.clients)}")

@@ -33,8 +33,7 @@ from quark_tiny_model import calibration_batches, tiny_model, tiny_model_dir, ti
 
 _WIDTH = 128
 _SHARED_BITS = 0.6
-"""Bits for an element of a layer of the tiny model, 256 × 256, that scales of tensors and channels, and their
-zero points, may take.
+"""Bits per element of a 256 × 256 layer for scales and zero points of tensors and channels.
 """
 
 
@@ -45,7 +44,7 @@ class Finished:
     Attributes:
         model: The quantized model.
         logits: Its logits for `_tokens`.
-        path: Directory of the checkpoint, in a temporary one of its own that goes with this object.
+        path: Directory of the checkpoint, removed with this object.
     """
 
     model: nn.Module
@@ -104,29 +103,31 @@ def _loaded(path: Path) -> Any:
 
 @check("scheme")
 def quantizes_a_model(subject: Subject) -> None:
-    """The tiny model is quantized by it: every planned layer has that configuration, and logits are finite
-    and not the float model's."""
+    """In the tiny model, every planned layer gets its configuration, and logits are finite and differ from
+    the float model's.
+    """
     finished = _finished(subject)
     require(bool(finished.logits.isfinite().all()), "gives logits that are NaN or infinite")
     plan: Any = finished.model.quark_plan
     require(plan.quantized, "quantizes no layer of the tiny model")
     other = [row.name for row in plan.quantized if row.config != config_of(subject)]
-    require(not other, f"gives {len(other)} layers another configuration than its own, the first is '{''.join(other[:1])}'")
-    require(not torch.equal(finished.logits, _logits(tiny_model(torch.bfloat16))), "leaves the logits of the model as they were")
+    require(not other, f"gives {len(other)} layers a configuration other than its own, such as '{''.join(other[:1])}'")
+    require(not torch.equal(finished.logits, _logits(tiny_model(torch.bfloat16))), "does not change the logits of the model")
 
 
 @check("scheme")
 def loads_to_the_same_logits(subject: Subject) -> None:
-    """An exported model, loaded again, gives the same logits to the bit."""
+    """An exported and loaded model gives the same logits, to the bit."""
     finished = _finished(subject)
     difference = float((_logits(_loaded(finished.path)) - finished.logits).abs().max())
-    require(difference == 0, f"gives logits that differ by {difference:.3g} once the export is loaded")
+    require(difference == 0, f"gives logits that differ by {difference:.3g} after export and loading")
 
 
 @check("scheme", since=2)
 def computes_from_codes(subject: Subject) -> None:
-    """A float32 model whose weights stay as they are stored gives the logits of the unpacked one to the bit,
-    and again when it is asked again."""
+    """A float32 model with packed weights gives the same logits as the unpacked model, to the
+    bit, each time.
+    """
     packed = import_model_from_safetensors(tiny_model(), _finished(subject).path, device="cpu", packed=True)
     found = {"first": _logits(packed), "second": _logits(packed)}
     expected = _logits(unpack_model(packed))
@@ -137,22 +138,22 @@ def computes_from_codes(subject: Subject) -> None:
 
 @check("scheme")
 def streams_to_the_same_bytes(subject: Subject) -> None:
-    """Quantized from disk, block by block, the model becomes the checkpoint that an export from memory
-    writes, byte for byte."""
+    """A run from disk, block by block, writes the same checkpoint as an export from memory, byte for byte."""
     finished = _finished(subject)
     out = finished.path.with_name("streamed")
     shutil.rmtree(out, ignore_errors=True)
     quantize_checkpoint(tiny_model_dir(), out, _model_config(subject), _tokens())
     one, other = contents(finished.path), contents(out)
-    require(one.keys() == other.keys(), "writes other files from disk than from memory")
+    require(one.keys() == other.keys(), "writes different files from disk than from memory")
     differ = [name for name in one if one[name] != other[name]]
-    require(not differ, f"writes other bytes from disk than from memory in {', '.join(differ)}")
+    require(not differ, f"writes different bytes from disk than from memory in {', '.join(differ)}")
 
 
 @check("scheme")
 def stores_its_effective_bits(subject: Subject) -> None:
-    """A stored weight takes the bits for an element that listings say, but for scales of whole tensors and
-    channels."""
+    """A stored weight takes the bits per element that listings show, apart from scales of tensors and
+    channels.
+    """
     weight, formats = config_of(subject).weight, subject.catalog.formats
     said = effective_bits(weight, lambda name: float(formats.get(name).bits))
     if said is None:
@@ -165,7 +166,7 @@ def stores_its_effective_bits(subject: Subject) -> None:
             if name.startswith(f"{row.name}.weight"):
                 stored += math.prod(shape) * DTYPES[dtype].itemsize * 8
     bits = stored / math.prod(row.shape)
-    require(said <= bits * 1.001 and bits <= said + _SHARED_BITS, f"stores {bits:.4g} bits for an element, and listings say {said:.4g}")
+    require(said <= bits * 1.001 and bits <= said + _SHARED_BITS, f"stores {bits:.4g} bits for an element, but listings say {said:.4g}")
 
 
 @check("scheme")
@@ -174,24 +175,25 @@ def calibrates_static_activations(subject: Subject) -> None:
     layer = config_of(subject)
     assume(list(static_activations(layer)) and layer.input_tensors is not None, "it has no static input scales")
     is_refused = raises(CalibrationError, ModelQuantizer(_model_config(subject)).quantize_model, tiny_model(torch.bfloat16))
-    require(is_refused, "has static input scales, and runs without calibration data")
+    require(is_refused, "has static input scales, but runs without calibration data")
     finished = _finished(subject)
     name = _first_row(finished).name
     module: Any = finished.model.get_submodule(name).input_quantizer
-    # Nothing that is quantized lies before the first layer, so that its input is the float model's.
+    # No quantized layer precedes the first layer, so its input equals the float model's.
     observer, model = module.quantizer.observer(), tiny_model(torch.bfloat16)
     hook = model.get_submodule(name).register_forward_pre_hook(lambda _, args: observer.observe(args[0]))
     _logits(model)
     hook.remove()
     wanted, seen = module.quantizer.qparams_from(observer).scale.float(), module.qparams.scale.float()
     is_close = torch.allclose(seen, wanted, rtol=1e-6)
-    require(is_close, f"has the input scale {seen.flatten()[:1].tolist()}, data give {wanted.flatten()[:1].tolist()}")
+    require(is_close, f"has the input scale {seen.flatten()[:1].tolist()}, but the data give {wanted.flatten()[:1].tolist()}")
 
 
 @check("scheme")
 def serves_parts_of_attention(subject: Subject) -> None:
-    """A cache or attention in this scheme, where its record offers one, is quantized, exported and loaded to
-    the same logits."""
+    """If its record offers a KV cache or attention, it is quantized, exported and loaded with the same
+    logits.
+    """
     record = subject.record
     offered = {"kv_cache_scheme": record.kv_cache, "attention_scheme": record.attention}
     parts = [part for part, reference in offered.items() if reference is not None]
@@ -205,4 +207,4 @@ def serves_parts_of_attention(subject: Subject) -> None:
             require(bool(logits.isfinite().all()), f"gives logits that are NaN or infinite as {part}")
             require(not torch.equal(logits, _finished(subject).logits), f"changes nothing as {part}")
             same = torch.equal(_logits(_loaded(Path(directory) / "out")), logits)
-            require(same, f"gives other logits as {part} once the export is loaded")
+            require(same, f"gives different logits as {part} after export and loading")

@@ -62,17 +62,18 @@ def says_the_same_in_values_codes_and_bytes(subject: Subject) -> None:
         values, qparams = quantizer.round_to_nearest(_data(*shape).to(dtype))
         codes = quantizer.codes_of(values, qparams)
         same = torch.equal(quantizer.dequantize(codes, qparams).to(dtype), values)
-        require(same, f"has other values in {dtype} than its codes stand for")
+        require(same, f"has values in {dtype} that differ from decode(codes)")
         for order in ("order", "reorder"):
             read, scales = quantizer.unpack(quantizer.pack(codes, qparams, order=order), shape, order=order)
             same = torch.equal(quantizer.dequantize(read, scales).to(dtype), values)
-            require(same, f"reads other values back from bytes in the order '{order}' than it wrote")
+            require(same, f"reads back different values than it wrote, in the order '{order}'")
 
 
 @check("scheme")
 def serves_hard_weights(subject: Subject) -> None:
-    """Zeros stay zeros, empty weights empty, tiny and one-sided values give finite values of their size, NaN
-    and infinity stay visible."""
+    """Zeros stay zero, empty weights stay empty, tiny and one-sided values give finite values of similar
+    size, and NaN and infinity stay visible.
+    """
     quantizer = _weight_quantizer(subject)
     shape = _fitting(quantizer, 16)
     require(not bool(quantizer.fake_quantize(torch.zeros(shape)).any()), "rounds a weight of zeros to something else")
@@ -93,20 +94,20 @@ def serves_hard_weights(subject: Subject) -> None:
 
 @check("scheme")
 def rounds_weights(subject: Subject) -> None:
-    """A normal weight is not left as it was, and keeps a part of itself: the relative error is below 1 and
-    not nothing."""
+    """Rounding changes a normal weight, with a relative error above 0 and below 1."""
     error = _error_of_weights(_weight_quantizer(subject))
-    require(error > 1e-6, "does not round at all")  # what a division and a product leave in float32
-    require(error < 1, f"rounds a normal weight with a relative error of {error:.3g}: zeros are as near")
+    require(error > 1e-6, "does not round at all")  # rounding error of a division and a product in float32
+    require(error < 1, f"rounds a normal weight with a relative error of {error:.3g}: zeros would be as good")
 
 
 @check("scheme", level="advisory")
 def errs_as_its_bits_allow(subject: Subject) -> None:
-    """The relative error of a normal weight is at most that of evenly spaced steps with the same number of
-    bits."""
+    """The relative error of a normal weight is at most that of a uniform grid with the same
+    number of bits.
+    """
     quantizer = _weight_quantizer(subject)
     error, most = _error_of_weights(quantizer), _most_error(quantizer)
-    require(error <= most, f"rounds a normal weight with a relative error of {error:.3g}; for its bits at most {most:.3g} is wanted")
+    require(error <= most, f"rounds a normal weight with a relative error of {error:.3g}; for its bits at most {most:.3g} is allowed")
 
 
 def _error_of_weights(quantizer: TensorQuantizer) -> float:
@@ -116,8 +117,9 @@ def _error_of_weights(quantizer: TensorQuantizer) -> float:
 
 @check("scheme")
 def serves_activations(subject: Subject) -> None:
-    """Inputs of any rank, dtype and memory layout, empty ones too, are quantized to near values of the same
-    shape and dtype."""
+    """Inputs of any rank, dtype and memory layout, also empty ones, are quantized to close values with the
+    same shape and dtype.
+    """
     spec = config_of(subject).input_tensors
     assume(spec is not None, "it leaves activations float")
     width = max(256, *(level.group_size or 0 for level in levels(spec)))
@@ -125,19 +127,21 @@ def serves_activations(subject: Subject) -> None:
         x = _data(2, 3, 4, width).to(dtype)
         module = _input_module(spec, x)
         whole = module(x)
-        require(whole.shape == x.shape and whole.dtype is dtype, f"makes {whole.dtype} of shape {list(whole.shape)} of an input in {dtype}")
-        require(bool(whole.isfinite().all()), f"makes NaN or infinity of an input in {dtype}")
+        require(
+            whole.shape == x.shape and whole.dtype is dtype, f"returns {whole.dtype} of shape {list(whole.shape)} for an input in {dtype}"
+        )
+        require(bool(whole.isfinite().all()), f"turns an input in {dtype} into NaN or infinity")
         error = float((whole - x).float().norm() / x.float().norm())
         most = _most_error(module.quantizer)
-        require(error <= most, f"changes a normal input by {error:.3g}; for its bits at most {most:.3g} is wanted")
+        require(error <= most, f"changes a normal input by {error:.3g}; for its bits at most {most:.3g} is allowed")
         for part in (x[0], x[0, 0], x[:, :, 0], x[:0]):
             require(module(part).shape == part.shape, f"does not keep the shape {list(part.shape)} of an input")
         same = torch.equal(module(x.transpose(0, 1)), whole.transpose(0, 1))
-        require(same, "quantizes a transposed input to other values than the input")
+        require(same, "quantizes a transposed input differently from the input")
 
 
 def _input_module(spec: object, x: Tensor) -> QuantizerModule:
-    """An input quantizer, calibrated on ``x`` where it is static."""
+    """An input quantizer, calibrated on ``x`` if it is static."""
     module = QuantizerModule(spec, activation=True)  # type: ignore[arg-type]
     if not module.quantizer.is_dynamic and not module.quantizer.is_float:
         observer = module.quantizer.observer()
@@ -148,10 +152,10 @@ def _input_module(spec: object, x: Tensor) -> QuantizerModule:
 
 @check("scheme")
 def refuses_or_serves_ragged_groups(subject: Subject) -> None:
-    """A layer whose width the groups or blocks do not divide is refused when the plan is made, with its name
-    and both numbers; or rounded.
+    """A layer whose width the groups do not divide is rounded, or refused in the plan with its name and both
+    numbers.
 
-    Its ragged columns are then as near to what they were as the others, in values, codes and bytes alike.
+    If it is rounded, the ragged columns are as accurate as the others, in values, codes and bytes.
     """
     layer = config_of(subject)
     sizes = [size for level in levels(layer.weight) for size in (level.group_size, *(level.block_size or ())) if size and size > 1]
@@ -170,13 +174,13 @@ def refuses_or_serves_ragged_groups(subject: Subject) -> None:
     codes = quantizer.codes_of(values, qparams)
     read, scales = quantizer.unpack(quantizer.pack(codes, qparams, order="order"), (width, width), order="order")
     same = torch.equal(quantizer.dequantize(codes, qparams), values) and torch.equal(quantizer.dequantize(read, scales), values)
-    require(same, f"{planned}, and its codes or bytes stand for other values than the rounded ones")
+    require(same, f"{planned}, but its codes or bytes decode to different values")
     worst, most = float(((values - x).norm(dim=0) / x.norm(dim=0)).max()), _most_error(quantizer)
-    require(worst <= most, f"{planned}, and changes a column by {worst:.3g}; for its bits at most {most:.3g} is wanted")
+    require(worst <= most, f"{planned}, but changes a column by {worst:.3g}; for its bits at most {most:.3g} is allowed")
 
 
 @check("scheme")
 def shares_global_scales_that_are_there(subject: Subject) -> None:
-    """A record that says ``shares_global_scale`` has weights with one scale over the whole tensor."""
-    assume(subject.record.shares_global_scale, "its record does not say shares_global_scale")
-    require(_weight_quantizer(subject).has_tensor_scale, "says shares_global_scale, and its weights have no scale over the whole tensor")
+    """A record with ``shares_global_scale`` has weights with one scale over the whole tensor."""
+    assume(subject.record.shares_global_scale, "its record does not set shares_global_scale")
+    require(_weight_quantizer(subject).has_tensor_scale, "sets shares_global_scale, but its weights have no scale over the whole tensor")

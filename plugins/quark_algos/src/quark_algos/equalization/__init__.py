@@ -1,4 +1,4 @@
 """Equalization: scales that move between a smooth layer and its balance layers.
 
-Which modules they move through, how, and which scales are best.
+The modules find the mappings, search the scales and fold them.
 """

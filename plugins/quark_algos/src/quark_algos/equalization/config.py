@@ -55,7 +55,7 @@ class _EqualizationConfig(AlgoConfig):
         """Return a reason if the architecture names no layer into which a scale can be folded."""
         if architecture.decoder_blocks and mappings_of(architecture):
             return None
-        return "no operation is known in its decoder blocks into which a scale can be folded"
+        return "its template names no operation that can absorb a scale"
 
 
 @with_positional("name", "scaling_layers", "model_decoder_layers")
@@ -90,8 +90,8 @@ class SmoothQuantConfig(_EqualizationConfig):
 
     Attributes:
         alpha: Migration strength, 0 to 1: the exponent of the activations' range. AMD Quark's default of 1
-            makes int8 much worse if activations have outliers in many channels; if no other is given, the
-            preset ``"best"`` has 0.5, as the paper has.
+            makes int8 much worse if activations have outliers in many channels; by default, the preset
+            ``"best"`` uses 0.5, as in the paper.
         scale_clamp_min: Smallest scale, above 0.
         scaling_layers: As in `AWQConfig`.
         model_decoder_layers: Full name of the list of decoder blocks; part of AMD Quark's public API, not

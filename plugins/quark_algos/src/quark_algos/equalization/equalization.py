@@ -142,7 +142,7 @@ class EqualizationRun(TransformRun):
             name = f"{block.name}.{modules.name}".lstrip(".")
             rotated = [n for n, layer in modules.balance_layers.items() if input_is_transformed(layer)]
             if rotated:
-                skipped[name] = {"left_out": f"the input of {rotated[0]} is rotated while the model runs"}
+                skipped[name] = {"left_out": f"an online rotation changes the input of {rotated[0]}"}
                 continue
             scale = self._transform.scale(modules, block)
             is_compared |= scale is not None
@@ -165,7 +165,7 @@ class EqualizationRun(TransformRun):
             return skipped | {block.name: {**validation.metrics(), "applied": False, "reason": reason}}
         if not validation.is_improvement:
             get_logger(__name__).warning(
-                f"'{block.name}': moving scale makes the rounded block's output error {validation.factor:.2f} times as large on "
+                f"'{block.name}': equalization changes the output error of the rounded block by a factor of {validation.factor:.2f} on "
                 f"{validation.tokens} held-out tokens ({validation.before:.2g} to {validation.after:.2g}, standard error "
                 f"{validation.standard_error:.1g}). preset='best' would leave it out"
             )
@@ -216,8 +216,8 @@ class EqualizationRun(TransformRun):
             return True
         self._refused.add(mapping)
         get_logger(__name__).warning(
-            f"'{block.name}.{modules.name}' is left out: a scale there changes what the block computes (by {change:.1e}); this model is "
-            "a variant that differs from its template"
+            f"'{block.name}.{modules.name}' is left out, since a scale there changes the block's output (by {change:.1e}). The model "
+            f"differs from its template: correct the template, or set scaling_layers"
         )
         return False
 

@@ -18,11 +18,11 @@ __all__ = ["BATCHES", "FEWEST", "SAMPLE", "ChannelRanges", "SampleOfSample", "To
 SAMPLE = 256
 """Tokens on which the rounding of activations is tried."""
 BATCHES = 8
-"""Batches that the sample is spread over, so that one text does not decide."""
+"""Batches that the sample is spread over, so that no single text dominates."""
 FEWEST = 32
 """Smallest number of sampled tokens per input.
 
-It is for mappings whose balance layers have many inputs, as experts do.
+It matters for mappings with many inputs, such as experts.
 """
 
 
@@ -76,9 +76,9 @@ def errors_of_inputs(config: QLayerConfig, sample: TokenSample, ranges: ChannelR
     """Return the rounding errors of a balance layer's inputs.
 
     Args:
-        config: Of the layer.
+        config: Config of the layer.
         sample: Tokens, which are divided among the parts of a mapping.
-        ranges: Of all tokens; None for the range of the sample.
+        ranges: Ranges of all tokens; None for the range of the sample.
         parts: Number of parts of the mapping.
     """
     of_all = torch.stack(torch.aminmax(sample.value, dim=0)) if ranges is None else ranges.range

@@ -46,7 +46,7 @@ _STRIDE = 4
 
 
 class HessianOfSample(Hessian):
-    """`Hessian` of a quarter of the tokens, by which candidates are compared."""
+    """`Hessian` of a quarter of the tokens, for comparing candidates."""
 
     one_in: ClassVar[int] = 4
 
@@ -60,7 +60,7 @@ class AbsMeanOfSample(AbsMean):
 class HessianForGroups(Hessian):
     """`Hessian` of half of the tokens, for scales of groups.
 
-    They are many, and need more tokens than candidates, and fewer than codes.
+    Group scales need more tokens than candidates, but fewer than codes.
     """
 
     one_in: ClassVar[int] = 2
@@ -152,13 +152,13 @@ def awq(
     Source: arXiv 2306.00978.
 
     The loss is the output error of the balance layers over all tokens of the statistics. It is
-    approximated by `Quadratic`, for candidates and for no scaling alike. Where the layers round their inputs
-    too, the loss adds the error from that, as of `autosmooth`.
+    approximated by `Quadratic`, for candidates and for no scaling alike. If the layers round their inputs
+    too, the loss adds that error, as in `autosmooth`.
 
     Args:
         parts: All balance layers of the mapping whose weights are rounded; at least one.
         x_mean: Mean magnitude of each input channel, ``[K]``, float32.
-        activations: Rounding errors of the inputs of each part; empty where inputs are not rounded.
+        activations: Rounding errors of the inputs of each part; empty if inputs are not rounded.
         channels: How the channels of the smooth layer correspond to input channels; None if they are the
             same.
         ratios: Exponents, ascending.

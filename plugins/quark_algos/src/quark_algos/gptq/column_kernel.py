@@ -1,11 +1,11 @@
 """One kernel that rounds a block of columns: the inner loop of `quark_algos.gptq.gptq`.
 
-Each column is rounded in view of the errors of those before it.
+Each column is rounded after the errors of earlier columns are compensated.
 
-A program has a few rows of the weight. Their part of the block stays in registers: column after column is
-taken out of it and rounded, and its error is added to all columns behind it at once. So every row takes one
-pass over memory, and nothing is launched for a column. Sums have the same terms as those of torch's
-operations, added in the order of columns by fused multiply-adds: results differ by that alone.
+A program has a few rows of the weight and keeps their part of the block in registers. It rounds column after
+column, and adds each error to all later columns at once. So each row takes one pass over memory, without a
+launch per column. Sums have the same terms as in torch's operations, but use fused multiply-adds in column
+order; results differ only by that.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["round_block"]
 
 ROWS = 8
-"""Rows of a program: 32 bytes of a column, a sector of memory. It is one warp, so that sums over the block
+"""Rows of a program: 32 bytes of a column, a sector of memory. A program is one warp, so sums over the block
 need no barrier.
 """
 
@@ -42,7 +42,7 @@ def _taken(tile, is_now):
 
 @triton.jit
 def _plus_outer_product(tile, of_columns, of_rows):
-    """Return ``tile`` plus the product of a value of each column and one of each row, rounded once."""
+    """Return ``tile`` plus an outer product, rounded once."""
     return tl.fma(tl.broadcast_to(of_columns[:, None], tile.shape), tl.broadcast_to(of_rows[None, :], tile.shape), tile)
 
 
@@ -57,10 +57,10 @@ def _on_grid(t, factor, scale, zero, ROUND: tl.constexpr, P: tl.constexpr, BY_RE
 
 @triton.jit(do_not_specialize=["columns", "start", "first"])
 def _round_columns(
-    base_ptr,  # [columns, rows], as all tensors contiguous: what is to be rounded, but for the feedback inside of the block
-    weight_ptr,  # [columns, rows]: what errors are against
-    feedback_ptr,  # [columns, columns], row k: what the columns behind k take of its error
-    causal_ptr,  # [columns, columns], row k: what they take of its value t; or None
+    base_ptr,  # [columns, rows], contiguous like all tensors: values to round, without feedback inside the block
+    weight_ptr,  # [columns, rows]: the original weight
+    feedback_ptr,  # [columns, columns], row k: factors of column k's error for later columns
+    causal_ptr,  # [columns, columns], row k: factors of its value t; or None
     t_ptr,  # [columns, rows], written; with causal
     factor_ptr,  # scales or their inverses [groups, rows]
     scale_ptr,
@@ -111,7 +111,7 @@ def _round_columns(
         error = weight - q
         tl.store(q_ptr + channel * rows + row, q, mask=is_row)
         tl.store(e_ptr + k * rows + row, error, mask=is_row)
-        tile = _plus_outer_product(tile, feedback, error)  # columns up to k are done: what is added to them is never read
+        tile = _plus_outer_product(tile, feedback, error)  # columns up to k are done: additions to them are never read
         loss += (t - q) * (t - q) * tl.load(pivots_ptr + k)
     tl.store(loss_ptr + row, loss + tl.load(loss_ptr + row, mask=is_row, other=0.0), mask=is_row)
 
@@ -123,10 +123,10 @@ def round_block(rounder: ColumnRounder, base: Tensor, weight: Tensor, factor: Fa
 
     Args:
         rounder: The scales and the order of channels; its format has device code.
-        base: ``[columns, N]``: what is rounded, but for what columns of the block add to each other.
-        weight: ``[columns, N]``: what errors are against.
-        factor: Its rows say what the error of a column adds to the others; its pivots weigh the loss.
-        done: Gets the values, in the rows of their channels, the errors and the loss.
+        base: ``[columns, N]``: the values to round, without compensation within the block.
+        weight: ``[columns, N]``: the original weight, to which errors are relative.
+        factor: Its rows are the contributions of a column's error to the others; its pivots weigh the loss.
+        done: Receives the values (in the rows of their channels), the errors and the loss.
         start: Number of the first column.
     """
     code, block = rounder.device_code, slice(start, start + len(base))

@@ -1,6 +1,6 @@
 """Settings of GPTQ, GPTAQ and Qronos, which choose codes by the Hessian of a layer's input; their recipes.
 
-A `Recipe` is the settings of any of the three as one set of parameters, with the preset resolved.
+A `Recipe` holds the settings of any of the three as one set of parameters, with the preset resolved.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class _HessianConfig(AlgoConfig):
         static_groups: Compute the scales of all groups before any column is rounded; required with
             ``desc_act``.
         preset: ``"reference"`` is the published algorithm with AMD Quark's defaults; ``"best"`` also searches
-            scales by the output error, shrinks the Hessian where tokens are few, and has a percdamp of 0.05.
-            Settings that are given override the preset.
+            scales by the output error, shrinks the Hessian if tokens are few, and uses percdamp 0.05. Your
+            settings override the preset.
         scale_search: How group scales are found: ``"minmax"``, ``"mse"`` (error of the weights) or
-            ``"hessian"`` (error of the outputs); None for that of the preset.
+            ``"hessian"`` (error of the outputs); None for the preset's value.
         float64: Accumulate and factor the Hessian in float64; slower, and changes results by rounding only.
         true_sequential: Accepted from configurations before 0.12; ignored, calibration is always sequential.
         embedding_layers: Accepted from configurations before 0.6; ignored.
@@ -70,16 +70,16 @@ class _HessianConfig(AlgoConfig):
     def __attrs_post_init__(self) -> None:
         if self.desc_act and not self.static_groups:
             raise ConfigError(
-                f"{type(self).__name__}: desc_act=True with static_groups=False would scatter the columns of a group over the matrix; "
-                "set static_groups=True, or desc_act=False"
+                f"{type(self).__name__}: desc_act=True with static_groups=False would spread each group over the matrix: set "
+                f"static_groups=True, or desc_act=False"
             )
 
     @classmethod
     def for_architecture(cls, architecture: Architecture) -> Self | None:
         """Return settings with all projections of a decoder block, in the order in which data flows.
 
-        They name none if the facts do not, as those that are inferred: then all linear layers of the blocks
-        are rounded. None if the blocks are not known.
+        If the facts name no projections, as inferred facts do, the settings name none, and all linear layers
+        of the blocks are rounded. None if the blocks are not known.
         """
         if cls.refusal(architecture) is not None:
             return None
@@ -92,7 +92,7 @@ class _HessianConfig(AlgoConfig):
     @classmethod
     def refusal(cls, architecture: Architecture) -> str | None:
         """Return a reason if the decoder blocks are not known."""
-        return None if architecture.decoder_blocks else "its decoder blocks are not known"
+        return None if architecture.decoder_blocks else "its template names no decoder blocks"
 
 
 @with_positional("name", "block_size", "damp_percent", "desc_act", "static_groups", "inside_layer_modules", "model_decoder_layers")
@@ -103,11 +103,11 @@ class GPTQConfig(_HessianConfig):
 
     Rounds columns one after another and compensates the error of each in the remaining columns.
 
-    Its further settings are those of the base class.
+    The base class has the other settings.
 
     Attributes:
-        damp_percent: percdamp: this times the mean diagonal of the Hessian is added to its diagonal; above 0
-            and below 1. If it is not given, the preset ``"best"`` has 0.05.
+        damp_percent: Damping (percdamp): the share of the Hessian's mean diagonal that is added to the
+            diagonal, above 0 and below 1. By default, the preset ``"best"`` uses 0.05.
         inside_layer_modules: Names of the linear layers, relative to a decoder block; ``*`` matches any
             characters. Empty: all layers.
         model_decoder_layers: Full name of the list of decoder blocks; part of AMD Quark's public API, not
@@ -155,13 +155,13 @@ class QronosConfig(_HessianConfig):
     Attributes:
         inside_layer_modules: Names of the linear layers, relative to a decoder block.
         model_decoder_layers: Full name of the list of decoder blocks; as in `GPTQConfig`.
-        alpha: Damping: this times the largest eigenvalue of the Hessian is added to its diagonal; above 0. If
-            it is not given, the preset ``"best"`` adds 0.05 times the mean of the diagonal in its place, and
-            None is written.
-        beta: Part of AMD Quark's public API, not used: it scales the inverse Hessian before a second
-            factorization; here is neither.
-        correction_share: Strength of the correction for quantized inputs, 0 to 1; None for that of the
-            preset.
+        alpha: Damping: this times the largest eigenvalue of the Hessian is added to its diagonal; above 0. By
+            default, the preset ``"best"`` adds 0.05 times the mean diagonal instead, and configurations store
+            None.
+        beta: Part of AMD Quark's public API, not used: it scales the inverse Hessian, which this
+            implementation does not compute.
+        correction_share: Strength of the correction for quantized inputs, 0 to 1; None for the preset's
+            value.
     """
 
     name: str = "qronos"
@@ -174,7 +174,7 @@ class QronosConfig(_HessianConfig):
     )
 
     def resolved(self) -> Self:
-        """Return the settings with the damping that is used; no ``alpha`` if it is the preset's percdamp."""
+        """Return the settings with the actual damping; ``alpha`` is None if the preset's percdamp applies."""
         is_of_preset = self.alpha is None or not is_given(self.alpha)
         alpha = None if is_of_preset and self.preset == "best" else float(_ALPHA if self.alpha is None else self.alpha)
         return attrs.evolve(self, alpha=alpha)
@@ -187,16 +187,16 @@ class Recipe:
     Attributes:
         block: Columns between two updates of the remaining matrix.
         act_order: Whether columns are rounded by descending diagonal of H.
-        static_groups: Whether all scales are computed before any column is rounded; else a group's when its
-            first column is reached.
+        static_groups: Whether all scales are computed before any column is rounded; else each group's scale
+            when its first column is reached.
         percdamp: λ as a share of H's mean diagonal; None to derive it from ``eigen_damping``.
         eigen_damping: λ as a share of H's largest eigenvalue; used if ``percdamp`` is None.
         scales: How scales are found: ``"minmax"``, ``"mse"`` or ``"hessian"``.
         share: Strength of the correction for quantized inputs, 0 to 1.
         is_causal: Whether the correction is GPTAQ's, column by column; else all columns are corrected before
             any is rounded.
-        is_careful: Whether H is shrunk where tokens are few, and the correction limited to what reduces the
-            error on held-out tokens.
+        is_careful: Whether to shrink H if tokens are few, and to limit the correction to the strength that
+            reduces the held-out error.
         float64: Whether H is accumulated and factored in float64.
         modules: Patterns of the layers, relative to a block; empty for all.
     """
@@ -216,7 +216,7 @@ class Recipe:
 
 BEST_SHARE = 0.5
 BEST_DAMPING = 0.05
-"""Strength of the correction and percdamp of the preset "best", where settings give none.
+"""Strength of the correction and percdamp of the preset "best", unless settings give them.
 
 Chosen by `benchmarks.defaults`.
 """

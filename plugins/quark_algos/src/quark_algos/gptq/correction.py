@@ -1,11 +1,10 @@
 """Correction of a weight for the error of its inputs, before it is rounded: GPTAQ and Qronos add it to GPTQ.
 
-The weight that compensates best for ``X̃`` in place of ``X``
-is the minimum of ``‖W X − V X̃‖² + λ ‖W − V‖²`` over V, which is ``V = W + W D (H + λ I)⁻¹``; any rounding of
-W for this objective is a rounding of V for plain ‖(V − Q) X̃‖². α is the strength of that step: 0 is GPTQ,
-and 1 is Qronos except for its first column. Source: arXiv 2504.02692 (GPTAQ), arXiv 2505.11695 (Qronos).
-GPTAQ as published corrects each column only for the errors of the columns before it, by another matrix,
-`causal_matrix`.
+The weight that best compensates for the input ``X̃`` instead of ``X`` is the minimum of
+``‖W X − V X̃‖² + λ ‖W − V‖²`` over V, which is ``V = W + W D (H + λ I)⁻¹``; rounding W for this objective is
+the same as rounding V for plain ‖(V − Q) X̃‖². α is the strength of that step: 0 is GPTQ, and 1 is Qronos
+except for its first column. Source: arXiv 2504.02692 (GPTAQ), arXiv 2505.11695 (Qronos). GPTAQ as published
+corrects each column only for the errors of the columns before it, by another matrix, `causal_matrix`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ __all__ = ["ErrorMoment", "causal_matrix", "corrected", "correction", "share_for
 
 
 class ErrorMoment(CrossMoment):
-    """D, or for a layer with few outputs ``W (D + H)``, of which `OutputMoment` has less to sum up."""
+    """D; or, for a layer with few outputs, the smaller sum ``W (D + H)`` from `OutputMoment`."""
 
     of_outputs = OutputMoment
 
@@ -45,13 +44,13 @@ def causal_matrix(d: Tensor, factor: Factor, alpha: float) -> Tensor:
 def share_for(wt: Tensor, step: Tensor, held_out: HeldOut, most: float) -> float:
     """Return the strength α of a correction, 0 to ``most``.
 
-    It minimizes ``‖W x − (W + α S) x̃‖²``, a parabola in α, on held-out tokens. Of many outputs, about half as
-    many as there are inputs are compared.
+    It minimizes ``‖W x − (W + α S) x̃‖²``, a parabola in α, on held-out tokens. If there are many outputs, it
+    compares about half as many as there are inputs.
 
     Args:
         wt: Wᵀ ``[K, N]``.
         step: Sᵀ ``[K, N]``, the correction in full.
-        held_out: Tokens that S does not depend on, of both models.
+        held_out: Tokens of both models that S does not depend on.
         most: The largest strength.
     """
     if wt.shape[1] > wt.shape[0]:
@@ -69,10 +68,10 @@ def correction(wt: Tensor, d: Tensor, factor: Factor, perm: Tensor | None = None
     Args:
         wt: Wᵀ ``[K, N]``.
         d: D ``[K, K]``.
-        factor: Factor of the damped H, which limits the correction.
-        perm: Order of the channels in the factor ``[K]``; None for their own.
+        factor: Factor of the damped H; the damping limits the correction.
+        perm: Order of the channels in the factor ``[K]``; None for the original order.
     """
-    if wt.shape[1] > wt.shape[0]:  # K systems of equations in place of N
+    if wt.shape[1] > wt.shape[0]:  # K systems of equations instead of N
         return torch.mm(solved(d.t(), factor, perm), wt)
     return solved(torch.mm(d.t(), wt), factor, perm)
 
@@ -93,10 +92,10 @@ def corrected(
 
     Args:
         wt: Wᵀ ``[K, N]``, which is changed in place.
-        task: Has the moments of the errors of the inputs, and held-out tokens.
-        hessian: Of the inputs.
-        recipe: Says which correction there is.
-        factor: Of the damped H, in the order ``perm``.
+        task: The task, with the moments of the input errors and held-out tokens.
+        hessian: Hessian of the inputs.
+        recipe: The recipe, which selects the correction.
+        factor: Factor of the damped H, in the order ``perm``.
         perm: A permutation of the channels; None for their own order.
     """
     if recipe.is_causal:
@@ -104,7 +103,7 @@ def corrected(
         if perm is not None:
             d = d.index_select(0, perm).index_select(1, perm)
         return wt, causal_matrix(d, factor, recipe.share), recipe.share
-    if OutputMoment in task.statistics:  # W (D + H), so that W D is what it has beyond W H
+    if OutputMoment in task.statistics:  # W (D + H), from which W H is subtracted to get W D
         of_errors = torch.addmm(task.statistic(OutputMoment).matrix().t(), hessian.matrix(), wt, beta=1, alpha=-1)
         step = solved(of_errors, factor, perm)
     else:

@@ -1,8 +1,8 @@
 """Damping of the Hessian, and its factor: ``H + λ I = A · diag(d) · Aᵀ``, A upper triangular.
 
-The diagonal of A is one. All these roundings use the factor.
+The diagonal of A is 1. All three roundings use this factor.
 
-GPTQ factors the inverse of H instead, and gives the same codes: there is no need for an inverse.
+The published GPTQ factors the inverse of H instead and gives the same codes, so no inverse is needed.
 Sources: GPTQ, arXiv 2210.17323; LDLQ, arXiv 2307.13304.
 """
 
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 NONE = (0.0, 0.0)
-"""Shrinkage that leaves H as it was measured."""
+"""Shrinkage that does not change H."""
 ATTEMPTS = 5
 """Attempts at a factorisation, each with ten times the damping of the one before."""
 
@@ -39,7 +39,7 @@ PANEL = 96
 
 
 class SingularError(RoundingError):
-    """A Hessian cannot be factored, however strongly it is damped."""
+    """A Hessian cannot be factored, even with the strongest damping."""
 
 
 @attrs.frozen(eq=False)
@@ -50,7 +50,7 @@ class Factor:
         a: A ``[K, K]``, upper triangular, of unit diagonal.
         pivots: d ``[K]``.
         damping: λ as a share of the mean of H's diagonal.
-        attempts: How often it was tried, with ever stronger damping.
+        attempts: Number of attempts, each with stronger damping.
     """
 
     a: Tensor
@@ -59,19 +59,19 @@ class Factor:
     attempts: int = 1
 
     def to(self, dtype: torch.dtype) -> Factor:
-        """Return the same in another precision."""
+        """Return the factor in another precision."""
         return attrs.evolve(self, a=self.a.to(dtype), pivots=self.pivots.to(dtype))
 
 
 def shrunk(h: Tensor, shrinkage: tuple[float, float]) -> Tensor:
-    """Return a copy of ``h [K, K]`` without its likely chance part.
+    """Return a copy of ``h [K, K]`` with less sampling noise.
 
-    It helps at any number of tokens.
+    Shrinkage helps for any number of tokens.
 
     Args:
         h: H, symmetric.
-        shrinkage: As `quark.algorithms.Hessian.shrinkage` has it: the share that entries off the diagonal
-            lose, and the share of the way that those on it go towards their mean. Dead channels stay dead.
+        shrinkage: Result of `quark.algorithms.Hessian.shrinkage`: the share that off-diagonal entries lose,
+            and how far diagonal entries move towards their mean. Dead channels stay dead.
     """
     off_diagonal, along = shrinkage
     made = h * (1 - off_diagonal)
@@ -104,7 +104,7 @@ def _shrunk_diagonal(diagonal: Tensor, along: float) -> Tensor:
 
 
 def damped_diagonal(diagonal: Tensor, share: float, shrinkage: tuple[float, float] = NONE) -> Tensor:
-    """Return the diagonal of `damped`, of the diagonal of H ``[K]``."""
+    """Return the diagonal of `damped` from the diagonal of H ``[K]``."""
     dead = diagonal <= 0
     number_alive = (~dead).sum()
     mean = torch.where(number_alive > 0, torch.where(dead, 0, diagonal).sum() / number_alive, 1)
@@ -115,14 +115,15 @@ def factor(h: Tensor, share: float, order: Tensor | None = None, shrinkage: tupl
     """Shrink a Hessian, damp it, and factor it.
 
     Args:
-        h: H ``[K, K]``, symmetric, as a raw sum or any multiple of it, float32 or float64.
-        share: λ as a share of the mean diagonal. Tenfold after each failure; the result has the final one.
-        order: A permutation of the channels ``[K]``; the factor is that of the permuted matrix.
-        shrinkage: As of `shrunk`.
+        h: H ``[K, K]``, symmetric, the raw sum or any multiple, float32 or float64.
+        share: λ as a share of the mean diagonal. Each failure multiplies it by 10; the result has the final
+            value.
+        order: A permutation of the channels ``[K]``; the result is the factor of the permuted matrix.
+        shrinkage: As in `shrunk`.
 
     Raises:
         NonFiniteError: ``h`` holds NaN or Inf.
-        SingularError: It is indefinite in spite of all damping.
+        SingularError: ``h`` stays indefinite with all damping.
     """
     backwards = None if order is None else order.flip(0)
     for attempt in range(1, ATTEMPTS + 1):
@@ -134,8 +135,8 @@ def factor(h: Tensor, share: float, order: Tensor | None = None, shrinkage: tupl
         is_finite, has_failed = numbers(torch.isfinite(h.diagonal()).all(), failed)
         if not is_finite:
             raise NonFiniteError(
-                "the Hessian of a layer's inputs holds NaN or Inf: activations overflow during calibration. Use another dtype, "
-                "or look at the data",
+                "the Hessian of a layer's inputs holds NaN or Inf: activations overflow during calibration. Use another dtype, or check "
+                "the data",
                 tensor="input",
             )
         if not has_failed:
@@ -144,18 +145,18 @@ def factor(h: Tensor, share: float, order: Tensor | None = None, shrinkage: tupl
             return Factor(r.div_(root), root.square_(), share, attempt).to(h.dtype)
         share = max(share, 1e-6) * 10
     raise SingularError(
-        f"the Hessian of a layer's inputs [{h.shape[0]} channels] is indefinite even with damping {share / 10:g} of its mean "
-        "diagonal: the calibration data are too few or degenerate. Give more sequences"
+        f"the Hessian of a layer's inputs [{h.shape[0]} channels] is not positive definite even with damping {share / 10:g}: there are "
+        f"too few calibration data, or they are degenerate. Give more sequences"
     )
 
 
 def _cholesky(h: Tensor) -> tuple[Tensor, Tensor]:
     """Return the lower triangular ``L [K, K]`` with ``L Lᵀ = h``, and a number.
 
-    The number is 0 where ``h`` is positive definite; ``h`` is used up.
+    The number is 0 if ``h`` is positive definite; ``h`` is used up.
 
-    On CPUs by panels, where there are more than two, and with the inverse of each one's corner: nearly all of
-    the work is matrix products then, which are faster than LAPACK and than triangular systems.
+    On CPUs, more than two panels are factored with the inverse of each corner block. Nearly all work is then
+    matrix products, which are faster than LAPACK and triangular solves.
     """
     if h.device.type != "cpu" or h.shape[0] <= 2 * PANEL:
         return torch.linalg.cholesky_ex(h)

@@ -1,11 +1,11 @@
-"""GPTQ, GPTAQ and Qronos: each column is rounded in view of the errors of the columns before it.
+"""GPTQ, GPTAQ and Qronos: round column by column and compensate earlier errors.
 
 `ColumnRounding` is the rounding of a run: it factors the Hessian (`quark_algos.gptq.damping`), corrects the
 weight for the error of its inputs if the recipe says so (`quark_algos.gptq.correction`), chooses scales, and
 rounds the columns. `ldlq` is that last step: a column becomes ``t_k = w_k + Σ_j e_j A_jk`` over the columns j
-before it, with the weight w, the errors e so far and the factor A. The contribution of earlier blocks of
-columns is one matrix product, inside of a block there is a smaller product for every few columns, and each
-column then takes a handful of operations on one row.
+before it, with the weight w, the errors e so far and the factor A. Earlier blocks contribute one matrix
+product. Inside a block, there is a smaller product every few columns, and each column takes a few operations
+on one row.
 """
 
 from __future__ import annotations
@@ -40,22 +40,20 @@ BLOCK = 128
 FEW = 16
 """Columns between two products inside a block."""
 SLICE = 4096
-"""Rows of a weight that one thread sweeps over: with fewer, threads would mostly wait for each other to call
-operations from Python.
+"""Rows of a weight per thread: with fewer rows, threads would mostly wait for Python's lock.
 """
 WIDE = 4096
-"""Columns of a weight above which products with the columns before a block outweigh that, so that a slice has
-fewer rows, in proportion.
+"""Weights with more columns get proportionally fewer rows per slice, since products with earlier blocks
+dominate.
 """
 
 MOST_COLUMNS = 256
-"""Columns of the largest block that a kernel takes: its part of 8 rows is held in registers, 64 of each
-thread.
+"""Largest block of a kernel, in columns: its part of 8 rows takes 64 registers of each thread.
 """
 
 Rounder = Callable[[Tensor, int, Tensor], Tensor]
-"""Rounds ``t [N]``, the column of that number, into the third argument, and returns it: as
-`WeightGrid.rounder` does.
+"""Rounds the column ``t [N]`` of the given number into the third argument and returns it, like
+`WeightGrid.rounder`.
 """
 Chooser = Callable[[Tensor, int], GroupScales]
 
@@ -160,13 +158,13 @@ class _Prepared:
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """Metrics that all layers with this Hessian share, but for ``dead``, which is on the device."""
+        """Metrics that all layers with this Hessian share, except ``dead``, which is on the device."""
         return {"damping": self.factor.damping, "shrinkage": self.shrinkage[0], "attempts": self.factor.attempts}
 
     def moments(self, h: Tensor, group: int) -> Tensor | None:
         """Return the diagonal of ``h [m · group, m · group]``, damped and shrunk, ``[m, group]``, float32.
 
-        None if the recipe does not search scales by it.
+        None if the recipe does not need it to search scales.
         """
         if self.recipe.scales != "hessian":
             return None
@@ -177,7 +175,7 @@ class _Prepared:
 def _prepared(hessian: Hessian, recipe: Recipe) -> _Prepared:
     """Return the permutation of H, with its factor begun.
 
-    Layers with the same input but other formats share them (`Hessian.derived`).
+    Layers with the same input but different formats share the result (`Hessian.derived`).
     """
     assert recipe.percdamp is not None
     h, damping = hessian.matrix(), recipe.percdamp
@@ -189,7 +187,7 @@ def _prepared(hessian: Hessian, recipe: Recipe) -> _Prepared:
 
 @contextmanager
 def _saying_whose(task: RoundingTask) -> Iterator[None]:
-    """Name the layers in an error about their Hessian."""
+    """Add the names of the layers to errors about their Hessian."""
     try:
         yield
     except SingularError as error:
@@ -201,7 +199,7 @@ def _saying_whose(task: RoundingTask) -> Iterator[None]:
 def _rounded_rows(
     rows: slice, wt: Tensor, moments: Tensor | None, grid: WeightGrid, prepared: _Prepared, causal: Tensor | None
 ) -> tuple[Tensor, Tensor, GroupScales]:
-    """Return some rows of the weight, rounded; their losses; and the scales of their groups."""
+    """Return some rounded rows of the weight, their losses, and the scales of their groups."""
     wt, grid, recipe = wt[:, rows].contiguous(), grid.of_rows(rows), prepared.recipe
     if recipe.static_groups or grid.fixed is not None or grid.group == grid.columns:
         scales = _scales(wt, moments, grid, recipe)
@@ -217,7 +215,7 @@ def _rounded_rows(
 
 
 def _scales(wt: Tensor, moments: Tensor | None, grid: WeightGrid, recipe: Recipe) -> GroupScales:
-    """Return the scales of the groups of ``wt [m · group, N]``; ``moments`` as of `search`."""
+    """Return the scales of the groups of ``wt [m · group, N]``; ``moments`` as in `search`."""
     if recipe.scales == "minmax":
         return grid.fixed or grid.scales(wt)
     if grid.fixed is not None and moments is None:
@@ -227,15 +225,15 @@ def _scales(wt: Tensor, moments: Tensor | None, grid: WeightGrid, recipe: Recipe
 
 @attrs.frozen(eq=False)
 class Swept:
-    """A weight whose columns are rounded.
+    """A weight with rounded columns.
 
     Attributes:
-        q: Qᵀ ``[K, N]``, its channels in their own order.
-        e: Eᵀ ``[K, N]``, in the order in which they were rounded.
+        q: Qᵀ ``[K, N]``, channels in the original order.
+        e: Eᵀ ``[K, N]``, columns in rounding order.
         loss: ``Σ_k d_k (t_k − q_k)²``, which is ``tr(E (H + λ I) Eᵀ)`` of each row ``[N]``.
-        order: That order ``[K]``, or None for their own.
-        t: Tᵀ ``[K, N]``, what was rounded, in that order; with ``causal`` alone.
-        causal: As of `ldlq`.
+        order: The rounding order ``[K]``; None for the original order.
+        t: Tᵀ ``[K, N]``, the values before rounding, in rounding order; only with ``causal``.
+        causal: As in `ldlq`.
     """
 
     q: Tensor
@@ -247,20 +245,20 @@ class Swept:
 
     @classmethod
     def room_for(cls, wt: Tensor, order: Tensor | None = None, causal: Tensor | None = None) -> Swept:
-        """Return room for a result of the shape of Wᵀ, with nothing rounded yet."""
+        """Return an empty result with the shape of Wᵀ."""
         t = None if causal is None else torch.empty_like(wt)
         return cls(torch.empty_like(wt), torch.empty_like(wt), wt.new_zeros(wt.shape[1]), order, t, causal)
 
     @classmethod
     def beside(cls, parts: Sequence[Swept]) -> Swept:
-        """Return consecutive slices of the rows as one result; all were rounded in the same order."""
+        """Join consecutive slices of rows, rounded in the same order, into one result."""
         if len(parts) == 1:
             return parts[0]
         q, e, loss = (torch.cat([getattr(part, name) for part in parts], -1) for name in ("q", "e", "loss"))
         return cls(q, e, loss, parts[0].order)
 
     def places(self, start: int, stop: int) -> slice | Tensor:
-        """Return where the columns that are rounded from ``start`` to ``stop`` are in Q and W."""
+        """Return the positions in Q and W of the columns rounded from ``start`` to ``stop``."""
         return slice(start, stop) if self.order is None else self.order[start:stop]
 
 
@@ -269,19 +267,19 @@ def ldlq(
 ) -> Swept:
     """Round column after column.
 
-    ``t_k = w_k + Σ_{j<k} (w_j − q_j) A_jk``, and ``q_k`` is the nearest value of the grid to that.
+    ``t_k = w_k + Σ_{j<k} (w_j − q_j) A_jk``, and ``q_k`` is the grid value nearest to ``t_k``.
 
-    Errors are always against the original weight, which is not changed. The codes are those of GPTQ with the
-    same damping and order.
+    Errors refer to the original weight, which does not change. The codes equal GPTQ's with the same damping
+    and order.
 
     Args:
         wt: Wᵀ ``[K, N]``, float.
         factor: Of H, its channels in the order to be rounded in.
-        rounded: As `WeightGrid.rounder` returns it, for that order.
-        block: Columns of a block; the result depends on it in the last bits alone.
+        rounded: Result of `WeightGrid.rounder` for that order.
+        block: Columns of a block; changes only the last bits of the result.
         order: A permutation of the channels ``[K]``; None for their own order.
-        causal: P ``[K, K]``, strictly upper, in that order: ``w_k + Σ_{j<k} t_j P_jk`` takes the place of the
-            weight ``w_k``.
+        causal: P ``[K, K]``, strictly upper, in that order: ``w_k + Σ_{j<k} t_j P_jk`` replaces the weight
+            ``w_k``.
     """
     done = Swept.room_for(wt, order, causal)
     with one_thread(wt.device):
@@ -304,9 +302,9 @@ def ldlq_by_rows(
 ) -> Swept:
     """Run `ldlq` under the ``scales`` that `WeightGrid.with_subscales` returns.
 
-    Slices of many rows run in threads of their own.
+    Each slice of rows runs in its own thread.
 
-    ``order_on_host`` is ``order`` as a list, for whoever has it already: it is read from the device else.
+    ``order_on_host`` is ``order`` as a list; None reads it from the device.
     """
     sweeps = []
     for rows in row_slices(wt.shape[1], max(wt.shape[0], WIDE), SLICE * WIDE) if wt.device.type == "cpu" else [slice(0, wt.shape[1])]:
@@ -318,12 +316,12 @@ def ldlq_by_rows(
 def ldlq_choosing(wt: Tensor, factor: Factor, grid: WeightGrid, choose: Chooser, causal: Tensor | None = None) -> tuple[Swept, GroupScales]:
     """Run `ldlq` with the scales of a group chosen when its first column is reached.
 
-    They come from the values that its columns are to become.
+    The scales come from the compensated values of the group's columns.
 
     Args:
-        wt, factor, causal: As of `ldlq`, the channels in their own order.
+        wt, factor, causal: As in `ldlq`, channels in the original order.
         grid: Of ``wt``, with ``grid.fixed`` None.
-        choose: Returns the scales of the group ``t [group, N]`` of that number.
+        choose: Returns the scales of the group ``t [group, N]`` with the given number.
 
     Returns:
         The rounded weight, and the scales of all groups.
@@ -344,7 +342,7 @@ def ldlq_choosing(wt: Tensor, factor: Factor, grid: WeightGrid, choose: Chooser,
 def _weight(part: Tensor, done: Swept, start: int) -> Tensor:
     """Return the weight's columns from ``start`` on ``[block, N]``, corrected for earlier blocks.
 
-    The correction is what earlier blocks add to them by the causal matrix.
+    The causal matrix gives the correction.
     """
     if done.causal is None or done.t is None:
         return part
@@ -372,8 +370,8 @@ def _round_block(base: Tensor, part: Tensor, factor: Factor, rounded: Rounder, d
         round_block(rounder, base, part, factor, done, start)
         return
     q = torch.empty_like(base)
-    e.zero_()  # so that a product may include columns that are not rounded yet: views of those that are would cost more than it does
-    inside = a[start : start + len(part), start : start + len(part)].t().contiguous()  # [block, block], row k: what column k takes of e
+    e.zero_()  # zeros let the product include columns that are not rounded yet, which costs less than views of the others
+    inside = a[start : start + len(part), start : start + len(part)].t().contiguous()  # [block, block], row k: factors of e for column k
     columns = zip(base.unbind(0), part.unbind(0), q.unbind(0), e.unbind(0), strict=True)
     for first in range(0, len(part), FEW):
         few = slice(first, min(first + FEW, len(part)))
@@ -394,7 +392,7 @@ def _round_block(base: Tensor, part: Tensor, factor: Factor, rounded: Rounder, d
 
 
 def _rounder_of_kernel(rounded: Rounder, base: Tensor) -> ColumnRounder | None:
-    """Return ``rounded`` if a kernel rounds the block ``base`` with it; None where torch's operations do."""
+    """Return ``rounded`` if a kernel rounds the block ``base`` with it; None if torch's operations do."""
     if not uses_kernels(base.device) or not isinstance(rounded, ColumnRounder) or base.dtype is not torch.float32:
         return None
     return rounded if len(base) <= MOST_COLUMNS and rounded.device_code is not None else None

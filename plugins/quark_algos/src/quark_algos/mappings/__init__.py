@@ -1,4 +1,4 @@
 """Mappings of equalization: a smooth layer and its balance layers.
 
-How they are derived, resolved and folded.
+The modules derive, resolve and fold them.
 """

@@ -2,7 +2,7 @@
 
 The block's output stays.
 
-The smooth layer returns ``y / s`` in place of ``y``; the balance layers have the weights ``W · diag(s)`` in
+The smooth layer returns ``y / s`` instead of ``y``; the balance layers have the weights ``W · diag(s)`` in
 place of ``W``. New parameters replace the old ones, which are never written to: they may be memory-mapped
 from a checkpoint, or shared with another module.
 """
@@ -25,8 +25,8 @@ _PROBED = (0.25, 0.5, 2.0, 4.0)
 _ULPS = 4
 """Tolerance of `allowed` in units of the last place: sums in another order."""
 _ULPS_OF_OFFSETS = 16
-"""The same for norms with ``1 + weight``, whose balance layers are not multiplied by powers of two, so that
-products round as well.
+"""The same for norms with ``1 + weight``: their balance layers get factors that are not powers of two, so
+products round too.
 """
 
 
@@ -164,7 +164,7 @@ def holds(modules: ResolvedMapping, s: Tensor, run: Callable[[], Tensor], before
         modules: A mapping in one block.
         s: Scales, ``[C]``.
         run: Computes the block's output, ``[…, channels]``, always from the same input.
-        before: That output as the block is; computed where it is not given.
+        before: That output before the change; computed if None.
 
     Returns:
         The largest change of a token relative to its norm: ``max over tokens ‖after − before‖ / ‖before‖``;

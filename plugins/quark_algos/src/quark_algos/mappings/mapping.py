@@ -31,8 +31,8 @@ __all__ = [
 ]
 
 MappingKind = Literal["norm", "inner_norm", "value", "mlp_value", "by_module"]
-"""Kind of the smooth layer. ``by_module``: a user mapping that the architecture lacks; `resolve` finds out in
-the block.
+"""Kind of the smooth layer. ``by_module``: a user mapping that the architecture lacks; `resolve` decides from
+the module.
 """
 
 

@@ -159,10 +159,10 @@ def _resolve_one(
     """
     no_matrix = [n for n, module in balance_layers.items() if _ndim(module) != 2]
     if no_matrix:
-        return f"{', '.join(no_matrix)}: no layer with one matrix, so its input cannot be multiplied"
+        return f"{', '.join(no_matrix)}: this layer has no single weight matrix, so its input cannot be scaled"
     widths = {n: linear_weight(module).shape[1] for n, module in balance_layers.items()}
     if len(set(widths.values())) != 1:
-        return "the balance layers differ in their number of input channels: " + ", ".join(f"{n} {k}" for n, k in widths.items())
+        return "the balance layers have different numbers of input channels:  " + ", ".join(f"{n} {k}" for n, k in widths.items())
     columns = next(iter(widths.values()))
     if mapping.kind == "by_module":
         mapping = attrs.evolve(mapping, kind="value" if _ndim(smooth_layer) == 2 else "norm")
@@ -183,15 +183,15 @@ def _of_norm(norm: nn.Module, columns: int) -> tuple[Channels, None] | str:
         return "the norm has no weight, so no scale can be folded into it"
     others = [n for n, _ in norm.named_parameters() if n not in ("weight", "bias")]
     if others:
-        return f"beside weight and bias the norm has {', '.join(others)}"
+        return f"the norm has parameters besides weight and bias: {', '.join(others)}"
     size = norm.get_parameter("weight").shape[0]
-    return (Channels(columns), None) if size == columns else f"it has {size} channels, its balance layers have {columns}"
+    return (Channels(columns), None) if size == columns else f"it has {size} channels, but its balance layers have {columns}"
 
 
 def _of_projection(mapping: LayerMapping, projection: nn.Module, columns: int, heads: int) -> tuple[Channels, Tensor | None] | str:
     """Return the channels and rows of a projection, or the reason why no scale can be folded into it."""
     if _ndim(projection) != 2:
-        return "no layer with one matrix, so its outputs cannot be divided"
+        return "this layer has no single weight matrix, so its outputs cannot be scaled"
     outputs = linear_weight(projection).shape[0]
     if mapping.kind == "mlp_value" or mapping.rows == "last_of_each_head":
         count = columns
@@ -199,7 +199,7 @@ def _of_projection(mapping: LayerMapping, projection: nn.Module, columns: int, h
         count = outputs if mapping.rows == "all" else (outputs - columns) // 2
     fits = 0 < count <= outputs and columns % count == 0 and (mapping.rows != "all" or count == outputs)
     if not fits:
-        return f"its {outputs} outputs do not go into {columns} input channels"
+        return f"its {outputs} outputs do not match {columns} input channels"
     by_head = count != columns or mapping.rows == "last_of_each_head"
     if by_head and (columns % heads or count % (columns // heads) or outputs % (heads if count == columns else 1)):
         return f"its {outputs} outputs and {columns} input channels do not fit {heads} heads"

@@ -122,9 +122,11 @@ def check_user_mappings(mappings: Sequence[UserMapping], model: nn.Module, facts
         is_somewhere = is_somewhere or reason is None
         if reason is not None:
             names = f"'{entry.mapping.smooth_layer}' -> {', '.join(entry.mapping.balance_layers)}"
-            lines.append(f"the scaling layer {names} is nowhere in this model: {reason}")
+            lines.append(f"the scaling layer {names} does not exist in this model: {reason}")
     if not is_somewhere and lines:
-        raise ConfigError(f"{lines[0]}; nor is any other entry. Leave scaling_layers empty to use the mappings of the model's architecture")
+        raise ConfigError(
+            f"{lines[0]}; no other entry exists either. Leave scaling_layers empty to use the mappings of the model's architecture"
+        )
     for line in lines:
         get_logger(__name__).warning(f"{line}. It is skipped")
 
@@ -162,7 +164,7 @@ def _user_mapping(entry: Mapping[str, Any], known: Sequence[LayerMapping]) -> Us
     prev_op, layers = entry.get("prev_op"), entry.get("layers")
     layers = [layers] if isinstance(layers, str) else layers
     if not isinstance(prev_op, str) or not layers:
-        raise ConfigError(f"a scaling layer names its 'prev_op' and its 'layers': {dict(entry)!r} does not")
+        raise ConfigError(f"a scaling layer needs 'prev_op' and 'layers': add them to {dict(entry)!r}")
     condition = Condition.parse(entry["condition"]) if entry.get("condition") else None
     same = next((m for m in known if m.smooth_layer == prev_op and set(m.balance_layers) & set(layers)), None)
     kind = same.kind if same else "by_module"

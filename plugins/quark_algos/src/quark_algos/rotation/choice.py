@@ -40,9 +40,7 @@ def online_layers(settings: RotationConfig, model: nn.Module, plan: QuantPlan) -
         unknown = [name for name in named if name not in quantized]
         if unknown:
             example = f"; one of those is '{min(quantized)}'" if quantized else ""
-            raise ConfigError(
-                f"online_rotation_layers names '{unknown[0]}', which is no linear layer that is going to be quantized{example}"
-            )
+            raise ConfigError(f"online_rotation_layers names '{unknown[0]}', which is not a quantized linear layer{example}")
         return tuple(named)
     facts = plan.architecture
     assert facts is not None  # a plan with transforms has one
@@ -53,8 +51,8 @@ def online_layers(settings: RotationConfig, model: nn.Module, plan: QuantPlan) -
         patterns += writers_of_mlp(facts)
     if settings.r4 and not writers_of_mlp(facts):
         raise UnsupportedError(
-            f"r4 rotates the inputs of the layers that close MLPs, and of {facts.model_type} it is not known which these are: "
-            "name them in online_config.online_rotation_layers, or leave r4 out"
+            f"r4 rotates the inputs of down projections, but the template of {facts.model_type} does not name them: set "
+            f"online_config.online_rotation_layers, or leave r4 out"
         )
     names = (f"{block.name}.{name}".lstrip(".") for block in decoder_blocks(model, facts) for name in matching(block.module, patterns))
     return tuple(name for name in names if name in quantized)
@@ -88,8 +86,8 @@ def rotated_attentions(model: nn.Module, attentions: Sequence[AttentionRow], row
     for name, size in sizes.items():
         if factors_of(size) is None:
             raise UnsupportedError(
-                f"queries and keys of '{name}' cannot be rotated (r3): heads have {size} channels, and no Hadamard matrix of that order is "
-                "known here. Leave r3 out"
+                f"queries and keys of '{name}' cannot be rotated (r3): heads have {size} channels, and there is no Hadamard matrix of "
+                f"that order here. Leave r3 out"
             )
     return sizes
 

@@ -88,13 +88,13 @@ class RotationConfig(AlgoConfig):
         self_attn: Attention, relative to a decoder block.
         mlp: MLP, relative to a decoder block.
         online_r1_rotation: Rotate the inputs of the layers that read the residual stream while the model
-            runs, in place of the stream; None is False.
+            runs, instead of the stream; None is False.
         online_config: Settings of rotations that run with the model.
         trainable: Learn the rotations; not supported.
         train_smooth: Learn equalization scales as well; not supported.
         smooth_positions: Mappings of ``train_smooth``; not used.
-        preset: ``"best"`` omits those of R1, R2 and the online rotations that do not reduce the error on
-            held-out tokens; ``"reference"`` applies all and warns.
+        preset: ``"best"`` omits R1, R2 or the online rotations if they do not reduce the error on held-out
+            tokens; ``"reference"`` applies all and warns.
         random: Accepted from configurations before 0.12.
     """
 
@@ -137,10 +137,10 @@ class RotationConfig(AlgoConfig):
     def parts(self) -> dict[str, Self]:
         """Return settings with a part of the rotations that change the output of blocks.
 
-        They are by the names of the rotations, those with the fewest first.
+        Keys are the names of the rotations, smallest sets first.
 
-        R1, R2, and all rotations that run with the model but R3 are judged apart. Empty if there is but one
-        of the three.
+        The parts are R1, R2, and all online rotations except R3, which are validated separately. Empty if
+        only one of them is on.
         """
         folded_r1 = self.r1 and not self.online_r1_rotation
         present = [name for name, is_on in (("r1", folded_r1), ("r2", self.r2), ("online", self._rotates_inputs())) if is_on]
@@ -148,7 +148,7 @@ class RotationConfig(AlgoConfig):
         return {" + ".join(subset): self._only(subset, folded_r1) for subset in subsets}
 
     def _rotates_inputs(self) -> bool:
-        """Return whether inputs of layers are rotated while the model runs: R4, R1 online, or by name."""
+        """Return whether layer inputs are rotated online: by R4, R1 online, or by name."""
         named = self.online_config is not None and bool(self.online_config.online_rotation_layers)
         return self.r4 or bool(self.r1 and self.online_r1_rotation) or named
 
@@ -168,7 +168,7 @@ class RotationConfig(AlgoConfig):
     def for_architecture(cls, architecture: Architecture) -> Self | None:
         """Return settings with R1 on all writers and readers of the residual stream.
 
-        With R2 where R1 is impossible; None if both are.
+        Use R2 if R1 is impossible; None if both are.
         """
         if cls.refusal(architecture) is not None:
             return None
@@ -191,39 +191,39 @@ class RotationConfig(AlgoConfig):
     def refusal(cls, architecture: Architecture) -> str | None:
         """Return a reason if neither R1 nor R2 can be folded into the weights of a family."""
         r1, r2 = cls.r1_refusal(architecture), cls.r2_refusal(architecture)
-        return None if r1 is None or r2 is None else f"r1: {r1}; r2: {r2}; r4, which runs with the model, can be asked for"
+        return None if r1 is None or r2 is None else f"r1: {r1}; r2: {r2}; set r4 for a rotation that runs with the model"
 
     @classmethod
     def r2_refusal(cls, architecture: Architecture) -> str | None:
         """Return a reason why R2 cannot be used, or None.
 
-        What lies between values and attention's output projection has to commute with a rotation of each
+        All operations between values and attention's output projection must commute with a rotation of each
         head.
         """
         if architecture.attention_value is None or architecture.attention_output is None:
-            return "the facts name no projection of values that reach attention's output linearly"
+            return "its template names no value projection that reaches the output projection linearly"
         return architecture.unsupported.get("rotation") or architecture.unsupported.get("rotation.r2")
 
     @classmethod
     def r1_refusal(cls, architecture: Architecture) -> str | None:
         """Return a reason why R1 cannot be used, or None.
 
-        An operation between the residual stream and a writer or reader has to commute with a rotation.
+        All operations between the residual stream and its writers and readers must commute with a rotation.
         """
         a = architecture
         if reason := a.unsupported.get("rotation") or a.unsupported.get("rotation.r1"):
             return reason
         if a.attention_output_norm or a.mlp_output_norm:
             named = " and ".join(name for name in (a.attention_output_norm, a.mlp_output_norm) if name)
-            return f"the weights of {named} scale single channels of what is added to the residual stream, which cannot be rotated then"
+            return f"the norms {named} scale single channels of the outputs added to the residual stream"
         if a.embedding_norm:
-            return f"the weights of {a.embedding_norm} scale single channels of the residual stream, which cannot be rotated then"
+            return f"the norm {a.embedding_norm} scales single channels of the residual stream"
         if a.encoder_blocks:
-            return "its encoder and its decoder have a residual stream each"
+            return "its encoder and its decoder have separate residual streams"
         if a.experts_norm:
-            return "its routers read the residual stream by themselves"
+            return "its routers read the residual stream without a norm"
         if not all((a.decoder_blocks, a.embeddings, a.final_norm, a.head, a.attention_norm, a.mlp_norm, a.attention_inputs)):
-            return "not all writers and readers of its residual stream are known"
+            return "its template does not name all layers that read or write the residual stream"
         return None
 
     @classmethod

@@ -74,7 +74,7 @@ def fold_r2(module: nn.Module, facts: Architecture, heads: int, seed: int | None
 
     The fold keeps the output if values reach the output projection as sums over tokens only. Gates that
     multiply single channels in between (Qwen3-Next) are detected by a query projection wider than the output
-    projection's input; of other gates the architecture has to say that R2 is unsupported.
+    projection's input; for other gates, the architecture must declare R2 unsupported.
 
     Args:
         module: The block.
@@ -116,12 +116,12 @@ def _gated(module: nn.Module, facts: Architecture, columns: int) -> str | None:
     for name, projection in matching(module, facts.attention_inputs).items():
         outputs = projection.get_parameter("weight").shape[1 - input_axis(projection)]
         if outputs > columns:
-            return f"{name} has {outputs} outputs for {columns} channels of the heads, so gates may multiply single channels of the values"
+            return f"{name} has {outputs} outputs for {columns} channels of the heads, so gates may scale single channels of the values"
     return None
 
 
 def untie(model: nn.Module) -> None:
-    """Set ``tie_word_embeddings`` of a model's configuration, and of that of its text part, to False."""
+    """Set ``tie_word_embeddings`` to False in a model's configuration and its text part's."""
     for config in filter(None, (getattr(model, "config", None), text_config(model))):
         if getattr(config, "tie_word_embeddings", False):
             config.tie_word_embeddings = False
@@ -161,21 +161,23 @@ def _takes_norm_bias(reading: Reading, facts: Architecture) -> bool:
     if _own(reading.norm, ("weight", "bias")) == ("weight", "bias"):
         gamma = reading.norm.get_parameter("weight") + (1.0 if facts.norm_has_unit_offset else 0.0)
         if bool(((gamma == 0) & (reading.norm.get_parameter("bias") != 0)).any()):
-            where = f"{reading.name}: a channel has a bias and the weight 0, and not all its readers have biases"
-            raise UnsupportedError(f"{where}; so the weight cannot be folded, leave rotation out")
+            where = f"{reading.name}: a channel has weight 0 and a bias, but not every layer that reads it has a bias"
+            raise UnsupportedError(f"{where}. The norm cannot be folded: leave rotation out")
     return False
 
 
 def _see_fit(stream: Stream, facts: Architecture, rotation: Rotation) -> None:
     if facts.norm_subtracts_mean and not rotation.keeps_mean:
-        raise ConfigError(f"the norms of {facts.model_type} subtract the mean, and this rotation does not keep it; make one by r1_of()")
+        raise ConfigError(
+            f"the norms of {facts.model_type} subtract the mean, but this rotation does not preserve it: make one with r1_of()"
+        )
     axes = [(name, module, 1 if _has_outputs_last(module) else 0) for name, module in stream.writers.items()]
     axes += [(name, module, input_axis(module)) for reading in stream.readings for name, module in reading.readers.items()]
     for name, module, axis in axes:
         width = module.get_parameter("weight").shape[axis]
         if width != rotation.width:
             raise ConfigError(
-                f"{name} has {width} channels of the residual stream, and the rotation {rotation.width}; make one of that width"
+                f"{name} has {width} channels of the residual stream, but the rotation has {rotation.width}: make one of the same width"
             )
 
 
@@ -195,13 +197,13 @@ def _rotated_values(modules: ResolvedMapping, name: str, rotation: Rotation) -> 
 def _has_outputs_last(module: nn.Module) -> bool:
     """Return whether the last axis of the weight holds the outputs.
 
-    So it is of embeddings, and of layers with a transposed weight.
+    This holds for embeddings and for layers with a transposed weight.
     """
     return isinstance(module, nn.Embedding) or input_axis(module) == 0
 
 
 def _in_columns(module: nn.Module, weight: Tensor) -> Tensor:
-    """Return the weight with the input channels last, or, given that, the weight as the module stores it."""
+    """Return the weight with the input channels last, or convert it back to the module's form."""
     return weight if input_axis(module) == 1 else weight.t()
 
 

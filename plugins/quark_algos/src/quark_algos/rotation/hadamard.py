@@ -3,8 +3,8 @@
 Such rotations spread outliers over channels.
 
 An order K is factored into orders that `quark_algos.rotation.paley` constructs, and the Kronecker product of
-their matrices is applied factor by factor: K · (sum of the orders) multiplications per vector, where the
-dense matrix takes K².
+their matrices is applied factor by factor: K · (sum of the orders) multiplications per vector; the dense
+matrix takes K².
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def transform(x: Tensor, order: int, *, transposed: bool = False) -> Tensor:
     factors = factors_of(order)
     if factors is None:
         raise ConfigError(
-            f"no Hadamard matrix of order {order} is known here; rotate in blocks of {largest_order(order)}, which divides it"
+            f"there is no Hadamard matrix of order {order} here: rotate in blocks of {largest_order(order)}, which divides it"
         )
     shape, right = x.shape, order
     for factor in factors:
@@ -123,7 +123,7 @@ class Rotation:
     A rotation that keeps the mean has the blocks ``H · diag(signs) · Hᵀ / block``, with sign +1 for the first
     channel of each block. H maps the first unit vector to ones, so R maps ones to ones: the mean over
     channels stays, and LayerNorm commutes with R, as RMSNorm does with any rotation. With random signs its
-    entries are of size ``1 / √block``, as those of ``H / √block`` are, but not all equal.
+    entries have about the size ``1 / √block``, like ``H / √block``, but they differ.
 
     Source: QuaRot (arXiv 2404.00456) for signs and blocks; the form that keeps the mean follows from the
     definition of LayerNorm.
@@ -142,13 +142,13 @@ class Rotation:
 
     def __attrs_post_init__(self) -> None:
         if self.block < 1 or self.width < 1 or self.width % self.block:
-            raise ConfigError(f"a rotation of width {self.width} has no blocks of {self.block}; rotation_size must divide the width")
+            raise ConfigError(f"the width {self.width} is not a multiple of rotation_size {self.block}: choose a divisor of the width")
         if factors_of(self.block) is None:
             fix = f"take {largest_order(self.block)}, which divides it"
-            raise ConfigError(f"rotation_size {self.block} is the order of no Hadamard matrix known here; {fix}")
+            raise ConfigError(f"rotation_size {self.block} has no Hadamard matrix here: {fix}")
         if self.signs is not None and tuple(self.signs.shape) != (self.width,):
             raise ConfigError(
-                f"a rotation of width {self.width} was given signs of shape {tuple(self.signs.shape)}; give one for each channel"
+                f"a rotation of width {self.width} got signs of shape {tuple(self.signs.shape)}: give one sign for each channel"
             )
 
     @classmethod
@@ -159,7 +159,7 @@ class Rotation:
             width: Number of channels, above 0.
             size: Block size; None for the largest possible, usually the width.
             seed: Seed of random signs, which are the same on every device; None for no signs. A rotation that
-                keeps the mean uses seed 0 in place of None: without signs it would be the identity.
+                keeps the mean uses seed 0 instead of None: without signs it would be the identity.
             keeps_mean: Whether the rotation keeps the mean over channels.
 
         Raises:

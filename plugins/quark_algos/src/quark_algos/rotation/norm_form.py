@@ -45,12 +45,12 @@ def with_form_of(facts: Architecture, norms: Iterable[tuple[str, nn.Module]], wi
         form = form_of(norm, width)
         if form is None:
             raise UnsupportedError(
-                f"'{name}' ({type(norm).__name__}) computes neither what a LayerNorm does nor an RMSNorm, so no rotation commutes with it; "
-                "leave rotation out"
+                f"'{name}' ({type(norm).__name__}) is neither a LayerNorm nor an RMSNorm, so no rotation commutes with it: leave rotation "
+                f"out"
             )
         forms.setdefault(form, name)
     if len(forms) > 1:
-        raise UnsupportedError(f"{' and '.join(forms.values())} are norms of different forms: one rotation cannot suit both; leave it out")
+        raise UnsupportedError(f"{' and '.join(forms.values())} have different forms, and one rotation cannot fit both: leave rotation out")
     ((subtracts_mean, unit_offset),) = forms
     return attrs.evolve(facts, norm_subtracts_mean=subtracts_mean, norm_has_unit_offset=unit_offset)
 
@@ -58,7 +58,7 @@ def with_form_of(facts: Architecture, norms: Iterable[tuple[str, nn.Module]], wi
 def as_measured(facts: Architecture, model: nn.Module) -> Architecture:
     """Return the architecture with the form that the norms of its first block have.
 
-    It is unchanged unless all have one form that is known.
+    The architecture does not change unless all norms have one known form.
 
     Args:
         facts: Architecture of the model, which says how its norms compute.
@@ -77,8 +77,8 @@ def form_of(norm: nn.Module, width: int) -> tuple[bool, bool] | None:
     None if it is neither a LayerNorm nor an RMSNorm.
 
     Args:
-        norm: Module that takes ``[…, width]``, with an optional weight and bias ``[width]``. Where they are
-            on the meta device, a copy is run that has others: the form does not depend on them.
+        norm: Module that takes ``[…, width]``, with an optional weight and bias ``[width]``. If they are on
+            the meta device, a copy with other values runs, since the form does not depend on them.
         width: Channels of the input.
     """
     if any(p.is_meta for p in norm.parameters()):

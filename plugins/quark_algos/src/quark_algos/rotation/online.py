@@ -2,8 +2,8 @@
 
 The layer's weight has the inverse folded in. A matrix has the form of AMD Quark 0.13: the Kronecker product
 of a small one and Sylvester's of a power of two, ``A ⊗ S``, with the smallest possible order of A. AMD Quark
-0.13 uses its own matrix for a whole layer, not that of the checkpoint; the outputs are equal as long as its
-table and ours agree: they do for powers of two and for 2^k times 12, 20, 28, 36, 60, 108 and 140.
+0.13 uses its own matrix for a whole layer, not the checkpoint's; the outputs are equal as long as its table
+and ours agree: they do for powers of two and for 2^k times 12, 20, 28, 36, 60, 108 and 140.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ class InputRotation:
     Attributes:
         transforms_input: Marks the hook for `quark.algorithms.input_is_transformed`.
         size: Block size.
-        matrix: M, ``[size, size]``, float32, on any device, if it differs from that of
-            `quark_algos.rotation.online`; else None.
+        matrix: M, ``[size, size]``, float32, on any device, if it differs from the matrix of
+            `quark_algos.rotation.online`; otherwise None.
 
     Raises:
         ConfigError: No Hadamard matrix of that order is known here.
@@ -161,7 +161,7 @@ def rotate_input(layer: nn.Module, rotation: InputRotation) -> None:
         ConfigError: The layer's input is rotated already, or has a width that the size does not divide.
     """
     if is_rotated(layer):
-        raise ConfigError("the input of this layer is rotated already; rotate it once")
+        raise ConfigError("the input of this layer is rotated already: rotate it once")
     old, transposed = layer.get_parameter("weight"), input_axis(layer) == 0
     new = rotation.apply(old.t()).t() if transposed else rotation.apply(old)
     layer.weight = nn.Parameter(new.contiguous(), requires_grad=old.requires_grad)

@@ -2,11 +2,11 @@
 
 A Hadamard matrix of order m holds +1 and -1, and ``H · Hᵀ = m · I``.
 
-Orders that Paley does not reach, 92, 116 and 172, come from symmetric circulants of +1 and -1. They were
-found by an exhaustive search (for 43 among those that the cubes of some roots of unity leave as they are), as
-Baumert, Golomb and Hall ("Discovery of an Hadamard matrix of order 92", 1962), Baumert (1966) and Williamson
-(1944) first did. Orders 156, 188, 236 and 428 are left out: for 156 the search is long, and for the others no
-such circulants exist (188, 236) or none are known.
+Orders that Paley does not reach, 92, 116 and 172, come from symmetric circulants of +1 and -1. An exhaustive
+search found them (for 43 among circulants invariant under cubes of roots of unity), as Baumert, Golomb and
+Hall ("Discovery of an Hadamard matrix of order 92", 1962), Baumert (1966) and Williamson (1944) first did.
+Orders 156, 188, 236 and 428 are left out: for 156 the search is long, and for the others no such circulants
+exist (188, 236) or none are known.
 """
 
 from __future__ import annotations
@@ -67,23 +67,24 @@ def hadamard(m: int) -> Tensor:
     elif m % 4 == 0 and m // 4 in WILLIAMSON:
         found = _williamson(WILLIAMSON[m // 4])
     else:
-        raise ValueError(f"no construction of a Hadamard matrix of order {m} is known here; take a divisor for which has_order() is true")
+        raise ValueError(f"there is no construction of a Hadamard matrix of order {m} here: use a divisor for which has_order() is true")
     return found * found[:, :1]
 
 
 @cache
 def as_published(m: int) -> Tensor:
-    """Return a Hadamard matrix in the form in which others have it in tables, so that they compute the same.
+    """Return a Hadamard matrix in the form of published tables, so that other programs compute the same.
 
-    Paley's first construction, its first column positive, where its field is of prime order; else his second
-    as four blocks, where its is; else what `hadamard` gives. So are the matrices of order 12, 20, 28, 36, 60,
-    108 and 140 that AMD Quark 0.13 has; its matrix of order 40 is two by two times that of order 20.
+    Paley's first construction, its first column positive, if its field has prime order; else his second as
+    four blocks, if its field has; else the result of `hadamard`. AMD Quark 0.13 has these matrices for the
+    orders 12, 20, 28, 36, 60, 108 and 140; its matrix of order 40 is the Kronecker product of orders 2 and
+    20.
 
     Args:
         m: One for which `has_order` is true, or 40.
 
     Returns:
-        ``[m, m]``, float64, each value 1 or -1, kept as by `hadamard`. Its first column is not always ones.
+        ``[m, m]``, float64, each value 1 or -1, kept as in `hadamard`. The first column is not always ones.
 
     Raises:
         ValueError: As `hadamard`.

@@ -58,8 +58,8 @@ def check(facts: Architecture) -> None:
     reason = RotationConfig.r1_refusal(facts)
     if reason is not None:
         raise UnsupportedError(
-            f"the residual stream of {facts.model_type} cannot be rotated: {reason}; set r1=False, which leaves r2, r3 and r4, or leave "
-            "rotation out"
+            f"the residual stream of {facts.model_type} cannot be rotated: {reason}. Set r1=False, which keeps r2, r3 and r4, or leave "
+            f"rotation out"
         )
 
 
@@ -81,7 +81,7 @@ def outside_blocks(model: nn.Module, facts: Architecture) -> Stream:
     readers = matching(model, (final, head))
     missing = [name for name in (*needed, final, head) if name not in writers and name not in readers]
     if missing:
-        raise UnsupportedError(f"this {facts.model_type} cannot be rotated: it has no {', '.join(missing)}; leave rotation out")
+        raise UnsupportedError(f"this {facts.model_type} cannot be rotated: it has no {', '.join(missing)}. Leave rotation out")
     return Stream(writers, (Reading(final, readers[final], {head: readers[head]}),))
 
 
@@ -99,14 +99,16 @@ def in_block(block: nn.Module, facts: Architecture) -> Stream:
         if bool(norms) != bool(readers):
             has, lacks = (name, "any of " + ", ".join(patterns)) if norms else (", ".join(readers), name)
             raise UnsupportedError(
-                f"a block of this {facts.model_type} cannot be rotated: it has {has} but not {lacks}; leave rotation out"
+                f"a block of this {facts.model_type} cannot be rotated: it has {has} but not {lacks}. Leave rotation out"
             )
         if norms:
             readings.append(Reading(name, norms[name], readers))
     writers = matching(block, (*writers_of_attention(facts), *writers_of_mlp(facts)))
     see_single_experts(block, facts, writers)
     if not readings or not writers:
-        raise UnsupportedError(f"a block of this {facts.model_type} cannot be rotated: it has no module that its architecture names")
+        raise UnsupportedError(
+            f"a block of this {facts.model_type} cannot be rotated: its architecture names modules that it lacks. Leave rotation out"
+        )
     return Stream(writers, tuple(readings))
 
 
@@ -141,6 +143,6 @@ def see_single_experts(block: nn.Module, facts: Architecture, writers: Mapping[s
         return
     if not any(name.startswith(f"{facts.experts}.") for name in writers):
         raise UnsupportedError(
-            f"a block of this {facts.model_type} cannot be rotated: its experts ({facts.experts}) are fused; they are of a form that "
-            "cannot be taken apart: rotate nothing"
+            f"a block of this {facts.model_type} cannot be rotated: its experts ({facts.experts}) are fused in a form that cannot be "
+            f"split. Leave rotation out"
         )

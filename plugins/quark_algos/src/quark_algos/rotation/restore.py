@@ -44,7 +44,7 @@ class RestoreRotations:
         assert isinstance(settings, RotationConfig)
         refused = settings.refused()
         if refused:
-            raise UnsupportedError(f"a model that was rotated with {', '.join(refused)} is not read")
+            raise UnsupportedError(f"a model rotated with {', '.join(refused)} cannot be loaded here: export it without these rotations")
         self._settings = settings
 
     def restore(self, model: nn.Module, config: QConfig) -> None:
@@ -75,7 +75,9 @@ class RestoreRotations:
         if online is not None and online.online_rotation_layers is not None:
             yield from online.online_rotation_layers
         elif self._settings.online_r1_rotation and self._settings.r1:
-            raise CheckpointError("the checkpoint was made with online_r1_rotation, and does not name the layers (online_rotation_layers)")
+            raise CheckpointError(
+                "the checkpoint uses online_r1_rotation but does not name its layers: add online_rotation_layers to its config"
+            )
         elif self._settings.r4:
             # By the last part of the name, as AMD Quark 0.13 does without a list.
             for name, layer in model.named_modules():
@@ -153,7 +155,7 @@ def _checked(matrix: Tensor, size: int) -> Tensor:
     back = torch.cat([rows.double() @ once for rows in float_matrix.split(_ROWS)])
     if not (bool(matrix.abs().eq(1).all()) and torch.equal(back, size * some.double())):
         raise CheckpointError(
-            f"the checkpoint lacks '{buffer_name(size)}', or holds another thing by that name than a Hadamard matrix, without which "
-            "inputs cannot be rotated: load it with import_model_from_safetensors, which says which, or make it again"
+            f"the Hadamard matrix '{buffer_name(size)}' of the checkpoint is missing or wrong: load it with import_model_from_safetensors "
+            f"for details, or export it again"
         )
     return float_matrix

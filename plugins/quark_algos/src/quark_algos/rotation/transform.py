@@ -41,9 +41,9 @@ class Rotate(Transform):
 
     Whether a rotation reduces the error depends on the format: block formats such as MXFP4 profit from blocks
     of similar values, which a rotation of the full width mixes. A rotation cannot be undone block by block,
-    so copies of the blocks are rotated first, with R1, R2 and the online rotations in all combinations, and
-    with what follows in the run. The preset ``"best"`` uses the one with the smallest output error on
-    held-out tokens, or none; ``"reference"`` applies all and logs the errors where they do not fall. Without
+    so copies of the blocks are rotated first, with R1, R2 and the online rotations in all combinations,
+    together with the rest of the run. The preset ``"best"`` uses the combination with the smallest held-out
+    output error, or none; ``"reference"`` applies all and logs the errors if they do not fall. Without
     calibration data there is no validation, and a warning says so.
 
     Args:
@@ -61,7 +61,7 @@ class Rotate(Transform):
         refused = settings.refused()
         if refused:
             raise UnsupportedError(
-                f"rotation with {', '.join(refused)} is not offered: rotations here are Hadamard matrices. Leave that out"
+                f"rotation with {', '.join(refused)} is not supported, since rotations here are Hadamard matrices: leave it out"
             )
         self.settings = settings
 
@@ -75,10 +75,10 @@ class Rotate(Transform):
     def resolve_for_model(self, model: nn.Module, plan: QuantPlan) -> ResolvedSettings:
         """Name the layers whose inputs are rotated.
 
-        R1 is omitted where the family forbids it, and R3 where it changes nothing.
+        R1 is omitted if the family forbids it, and R3 if it changes nothing.
 
-        See `quark.algorithms.Transform.resolve_for_model`. R1 alone, or with a stream of the user's own, is
-        not omitted: `start` refuses it.
+        See `quark.algorithms.Transform.resolve_for_model`. A single R1, or R1 with user-defined
+        ``scaling_layers``, is not omitted: `start` refuses it.
         """
         facts = plan.architecture
         assert facts is not None  # a plan with transforms has one
@@ -92,8 +92,9 @@ class Rotate(Transform):
             subtract = "subtract the mean" if measured.norm_subtracts_mean else "do not subtract the mean"
             get_logger(__name__).warning(
                 f"The template of '{facts.model_type}' says norm_subtracts_mean={facts.norm_subtracts_mean} and norm_has_unit_offset="
-                f"{facts.norm_has_unit_offset}, and the norms of this model {subtract} and multiply by "
-                f"{'1 + weight' if measured.norm_has_unit_offset else 'their weight'}: it is rotated as they compute. Correct the template."
+                f"{facts.norm_has_unit_offset}, but the norms of this model {subtract} and multiply by "
+                f"{'1 + weight' if measured.norm_has_unit_offset else 'their weight'}. The rotation follows the model; correct the "
+                f"template."
             )
         names = online_layers(requested, model, plan)
         sizes = {block_size(requested, name, shapes[name][1]) for name in names}
@@ -104,7 +105,7 @@ class Rotate(Transform):
             blocks = ", ".join(str(size) for size in sorted(sizes))
             notes.append(f"inputs of {len(names)} layers are rotated while the model runs, in blocks of {blocks}: {folded(names)}")
         elif requested.r4:
-            notes.append("r4 is left out: no layer that closes an MLP is going to be quantized")
+            notes.append("r4 is left out: no down projection is quantized")
         if heads:
             notes.append(f"queries and keys of {len(heads)} attention modules are rotated while the model runs")
         elif requested.r3:
@@ -116,25 +117,23 @@ class Rotate(Transform):
         return RotationRun(self.settings, model, plan)
 
     def accepts(self, validation: Validation | None) -> bool:
-        """Return whether to rotate.
+        """Return whether to keep the rotation.
 
-        So it is if the output error falls, if there is no validation, or if the preset is "reference".
+        It is kept if the output error falls, without validation, or with the preset "reference".
         """
         if validation is None:
             get_logger(__name__).warning(
-                "The model is rotated without validation, since there is no calibration data. Compare the result with "
-                "a run without rotation, above all for formats whose blocks share a scale."
+                "The rotation is not validated, since there is no calibration data. Compare the result with a run without rotation, above "
+                "all for formats whose blocks share a scale."
             )
             return True
         if validation.is_improvement:
             return True
         is_accepted = self.settings.preset == "reference"
         errors = f"{validation.before:.2g} to {validation.after:.2g}, standard error {validation.standard_error:.1g}"
-        outcome = (
-            "it is applied, since preset='reference' asks for it" if is_accepted else "it is left out; preset='reference' would apply it"
-        )
+        outcome = "it is applied because of preset='reference'" if is_accepted else "it is left out; preset='reference' would apply it"
         get_logger(__name__).warning(
-            f"Rotation does not reduce the output error: on {validation.tokens} held-out tokens it makes the error of quantized blocks "
+            f"Rotation does not reduce the output error: on {validation.tokens} held-out tokens the error of quantized blocks becomes "
             f"{validation.factor:.2f} times as large ({errors}), so {outcome}."
         )
         return is_accepted
@@ -210,9 +209,9 @@ class RotationRun(TransformRun):
 
         Return the rotation size by full name of the layer.
 
-        Equalization has moved scale into these layers by then. A single channel of enormous values would
-        dominate all channels of a rotated input: SmoothQuant's scale ``(max|x| / max|w|)^½`` about minimizes
-        the product of the norms of the input and of the weight, which is what counts once both are rotated.
+        Equalization runs before, since one channel of enormous values would dominate all channels of a
+        rotated input. SmoothQuant's scale ``(max|x| / max|w|)^½`` nearly minimizes the product of the norms
+        of input and weight, which determines the error after rotation.
         """
         prefix = f"{block.name}." if block.name else ""
         inside = {name: rotation for name, rotation in self._online.items() if name.startswith(prefix)}

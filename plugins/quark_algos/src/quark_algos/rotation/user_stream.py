@@ -58,7 +58,7 @@ class Entry:
     def read(cls, where: str, entry: Any) -> Entry:
         """Return the entry of a dict in AMD Quark's form; raises ConfigError if it has another form."""
         if not isinstance(entry, Mapping) or any(key not in entry for key in _KEYS):
-            raise ConfigError(f"rotation, {where}: an entry is a dict with {', '.join(_KEYS)}, and this one is {entry!r}")
+            raise ConfigError(f"rotation, {where}: an entry is a dict with {', '.join(_KEYS)}, not {entry!r}")
         for key in entry:
             if key not in (*_KEYS, _ONLINE):
                 near = closest(str(key), (*_KEYS, _ONLINE))
@@ -66,9 +66,9 @@ class Entry:
         writers, norm, readers = (entry[key] for key in _KEYS)
         for key, names in (("prev_modules", writers), ("next_modules", readers)):
             if not isinstance(names, list | tuple) or not all(isinstance(name, str) and name for name in names):
-                raise ConfigError(f"rotation, {where}: '{key}' is a list of full names, and this one is {names!r}")
+                raise ConfigError(f"rotation, {where}: '{key}' is a list of full names, not {names!r}")
         if not isinstance(norm, str) or not norm or "*" in norm:
-            raise ConfigError(f"rotation, {where}: 'norm_module' is one full name, and this one is {norm!r}")
+            raise ConfigError(f"rotation, {where}: 'norm_module' is one full name, not {norm!r}")
         return cls(where, tuple(writers), norm, tuple(readers))
 
     @property
@@ -164,7 +164,7 @@ def user_stream(settings: RotationConfig, model: nn.Module, facts: Architecture,
         return None
     is_known = _known_in_full(facts)
     if facts.decoder_blocks is None:
-        raise UnsupportedError(f"{facts.model_type} cannot be rotated: its decoder blocks are not known; register a template")
+        raise UnsupportedError(f"{facts.model_type} cannot be rotated: its decoder blocks are not known. Register a template")
     reader = _Reader(model, facts.decoder_blocks)
     usual = entries_of(derived.scaling_layers) if derived is not None else {}
     reader.read(entries, frozenset(chain.from_iterable(e.names for e in chain.from_iterable(usual.values()))))
@@ -222,13 +222,14 @@ class _Reader:
             ((block_of_norm, norm),) = norms
             if block_of_norm != block:
                 raise UnsupportedError(
-                    f"rotation, {entry.where}: '{_full(block, name)}' and its norm '{_full(block_of_norm, norm)}' are not in "
-                    "the same block; layers between blocks cannot be rotated"
+                    f"rotation, {entry.where}: '{_full(block, name)}' and its norm '{_full(block_of_norm, norm)}' are not in the same "
+                    f"block: name a norm of the same block"
                 )
             other = self.names[block].norm_of.setdefault(name, norm)
             if other != norm:
                 raise ConfigError(
-                    f"rotation, {entry.where}: '{_full(block, name)}' reads through '{norm}', but in another entry through '{other}'"
+                    f"rotation, {entry.where}: '{_full(block, name)}' reads through '{norm}', but another entry says '{other}': keep one "
+                    f"of them"
                 )
 
     def _matches(self, template: str, number: int) -> Iterator[tuple[str, str]]:
@@ -277,9 +278,7 @@ def _see_shapes(streams: Mapping[str, Stream], width: int) -> None:
     for block, stream in streams.items():
         if not stream.writers or not stream.readings:
             verb, where = "writes to" if not stream.writers else "reads", f"in {block}" if block else "outside the blocks"
-            raise ConfigError(
-                f"rotation: by its scaling_layers nothing {verb} the residual stream {where}, so they cannot be complete. {_AS_KNOWN}"
-            )
+            raise ConfigError(f"rotation: scaling_layers are incomplete, since nothing {verb} the residual stream {where}. {_AS_KNOWN}")
         readers = {name: module for reading in stream.readings for name, module in reading.readers.items()}
         for names, is_writer in ((stream.writers, True), (readers, False)):
             for name, module in names.items():
@@ -289,7 +288,7 @@ def _see_shapes(streams: Mapping[str, Stream], width: int) -> None:
 def _see_closed(model: nn.Module, facts: Architecture, streams: Mapping[str, Stream]) -> None:
     """Check that the streams name all modules that touch the residual stream.
 
-    They are writers or readers as the architecture has them.
+    The architecture gives the writers and readers.
 
     Args:
         model: The whole model.
@@ -316,8 +315,8 @@ def _see_closed(model: nn.Module, facts: Architecture, streams: Mapping[str, Str
         left_out += [_full(block, name) for layers in readers.values() for name, reader in layers.items() if reader not in read]
     if left_out:
         raise ConfigError(
-            f"rotation: scaling_layers leave out {folded(left_out)}, which also write to the residual stream or read it; "
-            f"so the rotated model would compute another function. {_AS_KNOWN}"
+            f"rotation: scaling_layers lack {folded(left_out)}, which also read or write the residual stream, so the rotation would "
+            f"change the model's function. {_AS_KNOWN}"
         )
 
 
@@ -350,11 +349,13 @@ def _see_parts(
 def _see_width(name: str, module: nn.Module, width: int, *, is_writer: bool) -> None:
     weight = getattr(module, "weight", None)
     if not isinstance(weight, nn.Parameter) or weight.ndim != 2:
-        raise ConfigError(f"rotation: '{name}' ({type(module).__name__}) is no layer with one matrix, so no rotation can be folded into it")
+        raise ConfigError(
+            f"rotation: '{name}' ({type(module).__name__}) has no single weight matrix, so no rotation can be folded into it: leave it out"
+        )
     axis = 1 if isinstance(module, nn.Embedding) else 1 - input_axis(module) if is_writer else input_axis(module)
     if weight.shape[axis] != width:
         side = "outputs" if is_writer else "inputs"
-        raise ConfigError(f"rotation: '{name}' has {weight.shape[axis]} {side}, and the residual stream {width} channels. {_AS_KNOWN}")
+        raise ConfigError(f"rotation: '{name}' has {weight.shape[axis]} {side}, but the residual stream has {width} channels. {_AS_KNOWN}")
 
 
 def _full(block: str, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Block-wise tuning: codes, scales and norms of a rounded block by the error of the block's output.
+"""Block-wise tuning: tune codes, scales and norms of a rounded block by its output error.
 
-`block.TuneBlock` is where to start.
+Start reading at `block.TuneBlock`.
 """

@@ -16,7 +16,7 @@ from quark_algos.tuning.config import AutoRoundConfig
 __all__ = ["AutoRound", "OffsetLayer"]
 
 _NARROWEST = 0.5
-"""Least factor of a range: AutoRound's bound is 0, at which all weights of a group would be 0."""
+"""Smallest factor of a range; with AutoRound's own bound, 0, all weights of a group could become 0."""
 
 
 class AutoRound(Tuning):
@@ -38,7 +38,7 @@ class AutoRound(Tuning):
     def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
         """As `quark.algorithms.Tuning.tune`.
 
-        The block gets the codes and scales of the step with the smallest loss, as published.
+        As published, the block gets the codes and scales of the step with the smallest loss.
         """
         settings = self._settings
         samples = fitted(block)
@@ -66,15 +66,15 @@ class OffsetLayer:
 
     V are offsets in ±1/2, α factors of each group up to 1.
 
-    s are the scales of round-to-nearest, and d is the distance from each nearest value to the next on the
-    side of the weight: the scale itself in formats of whole numbers. ``∂Q/∂V = d`` where Q is not clipped,
-    and ``∂Q/∂α = (Q − W) / α``, or ``Q / α`` where it is. Eq. 3 to 5 of arXiv 2309.05516, with one α for both
-    ends of a range.
+    s are the scales of round-to-nearest. d is the distance from the nearest value to its neighbour on the
+    side of the weight, which is the scale in integer formats. ``∂Q/∂V = d`` and ``∂Q/∂α = (Q − W) / α`` if Q
+    is not clipped; ``∂Q/∂α = Q / α`` if it is. Source: arXiv 2309.05516, equations 3 to 5, with one α for
+    both ends of a range.
 
     Args:
         weights: The rounded weights of the layer.
         float_weight: ``[N, K]``.
-        settings: What is tuned.
+        settings: Settings of the algorithm.
         dtype: Dtype of products.
     """
 
@@ -93,7 +93,7 @@ class OffsetLayer:
         self.leaf = self._qt
 
     def weight(self) -> Tensor:
-        """Return the rounded weight as it is now, ``[N, K]``, a leaf for one step's gradient."""
+        """Return the current rounded weight, ``[N, K]``, a leaf for one step's gradient."""
         self._qt, _ = self._rounded(self._offsets, self._factors)
         self.leaf = self._qt.t().contiguous().to(self._dtype).requires_grad_()
         return self.leaf
@@ -111,13 +111,13 @@ class OffsetLayer:
         self._offsets.sub_(torch.where(is_clipped, 0, gradient).sign_(), alpha=lr).clamp_(-0.5, 0.5)
 
     def state(self) -> tuple[Tensor, Tensor | None]:
-        """Return the present state, with which `write` restores these codes and scales."""
+        """Return the current state, from which `write` restores these codes and scales."""
         return self._offsets.clone(), None if self._factors is None else self._factors.clone()
 
     def write(self, state: tuple[Tensor, Tensor | None]) -> int:
         """Give the layer the codes and scales of a state.
 
-        Returns how many codes differ from those of round-to-nearest.
+        Returns how many codes differ from round-to-nearest.
         """
         qt, scales = self._rounded(*state)
         before = self._weights.wt / self._grid.current.scale.repeat_interleave(self._size, 0)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["BlockState", "Fitted", "TuneBlock", "dtype_of_products", "fitted", "means"]
 
 _OF_BFLOAT16 = ("AVX512", "SVE")
-"""Vector instructions by which CPUs multiply bfloat16."""
+"""Vector instructions of CPUs that multiply bfloat16."""
 
 
 class TuneBlock(Tuning):
@@ -28,7 +28,7 @@ class TuneBlock(Tuning):
 
     Metrics of a block: ``epochs``, ``first_loss`` and ``last_loss`` (mean relative squared error of the
     output, by the factors of `RoundedBlock.channels`, over the first and the last epoch), ``codes`` (share of
-    codes that differ from those of the rounding).
+    codes that differ from the rounding's).
 
     Args:
         settings: A `TuningConfig`.
@@ -69,7 +69,7 @@ class TuneBlock(Tuning):
 
 @attrs.frozen(eq=False)
 class Fitted:
-    """A sample with the places of the tokens to fit to and of the held-out ones."""
+    """A sample with the positions of fitted and held-out tokens."""
 
     sample: Sample
     own: Tensor
@@ -77,7 +77,7 @@ class Fitted:
 
 
 def fitted(block: RoundedBlock) -> list[Fitted]:
-    """Return the samples of a block that have tokens to fit to."""
+    """Return the samples of a block with tokens to fit."""
     found = []
     for sample in block.samples:
         own, held_out = (mask.nonzero().squeeze(1) for mask in (~sample.is_held_out, sample.is_held_out))
@@ -89,7 +89,7 @@ def fitted(block: RoundedBlock) -> list[Fitted]:
 def dtype_of_products(name: str, samples: Sequence[Fitted]) -> torch.dtype:
     """Return the dtype that the setting ``compute_dtype`` names, on the device of the samples.
 
-    torch multiplies bfloat16 by AVX-512 and by SVE; by AVX2 alone it takes several times as long as float32.
+    torch multiplies bfloat16 with AVX-512 and SVE; with only AVX2 it takes several times as long as float32.
     """
     if name != "auto":
         return torch.bfloat16 if name == "bfloat16" else torch.float32
@@ -133,7 +133,7 @@ class BlockState:
     def _output(self, block: RoundedBlock, sample: Sample) -> Tensor:
         """Return a block's output.
 
-        In the model's dtype from the first time on that its code does not run in the one of the settings.
+        If its code does not run in the dtype of the settings, use the model's dtype from then on.
         """
         if self._dtype is not None:
             try:
@@ -142,7 +142,7 @@ class BlockState:
             except torch.OutOfMemoryError:  # a RuntimeError too; the model's dtype would need more
                 raise
             except RuntimeError as error:  # such as writing bfloat16 products into a float32 buffer, which autocast does not cast
-                get_logger(__name__).info(f"A block is tuned in the model's dtype, since it does not run in {self._dtype}: {error}")
+                get_logger(__name__).info(f"A block does not run in {self._dtype}, so it is tuned in the model's dtype: {error}")
                 self._dtype = None
         with block.substituted({name: tensor.to(sample.target.dtype) for name, tensor in self._tensors.items()}):
             return block.output(sample, None)
@@ -156,13 +156,13 @@ class BlockState:
         self._tensors = {}
 
     def current(self) -> tuple[list[Any], list[Tensor]]:
-        """Return the present state, with which `write` restores the block."""
+        """Return the current state, from which `write` restores the block."""
         return [layer.state() for layer in self._layers.values()], [vector.value() for vector in self._vectors.values()]
 
     def write(self, block: RoundedBlock, state: tuple[Sequence[Any], Sequence[Tensor]]) -> float:
         """Give the block the codes, scales and vectors of a state.
 
-        Returns the share of codes that are not those of the rounding.
+        Returns the share of codes that differ from the rounding's.
         """
         layers, vectors = state
         changed = sum(layer.write(own) for layer, own in zip(self._layers.values(), layers, strict=True))
@@ -172,7 +172,7 @@ class BlockState:
 
 
 class _Vector:
-    """A norm weight or a bias while it is tuned, in units of its mean magnitude."""
+    """A tuned norm weight or bias, in units of its mean magnitude."""
 
     def __init__(self, parameter: nn.Parameter) -> None:
         self._first = parameter.detach().clone()

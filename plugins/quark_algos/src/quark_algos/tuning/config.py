@@ -17,14 +17,14 @@ __all__ = ["DTYPES", "MOST_STEPS", "TARGETS", "AutoRoundConfig", "TuningConfig"]
 DTYPES = ("auto", "bfloat16", "float32")
 """Dtypes in which products are computed while a block is tuned."""
 TARGETS = ("model", "block")
-"""What a tuned block is to give: what the float model's does, or what its own float weights give of the
-quantized model's hidden states.
+"""Target of a tuned block: the float model's hidden states, or the float block's output for the quantized
+model's input.
 """
 
 MOST_STEPS = 32
-"""Steps of a pass over the samples at most, by larger batches where there are more samples.
+"""Largest number of steps per epoch; more samples get larger batches.
 
-With twice as many two real models have 6 % more KL divergence, with half as many one of them has 10 % more.
+With twice as many, two real models have 6 % more KL divergence; with half as many, one of them has 10 % more.
 """
 
 
@@ -33,27 +33,27 @@ With twice as many two real models have 6 % more KL divergence, with half as man
 class TuningConfig(AlgoConfig):
     """Tuning: few steps of gradient descent from the solution of a rounding.
 
-    Works behind GPTQ, AWQ, round-to-nearest and others.
+    It works after GPTQ, AWQ, round-to-nearest and others.
 
     Attributes:
         epochs: Passes over the calibration samples.
-        batch_size: Calibration batches for each step; None for as few as make `MOST_STEPS` in an epoch.
-        rounding: Tune which of two neighbouring values each weight gets.
-        scales: Tune the scales of weights, where the format stores them finely enough.
+        batch_size: Calibration batches for each step; None for at most `MOST_STEPS` steps per epoch.
+        rounding: Tune the choice between two neighbouring values for each weight.
+        scales: Tune the scales of weights if the format stores them finely enough.
         norms: Tune norm weights and biases.
         lr: Step of the rounding, in distances of two neighbouring values; it falls to 0 linearly, as the next
-            two do.
+            two steps.
         scale_lr: Step of scales, relative.
         norm_lr: Step of norm weights and biases, relative to their mean magnitude.
-        margin: How far from the threshold between two values a weight begins at least, in their distances; 0
-            to 0.5.
-        target: ``"model"`` for the hidden states of the float model, ``"block"`` for what the float block
-            gives of the quantized model's.
+        margin: Smallest initial distance of a weight from the threshold between two values, in units of their
+            distance; 0 to 0.5.
+        target: ``"model"`` for the hidden states of the float model, ``"block"`` for the float block's output
+            for the quantized model's input.
         compute_dtype: Dtype of products while a block is tuned: ``"bfloat16"``, ``"float32"``, or ``"auto"``
             for the former, and the latter on a CPU without vector instructions for it.
-        patience: After so many epochs in a row with a larger error on held-out tokens than in the first one,
-            it stops.
-        seed: Of the order of samples.
+        patience: Number of consecutive epochs with a larger held-out error than the first, after which tuning
+            stops.
+        seed: Seed of the order of samples.
     """
 
     name: str = "tuning"
@@ -81,16 +81,14 @@ class AutoRoundConfig(AlgoConfig):
 
     Rounding offsets and clipping by signed gradient descent, from round-to-nearest.
 
-    Inputs are those of the quantized model and targets those of the float model, as by the package
-    ``auto-round``.
+    As in the package ``auto-round``, inputs come from the quantized model and targets from the float model.
 
     Attributes:
         iters: Steps for each block.
         lr: First step of rounding offsets, in distances of two neighbouring values, which falls to 0
             linearly; None is 1 / iters.
         minmax_lr: First step of the ranges' factors; None is ``lr``.
-        enable_minmax_tuning: Tune by how much the range of each group is narrowed, where the format stores
-            scales finely enough.
+        enable_minmax_tuning: Tune the range of each group if the format stores scales finely enough.
         batch_size: Calibration batches for each step.
         compute_dtype: Dtype of products while a block is tuned: ``"bfloat16"``, ``"float32"``, or ``"auto"``
             for the former, and the latter on a CPU without vector instructions for it.

@@ -1,6 +1,6 @@
 """AMD Quark's names of block tuning: settings, and a function and a processor that tune a model.
 
-Settings have AMD Quark's fields, and the model is a quantized one.
+Settings have AMD Quark's fields; the model must be quantized.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ __all__ = ["AutoRoundConfig", "AutoRoundProcessor", "BlockwiseJointTuningConfig"
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class AutoRoundConfig(config.AutoRoundConfig):
-    """Settings of AutoRound, with two more of AMD Quark's class.
+    """Settings of AutoRound, with two more fields of AMD Quark's class.
 
-    Which layers there are is known from the model's family.
+    The layers follow from the model's family.
 
     Attributes:
         inside_layer_modules: Without effect.
-        model_decoder_layers: Likewise.
+        model_decoder_layers: Without effect.
     """
 
     inside_layer_modules: list[str] | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
@@ -44,7 +44,7 @@ class AutoRoundConfig(config.AutoRoundConfig):
 
 
 def _name(_: str) -> str:
-    """Return the name under which these settings are registered, whatever AMD Quark calls them."""
+    """Return the registered name of these settings."""
     return "tuning"
 
 
@@ -54,12 +54,12 @@ def _name(_: str) -> str:
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class BlockwiseTuningConfig(config.TuningConfig):
-    """Settings of block tuning by AMD Quark's names: ``epochs`` counts.
+    """Settings of block tuning with AMD Quark's names; ``epochs`` has an effect.
 
     Steps are relative here, and its other fields have no effect.
 
     Attributes:
-        weight_lr: Without effect, like all that follow: see ``lr``, ``scale_lr`` and ``norm_lr``.
+        weight_lr: Without effect, like all following fields: see ``lr``, ``scale_lr`` and ``norm_lr``.
         qparam_lr: Without effect.
         weight_decay: Without effect.
         qparam_weight_decay: Without effect.
@@ -86,8 +86,8 @@ class BlockwiseTuningConfig(config.TuningConfig):
         legacy = [field.name for field in attrs.fields(type(self)) if field.metadata.get("legacy") and getattr(self, field.name)]
         if legacy:
             get_logger(__name__).warning(
-                f"{type(self).__name__} ignores {', '.join(legacy)}: the steps of tuning are set by lr, scale_lr and norm_lr, which are "
-                "relative, and what is tuned by rounding, scales and norms."
+                f"{type(self).__name__} ignores {', '.join(legacy)}. Set step sizes with lr, scale_lr and norm_lr, which are relative; "
+                f"choose tuned parts with rounding, scales and norms."
             )
 
 
@@ -98,7 +98,7 @@ class BlockwiseTuningConfig(config.TuningConfig):
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class BlockwiseJointTuningConfig(BlockwiseTuningConfig):
-    """The same: weights and their scales are always tuned together."""
+    """The same settings: weights and scales are always tuned together."""
 
 
 def blockwise_tuning_algo(
@@ -108,13 +108,13 @@ def blockwise_tuning_algo(
     is_accelerate: bool | None = None,
     dataloader: Iterable[Any] | None = None,
 ) -> nn.Module:
-    """Return ``model``, quantized anew from a copy of the float model, with block tuning.
+    """Return ``model``, quantized again from a copy of the float model, with block tuning.
 
-    Tuning comes behind the algorithms that the model was quantized with.
+    Tuning runs after the algorithms that quantized the model.
 
     Args:
         fp_model: The float model; it is not changed.
-        model: What `quark.runs.ModelQuantizer.quantize_model` made of another copy of it; changed in place.
+        model: The result of `quark.runs.ModelQuantizer.quantize_model` for another copy; changed in place.
         blockwise_tuning_config: Settings of tuning or AutoRound; with None nothing is done.
         is_accelerate: Without effect.
         dataloader: Calibration data.
@@ -127,7 +127,7 @@ def blockwise_tuning_algo(
         return model
     own = getattr(model, "quant_config", None)
     if not isinstance(own, QConfig):
-        raise ConfigError(f"blockwise_tuning_algo tunes a quantized model: quantize this {type(model).__name__} with ModelQuantizer first")
+        raise ConfigError(f"blockwise_tuning_algo needs a quantized model: quantize this {type(model).__name__} with ModelQuantizer first")
     tuned = copy.deepcopy(fp_model)
     algorithms = [*(own.algo_config or ()), blockwise_tuning_config]
     ModelQuantizer(attrs.evolve(own, algo_config=algorithms)).quantize_model(tuned, dataloader)
@@ -136,7 +136,7 @@ def blockwise_tuning_algo(
 
 
 class AutoRoundProcessor:
-    """Tunes a quantized model; arguments as of `blockwise_tuning_algo`."""
+    """Tunes a quantized model; arguments as in `blockwise_tuning_algo`."""
 
     def __init__(self, fp_model: nn.Module, model: nn.Module, algo_config: AlgoConfig, data_loader: Iterable[Any]) -> None:
         self.fp_model, self.model, self.config, self.data_loader = fp_model, model, algo_config, data_loader

@@ -1,7 +1,7 @@
 """State of one layer while it is tuned: `TunedLayer` (codes and scales), `Adam`.
 
-A tuned weight is one of two neighbouring values of its grid. Adam is for the few parameters of a block that
-are tuned by the size of their gradient: scales, norms, biases.
+A tuned weight is one of two neighbouring grid values. Adam tunes the few other parameters of a block: scales,
+norms, biases.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ __all__ = ["Adam", "TunedLayer"]
 
 
 _BETA1, _BETA2 = 0.9, 0.95
-"""Decay of the mean gradient and of its mean square: a block is tuned in tens of steps, which 0.999 would not
-follow.
+"""Decay of the gradient's mean and mean square; 0.999 is too slow for tuning in tens of steps.
 """
 
 
 class Adam:
-    """A tensor that Adam changes, without weight decay (arXiv 1412.6980).
+    """A tensor that Adam tunes, without weight decay (arXiv 1412.6980).
 
     Args:
         value: The tensor, which is changed in place.
@@ -49,16 +48,16 @@ class TunedLayer:
 
     The neighbours lie on the side of the float weights ``w``.
 
-    The latent ``v`` of each weight chooses the larger of the two where it is positive. It begins at the float
-    weight's place between them, ``v = (w − (q + q') / 2) / |q' − q|``, but at least ``margin`` on the side of
-    q. Gradients pass straight through this choice, ``∂L/∂v = |q' − q| ∂L/∂W``, and each step moves v against
-    the sign of it. That is the rounding offset of AutoRound (arXiv 2309.05516), started from another rounding
-    than the nearest. Scales of groups are tuned under fixed codes (arXiv 2407.11062).
+    A positive latent ``v`` chooses the larger of the two values. v starts at the float weight's position
+    between them, ``v = (w − (q + q') / 2) / |q' − q|``, but at least ``margin`` on the side of q. Gradients
+    pass straight through this choice, ``∂L/∂v = |q' − q| ∂L/∂W``, and each step moves v against its sign.
+    This is the rounding offset of AutoRound (arXiv 2309.05516), started from any rounding. Group scales are
+    tuned with fixed codes (arXiv 2407.11062).
 
     Args:
         weights: The rounded weights of the layer.
         float_weight: ``[N, K]``.
-        settings: What is tuned.
+        settings: Settings of the algorithm.
         dtype: Dtype of products.
     """
 
@@ -93,7 +92,7 @@ class TunedLayer:
         return values.t().contiguous().to(self._dtype)
 
     def weight(self) -> Tensor:
-        """Return the weight as it is now, ``[N, K]``, a leaf for one step's gradient."""
+        """Return the current weight, ``[N, K]``, a leaf for one step's gradient."""
         weight = torch.copysign(self._half, self._latent).add_(self._middle) if self._is_chosen else self._middle.clone()
         if self._scale is not None:
             factor = self._grid.rescaled(1 + self._scale.value).scale.div_(self._grid.current.scale).t().to(self._dtype)
@@ -113,13 +112,13 @@ class TunedLayer:
             self._latent.sub_(gradient.sign_(), alpha=lr)
 
     def state(self) -> tuple[Tensor | None, Tensor | None]:
-        """Return the present state, with which `write` restores these codes and scales."""
+        """Return the current state, from which `write` restores these codes and scales."""
         return self._latent.signbit() if self._is_chosen else None, None if self._scale is None else self._scale.value.clone()
 
     def write(self, state: tuple[Tensor | None, Tensor | None]) -> int:
         """Give the layer the codes and scales of a state.
 
-        Returns how many codes differ from those of the rounding.
+        Returns how many codes differ from the rounding's.
         """
         is_smaller, factor = state
         grid = self._grid

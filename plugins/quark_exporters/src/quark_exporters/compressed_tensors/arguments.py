@@ -1,4 +1,4 @@
-"""Tensor specs as ``QuantizationArgs`` of compressed-tensors, and back, from its ``quantization_config``.
+"""Tensor specs to ``QuantizationArgs`` of compressed-tensors, and back from its ``quantization_config``.
 
 Source: compressed-tensors 0.20, ``quantization/quant_args.py``.
 """
@@ -23,7 +23,7 @@ _INTEGERS = {"int4": 4, "uint4": 4, "int8": 8, "uint8": 8}
 _STRATEGIES = {"per_tensor": "tensor", "per_channel": "channel", "per_group": "group", "per_block": "block"}
 _QSCHEMES = {strategy: qscheme for qscheme, strategy in _STRATEGIES.items()} | {"token": "per_channel", "tensor_group": "per_group"}
 _FP4_GROUPS = {"group": 32, "tensor_group": 16}
-"""Strategy → the one size of its groups of FP4: MXFP4, NVFP4."""
+"""Strategy → group size of FP4: MXFP4, NVFP4."""
 
 _READ = (
     "pack-quantized",
@@ -36,38 +36,39 @@ _READ = (
     "dense",
 )
 _ENDLESS = re.compile(r"[*+}][^()]*\)[*+{]")
-"""A repetition of a group that ends in a repetition: matching such a regular expression can take exponential
-time.
+"""Nested repetitions, with which matching a regular expression can take exponential time.
 """
 
 
 def arguments_of(spec: TensorSpec, *, activation: bool) -> dict[str, Any]:
-    """Return the arguments by which compressed-tensors quantizes a tensor like a spec does.
+    """Return compressed-tensors' arguments for a tensor spec.
 
     Args:
-        spec: Of a weight or an input.
-        activation: Whether it is of an input.
+        spec: Spec of a weight or an input.
+        activation: Whether the spec is for an input.
 
     Raises:
-        UnsupportedError: There are none; the message is the reason, without the name of a layer.
+        UnsupportedError: The spec has no arguments; the message is the reason, without the name of a layer.
     """
     specs = canonicalize(spec)
     first, names = specs[0], " → ".join(level.dtype.name for level in specs)
     if runs_along_rows(first):
-        raise UnsupportedError("compressed-tensors has groups of input channels, and these are of output channels (ch_axis=0)")
+        raise UnsupportedError("compressed-tensors groups input channels, not output channels (ch_axis=0)")
     if first.dtype.name == "fp4":
         return _fp4_arguments(specs, names)
     if len(specs) > 1 or first.dtype.name not in (*_INTEGERS, "fp8_e4m3"):
         raise UnsupportedError(f"compressed-tensors has no format for {names}")
     if first.scale_format not in (None, "float32"):
-        raise UnsupportedError(f"compressed-tensors keeps scales of {names} as floating-point numbers, and these are {first.scale_format}")
+        raise UnsupportedError(f"compressed-tensors stores scales of {names} as floating-point numbers, not {first.scale_format}")
     if first.zero_point_type is ZeroPointType.float32 and first.symmetric is False:
-        raise UnsupportedError("compressed-tensors has whole zero points, and these are real numbers (zero_point_type=float32)")
+        raise UnsupportedError("compressed-tensors has integer zero points, not real ones (zero_point_type=float32)")
     is_integer = first.dtype.name in _INTEGERS
     if not first.symmetric and (not is_integer or (activation and not first.is_dynamic)):
-        raise UnsupportedError(f"zero points of {'static inputs' if is_integer else names} are not written")
+        raise UnsupportedError(
+            f"compressed-tensors stores no zero points of {'static inputs' if is_integer else names}: set symmetric=True"
+        )
     if first.symmetric and first.dtype.name.startswith("u"):
-        raise UnsupportedError(f"compressed-tensors has no unsigned codes without zero points, as {names} with symmetric=True asks for")
+        raise UnsupportedError(f"compressed-tensors has no unsigned codes without zero points ({names} with symmetric=True)")
     return {
         "num_bits": _INTEGERS.get(first.dtype.name, 8),
         "type": "int" if is_integer else "float",
@@ -114,31 +115,31 @@ def _fp4_arguments(specs: tuple[QTensorConfig, ...], names: str) -> dict[str, An
 
 
 def format_of(config: QLayerConfig) -> str:
-    """Return the name of the compressed-tensors format in which the weight of a layer is stored.
+    """Return the name of the compressed-tensors format of a layer's weight.
 
     Raises:
-        UnsupportedError: There is none for its weight and input together.
+        UnsupportedError: There is no format for this weight and input together.
     """
     if config.weight is None:
         raise UnsupportedError("its input is quantized and its weight is not")
     weight = arguments_of(config.weight, activation=False)
     inputs = None if config.input_tensors is None else arguments_of(config.input_tensors, activation=True)
     if weight["dynamic"]:
-        raise UnsupportedError("the scales of its weight are dynamic")
+        raise UnsupportedError("its weight has dynamic scales")
     if weight["type"] == "float" and weight["num_bits"] == 4:
         is_nvfp4 = weight["strategy"] == "tensor_group"
         if inputs is not None and (inputs["num_bits"], inputs["strategy"]) != (4, weight["strategy"]):
             kind = "NVFP4" if is_nvfp4 else "MXFP4"
-            raise UnsupportedError(f"weights in {kind} go with inputs in {kind} or in floating point, and not with {_named(inputs)}")
+            raise UnsupportedError(f"weights in {kind} need inputs in {kind} or in floating point, not {_named(inputs)}")
         return "nvfp4-pack-quantized" if is_nvfp4 else "mxfp4-pack-quantized"
     if inputs is not None and inputs["type"] != weight["type"]:
-        raise UnsupportedError(f"weights of {_named(weight)} with inputs of {_named(inputs)} are in no format of compressed-tensors")
+        raise UnsupportedError(f"compressed-tensors has no format for weights of {_named(weight)} with inputs of {_named(inputs)}")
     if weight["type"] == "float":
         return "float-quantized"
     if inputs is not None:
         return "int-quantized"
     if weight["strategy"] in ("tensor", "block"):
-        raise UnsupportedError(f"packed integers have a scale for each group or channel, and not for the {weight['strategy']}")
+        raise UnsupportedError(f"packed integers have a scale for each group or channel, not for the {weight['strategy']}")
     return "pack-quantized"
 
 
@@ -147,26 +148,26 @@ def _named(arguments: Mapping[str, Any]) -> str:
 
 
 def spec_of(arguments: Mapping[str, Any], *, activation: bool) -> TensorSpec:
-    """Return the spec that quantizes a tensor as arguments of compressed-tensors say.
+    """Return the tensor spec for arguments of compressed-tensors.
 
     Raises:
-        ConfigError: A value is of another type than it has.
-        UnsupportedError: No number format here is what they ask for.
+        ConfigError: A value has the wrong type.
+        UnsupportedError: No installed number format matches.
     """
     bits, kind = value_of(arguments, "num_bits", int, 8), value_of(arguments, "type", str, "int")
     symmetric, dynamic = value_of(arguments, "symmetric", bool, True), bool(arguments.get("dynamic"))
     size, block = arguments.get("group_size"), arguments.get("block_structure")
     strategy = arguments.get("strategy") or ("tensor" if size is None else "channel" if size == -1 else "group")
     if strategy not in _QSCHEMES:
-        raise UnsupportedError(f"the strategy {strategy!r} of compressed-tensors is not read")
+        raise UnsupportedError(f"the strategy {strategy!r} of compressed-tensors cannot be read")
     if (kind, bits) == ("float", 4):
         return _fp4_spec(strategy, size, is_dynamic=dynamic)
     names = {("float", 8): "fp8_e4m3", ("int", bits): f"{'' if symmetric else 'u'}int{bits}"}
     if (kind, bits) not in names or (kind == "int" and bits not in (4, 8)):
-        raise UnsupportedError(f"codes of the type {kind!r} and {bits} bits of compressed-tensors are not read")
+        raise UnsupportedError(f"codes of the type {kind!r} and {bits} bits of compressed-tensors cannot be read")
     qscheme = _QSCHEMES[strategy]
     if qscheme == "per_group" and (not isinstance(size, int) or size < 1):
-        raise ConfigError(f"quantization_config says group_size={size!r} for the strategy {strategy!r}, and a positive number is expected")
+        raise ConfigError(f"quantization_config says group_size={size!r} for the strategy {strategy!r}: a positive number is expected")
     return spec_of_layout(
         names[kind, bits],
         qscheme,
@@ -182,7 +183,7 @@ def spec_of(arguments: Mapping[str, Any], *, activation: bool) -> TensorSpec:
 def _fp4_spec(strategy: str, size: object, *, is_dynamic: bool) -> TensorSpec:
     if _FP4_GROUPS.get(strategy) != size:
         raise UnsupportedError(
-            f"FP4 of compressed-tensors is read as MXFP4 and NVFP4, and not with strategy={strategy!r}, group_size={size!r}"
+            f"FP4 of compressed-tensors can be read as MXFP4 or NVFP4, not with strategy={strategy!r}, group_size={size!r}"
         )
     settings = {"symmetric": None, "ch_axis": -1, "group_size": size, "is_dynamic": is_dynamic, "zero_point_type": "int32"}
     settings["observer_cls"] = "PerBlockMXObserver"
@@ -194,46 +195,44 @@ def _fp4_spec(strategy: str, size: object, *, is_dynamic: bool) -> TensorSpec:
 
 
 def refuse_other_transforms(block: Mapping[str, Any]) -> None:
-    """Check that a checkpoint has no format, sparsity or transform that cannot be undone here.
+    """Refuse a checkpoint with a format, sparsity or transform that cannot be undone here.
 
     Raises:
-        UnsupportedError: It has; the message names it.
+        UnsupportedError: The checkpoint has one; the message names it.
     """
     groups = value_of(block, "config_groups", Mapping, {})
     formats = {block.get("format"), *(group.get("format") for group in groups.values() if isinstance(group, Mapping))} - {None}
     if others := sorted(str(name) for name in formats if name not in _READ):
         raise UnsupportedError(
-            f"this checkpoint is of the format '{others[0]}' of compressed-tensors; those read are {', '.join(_READ)}. Give the float "
-            "checkpoint"
+            f"the format '{others[0]}' of compressed-tensors cannot be read, only {', '.join(_READ)}: give the float checkpoint"
         )
     sparsity = value_of(block, "sparsity_config", Mapping, {}).get("format")
     if sparsity not in (None, "dense"):
-        raise UnsupportedError(f"this checkpoint is stored as sparse ('{sparsity}'), which is not read: give the float checkpoint")
+        raise UnsupportedError(f"sparse checkpoints ('{sparsity}') cannot be read: give the float checkpoint")
     if value_of(block, "transform_config", Mapping, {}).get("config_groups"):
         raise UnsupportedError(
-            "this checkpoint has transforms (transform_config) that run with the model, so its weights are not those of the float model: "
-            "give the float checkpoint"
+            "transforms run with this model (transform_config), so its weights differ from the float model's: give the float checkpoint"
         )
 
 
 def group_of(block: Mapping[str, Any], layer: str) -> Mapping[str, Any]:
     """Return the entry of ``config_groups`` with the weight of one layer.
 
-    It is the one whose targets name the layer, or else one for its type.
+    The targets of the entry name the layer, or else its type.
 
     Args:
         block: The ``quantization_config``.
         layer: Full name of a quantized layer.
 
     Raises:
-        ConfigError: No group is about it, or a value is of another type than it has.
+        ConfigError: No entry targets the layer, or a value has the wrong type.
     """
     groups = [group for group in value_of(block, "config_groups", Mapping, {}).values() if isinstance(group, Mapping)]
     named = [group for group in groups if any(_names(str(target), layer) for target in value_of(group, "targets", list, []))]
     by_type = [group for group in groups if any(str(target).isidentifier() for target in value_of(group, "targets", list, []))]
     group = next((group for group in (*named, *by_type) if isinstance(group.get("weights"), Mapping)), None)
     if group is None:
-        raise ConfigError(f"no group of quantization_config is about '{layer}', which has scales: the checkpoint is damaged")
+        raise ConfigError(f"'{layer}' has scales, but no group of quantization_config covers it: the checkpoint is damaged")
     return group
 
 
@@ -246,7 +245,7 @@ def _names(target: str, layer: str) -> bool:
     try:
         return re.match(target[3:], layer) is not None
     except re.error as error:
-        raise ConfigError(f"the target {target!r} of quantization_config is no regular expression ({error})") from error
+        raise ConfigError(f"the target {target!r} of quantization_config is not a regular expression ({error})") from error
 
 
 def layer_config(block: Mapping[str, Any], name: str, stored: Container[str]) -> QLayerConfig:
@@ -258,11 +257,13 @@ def layer_config(block: Mapping[str, Any], name: str, stored: Container[str]) ->
         stored: Names of the checkpoint's tensors.
 
     Raises:
-        ConfigError: No group is about it, or a value is of another type than it has.
+        ConfigError: No entry targets the layer, or a value has the wrong type.
         UnsupportedError: It is quantized in another way than readers here know.
     """
     if f"{name}.weight_g_idx" in stored:
-        raise UnsupportedError(f"the columns of '{name}' are grouped by their activations (weight_g_idx), which is read as a source only")
+        raise UnsupportedError(
+            f"the columns of '{name}' are grouped by activation (weight_g_idx): use this checkpoint as a source of quark quantize only"
+        )
     group = group_of(block, name)
     inputs = value_of(group, "input_activations", Mapping)
     config = QLayerConfig(
@@ -271,5 +272,5 @@ def layer_config(block: Mapping[str, Any], name: str, stored: Container[str]) ->
     )
     expected, said = format_of(config), group.get("format") or block.get("format")
     if said not in (expected, "naive-quantized"):
-        raise UnsupportedError(f"'{name}' is stored in the format {said!r} of compressed-tensors, and {expected!r} is read for its scheme")
+        raise UnsupportedError(f"'{name}' is stored in the format {said!r} of compressed-tensors, but its scheme needs {expected!r}")
     return config

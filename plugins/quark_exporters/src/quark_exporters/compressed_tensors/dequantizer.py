@@ -1,10 +1,10 @@
 """CompressedTensorsDequantizer: float weights of checkpoints of compressed-tensors.
 
-Among them are checkpoints that are read in no other way.
+It also handles checkpoints that the reader does not support.
 
-`quark_exporters.compressed_tensors.storage` has the tensors of a layer. Here are further packed integers of 1
-and 2 bits, and columns that were grouped by their activations: ``weight_g_idx`` ``[I]`` is the group of each.
-Source: compressed-tensors 0.20, ``compressors``.
+`quark_exporters.compressed_tensors.storage` describes the tensors of a layer. This module adds packed
+integers of 1 and 2 bits, and columns grouped by activation: ``weight_g_idx`` ``[I]`` is the group of each
+column. Source: compressed-tensors 0.20, ``compressors``.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class CompressedTensorsDequantizer:
 def _layers(
     block: Mapping[str, Any], layer: str, one: FloatTensor, stored: Mapping[str, Tensor], configs: list[QLayerConfig]
 ) -> tuple[LayerCodes, ...]:
-    """Return how a layer can be written again; nothing where readers here do not know its scheme.
+    """Return how to write a layer again; nothing if the reader does not know its scheme.
 
-    ``configs`` are shared by layers.
+    Layers share ``configs``.
     """
     try:
         config = layer_config(block, layer, stored)
@@ -83,22 +83,23 @@ def _packed(layer: str, stored: Mapping[str, Tensor], arguments: Mapping[str, An
     bits, is_symmetric = value_of(arguments, "num_bits", int, 8), value_of(arguments, "symmetric", bool, True)
     if bits not in (1, 2, 4, 8):
         raise UnsupportedError(
-            f"'{layer}' holds packed codes of {bits} bits; those of 1, 2, 4 and 8 bits are read. Give the float checkpoint"
+            f"'{layer}' holds packed codes of {bits} bits, but only 1, 2, 4 and 8 bits can be read: give the float checkpoint"
         )
     _expect(scale, stored)
     codes = stored[packed]
     if codes.dtype is not torch.int32 or codes.ndim != 2 or (stored[scale].ndim != 2 and stored[scale].numel() != 1):
-        raise CheckpointError(f"'{packed}' is {codes.dtype} {list(codes.shape)}, and int32 [O, I / codes in a word] is expected")
+        raise CheckpointError(f"'{packed}' is {codes.dtype} {list(codes.shape)}, not int32 [O, I / codes in a word]")
     per_word = _WORD // bits
     groups = stored[scale].shape[-1] if stored[scale].ndim == 2 else 1
     size = arguments.get("group_size")
     size = size if isinstance(size, int) and size > 0 else None
-    # Of scales of whole rows the number of columns is that of the words, which the stored shape has to
-    # confirm.
+    # For row scales, the words give the number of columns, and the stored shape must confirm it.
     columns = codes.shape[1] * per_word if size is None else groups * size
     rows = codes.shape[0]
     if -(-columns // per_word) != codes.shape[1]:
-        raise CheckpointError(f"'{packed}' {list(codes.shape)} and {groups} groups of {size} columns do not fit each other: it is damaged")
+        raise CheckpointError(
+            f"'{packed}' {list(codes.shape)} and {groups} groups of {size} columns do not match: the checkpoint is damaged"
+        )
     blocks = ScaleBlocks.of(packed, (rows, columns), tuple(stored[scale].shape))
     if not is_symmetric:
         _expect(zero_point, stored)
@@ -106,7 +107,7 @@ def _packed(layer: str, stored: Mapping[str, Tensor], arguments: Mapping[str, An
 
     def make(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         if shape in tensors and tensors[shape].tolist() != [rows, columns]:
-            raise ValueError(f"'{shape}' says {tensors[shape].tolist()}, and {[rows, columns]} follows from the words and scales")
+            raise ValueError(f"'{shape}' says {tensors[shape].tolist()}, but the words and scales give {[rows, columns]}")
         integers = _signed_codes(tensors[packed], bits, columns)
         zeros = _signed_codes(tensors[zero_point].t(), bits, rows).t() if zero_point in tensors else None
         zeros = _shifting(zeros, is_symmetric=is_symmetric)
@@ -149,9 +150,9 @@ def _unpacked(layer: str, stored: Mapping[str, Tensor], arguments: Mapping[str, 
 
 
 def _shifting(zeros: Tensor | None, *, is_symmetric: bool) -> Tensor | None:
-    """Return zero points that shift codes; raise ValueError for those of symmetric codes that are not 0."""
+    """Return zero points that shift codes; raise ValueError if they are not 0 for symmetric codes."""
     if is_symmetric and zeros is not None and bool((zeros != 0).any()):
-        raise ValueError("its quantization_config says that it has no zero points, and others than 0 are stored")
+        raise ValueError("its quantization_config says that it has no zero points, but it stores zero points other than 0")
     return None if is_symmetric else zeros
 
 
@@ -159,7 +160,7 @@ def _fp4(layer: str, stored: Mapping[str, Tensor]) -> FloatTensor:
     packed, scale, outer = (f"{layer}.{leaf}" for leaf in ("weight_packed", "weight_scale", "weight_global_scale"))
     _expect(scale, stored)
     if stored[packed].dtype is not torch.uint8 or stored[packed].ndim != 2:
-        raise CheckpointError(f"'{packed}' is {stored[packed].dtype} {list(stored[packed].shape)}, and uint8 [O, I / 2] is expected of FP4")
+        raise CheckpointError(f"'{packed}' is {stored[packed].dtype} {list(stored[packed].shape)}, not uint8 [O, I / 2] as FP4 needs")
     rows, columns = stored[packed].shape[0], 2 * stored[packed].shape[-1]
     blocks = ScaleBlocks.of(packed, (rows, columns), tuple(stored[scale].shape))
 
@@ -174,7 +175,7 @@ def _fp4(layer: str, stored: Mapping[str, Tensor]) -> FloatTensor:
 
 
 def _signed_codes(words: Tensor, bits: int, columns: int) -> Tensor:
-    """Return the signed codes ``[rows, columns]`` in words ``[rows, n]``: 0 is stored as half of them."""
+    """Return the signed codes ``[rows, columns]`` of words ``[rows, n]``; half the code count is 0."""
     return unpacked_words(words, bits, columns).to(torch.int16).sub_(2 ** (bits - 1))
 
 
@@ -184,4 +185,4 @@ def _beside(layer: str, stored: Mapping[str, Tensor]) -> tuple[str, ...]:
 
 def _expect(name: str, stored: Mapping[str, Tensor]) -> None:
     if name not in stored:
-        raise CheckpointError(f"the checkpoint has no '{name}', without which its layer cannot be dequantized: fetch it again")
+        raise CheckpointError(f"the checkpoint lacks '{name}', so its layer cannot be dequantized: download it again")

@@ -15,7 +15,7 @@ __all__ = ["CACHE", "CompressedTensorsExporter", "CompressedTensorsReader"]
 
 
 CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
-"""Arguments of a cache in FP8."""
+"""Arguments of an FP8 KV cache."""
 
 
 class CompressedTensorsExporter(LinearExporter):

@@ -12,7 +12,7 @@ tensor                      contents
 ``weight_zero_point``       as the scales, int8; packed along O where the weight is packed
 ``weight_shape``            ``[O, I]`` as two numbers (``pack-quantized``)
 ``weight_global_scale``     ``[1]``: what E4M3 scales are *divided* by
-``input_scale``             ``[1]``: of a static input; ``input_global_scale`` of NVFP4, likewise a divisor
+``input_scale``             ``[1]``: of a static input; ``input_global_scale`` of NVFP4, also a divisor
 ==========================  ==================================================================================
 """
 
@@ -76,7 +76,7 @@ class CompressedTensorsStorage:
         """As `quark.checkpoint.LayerStorage.restored`.
 
         Raises:
-            CheckpointError: The stored shape is another one.
+            CheckpointError: The stored shape differs.
         """
         kind, quantizer = format_of(config), weight_quantizer(config)
         scale_shape = quantizer.granularity.scale_shape(shape)
@@ -109,7 +109,7 @@ def _floats(layer: CodedLayer, kind: str, quantizer: TensorQuantizer) -> dict[st
 
 
 def _integer_codes(kind: str, bits: int, shape: tuple[int, ...], tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-    """Return codes and zero points from 0, uint8; zero points None where there are none."""
+    """Return codes and zero points from 0, uint8; zero points None if there are none."""
     zeros = tensors.get("weight_zero_point")
     if kind == "int-quantized":
         half = 2 ** (bits - 1)
@@ -119,7 +119,7 @@ def _integer_codes(kind: str, bits: int, shape: tuple[int, ...], tensors: Mappin
 
 
 def _as_matrix(scale: Tensor) -> Tensor:
-    """Return scales with an axis for rows and one for columns; one alone is ``[1]``."""
+    """Return scales with an axis for rows and one for columns; a single scale is ``[1]``."""
     return scale.reshape(1) if scale.ndim == 0 else scale.unsqueeze(1) if scale.ndim == 1 else scale
 
 
@@ -138,5 +138,5 @@ def _input(tensors: Mapping[str, Tensor]) -> QParams | None:
 
 
 def _moved(codes: Tensor, by: int, dtype: torch.dtype) -> Tensor:
-    """Return codes, or zero points, with a number added to each."""
+    """Return codes or zero points plus a number."""
     return (codes.to(torch.int16) + by).to(dtype)

@@ -1,1 +1,1 @@
-"""GGUF files, which llama.cpp and programs that are built on it run."""
+"""GGUF files for llama.cpp and programs built on it."""

@@ -30,21 +30,20 @@ if TYPE_CHECKING:
 __all__ = ["FILE", "GgufExporter"]
 
 FILE = "model.gguf"
-"""Name of the file where none is chosen."""
+"""Default name of the file."""
 
 
 class GgufExporter(Exporter):
     """Writes a GGUF file with the codes of the model: Q4_0, Q4_1, Q8_0 or MXFP4 weights.
 
-    Everything else is in floating point.
+    All other tensors are in floating point.
 
-    Scales are rounded to float16, as these types have them, and codes are not changed. Source: the GGUF
+    Scales are rounded to float16, as these types require; codes do not change. Source: the GGUF
     specification, version 3.
 
     Args:
-        float_type: Type of matrices that are not quantized: f32, f16 or bf16; ``auto`` is the type that they
-            have.
-        tokenizer_pre: How the tokenizer splits text before merging, in llama.cpp's words; empty finds it out.
+        float_type: Type of matrices that are not quantized: f32, f16 or bf16; ``auto`` keeps their type.
+        tokenizer_pre: How the tokenizer splits text before merging, by llama.cpp's name; empty detects it.
         file_name: Name of the file.
     """
 
@@ -52,11 +51,9 @@ class GgufExporter(Exporter):
 
     def __init__(self, float_type: str = "auto", tokenizer_pre: str = "", file_name: str = FILE) -> None:
         if float_type not in ("auto", *FLOAT_TYPES):
-            raise ConfigError(f"float_type is {float_type!r}, which is none of: auto, {', '.join(FLOAT_TYPES)}")
+            raise ConfigError(f"float_type is {float_type!r}: use one of auto, {', '.join(FLOAT_TYPES)}")
         if Path(file_name).name != file_name or Path(file_name).suffix != ".gguf":
-            raise ConfigError(
-                f"file_name is {file_name!r}, and a name without directories that ends in .gguf is expected, such as '{FILE}'"
-            )
+            raise ConfigError(f"file_name is {file_name!r}: give a name without directories that ends in .gguf, such as '{FILE}'")
         self._file_name = file_name
         self._float_type = float_type
         self._tokenizer_pre = tokenizer_pre
@@ -120,38 +117,40 @@ class _Stream(BlockStream):
     def write(self, block: Block | None) -> None:
         """As `quark.checkpoint.BlockStream.write`."""
         if (region := next(self.regions, None)) is None:
-            return  # the model is one block, and nothing lies outside
+            return  # the model is one block
         for tensor in self.tensors.tensors(self.model, region):
             values = tensor.make().cpu().contiguous()
             self.writer.write_tensor_data(values.view(torch.uint8).numpy())
-            for file in self.writer.fout or ():  # of a small tensor that does not fit on the disk any more, numpy says nothing
+            for file in self.writer.fout or ():  # numpy raises no error if a small tensor does not fit on the disk
                 file.flush()
                 if os.fstat(file.fileno()).st_size < file.tell():
-                    raise OSError(errno.ENOSPC, f"the tensor '{tensor.name}' could not be written whole", file.name)
+                    raise OSError(
+                        errno.ENOSPC, f"the tensor '{tensor.name}' could not be written completely: check the free space", file.name
+                    )
 
     def finish(self, content: CheckpointContent) -> None:
-        """As `quark.checkpoint.BlockStream.finish`; nothing is left to be written."""
+        """As `quark.checkpoint.BlockStream.finish`; nothing is left to write."""
 
 
 def _gguf() -> Any:
     try:
         import gguf
     except ImportError as error:
-        raise MissingPluginError("GGUF files are written with the package gguf: pip install 'quark-exporters[gguf]'") from error
+        raise MissingPluginError("the GGUF exporter needs the package gguf: pip install 'quark-exporters[gguf]'") from error
     return gguf
 
 
 def _text_config(model: Any) -> Any:
     config: Any = getattr(model, "config", None)
     if not hasattr(config, "get_text_config"):
-        raise UnsupportedError(f"GGUF files are written of transformers models, and this is a {type(model).__name__}: export it otherwise")
+        raise UnsupportedError(f"the GGUF exporter needs a transformers model, not a {type(model).__name__}: use another exporter")
     return config.get_text_config()
 
 
 def _regions(content: CheckpointContent) -> list[Region]:
     """Return the parts of the model in the order in which they are written.
 
-    First each block, then what lies outside.
+    The blocks come first, then the tensors outside.
     """
     names = tuple(block.name for block in decoder_blocks(content.model, content.plan.architecture))
     return [Region()] if names == ("",) else [*map(Region, names), Region(without=names)]
@@ -160,8 +159,8 @@ def _regions(content: CheckpointContent) -> list[Region]:
 def _refuse_algorithms(content: CheckpointContent) -> None:
     if names := content.config.run_time_algorithms:
         raise UnsupportedError(
-            f"the algorithm {', '.join(names)} runs with this model, and llama.cpp does not know it: leave it out, or "
-            "export it as safetensors"
+            f"the algorithm {', '.join(names)} runs with this model, but llama.cpp does not know it: leave the algorithm out, or export "
+            f"as safetensors"
         )
 
 
@@ -169,8 +168,8 @@ def _warn_of_activations(content: CheckpointContent) -> None:
     layers = [row.config for row in content.plan.quantized if row.config is not None]
     if any(layer.input_tensors is not None or layer.output_tensors is not None for layer in layers) or content.plan.attentions:
         get_logger(__name__).warning(
-            "GGUF holds weights alone: how activations and the cache of this model are quantized is not in the file, and llama.cpp rounds "
-            "them in its own way."
+            "GGUF stores only weights, so the file does not say how activations and the KV cache of this model are quantized. llama.cpp "
+            "rounds them in its own way."
         )
 
 

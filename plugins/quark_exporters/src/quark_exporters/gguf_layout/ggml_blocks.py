@@ -1,6 +1,6 @@
 """Bytes of GGML's quantized tensors, from codes and scales.
 
-Nothing is rounded again but scales, to float16 where GGML has that.
+Only scales are rounded again, to float16 if GGML needs it.
 
 A row is cut into blocks of 32 weights, each with its own scale; ``q`` below are the 32 codes of a block.
 Source: ``ggml-common.h`` and ``ggml-quants.c`` of llama.cpp; the ``gguf`` package reads the same bytes.
@@ -29,14 +29,14 @@ class BlockType:
     """A quantized type of GGML.
 
     Attributes:
-        name: As `gguf.GGMLQuantizationType` has it.
-        file_type: As `gguf.LlamaFileType` names a file most of whose weights are of this type.
-        bytes_per_block: Of 32 weights.
+        name: Name in `gguf.GGMLQuantizationType`.
+        file_type: Name in `gguf.LlamaFileType` of a file with mostly this type.
+        bytes_per_block: Bytes of 32 weights.
         encode: From codes ``[O, I]``, and scales and zero points ``[O, I / 32]``, to bytes
             ``[O, I / 32, bytes_per_block]``.
         format: Name of the number format that has the same codes.
         has_zero_points: Whether its codes have zero points.
-        scale_format: Format of the scales, where that matters.
+        scale_format: Format of the scales, if it matters.
     """
 
     name: str
@@ -67,10 +67,10 @@ class BlockType:
 
 
 def block_type_for(quantizer: TensorQuantizer, shape: tuple[int, ...]) -> BlockType | None:
-    """Return the type of GGML that has exactly the codes of a weight; None where there is none.
+    """Return the type of GGML that has exactly the codes of a weight; None if there is none.
 
     Args:
-        quantizer: Of the weight.
+        quantizer: Quantizer of the weight.
         shape: ``[O, I]`` of the weight, or of each of several that are stacked.
     """
     levels = quantizer.levels if hasattr(quantizer, "levels") else (quantizer.stored_level,)
@@ -87,7 +87,7 @@ def block_type_for(quantizer: TensorQuantizer, shape: tuple[int, ...]) -> BlockT
 
 
 def _of_blocks(scales: Tensor, blocks: tuple[int, int]) -> Tensor:
-    """Return one scale for each block, where several blocks, rows or the whole tensor share one."""
+    """Return one scale for each block, if several blocks, rows or the whole tensor share one."""
     per_row = scales.reshape(-1, 1) if scales.ndim < 2 else scales
     return per_row.repeat_interleave(blocks[1] // per_row.shape[1], 1).expand(blocks)
 
@@ -100,7 +100,7 @@ def _q4_0(codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
 def _q4_1(codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
     """Return blocks of ``w = d · q + m``: d and m = −d · zero point in float16, then 16 bytes.
 
-    m is a multiple of the d that is stored, so that both errors of rounding to float16 do not add up.
+    m is a multiple of the stored d, so that the two float16 rounding errors do not add up.
     """
     assert zero is not None
     stored = scale.to(torch.float16).to(scale.dtype)
@@ -119,12 +119,12 @@ def _mxfp4(codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
     """
     mantissa, exponent = torch.frexp(scale)
     if not bool((mantissa == 0.5).all()):
-        raise UnsupportedError("MXFP4 of GGML has powers of two as scales, and these are others: use a scheme with scales in E8M0")
+        raise UnsupportedError("MXFP4 of GGML needs powers of two as scales: use a scheme with scales in E8M0")
     return torch.cat([(exponent + 126).to(torch.uint8)[..., None], _nibbles(codes)], -1)
 
 
 def _nibbles(codes: Tensor) -> Tensor:
-    """Return two codes in a byte: of a block, the first 16 in the low halves, the others in the high ones."""
+    """Return two codes per byte: the first 16 of a block in the low halves, the others in the high halves."""
     low, high = codes.to(torch.uint8).reshape(len(codes), -1, 2, BLOCK // 2).unbind(2)
     return low | (high << 4)
 
@@ -133,8 +133,8 @@ def _half(values: Tensor) -> Tensor:
     half = values.to(torch.float16)
     if not bool(half.isfinite().all()) or bool(((half == 0) & (values != 0)).any()):
         raise UnsupportedError(
-            f"GGML holds scales in float16, whose range these leave (from {float(values.abs().min()):.3g} to "
-            f"{float(values.abs().max()):.3g}): leave such a layer in float (exclude_layers)"
+            f"scales from {float(values.abs().min()):.3g} to {float(values.abs().max()):.3g} do not fit into GGML's float16: leave the "
+            f"layer in float (exclude_layers)"
         )
     return half.contiguous().view(torch.uint8).reshape(*values.shape, 2)
 

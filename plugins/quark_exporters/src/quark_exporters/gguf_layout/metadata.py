@@ -1,4 +1,4 @@
-"""Metadata of a GGUF file: the family of the model, sizes, rotary embedding, the tool that wrote it."""
+"""Metadata of a GGUF file: model family, sizes, rotary embedding, the writing tool."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Family:
 
     Attributes:
         architecture: Name in ``general.architecture``.
-        rotates_pairs: Whether its rotary embedding turns neighbouring elements (0, 1), (2, 3), … of a head,
-            where transformers turns (0, d/2), (1, d/2 + 1), …: rows of query and key projections are then
-            stored in that order.
+        rotates_pairs: Whether its rotary embedding rotates neighbours (0, 1), (2, 3), … of a head instead of
+            (0, d/2), (1, d/2 + 1), … as in transformers. Rows of query and key projections are then
+            reordered.
         has_experts: Whether its feed-forward layers are mixtures of experts.
-        required: Settings of transformers' configuration that the architecture implies, since a file cannot
-            say otherwise.
+        required: Settings of transformers' configuration that the architecture implies and a file cannot
+            change.
     """
 
     architecture: str
@@ -55,42 +55,42 @@ def family_of(config: Any) -> Family:
     """Return the family of a model.
 
     Args:
-        config: Of the text model, as transformers has it.
+        config: Config of the text model, as transformers has it.
 
     Raises:
-        UnsupportedError: There is none for its ``model_type``, or its settings are not those of the family.
+        UnsupportedError: There is no family for this ``model_type``, or its settings differ from the
+            family's.
     """
     if config.model_type not in FAMILIES:
         raise UnsupportedError(
-            f"GGUF files are written for the families {', '.join(FAMILIES)}, and this model is of '{config.model_type}': export it as "
-            "safetensors"
+            f"the GGUF exporter supports the families {', '.join(FAMILIES)}, not '{config.model_type}': export as safetensors"
         )
     family = FAMILIES[config.model_type]
     for name, value in family.required.items():
         if getattr(config, name, value) != value:
             raise UnsupportedError(
-                f"programs that run GGUF files compute every model of the architecture '{family.architecture}' with {name}={value!r}, and "
-                f"this one has {getattr(config, name)!r}: export it as safetensors"
+                f"GGUF runtimes compute the architecture '{family.architecture}' with {name}={value!r}, but this model has "
+                f"{getattr(config, name)!r}: export as safetensors"
             )
     return family
 
 
 _ROPE_KINDS = {"default": None, "llama3": None, "linear": "linear", "yarn": "yarn"}
-"""Kinds of rotary embedding → name in GGUF; that of Llama 3 is a tensor of factors instead."""
+"""Kinds of rotary embedding → name in GGUF; Llama 3 has a tensor of factors instead."""
 
 
 def write_metadata(writer: GGUFWriter, config: Any, family: Family, quantization: QConfig, file_type: int) -> None:
     """Write the keys that llama.cpp needs to build the model.
 
     Args:
-        writer: Of the GGUF file.
+        writer: Writer of the GGUF file.
         config: The configuration of the text model, as transformers has it.
-        family: The model's.
+        family: Family of the model.
         quantization: Kept as JSON under ``quark.quantization_config``, for people.
         file_type: A `gguf.LlamaFileType`.
 
     Raises:
-        UnsupportedError: The rotary embedding is of a kind that GGUF has no key for.
+        UnsupportedError: GGUF has no key for this kind of rotary embedding.
     """
     rope = _rope(config)
     writer.add_type("model")
@@ -150,5 +150,7 @@ def _rope(config: Any) -> dict[str, Any]:
     rope = dict(getattr(config, "rope_parameters", None) or {})
     kind = rope.get("rope_type", "default")
     if kind not in _ROPE_KINDS:
-        raise UnsupportedError(f"GGUF files are written for the rotary embeddings {', '.join(_ROPE_KINDS)}, and this model has '{kind}'")
+        raise UnsupportedError(
+            f"the GGUF exporter supports the rotary embeddings {', '.join(_ROPE_KINDS)}, not '{kind}': export as safetensors"
+        )
     return rope

@@ -33,11 +33,11 @@ class GgufTensor:
     """A tensor of a GGUF file.
 
     Attributes:
-        name: In the file.
-        kind: Its type, as `gguf.GGMLQuantizationType` has it.
-        block: The type of its blocks; None where it holds floating-point numbers.
-        shape: Of the numbers; in the file the order of axes is the reverse.
-        make: Returns its content: uint8 ``[…, bytes of a row]``, or floating-point numbers of that shape.
+        name: Name in the file.
+        kind: Its type, a name of `gguf.GGMLQuantizationType`.
+        block: The type of its blocks; None if it holds floating-point numbers.
+        shape: Shape of the numbers; in the file the order of axes is the reverse.
+        make: Returns the content: uint8 ``[…, bytes of a row]``, or floating-point numbers of that shape.
     """
 
     name: str
@@ -55,15 +55,15 @@ class GgufTensor:
 
 @attrs.frozen(eq=False)
 class TensorWriter:
-    """Says which tensors of a GGUF file a part of a model becomes.
+    """Turns parts of a model into tensors of a GGUF file.
 
     Attributes:
-        family: Of the model.
-        config: Of the text model, as transformers has it.
+        family: Family of the model.
+        config: Config of the text model, as transformers has it.
         names: gguf's table of names.
         holds_codes: Whether quantized weights become blocks of codes; else floating-point numbers.
-        float_type: A key of `FLOAT_TYPES` for matrices that are no codes, or ``"auto"`` for the type that
-            they have. Vectors are in f32.
+        float_type: A key of `FLOAT_TYPES` for float matrices, or ``"auto"`` to keep their type. Vectors are
+            in f32.
     """
 
     family: Family
@@ -75,7 +75,7 @@ class TensorWriter:
     def tensors(self, model: nn.Module, region: Region) -> Iterator[GgufTensor]:
         """Yield the tensors of a region, in the model's order; the experts of a block are one tensor.
 
-        The factors of a rotary embedding come last, with what lies outside the blocks.
+        The factors of a rotary embedding come last, with the tensors outside the blocks.
 
         Raises:
             UnsupportedError: A tensor has no place in a GGUF file.
@@ -105,7 +105,7 @@ class TensorWriter:
         found = self.names.get_name(name, try_suffixes=_SUFFIXES)
         if found is None:
             raise UnsupportedError(
-                f"GGUF has no place for '{name}' in a model of the architecture '{self.family.architecture}': export it as safetensors"
+                f"GGUF has no place for '{name}' in a model of the architecture '{self.family.architecture}': export as safetensors"
             )
         return str(found)
 
@@ -113,7 +113,7 @@ class TensorWriter:
         """Check the codes of a whole model.
 
         Raises:
-            UnsupportedError: GGML has no type for some of them.
+            UnsupportedError: GGML has no type for some tensors.
         """
         if not self.holds_codes:
             return
@@ -129,7 +129,7 @@ class TensorWriter:
             what = "; ".join(f"{how} ({folded(names)})" for how, names in lacking.items())
             raise UnsupportedError(
                 f"GGUF has no type for the codes of {what}. It has Q4_0 (int4), Q4_1 (uint4 with zero points), Q8_0 (int8) and MXFP4, with "
-                "scales for the tensor, each row, or groups of a multiple of 32 columns; weight_format=fake_quantized writes rounded values"
+                "scales for the tensor, each row, or groups of a multiple of 32 columns; weight_format=fake_quantized stores rounded values"
             )
 
     def _tensor(self, name: str, parts: Sequence[tuple[str, Tensor]], layers: Mapping[str, QuantizedLayer]) -> GgufTensor:
@@ -176,9 +176,9 @@ def _weight(layer: QuantizedLayer) -> Tensor:
 
 
 def _reordered(rows: Tensor, heads: int | None) -> Tensor:
-    """Return the rows of a projection, or a bias, such that elements which turn together are neighbours.
+    """Reorder the rows of a projection or bias so that elements of one rotation are neighbours.
 
-    None leaves them.
+    None stays None.
     """
     if heads is None:
         return rows

@@ -18,22 +18,20 @@ _SENTENCE_PIECE = "llama"
 _LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _SPLITS = {f"{_LETTERS}{{1,3}}{_REST}": "llama-bpe", f"{_LETTERS}{_REST}": "qwen2"}
-"""Expression by which text is split before merging → llama.cpp's name of it."""
+"""Pre-tokenizer's regular expression → llama.cpp's name."""
 
 
 def write_vocabulary(writer: GGUFWriter, directory: Path, size: int, pre: str | None = None) -> None:
-    """Write the tokenizer that lies in a directory; without one, say that the file has none.
+    """Write the tokenizer of a directory; without a directory, write that there is none.
 
     Args:
-        writer: Of the GGUF file.
-        directory: Has ``tokenizer.json``, and perhaps its settings.
-        size: Rows of the embedding; ids that the tokenizer does not use are filled up.
-        pre: How text is split before merging, in llama.cpp's words (``tokenizer.ggml.pre``); None finds it
-            out.
+        writer: Writer of the GGUF file.
+        directory: Directory with ``tokenizer.json``, and perhaps its settings.
+        size: Rows of the embedding; unused ids are padded.
+        pre: llama.cpp's name of the pre-tokenizer (``tokenizer.ggml.pre``); None detects it.
 
     Raises:
-        UnsupportedError: The tokenizer is of a kind that llama.cpp does not have, or splits text in a way
-            that is not known here.
+        UnsupportedError: llama.cpp has no such tokenizer, or its pre-tokenizer is unknown here.
         CheckpointError: ``tokenizer.json`` cannot be read.
     """
     import gguf
@@ -47,13 +45,12 @@ def write_vocabulary(writer: GGUFWriter, directory: Path, size: int, pre: str | 
         kind = _kind(tokenizer)
         tokens, types = _tokens(tokenizer, size)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"'{path}' is no tokenizer ({type(error).__name__}: {error}): fetch it again") from error
+        raise CheckpointError(f"'{path}' is not a tokenizer ({type(error).__name__}: {error}): download it again") from error
     writer.add_tokenizer_model(kind)
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     if kind == _SENTENCE_PIECE:
-        # SentencePiece numbers the pieces of a BPE model in the order of their merges, and that order is all
-        # that scores say.
+        # SentencePiece numbers the pieces of a BPE model in merge order, and scores contain only that order.
         writer.add_token_scores([-float(i) for i in range(len(tokens))])
     else:
         writer.add_tokenizer_pre(pre or _pre_of(tokenizer))
@@ -65,7 +62,7 @@ def _kind(tokenizer: dict[str, Any]) -> str:
     if model.get("type") == "BPE":
         return _SENTENCE_PIECE if model.get("byte_fallback") else _BYTE_LEVEL
     raise UnsupportedError(
-        f"the tokenizer is a {model.get('type')} model, and GGUF files are written with BPE ones: export the model as safetensors"
+        f"the tokenizer is a {model.get('type')} model, but the GGUF exporter needs BPE: export the model as safetensors"
     )
 
 
@@ -81,7 +78,9 @@ def _tokens(tokenizer: dict[str, Any], size: int) -> tuple[list[str], list[int]]
         type_of[added["id"]] = TokenType.CONTROL if added.get("special") else TokenType.USER_DEFINED
     count = max(size, 1 + max(text_of))
     if count > size:
-        raise UnsupportedError(f"the tokenizer has {count} tokens, and the model's embedding {size} rows: give the tokenizer of this model")
+        raise UnsupportedError(
+            f"the tokenizer has {count} tokens, but the model's embedding has {size} rows: give the tokenizer of this model"
+        )
     for i in range(count):
         if i not in text_of:
             text_of[i], type_of[i] = f"[PAD{i}]", TokenType.UNUSED
@@ -89,7 +88,7 @@ def _tokens(tokenizer: dict[str, Any], size: int) -> tuple[list[str], list[int]]
 
 
 def _pre_of(tokenizer: dict[str, Any]) -> str:
-    """Return llama.cpp's name of how a tokenizer splits text before merging."""
+    """Return llama.cpp's name of a tokenizer's pre-tokenizer."""
     steps = tokenizer.get("pre_tokenizer") or {}
     steps = steps.get("pretokenizers", [steps])
     kinds = [step.get("type") for step in steps]
@@ -102,6 +101,6 @@ def _pre_of(tokenizer: dict[str, Any]) -> str:
         if expression in _SPLITS:
             return _SPLITS[expression]
     raise UnsupportedError(
-        "how this tokenizer splits text is none of the ways whose names in llama.cpp are known here: name it with the exporter's option "
-        "tokenizer_pre, such as tokenizer_pre=deepseek-llm"
+        "this tokenizer's pre-tokenizer is unknown here: give its llama.cpp name with the exporter's option tokenizer_pre, such as "
+        "tokenizer_pre=deepseek-llm"
     )

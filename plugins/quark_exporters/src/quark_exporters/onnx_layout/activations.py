@@ -1,9 +1,9 @@
-"""Fake quantization of an activation in ONNX, by QuantizeLinear and DequantizeLinear or by a function.
+"""Fake quantization of an activation in ONNX, with QuantizeLinear and DequantizeLinear or with a function.
 
-A function is used where these two operators round otherwise than the format does.
+A function is used if these operators round differently from the format.
 
-Everything is computed in float32, in the order in which the quantizer computes it, and scales that are found
-at run time are outputs of functions of the domain ``quark``, whose names say which spec they are for.
+All arithmetic is in float32, in the quantizer's order. Dynamic scales are outputs of functions of the domain
+``quark``, whose names describe the spec.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def quantized_activation(ops: Ops, quantizer: TensorQuantizer, x: ir.Value, qpar
         ops: Takes the nodes.
         quantizer: The quantizer.
         x: The activation.
-        qparams: Its scales; None where they are found at run time.
-        columns: Length of the last axis; None where it varies.
+        qparams: Its scales; None if they are found at run time.
+        columns: Length of the last axis; None if it varies.
 
     Raises:
-        UnsupportedError: There is no such form. The message is a reason without its subject.
+        UnsupportedError: ONNX cannot express it. The message is a reason without its subject.
     """
     if quantizer.is_float:
         return ops.cast(ops.cast(x, FLOAT_TYPES[quantizer.stored_level.format.storage_dtype]), FLOAT)
@@ -51,23 +51,22 @@ def quantized_activation(ops: Ops, quantizer: TensorQuantizer, x: ir.Value, qpar
         return _dynamic(ops, quantizer, x, columns)
     if isinstance(quantizer, TwoLevelQuantizer) and qparams is not None and quantizer.element_level.is_dynamic:
         return _two_level(ops, quantizer, x, qparams.scale)
-    raise UnsupportedError("has scales of several levels that are found at run time, for which there is no form in ONNX")
+    raise UnsupportedError("has dynamic scales of several levels, which ONNX cannot express")
 
 
 def _static(ops: Ops, quantizer: SingleLevelQuantizer, x: ir.Value, qparams: QParams) -> ir.Value:
     granularity, number_format, zero = quantizer.granularity, quantizer.format, qparams.zero_point
     if not isinstance(granularity, PerTensor | PerChannel):
-        raise UnsupportedError("has static scales that are neither of the tensor nor of a channel")
+        raise UnsupportedError("has static scales that are neither per tensor nor per channel")
     kind = native_type(number_format)
     if kind is not None and not (zero is not None and zero.is_floating_point()):
         where = {"axis": granularity.axis} if isinstance(granularity, PerChannel) else {}
-        # Written out even where they are all 0: without them, fusions of onnxruntime take codes for unsigned
-        # ones.
+        # Written even if all are 0: without them, onnxruntime's fusions treat codes as unsigned.
         zeros = torch.zeros_like(qparams.scale) if zero is None else zero
         zero_point = ops("Constant", value=as_tensor(zeros, kind)) if zero is not None or kind in INTEGERS else None
         return _native(ops, kind, x, ops.constant(qparams.scale.float()), zero_point, where)
     if zero is not None or not isinstance(granularity, PerTensor):
-        raise UnsupportedError("has zero points or scales per channel in a format to which QuantizeLinear does not round")
+        raise UnsupportedError("has zero points or scales per channel in a format that QuantizeLinear lacks")
 
     def body(f: Ops, x: ir.Value, scale: ir.Value) -> ir.Value:
         return _rounded(f, quantizer, x, scale)
@@ -110,11 +109,11 @@ def _two_level(ops: Ops, quantizer: TwoLevelQuantizer, x: ir.Value, outer: Tenso
     elements, scales = quantizer.element_level, quantizer.scale_level
     size = _block_size(elements)
     if size is None or outer.ndim:
-        raise UnsupportedError("has scales of scales that are not those of groups under one scale of the tensor")
+        raise UnsupportedError("has two-level scales that are not group scales under one scale of the tensor")
     largest = elements.format.max_magnitude(elements.spec)
     relative = steps_of(lambda t: quantizer.scales_from_ranges(-t, t, torch.tensor(1 / largest, dtype=torch.float32)).scale, signed=False)
     if relative is None:
-        raise UnsupportedError(f"has scales in {scales.format.name}, whose values are too many for a table")
+        raise UnsupportedError(f"has scales in {scales.format.name}, which has too many values for a table")
 
     def body(f: Ops, x: ir.Value, outer: ir.Value) -> ir.Value:
         blocks = x if size == -1 else f("Reshape", x, block_shape(f, x, size))
@@ -128,10 +127,10 @@ def _two_level(ops: Ops, quantizer: TwoLevelQuantizer, x: ir.Value, outer: Tenso
 
 
 def _divides_as_onnx(quantizer: SingleLevelQuantizer) -> bool:
-    """Return whether ``x / scale``, as QuantizeLinear has it, equals the quantizer's quotient to the bit.
+    """Return whether QuantizeLinear's ``x / scale`` equals the quantizer's quotient to the bit.
 
-    With the scale of its own range, the largest value of a block of integers lies halfway between two codes:
-    the last bit decides.
+    It matters because the largest value of an integer block lies halfway between two codes, so the last bit
+    decides.
     """
     if not quantizer.format.by_reciprocal(quantizer.spec):
         return True
@@ -147,7 +146,7 @@ def _block_size(quantizer: SingleLevelQuantizer) -> int | None:
         return granularity.size if isinstance(granularity, PerGroup) else -1
     if isinstance(granularity, PerTensor):
         return None
-    raise UnsupportedError(f"has dynamic scales of {granularity}, for which there is no form in ONNX")
+    raise UnsupportedError(f"has dynamic scales of {granularity}, which ONNX cannot express")
 
 
 def _scale(ops: Ops, quantizer: SingleLevelQuantizer, blocks: ir.Value) -> ir.Value:
@@ -157,7 +156,7 @@ def _scale(ops: Ops, quantizer: SingleLevelQuantizer, blocks: ir.Value) -> ir.Va
         spec.symmetric is False
         and number_format.qparams(torch.zeros(1, dtype=torch.float32), torch.ones(1, dtype=torch.float32), spec).zero_point is not None
     ):
-        raise UnsupportedError("has zero points that are found at run time, for which there is no form in ONNX")
+        raise UnsupportedError("has dynamic zero points, which ONNX cannot express")
     of_low, of_high = (_scale_steps(number_format, spec, negative=negative) for negative in (True, False))
     axes = () if isinstance(quantizer.granularity, PerTensor) else (ops.constant([-1]),)
     keep: dict[str, Any] = {"keepdims": int(bool(axes))}
@@ -196,12 +195,12 @@ def _round(ops: Ops, number_format: NumberFormat, t: ir.Value) -> ir.Value:
         return ops("Clip", ops("Round", t), *(ops.constant(float(end)) for end in ends))
     steps = _round_steps(number_format)
     if steps is None:
-        raise UnsupportedError(f"is in {number_format.name}, whose values are too many for a table")
+        raise UnsupportedError(f"is in {number_format.name}, which has too many values for a table")
     return _looked_up(ops, steps, t)
 
 
 _PAIR = 2
-"""Neighbours that share bits, in the formats that have such; another number fails the trial of the form."""
+"""Neighbours that share bits, in formats with subscales; another number fails the trial."""
 
 
 @lru_cache(maxsize=64)
@@ -211,7 +210,7 @@ def _round_steps(number_format: NumberFormat) -> Steps | None:
 
 @lru_cache(maxsize=64)
 def _subscales(number_format: NumberFormat) -> Steps | None:
-    """Return the factor of a pair by its largest magnitude; None where formats have none."""
+    """Return the factor of a pair by its largest magnitude; None if formats have none."""
     if number_format.subscales(torch.ones(1, 32, dtype=torch.float32)) is None:
         return None
 
@@ -224,7 +223,7 @@ def _subscales(number_format: NumberFormat) -> Steps | None:
 
 
 def _scale_steps(number_format: NumberFormat, spec: QTensorConfig, *, negative: bool) -> Steps | None:
-    """Return the scale by one end of a range, the other being 0."""
+    """Return the scale for one end of a range whose other end is 0."""
     zero = torch.zeros(1, dtype=torch.float32)
 
     def scale(end: Tensor) -> Tensor:
@@ -262,7 +261,7 @@ _LOOK_UP = "values[i] of the last i with thresholds[i] <= x; NaN stays NaN. Both
 def name_of(quantizer: TensorQuantizer) -> str:
     """Return a name for the spec of a quantizer, such as ``fp4_per_group32_e8m0``.
 
-    `described` tells those of equal names apart.
+    `described` distinguishes specs with equal names.
     """
     name = "_then_".join(_name(level) for level in levels(quantizer.spec))
     return re.sub(r"\W", "_", name)
@@ -276,7 +275,7 @@ def described(quantizer: TensorQuantizer) -> str:
 def _name(spec: QTensorConfig) -> str:
     """Return the fields on which the arithmetic of an activation depends.
 
-    Those that are at their usual value are left out.
+    Fields with their usual value are left out.
     """
     size = spec.group_size or ""
     parts = [spec.dtype.name, "" if spec.qscheme is None else f"{spec.qscheme.value}{size}"]

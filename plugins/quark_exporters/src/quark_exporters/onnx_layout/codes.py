@@ -1,4 +1,4 @@
-"""Codes of a number format in ONNX: numbers of one of its types, or places in a table of values."""
+"""Codes of a number format in ONNX: numbers of an ONNX type, or indices into a table of values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INTEGERS = (ir.DataType.INT4, ir.DataType.UINT4, ir.DataType.INT8, ir.DataType.U
 
 _FLOATS = {torch.float8_e4m3fn: ir.DataType.FLOAT8E4M3FN, torch.float8_e5m2: ir.DataType.FLOAT8E5M2}
 _STEP_BITS = 24
-"""Values are looked for among the multiples of a power of two down to 2^-24."""
+"""Smallest power of two whose multiples are tried as values, 2^-24."""
 
 
 @attrs.frozen(eq=False)
@@ -29,8 +29,8 @@ class StoredCodes:
 
     Attributes:
         type: ONNX's type of the stored numbers.
-        step: What a stored number is multiplied with, besides the scale: a power of two.
-        table: Values of the stored numbers 0, 1, … where they are places in a table; else None.
+        step: Power of two that multiplies a stored number, besides the scale.
+        table: Values of the stored numbers 0, 1, … if they are indices into a table; else None.
         stored: Returns the stored numbers of codes.
     """
 
@@ -41,9 +41,9 @@ class StoredCodes:
 
 
 def native_type(number_format: NumberFormat) -> ir.DataType | None:
-    """Return the type to which ``QuantizeLinear`` rounds exactly as a format does, or None.
+    """Return the type to which ``QuantizeLinear`` rounds exactly like the format, or None.
 
-    That is half to even, saturating at the type's ends.
+    It rounds half to even and saturates at the type's ends.
     """
     if (kind := _FLOATS.get(number_format.storage_dtype)) is not None:
         largest = torch.finfo(number_format.storage_dtype).max
@@ -74,7 +74,7 @@ def whole_ends(number_format: NumberFormat) -> tuple[int, int] | None:
 
 @lru_cache(maxsize=64)
 def stored_codes(number_format: NumberFormat) -> StoredCodes | None:
-    """Return how a file holds the codes of a format; None where it has no way."""
+    """Return how a file stores the codes of a format; None if it cannot."""
     if number_format.storage_dtype in _FLOATS:
         return StoredCodes(_FLOATS[number_format.storage_dtype], lambda codes: codes)
     ends = _ends(number_format)
@@ -104,7 +104,7 @@ _E8M0 = 24
 def _ends(number_format: NumberFormat) -> tuple[int, int] | None:
     """Return the smallest and the largest code of a format whose codes are whole numbers, or None.
 
-    They stand for themselves.
+    Such codes equal their values.
     """
     dtype = number_format.storage_dtype
     if dtype.is_floating_point or number_format.is_cast:
@@ -118,17 +118,17 @@ def _ends(number_format: NumberFormat) -> tuple[int, int] | None:
 
 
 def _whole(low: int, high: int) -> Tensor:
-    """Return the whole numbers from one to another, int64; if they are too many, some that float32 holds."""
+    """Return the integers of a range, int64; if there are too many, a sample that float32 holds."""
     count = min(high - low + 1, _MOST_CODES)
     return torch.linspace(low, high, count, dtype=torch.float64).round().float().to(torch.int64)
 
 
 _MOST_CODES = 1 << 19
-"""Whole numbers that are tried; formats of 16 bits have fewer quarters of a step."""
+"""Number of integers to try; formats of 16 bits have fewer quarters of a step."""
 
 
 def _table(number_format: NumberFormat) -> StoredCodes | None:
-    """Return codes of up to 8 bits as places in a table of their values."""
+    """Return codes of up to 8 bits as indices into a table of their values."""
     if number_format.storage_dtype is not torch.uint8 or number_format.is_cast:
         return None
     kind = ir.DataType.UINT4 if number_format.bits <= ir.DataType.UINT4.bitwidth else ir.DataType.UINT8

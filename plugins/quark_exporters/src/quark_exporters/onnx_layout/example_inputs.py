@@ -1,4 +1,4 @@
-"""Example inputs with which a model is traced, and which of their axes may vary in the file."""
+"""Example inputs to trace a model, and their variable axes."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from quark.errors import UnsupportedError
 __all__ = ["ExampleInputs", "example_inputs"]
 
 _TOKENS = (2, 8)
-"""Sequences and tokens of the example: an axis of length 1 would be taken for one that cannot vary."""
+"""Sequences and tokens of the example; torch.export fixes an axis of length 1."""
 
 _BATCH, _SEQUENCE = torch.export.Dim("batch"), torch.export.Dim("sequence")
 
 
 @attrs.frozen(eq=False)
 class ExampleInputs:
-    """The arguments that a model is traced with.
+    """Arguments for tracing a model.
 
     Attributes:
-        module: What is traced: the model, or of a transformers model what returns its logits alone.
+        module: The traced module: the model, or for transformers models a wrapper that returns only the
+            logits.
         args, kwargs: Its arguments.
         names: Names of the inputs in the file; empty leaves those of the module's forward.
         output_names: Names of the outputs; empty leaves the tracer's.
-        dynamic_shapes: As of `torch.export.export`.
+        dynamic_shapes: As in `torch.export.export`.
     """
 
     module: nn.Module
@@ -41,10 +42,10 @@ class ExampleInputs:
 
 
 def example_inputs(model: Any, given: Any = None) -> ExampleInputs:
-    """Return the arguments that a model is traced with.
+    """Return the arguments for tracing a model.
 
-    Of a transformers model, batch and length may vary in the file, and the cache is left out. A graph module
-    keeps the axes that vary in it. Other models have the shapes that are given.
+    For a transformers model, batch and length may vary and the KV cache is left out. A graph module keeps its
+    variable axes. Other models have fixed shapes.
 
     Args:
         model: The model.
@@ -52,14 +53,14 @@ def example_inputs(model: Any, given: Any = None) -> ExampleInputs:
             transformers model.
 
     Raises:
-        UnsupportedError: The model is not of transformers, and nothing is given.
+        UnsupportedError: The model is not from transformers, and ``given`` is None.
     """
     args, kwargs = _split(given)
     if not hasattr(getattr(model, "config", None), "get_text_config"):
         if not args and not kwargs:
             raise UnsupportedError(
-                f"a {type(model).__name__} is traced with example inputs, which only transformers models have by default: give input_args "
-                "of export_onnx or of ModelExporter.export_onnx_model"
+                f"this {type(model).__name__} has no default example inputs, unlike transformers models: give input_args to export_onnx "
+                f"or ModelExporter.export_onnx_model"
             )
         return ExampleInputs(model, args, kwargs, dynamic_shapes=_axes_of_graph(model, args, kwargs))
     if not args and not kwargs:
@@ -73,9 +74,9 @@ def example_inputs(model: Any, given: Any = None) -> ExampleInputs:
 
 
 def _axes_of_graph(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return the axes of the inputs that vary in a graph, where each input is one tensor.
+    """Return the variable axes of the inputs of a graph, if each input is one tensor.
 
-    None where shapes are those that are given.
+    None if shapes are fixed.
     """
     if not isinstance(model, fx.GraphModule):
         return None
@@ -87,7 +88,7 @@ def _axes_of_graph(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
 
 
 class _Logits(nn.Module):
-    """Returns the logits of a transformers model, or the output that it has in their place."""
+    """Returns the logits of a transformers model, or its equivalent output."""
 
     def __init__(self, model: nn.Module, names: tuple[str, ...], fixed: Mapping[str, Any]) -> None:
         super().__init__()
@@ -119,7 +120,7 @@ def _varying(value: Any) -> Any:
 def _axes_of(value: Any) -> dict[int, Any] | None:
     """Return the axes that may vary.
 
-    Both of token ids and masks ``[batch, sequence]``, the first of any other tensor.
+    Both axes of token ids and masks ``[batch, sequence]``; the first axis of other tensors.
     """
     if not isinstance(value, Tensor) or not value.ndim:
         return None

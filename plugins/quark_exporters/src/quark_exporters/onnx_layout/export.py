@@ -23,11 +23,11 @@ from quark_exporters.onnx_layout.traced import traced_form
 __all__ = ["DATA_SUFFIX", "LARGEST", "export_onnx"]
 
 DATA_SUFFIX = ".data"
-"""Suffix of the file with the tensors of a file."""
+"""Suffix of the file with external tensors."""
 
 LARGEST = 1 << 30
-"""Models with more bytes of tensors have them in a second file: protobuf ends at 2 GiB, and a half leaves
-room for everything else.
+"""Models with more bytes store their tensors in a second file; protobuf's limit is 2 GiB, and half of it
+leaves room.
 """
 
 
@@ -49,22 +49,21 @@ def export_onnx(
 
     Its quantizers become QuantizeLinear and DequantizeLinear, or functions of the domain ``quark``.
 
-    A quantizer is a `quark.models.layers.QuantizerModule`, wherever it is called. What it makes of a
-    parameter or a buffer is stored as codes; so are weights and biases of quantized layers. Where the tensors
-    take more than 1 GiB, they lie beside the file, in ``<path>.data``.
+    A quantizer is any `quark.models.layers.QuantizerModule`. Quantized parameters and buffers, and weights
+    and biases of quantized layers, are stored as codes. Tensors of more than 1 GiB go into ``<path>.data``.
 
     Args:
-        module: On any device; it is traced by `torch.export`, and not changed.
+        module: A module on any device; `torch.export` traces it, and it does not change.
         args: Arguments of a forward.
-        path: The file. One that is there is replaced when the new one is complete.
+        path: The file. An existing file is replaced once the new file is complete.
         kwargs: Further arguments of a forward, by name.
         opset: Version of ONNX's operators, 21 or later.
-        input_names: Names of the inputs, in order; the rest keep those of the forward.
+        input_names: Names of the inputs, in order; others keep the forward's names.
         output_names: Names of the outputs, in order.
         dynamic_shapes: Which axes of the inputs may vary, as for `torch.export.export`; None fixes them all.
         weight_format: ``"real_quantized"`` stores codes, ``"fake_quantized"`` the rounded values.
         metadata: Properties of the file.
-        verbose: Whether torch prints what it does.
+        verbose: Whether torch prints its progress.
 
     Raises:
         ConfigError: (a ValueError) The opset is out of range.
@@ -92,7 +91,7 @@ def export_onnx(
 
 @contextmanager
 def _tracing(module: nn.Module) -> Iterator[None]:
-    """Hide torch's warnings, of its own code; raise UnsupportedError with the reason of a failure."""
+    """Hide torch's warnings about its own code; raise UnsupportedError with the reason of a failure."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -100,16 +99,16 @@ def _tracing(module: nn.Module) -> Iterator[None]:
     except Exception as error:  # of many kinds: the module's own code runs
         reason = str(error.__cause__ or error).strip().split("\n")[0]
         raise UnsupportedError(
-            f"torch.export cannot trace this {type(module).__name__} ({type(error).__name__}: {reason}): a graph has no control flow that "
-            "depends on data. verbose=True prints where it fails"
+            f"torch.export cannot trace this {type(module).__name__} ({type(error).__name__}: {reason}): remove control flow that depends "
+            f"on data. verbose=True prints where it fails"
         ) from error
 
 
 @contextmanager
 def _own_errors() -> Iterator[None]:
-    """Raise the error that stopped a tensor from being made or written, without the errors around it.
+    """Raise the error that stopped the computation or writing of a tensor, without wrapping errors.
 
-    It is one of ours, or of the system.
+    It is an error of this project or of the system.
     """
     try:
         yield
@@ -121,9 +120,9 @@ def _own_errors() -> Iterator[None]:
 
 
 def _save(model: ir.Model, path: Path) -> None:
-    """Write the file, and the one with its tensors where they are large.
+    """Write the file, and a second file for large tensors.
 
-    Both get their names when they are complete.
+    Both get their names once complete.
     """
     size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
     with TemporaryDirectory(dir=path.parent, prefix=".onnx-") as directory:

@@ -25,10 +25,10 @@ from quark_exporters.stored_codes import short_block_of
 __all__ = ["FILE", "OPSET", "OnnxExporter", "refuse_opset"]
 
 FILE = "quark_model.onnx"
-"""Name of the file; tensors of a large model lie beside it, in ``quark_model.onnx.data``."""
+"""Name of the file; tensors of a large model are in ``quark_model.onnx.data``."""
 
 OPSET = 21
-"""The first version of ONNX's operators that has integers of 4 bits and scales of blocks."""
+"""The first opset with 4-bit integers and block scales."""
 
 
 class OnnxExporter(Exporter):
@@ -36,14 +36,13 @@ class OnnxExporter(Exporter):
 
     The operators are QuantizeLinear and DequantizeLinear.
 
-    The whole model is traced and has to be in memory; codes are computed while they are written, one tensor
-    at a time.
+    The whole model is traced in memory; codes are computed while writing, one tensor at a time.
 
     Args:
         opset: Version of ONNX's operators, 21 or later.
         input_names: Names of the inputs, in order; empty leaves those of the model's forward.
         output_names: Names of the outputs, in order; empty leaves ``logits``, or the exporter's numbers.
-        verbose: Whether torch prints what it does.
+        verbose: Whether torch prints its progress.
     """
 
     def __init__(
@@ -55,13 +54,12 @@ class OnnxExporter(Exporter):
         self._verbose = verbose
 
     def check(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> None:
-        """As `quark.checkpoint.Exporter.check`; all that has no form in ONNX is named at once."""
+        """As `quark.checkpoint.Exporter.check`; names everything that ONNX cannot express."""
         _refuse_missing_packages()
         example_inputs(content.model, options.input_args)
         if mixtures := [name for name, module in skeleton.named_modules() if isinstance(module, SeparateExperts)]:
             raise UnsupportedError(
-                f"which expert runs depends on the data, and a graph of ONNX is the same for all: {folded(mixtures)} cannot be traced. "
-                "Export the model as safetensors"
+                f"the experts of {folded(mixtures)} depend on the data, so ONNX cannot express them: export the model as safetensors"
             )
         self._refuse_inexpressible(skeleton)
 
@@ -103,19 +101,19 @@ class OnnxExporter(Exporter):
                 reasons.setdefault(f"{formats} {reason}", []).append(traced.name)
         if reasons:
             what = "; ".join(f"{reason} ({folded(names)})" for reason, names in reasons.items())
-            raise UnsupportedError(f"ONNX has no form for some quantizers of this model: {what}")
+            raise UnsupportedError(f"ONNX cannot express some quantizers of this model: {what}")
 
 
 def refuse_opset(opset: int) -> None:
     """Check that a version of ONNX's operators has the operators of quantized models. Raises ConfigError."""
     if opset < OPSET:
-        raise ConfigError(f"opset={opset}: quantized models need {OPSET} or later, which has integers of 4 bits and scales of blocks")
+        raise ConfigError(f"opset={opset}: quantized models need opset {OPSET} or later, which has 4-bit integers and block scales")
 
 
 def _warn_of_bfloat16(model: nn.Module) -> None:
     if any(parameter.dtype is torch.bfloat16 for parameter in model.parameters()):
         get_logger(__name__).warning(
-            "This model is in bfloat16, in which onnxruntime does not compute on CPUs: for a file that runs there, quantize it in float32."
+            "This model is in bfloat16, and onnxruntime does not compute bfloat16 on CPUs. For a CPU, quantize the model in float32."
         )
 
 
@@ -124,4 +122,4 @@ def _refuse_missing_packages() -> None:
         for package in ("onnx", "onnx_ir", "onnxscript"):
             import_module(package)
     except ImportError as error:
-        raise MissingPluginError(f"ONNX files are written with the package {package}: pip install 'quark-exporters[onnx]'") from error
+        raise MissingPluginError(f"the ONNX exporter needs the package {package}: pip install 'quark-exporters[onnx]'") from error

@@ -1,4 +1,4 @@
-"""Lowering: the nodes of an ONNX file in place of the nodes ``FakeQuantize`` of a traced model."""
+"""Lowering: replaces the ``FakeQuantize`` nodes of a traced model by ONNX nodes."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ __all__ = ["lower", "lowered"]
 
 
 def lower(model: ir.Model, quantizers: Sequence[TracedQuantizer], opset: int, *, stores_codes: bool = True) -> None:
-    """Replace every node ``FakeQuantize`` of a model, in place.
+    """Replace every ``FakeQuantize`` node of a model, in place.
 
-    That of an initializer becomes stored codes, that of an activation rounding.
+    The node of an initializer becomes stored codes; the node of an activation becomes rounding.
 
     Args:
         model: The traced model.
-        quantizers: What the nodes stand for.
+        quantizers: The quantizers of the nodes.
         opset: Version of ONNX's operators in the model.
-        stores_codes: Whether weights are stored as codes; else as the values that they are rounded to.
+        stores_codes: Whether weights are stored as codes; else as rounded values.
 
     Raises:
-        UnsupportedError: Some quantizer has no form in ONNX; the message has the reasons.
+        UnsupportedError: ONNX cannot express a quantizer; the message has the reasons.
     """
     library = Library(opset)
     reasons: dict[str, list[str]] = {}
@@ -58,14 +58,14 @@ def lower(model: ir.Model, quantizers: Sequence[TracedQuantizer], opset: int, *,
 
 
 def lowered(ops: Ops, traced: TracedQuantizer, x: ir.Value, weight: Tensor | None, qparams: QParams | None, dtype: ir.DataType) -> ir.Value:
-    """Add the nodes that stand for a quantizer, and return their output, in ``dtype``.
+    """Add the nodes of a quantizer, and return their output in ``dtype``.
 
     Args:
         ops: Takes the nodes.
         traced: The quantizer.
         x: Its input.
-        weight: The value of ``x`` where that is constant; None for an activation.
-        qparams: Its scales; None where they are found at run time.
+        weight: The constant value of ``x``; None for an activation.
+        qparams: Its scales; None if they are found at run time.
         dtype: Of ``x``.
     """
     columns = weight.shape[-1] if weight is not None and weight.ndim else None if x.shape is None else x.shape[-1]
@@ -100,16 +100,16 @@ def _of_node(ops: Ops, traced: TracedQuantizer, node: ir.Node, *, stores_codes: 
 
 
 def _constant(value: ir.Value) -> Tensor:
-    """Return the tensor of an initializer, without a copy where it comes from the model."""
+    """Return the tensor of an initializer, without a copy if it comes from the model."""
     stored = value.const_value
     if stored is None:
-        raise UnsupportedError("has scales that are computed in the model, for which there is no form in ONNX")
+        raise UnsupportedError("has scales that the model computes, which ONNX cannot express")
     tensor = getattr(stored, "raw", None)
     return tensor.detach() if isinstance(tensor, Tensor) else torch.from_numpy(stored.numpy().copy())
 
 
 def _replace(graph: ir.Graph, node: ir.Node, ops: Ops, output: ir.Value) -> None:
-    """Put the nodes in the place of one, whichever branch of ``graph`` it is in."""
+    """Replace a node by several, in any branch of ``graph``."""
     old, place = node.outputs[0], node.graph
     assert place is not None
     for value in ops.initializers:
@@ -123,7 +123,7 @@ def _replace(graph: ir.Graph, node: ir.Node, ops: Ops, output: ir.Value) -> None
 
 
 def _unused(graph: ir.Graph, name: str) -> str:
-    """Return the name, with a number where a quantizer is called several times and the name is taken."""
+    """Return the name, with a number if a quantizer runs several times and the name is taken."""
     number, free = 1, name
     while free in graph.initializers:
         number, free = number + 1, f"{name}.{number}"

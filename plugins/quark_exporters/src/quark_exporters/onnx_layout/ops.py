@@ -1,6 +1,6 @@
 """Nodes of a graph, and functions of the domain ``quark``.
 
-Bodies of functions are made of ONNX's own operators, so that any runtime has them.
+Function bodies use ONNX's own operators, so any runtime supports them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["FLOAT", "FLOAT_TYPES", "Library", "Ops", "as_tensor", "block_shape"]
 
 FLOAT = ir.DataType.FLOAT
 FLOAT_TYPES = {torch.float32: FLOAT, torch.float16: ir.DataType.FLOAT16, torch.bfloat16: ir.DataType.BFLOAT16}
-"""Dtypes in which a model computes, with ONNX's types."""
+"""Compute dtypes of models, with ONNX's types."""
 
 
 class Library:
@@ -34,15 +34,15 @@ class Library:
         self.functions: dict[ir.OperatorIdentifier, ir.Function] = {}
 
     def define(self, name: str, inputs: Iterable[str], body: Callable[..., ir.Value], doc: str) -> str:
-        """Add a function, unless it is there already, and return its name.
+        """Add a function unless it exists, and return its name.
 
-        The name gets a number where another function has it.
+        The name gets a number if another function has it.
 
         Args:
-            name: The name that is wanted.
+            name: The preferred name.
             inputs: Names of the inputs.
             body: Gets an `Ops` and the inputs, and returns the output.
-            doc: Its description. Functions of one name with the same description are the same.
+            doc: Its description. Functions with equal name and description are the same.
         """
         number, wanted = 1, name
         while (taken := self.functions.get((DOMAIN, name, ""))) is not None:
@@ -65,7 +65,7 @@ class Ops:
     """Collects the nodes of a graph or of a function: ``ops("Add", a, b)`` adds one and returns its output.
 
     Args:
-        library: Takes the functions that are called.
+        library: Receives the called functions.
     """
 
     def __init__(self, library: Library) -> None:
@@ -79,7 +79,7 @@ class Ops:
         return node.outputs[0]
 
     def constant(self, value: Tensor | float | int | list[int]) -> ir.Value:
-        """Return a constant: float32, or int64 of whole numbers."""
+        """Return a constant: float32, or int64 for integers."""
         if not isinstance(value, Tensor):
             is_whole = isinstance(value, int | list)
             value = torch.tensor(value, dtype=torch.int64 if is_whole else torch.float32)
@@ -111,7 +111,7 @@ def as_tensor(values: Tensor, dtype: ir.DataType | None = None) -> ir.Tensor[Any
 
     Args:
         values: On any device.
-        dtype: Its type; None is that of ``values``.
+        dtype: Its type; None keeps the type of ``values``.
     """
     values = values.detach().cpu().contiguous()
     if dtype is None:

@@ -1,8 +1,7 @@
-"""Step functions: functions of one number that take few values, as a table that a graph can look up.
+"""Step functions: functions of one number with few values, as a lookup table for a graph.
 
-Rounding to a small format and the choice of a power of two for a block are such functions. Their tables are
-found by asking the format itself, so that a graph computes what the format computes, whichever plugin it
-comes from.
+Examples are rounding to a small format and the choice of a block's power of two. The tables come from the
+format itself, so a graph computes the same as any plugin's format.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _LARGEST = 0x7F7FFFFF
 """Bits of the largest float32 number."""
 _EXPONENTS = torch.arange(0, 255, dtype=torch.int64) << 23
 _MOST = 1 << 10
-"""A function with more steps is taken for a continuous one."""
+"""A function with more steps counts as continuous."""
 
 
 @attrs.frozen(eq=False)
@@ -27,23 +26,22 @@ class Steps:
     """A step function.
 
     Attributes:
-        thresholds: Where the function has its next value, ascending: float32 ``[N − 1]``.
-        values: Its values: float32 ``[N]``; the first one lies below the first threshold.
+        thresholds: Inputs at which the function changes, ascending: float32 ``[N − 1]``.
+        values: Its values: float32 ``[N]``; the first value applies below the first threshold.
     """
 
     thresholds: Tensor
     values: Tensor
 
     def equals(self, other: Steps) -> bool:
-        """Return whether both are the same function."""
+        """Return whether both functions are equal."""
         return torch.equal(self.thresholds, other.thresholds) and torch.equal(self.values, other.values)
 
 
 def steps_of(function: Callable[[Tensor], Tensor], *, signed: bool) -> Steps | None:
-    """Return the table of an elementwise function of float32 numbers; None where it has too many steps.
+    """Return the table of an elementwise function of float32 numbers; None if it has too many steps.
 
-    Within one power of two, a function that has equal values at both ends is taken for constant, as monotone
-    functions are.
+    Assumes monotone functions: within a power of two, equal values at both ends mean a constant.
 
     Args:
         function: Takes and returns float32 ``[n]``.
@@ -80,6 +78,6 @@ def steps_of(function: Callable[[Tensor], Tensor], *, signed: bool) -> Steps | N
 
 
 def _number(places: Tensor) -> Tensor:
-    """Return the float32 numbers at whole places of the ordered line of all of them; 0 is at place 0."""
+    """Return the float32 numbers at integer positions in ascending order; position 0 is the number 0."""
     magnitudes = places.abs().to(torch.int32).view(torch.float32)
     return torch.where(places < 0, -magnitudes, magnitudes)

@@ -1,9 +1,8 @@
-"""The form of a quantized model that is traced: every quantizer leaves one node ``FakeQuantize``.
+"""The traced form of a quantized model: every quantizer becomes one ``FakeQuantize`` node.
 
-The node says which quantizer it was.
+The node names its quantizer.
 
-What such a node becomes in the file is decided after tracing (`quark_exporters.onnx_layout.lowering`), where
-it is known what is constant.
+`quark_exporters.onnx_layout.lowering` replaces the nodes after tracing, when constants are known.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ DOMAIN = "quark"
 """Domain of the nodes ``FakeQuantize`` while a model is traced, and of the functions in the file."""
 
 FAKE_QUANTIZE = "FakeQuantize"
-"""Type of the nodes; inputs: the tensor, scale, zero point and outer scale, as of `quark.numbers.QParams`."""
+"""Type of the nodes; inputs: the tensor, scale, zero point and outer scale, as in `quark.numbers.QParams`."""
 
 
 @attrs.frozen(eq=False)
 class TracedQuantizer:
-    """A quantizer that a node stands for.
+    """The quantizer of a node.
 
     Attributes:
         name: Full name of the tensor, for messages.
-        quantizer: Does the arithmetic.
-        is_rounded: Whether the tensor holds rounded values already, as weights of quantized layers do.
+        quantizer: The quantizer.
+        is_rounded: Whether the tensor holds rounded values already, like weights of quantized layers.
     """
 
     name: str
@@ -57,7 +56,7 @@ def traced_quantizers(model: nn.Module) -> list[TracedQuantizer]:
 
 @contextmanager
 def traced_form(model: nn.Module) -> Iterator[list[TracedQuantizer]]:
-    """Yield the quantizers of a model, in whose forward each is a node while the body runs.
+    """Yield the quantizers of a model; while the body runs, each becomes a node of the forward.
 
     The node's attribute ``index`` counts them.
     """
@@ -77,7 +76,7 @@ def traced_form(model: nn.Module) -> Iterator[list[TracedQuantizer]]:
 
 
 def _node(module: QuantizerModule, index: int, x: Tensor) -> Tensor:
-    """Return the output of the node ``FakeQuantize``: a tensor as ``x``."""
+    """Return the output of the ``FakeQuantize`` node, a tensor like ``x``."""
     scales = (module.scale, module.zero_point, module.outer_scale)
     output: Tensor = torch.onnx.ops.symbolic(
         f"{DOMAIN}::{FAKE_QUANTIZE}", (x, *scales), {"index": index}, dtype=x.dtype, shape=x.shape, version=1
@@ -89,7 +88,7 @@ def _node(module: QuantizerModule, index: int, x: Tensor) -> Tensor:
 # dictionaries.
 @cache
 def _with_quantized_parameters(layer_class: type[QuantizedLayer]) -> type[QuantizedLayer]:
-    """Return a subclass whose weight and bias pass their quantizers when they are read."""
+    """Return a subclass whose weight and bias are quantized when read."""
 
     def reader(name: str) -> property:
         def read(layer: Any) -> Any:

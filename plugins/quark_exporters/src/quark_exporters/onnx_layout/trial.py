@@ -1,7 +1,7 @@
-"""Trial of a form by ONNX's own evaluator: whether its nodes compute what the quantizer computes.
+"""Trial with ONNX's own evaluator: whether the nodes compute the same as the quantizer.
 
-Forms are built from what number formats say of themselves. A plugin's format may do more than that; a trial
-finds out before any work.
+Nodes follow from the declared properties of a number format. A plugin's format may do more; a trial detects
+it before any work.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quark_exporters.onnx_layout.traced import TracedQuantizer
 __all__ = ["reason_against"]
 
 _SHAPES = ((16, 64), (16, 128), (64, 64), (128, 128), (16, 256), (256, 256), (16, 1024))
-"""Shapes of the tensor that is tried: the first one that the granularity divides."""
+"""Candidate shapes of the test tensor; the first that the granularity divides is used."""
 _HALFWAY = 1e-2
 """Share of elements that may be one code off: QuantizeLinear divides by a static scale, and quantizers
 multiply by its inverse.
@@ -29,12 +29,12 @@ multiply by its inverse.
 
 
 def reason_against(quantizer: TensorQuantizer, opset: int, *, activation: bool) -> str | None:
-    """Return why a quantizer has no form in ONNX, as a predicate; None where it has one.
+    """Return why ONNX cannot express a quantizer, as a predicate; None if it can.
 
     Args:
         quantizer: The quantizer.
         opset: Version of ONNX's operators.
-        activation: Whether it is of an activation; else of a parameter.
+        activation: Whether it quantizes an activation; else a parameter.
     """
     return _reason_against(quantizer, opset, activation)
 
@@ -61,18 +61,18 @@ def _reason_against(quantizer: TensorQuantizer, opset: int, activation: bool) ->
     if activation and qparams is not None:
         one_code = (found - expected).abs() <= qparams.scale.float() * 1.001
         is_halfway = float(differ.float().mean()) < _HALFWAY and bool(one_code[differ].all())
-    return None if is_halfway else "rounds otherwise than a graph of ONNX's operators that its number format and observer describe"
+    return None if is_halfway else "rounds differently from the ONNX operators of its number format and observer"
 
 
 def _static(quantizer: TensorQuantizer, x: Tensor) -> QParams:
-    """Return the scales that calibration would have found."""
+    """Return scales as calibration would find them."""
     observer = quantizer.observer()
     observer.observe(x)
     return quantizer.qparams_from(observer)
 
 
 def _example(shape: tuple[int, ...]) -> Tensor:
-    """Return rows of normal numbers of many sizes, one of them zeros; the same each time."""
+    """Return rows of normal numbers of many scales and one row of zeros, always the same."""
     x = (
         torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
         * 2.0 ** (torch.arange(shape[0]) % 13 - 6)[:, None]

@@ -1,9 +1,8 @@
-"""A quantized weight in ONNX: its codes as an initializer, and the node that gives its values.
+"""A quantized weight in ONNX: codes as an initializer, and a node that returns the values.
 
 The node is DequantizeLinear or a function.
 
-Values are exactly those of the model in memory. Codes are computed when the file is written, one tensor at a
-time.
+The values equal the model in memory exactly. Codes are computed while writing, one tensor at a time.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ __all__ = ["quantized_weight"]
 
 
 def quantized_weight(ops: Ops, traced: TracedQuantizer, weight: Tensor, qparams: QParams) -> ir.Value:
-    """Add the nodes that give a weight from its codes, float32, and return their output.
+    """Add the nodes that decode a weight to float32, and return their output.
 
     Args:
         ops: Takes the nodes and the initializers.
         traced: The quantizer.
-        weight: The weight, rounded or not as ``traced`` says; it is read when the file is written.
+        weight: The weight, rounded or not according to ``traced``; read when the file is written.
         qparams: Its scales.
 
     Raises:
-        UnsupportedError: There is no such form. The message is a reason without its subject.
+        UnsupportedError: ONNX cannot express it. The message is a reason without its subject.
     """
     quantizer = traced.quantizer
     level = quantizer.stored_level
@@ -49,10 +48,10 @@ def quantized_weight(ops: Ops, traced: TracedQuantizer, weight: Tensor, qparams:
         return ops.cast(ops.initializer(f"{traced.name}.codes", cast), FLOAT)
     inner = quantizer.inner if isinstance(quantizer, ViewedQuantizer) else quantizer
     if not isinstance(inner, SingleLevelQuantizer | TwoLevelQuantizer | ProgressiveQuantizer):
-        raise UnsupportedError(f"has a quantizer of a kind of its own, {type(quantizer).__name__}, for which there is no form in ONNX")
+        raise UnsupportedError(f"has a plugin's own quantizer, {type(quantizer).__name__}, which ONNX cannot express")
     codes = stored_codes(level.format)
     if codes is None:
-        raise UnsupportedError(f"is in {level.format.name}, whose codes ONNX has no type for")
+        raise UnsupportedError(f"is in {level.format.name}, for whose codes ONNX has no type")
     scale, where = _of_axis(quantizer, qparams.scale.float(), tuple(weight.shape))
     if codes.type.is_floating_point() and len(weight.shape) > 1 and where.get("axis", 0) == 0:
         scale, where = _in_blocks(scale, tuple(weight.shape))
@@ -76,7 +75,7 @@ def quantized_weight(ops: Ops, traced: TracedQuantizer, weight: Tensor, qparams:
 
 
 def _of_axis(quantizer: TensorQuantizer, scale: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, dict[str, Any]]:
-    """Return scales, or zero points, as DequantizeLinear has them, and its attributes."""
+    """Return scales or zero points in DequantizeLinear's form, and its attributes."""
     granularity = quantizer.granularity
     if isinstance(granularity, PerTensor):
         return scale, {}
@@ -85,23 +84,23 @@ def _of_axis(quantizer: TensorQuantizer, scale: Tensor, shape: tuple[int, ...]) 
     if isinstance(granularity, PerGroupOfRows):
         return scale.t().contiguous(), {"axis": 0, "block_size": granularity.size}
     if isinstance(quantizer, ViewedQuantizer):
-        raise UnsupportedError(f"has scales of {granularity} along the channels of a convolution, for which there is no form in ONNX")
+        raise UnsupportedError(f"has scales of {granularity} along the channels of a convolution, which ONNX cannot express")
     if isinstance(granularity, PerGroup | PerToken):
         scale = scale.reshape(*shape[:-1], -1)
     elif len(shape) == 2:
         scale = granularity.expand_scale(scale, shape)
     else:
-        raise UnsupportedError(f"has scales of {granularity}, for which there is no form in ONNX")
+        raise UnsupportedError(f"has scales of {granularity}, which ONNX cannot express")
     return scale.contiguous(), {"axis": len(shape) - 1, "block_size": shape[-1] // scale.shape[-1]}
 
 
 def _channel_axis(quantizer: TensorQuantizer, axis: int) -> int:
-    """Return the axis of a weight, as it is stored, that is one of the quantizer's."""
+    """Return the axis of a stored weight for an axis of the quantizer."""
     view = quantizer.view if isinstance(quantizer, ViewedQuantizer) else None
     if not (isinstance(view, KernelMatrix) and view.is_transposed):
         return axis
     if view.groups > 1:
-        raise UnsupportedError("has scales per channel of a transposed convolution with groups, for which there is no form in ONNX")
+        raise UnsupportedError("has scales per channel of a transposed convolution with groups, which ONNX cannot express")
     return 1 - axis
 
 
@@ -116,7 +115,7 @@ def _by_function(
     ops: Ops, stored: ir.Value, scales: ir.Value, zero: Tensor | None, table: Tensor | None, where: dict[str, Any]
 ) -> ir.Value:
     if where.get("axis", 0) != 0 and "block_size" not in where:
-        raise UnsupportedError("has scales per channel of an axis that is not the first, in a format that DequantizeLinear lacks")
+        raise UnsupportedError("has scales per channel of an axis other than the first, in a format that DequantizeLinear lacks")
     if table is not None:
         return ops.function("DequantizeTable", _dequantize_table, _TABLE, codes=stored, table=ops.constant(table), scale=scales)
     assert zero is not None
@@ -143,15 +142,15 @@ def _dequantize_shifted(ops: Ops, codes: ir.Value, zero: ir.Value, scale: ir.Val
 def _in_blocks(scale: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, dict[str, Any]]:
     """Return scales of a tensor or of its first axis as scales of whole rows.
 
-    onnxruntime 1.31 takes every product of two dequantized matrices for one of integers, unless their scales
-    are those of blocks, and then refuses 8-bit floats.
+    onnxruntime 1.31 treats each product of two dequantized matrices as an integer product unless they have
+    block scales, and then refuses 8-bit floats.
     """
     per_row = scale.reshape(-1, *[1] * (len(shape) - 1)).expand(*shape[:-1], 1)
     return per_row.contiguous(), {"axis": len(shape) - 1, "block_size": shape[-1]}
 
 
 def _runs(ops: Ops, scale: ir.Value) -> ir.Value:
-    """Return the shape in which the numbers of one scale are along an axis of their own."""
+    """Return the shape in which the values of one scale form a separate axis."""
     return ops("Concat", ops("Shape", scale), ops.constant([-1]), axis=0)
 
 
@@ -167,6 +166,6 @@ def _stored(traced: TracedQuantizer, weight: Tensor, qparams: QParams, codes: St
     complaint = codes_error(quantizer, qparams, weight, found, "order") if traced.is_rounded else None
     if complaint not in (None, LOSSY):
         raise ConfigError(
-            f"'{traced.name}' cannot be stored as codes: it {complaint}. It was changed after it was quantized: quantize the model again"
+            f"'{traced.name}' cannot be stored as codes: it {complaint}. The tensor changed after quantization: quantize the model again"
         )
     return as_tensor(codes.stored(found), codes.type)

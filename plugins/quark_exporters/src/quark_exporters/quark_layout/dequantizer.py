@@ -1,4 +1,4 @@
-"""QuarkDequantizer: float weights of a checkpoint in the Quark layout, to be quantized anew.
+"""QuarkDequantizer: float weights of a checkpoint in the Quark layout.
 
 Any tool may have written the checkpoint.
 """
@@ -28,7 +28,7 @@ from quark_exporters.quark_layout.quantization_config import read_quantization_c
 __all__ = ["QuarkDequantizer"]
 
 _SCALES = tuple(f"{part}{level}" for part in ("scale", "zero_point") for level in ("", "_2", "_3"))
-"""What is stored behind the name of a tensor that has codes."""
+"""Suffixes of the tensors stored for a tensor with codes."""
 
 
 class QuarkDequantizer:
@@ -38,19 +38,18 @@ class QuarkDequantizer:
         """As `quark.checkpoint.Dequantizer.float_tensors`.
 
         Raises:
-            UnsupportedError: An algorithm runs with the model, whose weights are not those of the float model
-                then.
+            UnsupportedError: An algorithm runs with the model, so its weights differ from the float model's.
         """
         parsed = read_quantization_config(block)
         refuse_unreadable(parsed.config)
         if names := parsed.config.run_time_algorithms:
             raise UnsupportedError(
-                f"the algorithm {', '.join(names)} runs with the model of this checkpoint, so its weights are not those of the float "
-                "model: give the float checkpoint"
+                f"the algorithm {', '.join(names)} runs with the model of this checkpoint, so its weights differ from the float model's: "
+                f"give the float checkpoint"
             )
         get_logger(__name__).warning(
-            "The source is an export of quantized weights: what its rounding lost stays lost, and a second rounding adds to it. Give the "
-            "float checkpoint where there is one."
+            "The source is quantized, so its rounding error remains and a second rounding adds to it. Give the float checkpoint if you "
+            "have it."
         )
         for name in stored:
             layer, _, leaf = name.rpartition(".")
@@ -67,7 +66,7 @@ def _float_tensor(name: str, spec: TensorSpec, stored: Mapping[str, Tensor], ord
     quantizer = quantizer_for(spec, activation=False)
     shape = tuple(stored[name].shape) if holds_values else _float_shape(name, quantizer, stored, order)
     if error := quantizer.shape_error(shape):
-        raise CheckpointError(f"'{name}' {list(shape)} is no weight in its format ({error}): the checkpoint is damaged")
+        raise CheckpointError(f"'{name}' {list(shape)} is not a weight in its format ({error}): the checkpoint is damaged")
     announced = packed_meta(quantizer, shape, order) | ({"": torch.empty(shape, device="meta")} if holds_values else {})
     _refuse_misfits({f"{name}_{suffix}" if suffix else name: tensor for suffix, tensor in announced.items()}, stored, spec)
     scales = [f"{name}_{suffix}" for suffix in announced if suffix and f"{name}_{suffix}" in stored]
@@ -88,18 +87,18 @@ def _float_tensor(name: str, spec: TensorSpec, stored: Mapping[str, Tensor], ord
 
 
 def _refuse_misfits(announced: Mapping[str, Tensor], stored: Mapping[str, Tensor], spec: TensorSpec) -> None:
-    """Raise CheckpointError where a reader would: a tensor is missing, or is not as announced."""
+    """Raise CheckpointError if a tensor is missing or contradicts the configuration."""
     for name, wanted in announced.items():
         if name in stored and (error := misfit(stored[name], wanted)):
-            raise CheckpointError(f"'{name}' {error}: the export is damaged, or of something else")
+            raise CheckpointError(f"'{name}' {error}: the export is damaged, or belongs to another model")
         if name not in stored and not ("_zero_point" in name and all(level.symmetric is not False for level in canonicalize(spec))):
-            raise CheckpointError(f"the export lacks '{name}', which its quantization_config announces. It is incomplete, make it again")
+            raise CheckpointError(f"the export lacks '{name}', which its quantization_config needs: export it again")
 
 
 def _scales_of_activations(layer: str, config: QLayerConfig, shape: tuple[int, ...], stored: Mapping[str, Tensor]) -> Iterator[str]:
-    """Yield the names of the stored scales of a layer's input and output that its configuration announces.
+    """Yield the names of the stored scales of a layer's input and output, by its configuration.
 
-    Those of an output may lie with an attention module.
+    Output scales may belong to an attention module.
     """
     for slot, columns in ((Slot.input_tensors, shape[-1]), (Slot.output_tensors, shape[0])):
         if (spec := getattr(config, slot)) is not None:
@@ -111,7 +110,7 @@ def _scales_of_activations(layer: str, config: QLayerConfig, shape: tuple[int, .
 
 
 def _float_shape(name: str, quantizer: TensorQuantizer, stored: Mapping[str, Tensor], order: str) -> tuple[int, ...]:
-    """Return the shape of the float tensor: the one whose packing has the stored shapes."""
+    """Return the shape of the float tensor, whose packing has the stored shapes."""
     codes = stored[name]
     for shape in _shapes(codes, quantizer.stored_level.format.bits):
         if quantizer.shape_error(shape) is None:
@@ -120,13 +119,13 @@ def _float_shape(name: str, quantizer: TensorQuantizer, stored: Mapping[str, Ten
                 stored[key].shape == t.shape for suffix, t in packed.items() if (key := f"{name}_{suffix}" if suffix else name) in stored
             ):
                 return shape
-    raise CheckpointError(f"'{name}' {list(codes.shape)} and its scales fit no shape of a weight in its format: the checkpoint is damaged")
+    raise CheckpointError(f"'{name}' {list(codes.shape)} and its scales do not match in its format: the checkpoint is damaged")
 
 
 def _shapes(packed: Tensor, bits: float) -> Iterator[tuple[int, ...]]:
-    """Yield shapes whose codes may be stored so.
+    """Yield shapes whose codes could have this stored shape.
 
-    One code is in each element, or as many on the last axis as its bits allow; transposed or not.
+    An element holds one code, or as many as its bits allow; transposed or not.
     """
     *lead, last = packed.shape
     for length in dict.fromkeys((last, round(8 * packed.itemsize * last / bits))):

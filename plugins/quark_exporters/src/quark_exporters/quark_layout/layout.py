@@ -26,7 +26,7 @@ __all__ = ["QuarkReader", "SafetensorsExporter"]
 class SafetensorsExporter(CheckpointExporter):
     """Writes the Quark layout; `QuarkReader` reads it.
 
-    Tensors have the names and the packing of number formats.
+    Number formats define the names and the packing of tensors.
 
     Source: checkpoints of AMD Quark 0.13.
     """
@@ -45,14 +45,13 @@ class SafetensorsExporter(CheckpointExporter):
         """
         if names := content.config.run_time_algorithms:
             get_logger(__name__).warning(
-                f"The algorithm {', '.join(names)} runs with this model: this project, transformers with it and vLLM with quark-vllm load "
-                "the export; vLLM alone does not know such algorithms and would compute something else without a word."
+                f"The algorithm {', '.join(names)} runs with this model, and vLLM without quark-vllm would silently compute wrong "
+                f"results. Load the export with quark, transformers with quark, or vLLM with quark-vllm."
             )
         if options.weight_format != "real_quantized":
             get_logger(__name__).warning(
-                f"weight_format='{options.weight_format}' stores rounded values where codes are expected: this project and transformers "
-                "with it load the export; vLLM passes that setting over and would take the values for codes. For vLLM, take "
-                "'real_quantized'."
+                f"weight_format='{options.weight_format}' stores rounded values instead of codes, and vLLM would take them for codes. For "
+                f"vLLM, use 'real_quantized'; quark and transformers with quark load both."
             )
 
 
@@ -70,8 +69,8 @@ class QuarkReader(LayoutReader):
         if has_static_scale(config.softmax_quant_spec) and not any(
             name.rpartition(".")[2].startswith(_OF_PROBABILITIES) for shard in check_shards(directory) for name in shard.tensors
         ):
-            # Such exports are made where the scales cannot be found, and say so in no other way.
-            get_logger(__name__).warning(f"'{directory}' holds no scales of attention probabilities: they stay float")
+            # Nothing else marks such exports, whose scales could not be found.
+            get_logger(__name__).warning(f"'{directory}' holds no scales of attention probabilities, so they stay float")
             return attrs.evolve(stored, config=attrs.evolve(config, softmax_quant_spec=None))
         return stored
 

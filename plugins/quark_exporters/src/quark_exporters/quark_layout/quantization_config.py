@@ -1,8 +1,8 @@
 """``quantization_config`` of a checkpoint, written and read.
 
-It is written with exact module names in place of patterns, and never null where a reader wants a list or a
-dict. Readers take the first matching pattern, but JSON writers sort keys, so an order of patterns does not
-survive; exact names need none. Source: AMD Quark 0.13.
+It is written with exact module names instead of patterns, and never null where a reader wants a list or a
+dict. Readers take the first matching pattern, but JSON writers sort keys; exact names do not depend on the
+order. Source: AMD Quark 0.13.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from quark.plugins import layer_types
 __all__ = ["quantization_config", "read_quantization_config"]
 
 _VLLM_QUERIES = "*q_proj"
-"""Key of ``layer_quant_config`` under which vLLM looks for query projections with a quantized output.
+"""Key of ``layer_quant_config`` where vLLM looks for query projections with a quantized output.
 
 See `QuarkConfig` in vLLM's ``quark.py``.
-It belongs to vLLM's reader, not to a model: query projections of other names gain nothing by it."""
+It belongs to vLLM's reader, not to a model: it has no effect on query projections with other names."""
 
 
 def read_quantization_config(block: Mapping[str, Any]) -> StoredConfig:
     """Return the `StoredConfig` of a block, whichever tool wrote it.
 
     Raises:
-        ConfigError: A value is of another type than it has, or out of its range.
+        ConfigError: A value has the wrong type or is out of its range.
     """
     export = value_of(block, "export", Mapping, {})
     options = ExportOptions(  # refuses other values
@@ -50,7 +50,7 @@ def read_quantization_config(block: Mapping[str, Any]) -> StoredConfig:
 
 
 def quantization_config(content: CheckpointContent, options: ExportOptions) -> dict[str, Any]:
-    """Return the block as it is written."""
+    """Return the block to write."""
     model, config, plan = content.model, content.config, content.plan
     # Patterns of the cache match a fused projection also where its queries alone are quantized.
     queries = {a.query_layer for a in plan.attentions if a.key_layer is None and a.value_layer is None}
@@ -74,7 +74,7 @@ def quantization_config(content: CheckpointContent, options: ExportOptions) -> d
     }
     exact = attrs.evolve(
         bare,
-        # Of experts that stay fused the reader has to know that they are not to be told apart.
+        # The reader must know which experts stay fused.
         exclude=[*excluded, *routers(model, config, plan), *(f"{name}.*" for name in fused_mixtures(model)), *plan.carried_names],
         # Excluded layers whose outputs enter the cache are among them: vLLM looks for the group's names
         # there.
@@ -85,17 +85,17 @@ def quantization_config(content: CheckpointContent, options: ExportOptions) -> d
 
 
 def _rounds_its_output(row: PlanRow, plan: QuantPlan, cache: Mapping[str, Any]) -> bool:
-    """Return whether a layer itself quantizes its output, in place of a cache or attention."""
+    """Return whether a layer itself quantizes its output, instead of a cache or attention."""
     inside = {layer for attention in plan.attentions for layer, _ in attention.states.values()}
     return row.config is not None and row.config.output_tensors is not None and row.name not in inside and row.name not in cache
 
 
 def _queries_as_one(layers: dict[str, QLayerConfig], plan: QuantPlan) -> dict[str, QLayerConfig]:
-    """Put query projections with a quantized output under one pattern, if all are alike.
+    """Put query projections with a quantized output under one pattern, if all are equal.
 
     vLLM accepts such outputs only under that key.
 
-    No other pattern is written, so that nothing competes with it; excluded layers stay excluded.
+    There are no other patterns; excluded layers stay excluded.
     """
     queries = {row.name: row.config for row in plan.quantized if fnmatchcase(row.name, _VLLM_QUERIES) and not is_float(row)}
     first = next(iter(queries.values()), None)
@@ -105,5 +105,5 @@ def _queries_as_one(layers: dict[str, QLayerConfig], plan: QuantPlan) -> dict[st
 
 
 def _without_patterns(config: QConfig, row: PlanRow) -> QLayerConfig | None:
-    """Return the layer configuration that a configuration without patterns gives a row."""
+    """Return the layer configuration of a row under a configuration without patterns."""
     return layer_config_for(config, row.name, layer_types().load_layer(row.layer_type)).config

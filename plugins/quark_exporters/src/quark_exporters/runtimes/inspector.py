@@ -1,6 +1,6 @@
-"""RuntimeInspector: which runtimes, vLLM and SGLang, load a checkpoint, and by which of their methods.
+"""RuntimeInspector: which runtimes (vLLM, SGLang) load a checkpoint, and with which methods.
 
-Runtimes are not run: ``rules.toml`` has the rules of their readers.
+It runs no runtime, since ``rules.toml`` has the rules of their readers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Rule", "Rules", "RuntimeInspector", "rule_for", "rules"]
 _QUARK = "safetensors"
 _EXPERTS = ".experts."
 _Reason = tuple[str, list[str]]
-"""Why runtimes refuse, and the names of the layers that it is about; none where it is about the model."""
+"""A reason for refusal, and the names of its layers; no names if it concerns the model."""
 
 
 class RuntimeInspector:
@@ -45,21 +45,21 @@ class RuntimeInspector:
 
 
 def _with_plugin(facts: CheckpointFacts, alone: Iterable[RuntimeSupport]) -> RuntimeSupport:
-    """Return the support by vLLM with quark-vllm, which computes layers of any scheme by quark's own.
+    """Return the support by vLLM with quark-vllm, which computes any scheme with quark's layers.
 
     Args:
         facts: The checkpoint.
-        alone: The support by vLLM without it.
+        alone: The support by vLLM without quark-vllm.
     """
     refusals = []
     if facts.config.softmax_quant_spec is not None:
-        refusals.append("it quantizes probabilities of attention, which fused kernels never hold")
+        refusals.append("it quantizes attention probabilities, which fused kernels never store")
     if names := [row.name for row in facts.plan.quantized if not row.is_linear and not row.is_lookup]:
-        refusals.append(f"it has no quantized layer of its type ({folded(names, most=3)})")
+        refusals.append(f"it has no quantized layer of this type ({folded(names, most=3)})")
     served = [row.name for row in facts.plan.quantized if row.is_linear or row.is_lookup]
-    asked = "where vLLM itself does not load it" if facts.layout == _QUARK else "with --quantization quark_simulate"
+    asked = "if vLLM itself does not load it" if facts.layout == _QUARK else "with --quantization quark_simulate"
     mixed = {
-        f"vLLM's own on {support.summary.rpartition(' on ')[2]}, in a checkpoint that vLLM alone refuses": folded(
+        f"vLLM's own on {support.summary.rpartition(' on ')[2]}, for a checkpoint that vLLM alone refuses": folded(
             sorted(support.own_layers), most=3
         )
         for support in alone
@@ -70,7 +70,7 @@ def _with_plugin(facts: CheckpointFacts, alone: Iterable[RuntimeSupport]) -> Run
         summary="vLLM with quark-vllm",
         methods={f"quark_simulate: {asked}; or --quantization quark_packed": folded(served, most=3), **mixed},
         refusals=tuple(refusals),
-        notes=("install quark-vllm where vLLM is",),
+        notes=("install quark-vllm next to vLLM",),
     )
 
 
@@ -85,9 +85,7 @@ def _support(
         if rule is not None and runtime in rule.on:
             methods.setdefault(f"{rule.method}: {rule.on[runtime]}", []).append(name)
             continue
-        why = (
-            "no scheme of its reader is like that of" if rule is None else rule.refused.get(runtime, f"it has no kernel for {rule.method}")
-        )
+        why = "its reader has no scheme for" if rule is None else rule.refused.get(runtime, f"it has no kernel for {rule.method}")
         reasons.setdefault(why, []).append(name)
     cached = any(row.states for row in facts.plan.attentions)
     elsewhere = {name for _, names in common for name in names}
@@ -98,30 +96,30 @@ def _support(
         summary=summary,
         methods={method: folded(names, most=3) for method, names in methods.items()},
         refusals=tuple(reason + (f" ({folded(names, most=3)})" if names else "") for reason, names in reasons.items()),
-        notes=("scales of the cache are used where it is started with kv_cache_dtype=fp8",) if cached else (),
+        notes=("it uses the scales of the KV cache if started with kv_cache_dtype=fp8",) if cached else (),
         own_layers=frozenset(own),
     )
 
 
 def _whole_model(facts: CheckpointFacts) -> Iterator[_Reason]:
-    """Yield reasons in the configuration for which all of the runtimes refuse."""
+    """Yield reasons in the configuration for which all runtimes refuse."""
     config = facts.config
     if names := config.run_time_algorithms:
-        yield f"the algorithm {', '.join(names)} runs with the model, and they would compute something else without a word", []
+        yield f"the algorithm {', '.join(names)} runs with the model, and they would silently compute something else", []
     if config.weight_format == "fake_quantized":
-        yield "it stores rounded values, which they would take for codes", []
+        yield "it stores rounded values, and they would take these for codes", []
     if facts.layout == _QUARK:
         missing = [key for key in ("export", "exclude", "layer_type_quant_config") if facts.block.get(key) is None]
         if missing:
-            yield f"quantization_config has no {', '.join(missing)}, without which their readers fail", []
+            yield f"quantization_config lacks {', '.join(missing)}, which their readers need", []
         if names := _inert_exclusions(facts):
-            yield "the layer is float, and quantization_config excludes it by a pattern alone, which they compare as a name", names
+            yield "the layer is float and quantization_config excludes it by a pattern, but they compare exact names", names
 
 
 def _inert_exclusions(facts: CheckpointFacts) -> list[str]:
-    """Return float layers inside of decoder blocks that runtimes take for quantized.
+    """Return float layers inside decoder blocks that runtimes treat as quantized.
 
-    Runtimes read names and ``re:``, and no other patterns.
+    Runtimes understand names and ``re:``, but no other patterns.
     """
     patterns = [pattern for pattern in facts.config.exclude if has_wildcard(pattern) and not pattern.startswith("re:")]
     exact = {pattern for pattern in facts.config.exclude if not has_wildcard(pattern)}
@@ -133,11 +131,11 @@ def _inert_exclusions(facts: CheckpointFacts) -> list[str]:
 
 
 def _other_layers(facts: CheckpointFacts, coded: Mapping[str, QLayerConfig]) -> Iterator[_Reason]:
-    """Yield quantized layers that the runtimes leave in floating point."""
+    """Yield quantized layers that the runtimes keep in floating point."""
     if names := [name for name in coded if name in facts.heads]:
-        yield "the output head is quantized, which they load in floating point", names
+        yield "the output head is quantized, but they load it in floating point", names
     if names := [row.name for row in facts.plan.quantized if row.is_lookup]:
-        yield "an embedding is quantized, which they load in floating point", names
+        yield "an embedding is quantized, but they load it in floating point", names
     if names := [row.name for row in facts.plan.quantized if not row.is_linear and not row.is_lookup]:
         yield "they have no quantized layer of its type", names
     for row in (row for row in facts.plan.quantized if row.is_linear and row.name in coded):
@@ -149,11 +147,11 @@ def _other_layers(facts: CheckpointFacts, coded: Mapping[str, QLayerConfig]) -> 
     feeding = (*facts.config.kv_cache_quant_config, *facts.config.kv_cache_group)
     elsewhere = [name for name, config in coded.items() if config.output_tensors is not None and name not in cached]
     if names := [name for name in elsewhere if first_match(name, feeding) is None]:
-        yield "its output is quantized, and it feeds no cache", names
+        yield "its output is quantized, but it feeds no KV cache", names
 
 
 def _fused_layers(facts: CheckpointFacts, rows: Mapping[str, PlanRow]) -> Iterator[_Reason]:
-    """Yield the parts of layers that runtimes fuse, where these are quantized in several ways."""
+    """Yield the parts of fused layers that have different schemes."""
     for kind, parts in rules().fused.items():
         for name in (name for name in rows if name.rpartition(".")[2] == parts[0] and _EXPERTS not in name):
             names = [f"{name.rpartition('.')[0]}.{part}" for part in parts]
@@ -161,22 +159,22 @@ def _fused_layers(facts: CheckpointFacts, rows: Mapping[str, PlanRow]) -> Iterat
                 continue
             first = _of_weight(rows[name])
             if any(_of_weight(rows[part]) != first for part in names):
-                yield f"parts of {kind}, which they compute as one layer, are quantized in several ways", names
+                yield f"they fuse {kind} into one layer, but its parts have different schemes", names
             elif first is not None and len(levels(first.weight)) > 1:
                 scales = {facts.number(f"{part}.{leaf}") for part in names for leaf in ("weight_scale_2", "weight_global_scale")} - {None}
                 if len(scales) > 1:
-                    yield f"parts of {kind} have different scales over the whole tensor, of which they take one for all", names
+                    yield f"they use one tensor scale for all parts of {kind}, but the scales differ", names
 
 
 def _mixtures(rows: Mapping[str, PlanRow]) -> Iterator[_Reason]:
-    """Yield the layers of the experts of each mixture that has them in several ways."""
+    """Yield the expert layers of each mixture whose experts have different schemes."""
     mixtures: dict[str, list[str]] = {}
     for name in rows:
         if _EXPERTS in name:
             mixtures.setdefault(name.partition(_EXPERTS)[0], []).append(name)
     for mixture, parts in mixtures.items():
         if any(_of_weight(rows[part]) != _of_weight(rows[parts[0]]) for part in parts):
-            yield f"experts of {mixture}, which they compute as one layer, are quantized in several ways", parts
+            yield f"they fuse the experts of {mixture} into one layer, but these have different schemes", parts
 
 
 def _of_weight(row: PlanRow) -> QLayerConfig | None:
@@ -190,14 +188,13 @@ class Rule:
     """A rule of a runtime for layers of one kind.
 
     Attributes:
-        layout: Name of the layout that it is for.
-        method: The class of the runtime that computes such layers.
-        weight, input: Patterns of the tensors: a table, a list of tables for as many levels, ``"none"`` for
+        layout: Name of the layout.
+        method: The runtime's class for such layers.
+        weight, input: Patterns of the tensors: a table, a list of tables, one per level, ``"none"`` for
             float, ``"any"``.
-        on: Runtime → the kernels it chooses from, and what they need.
-        refused: Runtime → why it has none.
-        experts: Whether it is about the experts of a mixture, which runtimes compute as one layer, by methods
-            of their own.
+        on: Runtime → its kernels and their requirements.
+        refused: Runtime → why it has no kernel.
+        experts: Whether the rule is for experts, which runtimes fuse into one layer with separate methods.
     """
 
     layout: str
@@ -214,9 +211,9 @@ class Rules:
     """The content of ``rules.toml``.
 
     Attributes:
-        runtimes: Name → what it is.
-        fused: Name of a fused layer → those of its parts.
-        rules: In the order in which runtimes try them.
+        runtimes: Description of each runtime by name.
+        fused: Name of a fused layer → names of its parts.
+        rules: The rules, in the order in which runtimes try them.
     """
 
     runtimes: Mapping[str, str]
@@ -234,7 +231,7 @@ def rules() -> Rules:
 def rule_for(layout: str, config: QLayerConfig, *, experts: bool = False) -> Rule | None:
     """Return the first rule that fits a layer in a layout, or an expert of a mixture.
 
-    None where none does.
+    None if no rule fits.
     """
     if config.weight is not None and any(map(runs_along_rows, canonicalize(config.weight))):
         return None

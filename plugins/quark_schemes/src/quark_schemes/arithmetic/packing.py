@@ -32,7 +32,7 @@ __all__ = [
 
 ORDERS = ("reorder", "order")
 _PART = 1 << 19
-"""Codes that are packed by one thread at a time: less than the second-level cache."""
+"""Codes packed by one thread at a time: less than the second-level cache."""
 _WORD = 8
 _BYTES = {"order": ((0, 1), (2, 3), (4, 5), (6, 7)), "reorder": ((0, 2), (4, 6), (1, 3), (5, 7))}
 """Elements in the low and the high nibble of each byte of a word."""
@@ -76,7 +76,7 @@ def pack_nibbles_across(codes: Tensor, order: str) -> Tensor:
 
     The result is ``[I, ceil(O / 8)]``.
 
-    Rows are combined as they lie, and only the words, an eighth as many, change places.
+    It combines rows in place and transposes only the words, which are an eighth as many.
     """
     check_order(order)
     if uses_kernels(codes.device):
@@ -88,7 +88,7 @@ def pack_nibbles_across(codes: Tensor, order: str) -> Tensor:
         rows = torch.nn.functional.pad(rows, (0, 0, 0, -codes.shape[0] % _WORD))
     rows = rows.reshape(-1, _WORD, codes.shape[1])
     words = torch.empty(rows.shape[0], rows.shape[2], dtype=torch.int32, device=codes.device)
-    # Eight codes that lie next to each other are one number where they can be.
+    # Eight codes that lie next to each other are one number if they can be.
     lanes = rows.view(torch.int64) if rows.shape[2] % 8 == 0 and rows.storage_offset() % 8 == 0 else rows
     mask = 0x0F0F0F0F0F0F0F0F if lanes.dtype is torch.int64 else 0xF
     _by_parts(
@@ -98,7 +98,7 @@ def pack_nibbles_across(codes: Tensor, order: str) -> Tensor:
 
 
 def _combined(nibbles: Tensor, order: str, out: Tensor) -> None:
-    """Write the words of nibbles, bytes ``[n, 8, I]``, one of each of eight rows, to ``out [n, I]``."""
+    """Write words from bytes ``[n, 8, I]``, one nibble from each of eight rows, to ``out [n, I]``."""
     for byte, (low, high) in enumerate(_BYTES[order]):
         pair = nibbles[:, high].bitwise_left_shift(4).bitwise_or_(nibbles[:, low]).view(torch.uint8)
         if byte == 0:
@@ -118,7 +118,7 @@ def _by_parts(work: Callable[[slice], object], rows: int, length: int, device: t
 def unpack_nibbles(words: Tensor, order: str, length: int, *, signed: bool) -> Tensor:
     """Undo `pack_nibbles`: return the first ``length`` codes along the last axis.
 
-    They are int8 where ``signed``, else uint8.
+    The codes are int8 if ``signed``, else uint8.
     """
     check_order(order)
     if uses_kernels(words.device):
@@ -183,8 +183,8 @@ def pack_two(codes: Tensor) -> Tensor:
 def pack_bits(codes: Tensor, bits: int) -> Tensor:
     """Pack codes of 2 to 6 bits into bytes along the last axis; missing codes of the last bytes are 0.
 
-    Two bits: four codes to a byte, the first in the highest bits. Others: as many codes as make whole bytes,
-    little endian. ``[…, K] → […, bits K / 8]`` uint8.
+    Two bits: four codes to a byte, the first in the highest bits. Other sizes: groups of codes that fill
+    whole bytes, little endian. ``[…, K] → […, bits K / 8]`` uint8.
     """
     if bits == 4:
         return pack_two(codes)
@@ -199,7 +199,7 @@ def pack_bits(codes: Tensor, bits: int) -> Tensor:
 
 
 def _folded(codes: Tensor, bits: int) -> Tensor:
-    """Return the lowest bits of codes of a byte each, one behind the other, little endian.
+    """Return the lowest bits of byte-sized codes in sequence, little endian.
 
     Missing codes of the last eight are 0. ``[…, K] → […, bits ceil(K / 8)]`` uint8.
     """
@@ -213,7 +213,7 @@ def _folded(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack_bits(data: Tensor, bits: int, length: int, *, signed: bool) -> Tensor:
-    """Undo `pack_bits`: return the first ``length`` codes, int8 where ``signed``, else uint8."""
+    """Undo `pack_bits`: return the first ``length`` codes, int8 if ``signed``, else uint8."""
     if bits in (2, 4) and uses_kernels(data.device):
         from quark_schemes.kernels.packing import PAIRS, TWO_BITS, unpacked
 
@@ -235,7 +235,7 @@ _PERIODS = {2: 4, 3: 8, 5: 8, 6: 4}
 
 
 def _whole(codes: Tensor, period: int) -> Tensor:
-    """Return ``codes`` with zeros behind its last axis, to a multiple of ``period``."""
+    """Return ``codes`` with the last axis zero-padded to a multiple of ``period``."""
     return torch.nn.functional.pad(codes, (0, -codes.shape[-1] % period)) if codes.shape[-1] % period else codes
 
 

@@ -1,4 +1,4 @@
-"""Powers of two that blocks share: how the exponent is chosen, and E8M0, the byte that stores it.
+"""Powers of two that blocks share: choice of the exponent, and E8M0, the byte that stores it.
 
 Source: OCP Microscaling Formats v1.0, §5.4.1 and §6.3.
 """
@@ -30,8 +30,8 @@ def shared_exponent_scale(amax: Tensor, mode: str, mantissa_bits: int, largest_e
         mode: ``"even"`` rounds ``amax`` to the element's mantissa first, ``"floor"`` takes its exponent,
             ``"ceil"`` the next power of two; ``"rceil"`` is the smallest power of two with which nothing
             saturates.
-        mantissa_bits: Of the element format.
-        largest_exponent: Of the element format, such as 2 for E2M1 (largest value 6).
+        mantissa_bits: Mantissa bits of the element format.
+        largest_exponent: Largest exponent of the element format, such as 2 for E2M1 (largest value 6).
         largest: Largest value of the element format; for ``"rceil"`` only.
 
     Raises:

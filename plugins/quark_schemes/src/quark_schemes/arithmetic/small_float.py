@@ -2,8 +2,8 @@
 
 A `FloatShape` is the layout of a small float. Rounding adds and subtracts a power of two so large that only
 the mantissa bits of the format survive the sum, which the processor rounds half to even. Codes are looked up
-by the upper half of a float32: one gather is cheaper than the arithmetic, which would be of float32's
-subnormal numbers, for which processors take fifty times as long.
+by the upper half of a float32: one gather is cheaper than arithmetic on subnormal numbers, which are fifty
+times slower.
 
 Source: OCP 8-bit Floating Point Specification v1.0; OCP Microscaling Formats v1.0.
 """
@@ -42,11 +42,11 @@ class FloatShape:
     """The layout of a small float.
 
     Attributes:
-        exponent_bits, mantissa_bits, bias: Of the format.
+        exponent_bits, mantissa_bits, bias: Parameters of the format.
         largest: Largest finite value, to which larger ones saturate.
         signed: Whether there is a sign bit; without, negative values become 0.
         keeps_signed_zero: Whether −0, and small negative values that round to it, stay −0.
-        nan_codes, infinite_codes: Codes of positive sign that are no numbers.
+        nan_codes, infinite_codes: Positive codes that are not numbers.
     """
 
     exponent_bits: int
@@ -75,7 +75,7 @@ class FloatShape:
 
     @property
     def to_own_exponents(self) -> float:
-        """Factor that puts this format's exponents where float32 has its own."""
+        """Factor from this format's exponents to float32's."""
         return 2.0 ** (self.bias - FLOAT32_BIAS)
 
 
@@ -119,7 +119,7 @@ def round_small_(t: Tensor, shape: FloatShape) -> Tensor:
 
 
 def _spacing_exponent(t: Tensor, shape: FloatShape) -> Tensor:
-    """Return each value's exponent field, not below that of the smallest normal number.
+    """Return each value's exponent field, at least the smallest normal number's.
 
     Subnormal numbers share its spacing.
     """
@@ -128,15 +128,15 @@ def _spacing_exponent(t: Tensor, shape: FloatShape) -> Tensor:
 
 
 def encode_small(t: Tensor, shape: FloatShape, *, is_rounded: bool = True, out: Tensor | None = None) -> Tensor:
-    """Return codes, uint8, of float32 or bfloat16 values; ``t`` is not changed.
+    """Return uint8 codes of float32 or bfloat16 values; ``t`` does not change.
 
     Args:
         t: Values, any shape. NaN gets the first code of NaN, or, in a format without one, the code of the
             largest value.
         shape: The format.
-        is_rounded: Whether they are values of the format, of which −0 keeps its sign; else they are rounded
-            as by `round_small_`.
-        out: Gets the codes where it is given; contiguous, of the same shape.
+        is_rounded: Whether the values are in the format already (−0 keeps its sign); else they are rounded as
+            in `round_small_`.
+        out: Optional output for the codes; contiguous, of the same shape.
     """
     # The upper half of a float32 decides its code, once its last bit says whether the lower half is anything
     # but 0 (round to odd): it has more mantissa bits than the format and its ties. A bfloat16 is such an
@@ -154,7 +154,7 @@ def encode_small(t: Tensor, shape: FloatShape, *, is_rounded: bool = True, out: 
 def decode_small(codes: Tensor, shape: FloatShape) -> Tensor:
     """Return float32 values of uint8 codes; the inverse of `encode_small`.
 
-    Codes that are no numbers become NaN or Inf.
+    Codes that are not numbers become NaN or Inf.
     """
     if shape.nan_codes and _may_be_special(codes, shape):
         return torch.index_select(_table(shape, codes.device), 0, codes.reshape(-1).long()).reshape(codes.shape)
@@ -162,7 +162,7 @@ def decode_small(codes: Tensor, shape: FloatShape) -> Tensor:
 
 
 def _may_be_special(codes: Tensor, shape: FloatShape) -> bool:
-    """Return whether there may be a code that is no number; True on devices that a question would halt."""
+    """Return whether a code may not be a number; True on devices where the test would synchronize."""
     if codes.device.type != "cpu" or codes.numel() == 0:
         return True
     magnitudes = codes.bitwise_and((1 << (shape.bits - shape.signed)) - 1)

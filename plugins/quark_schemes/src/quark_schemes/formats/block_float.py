@@ -1,13 +1,13 @@
-"""Block floating point: whole mantissas under a power of two that a block shares. MXINT8, BFP16, MX6, MX9.
+"""Block floating point: integer mantissas with a power of two per block. MXINT8, BFP16, MX6, MX9.
 
 A value is ``mantissa · 2^(E − fraction bits)``; ``E`` is the exponent of the block's largest magnitude,
 stored as a byte, E + 127. There are no zero points.
 
-MX6 and MX9 have shared microexponents: a block shares an exponent E, each pair of neighbours one bit more,
-which is set where both values lie below 2^E and halves the step of the pair. An element is a sign and four
-(MX6) or seven (MX9) bits: six or nine bits in all with a sixteenth of the exponent and half of the pair's
-bit. In a checkpoint a block is its mantissas in two's complement, packed little endian, then the pairs' bits,
-the first in the lowest place; the exponents, E + 127, are the scales.
+MX6 and MX9 have shared microexponents: a block shares an exponent E, and each pair of neighbours has one more
+bit. The bit is set if both values are below 2^E, and halves the pair's step. An element has a sign and four
+(MX6) or seven (MX9) bits; with its shares of the exponent and the pair's bit that makes six or nine. A
+checkpoint stores the mantissas of a block in two's complement, little endian, then the pairs' bits from the
+lowest place; the exponents, E + 127, are the scales.
 
 Source: OCP Microscaling Formats v1.0 (MXINT8); Darvish Rouhani et al., arXiv 2302.08007 (MX6, MX9); AMD Quark
 0.13 (BFP16, MX6, MX9).
@@ -69,7 +69,7 @@ class SharedExponentPacking(Packing):
 class MicroexponentPacking(SharedExponentPacking):
     """Packs blocks of mantissas and of pairs' bits.
 
-    A block is mantissas of ``mantissa_bits`` bits in two's complement, little endian, then a bit for each
+    A block has mantissas of ``mantissa_bits`` bits in two's complement, little endian, then a bit for each
     pair of neighbours.
     """
 
@@ -108,12 +108,12 @@ class BlockFloat(WholeNumbers):
 
     Attributes:
         low, high: Bounds of the mantissa.
-        fraction_bits: Bits of the mantissa behind the point.
+        fraction_bits: Fraction bits of the mantissa.
         block: Default size of a block.
-        grows: Whether the exponent is one higher where the largest value would round beyond ``high``;
-            without, it saturates.
-        modes: Accepted values of ``scale_calculation_mode``, the default first. Empty: the exponent is that
-            of the largest value.
+        grows: Whether the exponent increases if the largest value would round beyond ``high``; otherwise the
+            value saturates.
+        modes: Accepted values of ``scale_calculation_mode``, the default first. If empty, the largest value
+            sets the exponent.
         even_bits: Mantissa bits to which mode ``"even"`` rounds the largest value.
         pads: Whether the last block of a row may be shorter.
     """
@@ -193,7 +193,7 @@ class BlockFloat(WholeNumbers):
 class MxFormat(BlockFloat):
     """The format ``mx`` of AMD Quark's public API: ``mx_element_dtype`` names the element format.
 
-    Only INT8 is this class's own.
+    This class implements only INT8.
     """
 
     def canonicalize(self, spec: QTensorConfig) -> TensorSpec:
@@ -235,14 +235,14 @@ class Microexponent(BlockFloat):
 
     @property
     def _limit(self) -> float:
-        """Bound, in units of the wider step: a pair with both values below it has half the step."""
+        """Bound in units of the wider step; a pair below it has half the step."""
         return float(1 << self.fraction_bits)
 
     def spec_error(self, spec: QTensorConfig) -> str | None:
         if spec.group_size is None or spec.group_size % (2 * PAIR_BITS):
             return f"{self.name} has blocks of a multiple of 16, not {spec.group_size}: use 16 or 32"
         if spec.ch_axis not in (-1, 1):
-            return f"{self.name} packs blocks of neighbours, along the last axis: use ch_axis=-1, not {spec.ch_axis}"
+            return f"{self.name} packs blocks along the last axis: use ch_axis=-1, not {spec.ch_axis}"
         return super().spec_error(spec)
 
     def device_code(self, spec: QTensorConfig) -> DeviceCode | None:
@@ -263,9 +263,9 @@ class Microexponent(BlockFloat):
         return BlockFloat(**attrs.asdict(self, recurse=False))
 
     def _halved(self, t: Tensor) -> Tensor:
-        """Return int32 bits that count for one exponent where the step is halved, else 0.
+        """Return int32 bits worth one exponent if the step is halved, else 0.
 
-        Shaped as ``t``; bits are those of float32.
+        Shaped as ``t``, as bits of float32.
         """
         below = t.view(torch.int32).bitwise_and(_MAGNITUDE).sub_(_bits(self._limit))
         # Two neighbours as one 64-bit number: the AND of both sign bits, moved to bit 0 and spread.

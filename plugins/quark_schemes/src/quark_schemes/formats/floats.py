@@ -71,7 +71,7 @@ class MiniFloat(NumberFormat):
 
     Attributes:
         shape: Its exponent, mantissa and special codes.
-        torch_dtype: Torch's own dtype of these codes, in which checkpoints store them; None where they are
+        torch_dtype: Torch's own dtype of these codes, in which checkpoints store them; None if they are
             packed into bytes.
     """
 
@@ -101,7 +101,7 @@ class MiniFloat(NumberFormat):
         if spec.symmetric is False:
             return f"{self.name} has no zero point: set symmetric=True or None"
         if not self.shape.signed and not spec.is_scale_quant:
-            return f"{self.name} has no sign: it holds scales (is_scale_quant), not weights or activations"
+            return f"{self.name} has no sign and holds only scales: set is_scale_quant, or use another format for weights and activations"
         if spec.scale_format == "e8m0" and spec.qscheme not in (QSchemeType.per_group, QSchemeType.per_block):
             return "e8m0 scales are shared by groups or blocks: set qscheme=per_group"
         if spec.scale_calculation_mode not in (None, *MODES):
@@ -175,7 +175,7 @@ FP4 = MiniFloat(name="fp4", shape=E2M1)
 class PowerOfTwo(NumberFormat):
     """Unsigned powers of two.
 
-    Rounding is upwards, so that no element saturates; 0 becomes the smallest normal number.
+    It rounds up, so that no element saturates; 0 becomes the smallest normal number.
     """
 
     name: str
@@ -209,7 +209,7 @@ FP8_E8M0 = PowerOfTwo(name="fp8_e8m0")
 
 @attrs.frozen(kw_only=True)
 class CastFormat(NumberFormat):
-    """float16 or bfloat16: "codes" are the values in that dtype; finite ones end at its largest."""
+    """float16 or bfloat16: "codes" are the values in that dtype; finite values saturate at its largest."""
 
     name: str
     bits: int

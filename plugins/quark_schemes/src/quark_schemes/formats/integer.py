@@ -1,4 +1,4 @@
-"""Integers: whole numbers between two bounds, a scale, and a zero point where ranges are asymmetric.
+"""Integers between two bounds, with a scale, and a zero point for asymmetric ranges.
 
 In a checkpoint eight 4-bit codes are a word, 2-bit and 3-bit codes fill bytes, and grouped weights are
 transposed. Source: AMD Quark 0.13 and its checkpoints (``int4_wo_128``, ``int8``, ``uint4_wo_128``).
@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 _EXACT_BITS = 24
-"""Bits of the largest whole numbers up to which float32 holds all of them."""
+"""Bits of the largest integer up to which float32 is exact."""
 
 
 @attrs.frozen
@@ -63,8 +63,8 @@ class IntegerPacking(Packing):
     """Integers of ``bits`` bits, signed or not.
 
     With a scale per group a weight and its scales are stored transposed, ``[I, O]``; four-bit codes are eight
-    to an int32 word along the last axis. The bits of unsigned codes of 16 are stored as int16, since torch
-    selects no rows of uint16. Zero points are packed as codes are.
+    to an int32 word along the last axis. Unsigned 16-bit codes are stored as int16, since torch cannot index
+    rows of uint16. Zero points are packed like codes.
     """
 
     bits: int
@@ -134,7 +134,7 @@ def _packed_kind(packing: IntegerPacking, shape: tuple[int, ...], order: str) ->
 
 
 def _laid_out(x: Tensor, granularity: Granularity) -> Tensor:
-    """Return ``x`` transposed where it belongs to a grouped integer weight, which is stored so.
+    """Return ``x``, transposed if it belongs to a grouped integer weight.
 
     It is its own inverse.
     """
@@ -143,7 +143,7 @@ def _laid_out(x: Tensor, granularity: Granularity) -> Tensor:
 
 @attrs.frozen(kw_only=True)
 class WholeNumbers(NumberFormat):
-    """Base of formats whose values are whole numbers: integers, and mantissas of block floating point."""
+    """Base of formats with integer values: integers, and mantissas of block floating point."""
 
     def encode(self, t: Tensor) -> Tensor:
         return t.to(self.storage_dtype)
@@ -169,10 +169,10 @@ _ROUNDINGS: dict[RoundType, Callable[[Tensor], Tensor]] = {
     RoundType.round: _half_up,
     RoundType.floor: _half_away,
 }
-"""Rounds to the nearest whole numbers in place: methods differ in what becomes of halfway values.
+"""Rounds to the nearest integers in place; methods differ for halfway values.
 
-Source: the kernel of AMD Quark 0.13 for one scale per tensor on a GPU. Everything else there, and every
-export, rounds half to even whatever the method; nothing truncates.
+Source: the kernel of AMD Quark 0.13 for one scale per tensor on a GPU. All other code there, and every
+export, rounds half to even for every method; nothing truncates.
 """
 
 
@@ -180,12 +180,12 @@ export, rounds half to even whatever the method; nothing truncates.
 class IntegerFormat(WholeNumbers):
     """An integer of ``bits`` bits, signed or not.
 
-    Integers that float32 cannot tell apart (INT32) have powers of two as scales, and no zero points: the
-    codes of values, and the values of codes, are exact then.
+    INT32, which float32 cannot represent exactly, has power-of-two scales and no zero points, so that codes
+    and values are exact.
 
     Attributes:
         signed: Whether half of the codes are negative.
-        rounding: What becomes of values halfway between two whole numbers.
+        rounding: Rounding of values halfway between two integers.
     """
 
     name: str
@@ -216,9 +216,9 @@ class IntegerFormat(WholeNumbers):
         if missing:
             return f"{self.name} needs {' and '.join(missing)}: set them, or use a *Spec helper"
         if spec.scale_calculation_mode not in (None, "ceil", "floor"):
-            return f"{self.name} has scale_calculation_mode 'ceil' or 'floor' for powers of two, not {spec.scale_calculation_mode!r}"
+            return f"{self.name} needs scale_calculation_mode 'ceil' or 'floor' for its scales, not {spec.scale_calculation_mode!r}"
         if self.bits > _EXACT_BITS and not isinstance(scale_format_of(spec), PowerOfTwoScales):
-            return f"{self.name} has powers of two as scales: leave out scale_format, and set scale_type to ScaleType.float or pof2"
+            return f"{self.name} has power-of-two scales: leave out scale_format, and set scale_type to ScaleType.float or pof2"
         return scale_error(spec)
 
     def canonicalize(self, spec: QTensorConfig) -> TensorSpec:
@@ -263,7 +263,7 @@ class IntegerFormat(WholeNumbers):
     def _real_zero_point(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
         """Return scales and real zero points.
 
-        The range is not widened to hold 0, the zero point neither rounded nor bounded.
+        The range need not contain 0, and the zero point is neither rounded nor bounded.
         """
         scale = divided(high - low, self.high - self.low)
         scale = scale_format_of(spec).round(torch.where(scale <= SMALLEST_SCALE, torch.ones_like(scale), scale))

@@ -1,6 +1,7 @@
 """Device code of small floats and of scales, as Triton functions: `quark_schemes.formats.floats`.
 
-The arithmetic is that of `quark_schemes.arithmetic` and `quark_schemes.scale_formats`, for any `FloatShape`.
+The arithmetic is the same as in `quark_schemes.arithmetic` and `quark_schemes.scale_formats`, for any
+`FloatShape`.
 """
 
 from __future__ import annotations
@@ -95,10 +96,10 @@ def rounded_scale(ideal, S: tl.constexpr):
 
 @attrs.frozen
 class _Parameters:
-    """P of the functions below: the format, the code of its NaN, and how scales are found.
+    """Parameters P of the functions below: the format, its NaN code, and the scales.
 
     Attributes:
-        mode: Of the power of two that a group shares; None for scales in the format ``scales``.
+        mode: Mode of the power of two that a group shares; None for scales in the format ``scales``.
     """
 
     shape: FloatShape
@@ -141,7 +142,7 @@ def device_code(shape: FloatShape, mode: str | None, scales: ScaleRounding) -> D
     Args:
         shape: The format.
         mode: ``scale_calculation_mode`` of power-of-two scales that groups share; None for other scales.
-        scales: The format of these.
+        scales: The format of these other scales.
     """
     nan_code = shape.nan_codes[-1] if shape.nan_codes else (1 << (shape.bits - shape.signed)) - 1
     return DeviceCode(round=_round, encode=_encode, scales=_scales, parameters=_Parameters(shape, nan_code, mode, scales))

@@ -1,4 +1,4 @@
-"""Device code of integers and of block floating point, whose mantissas are whole numbers.
+"""Device code of integers and of block floating point with integer mantissas.
 
 The formats are `quark_schemes.formats.integer` and `quark_schemes.formats.block_float`.
 """
@@ -19,7 +19,7 @@ __all__ = ["block_float_code", "integer_code"]
 
 @attrs.frozen
 class _IntegerParameters:
-    """P of the functions of integers: bounds of codes, kind of zero points, format of scales.
+    """Parameters P of integer functions: bounds of codes, kind of zero points, format of scales.
 
     Attributes:
         zero: ``"none"``, ``"whole"`` or ``"real"``.
@@ -90,9 +90,9 @@ def integer_code(low: int, high: int, zero: str, scales: ScaleRounding) -> Devic
 
 @attrs.frozen
 class _BlockFloatParameters:
-    """P of the functions of block floating point.
+    """Parameters P of block-float functions.
 
-    Attributes are those of `quark_schemes.formats.block_float.BlockFloat`; ``unit`` is the last place.
+    Attributes are as in `quark_schemes.formats.block_float.BlockFloat`; ``unit`` is the last place.
     """
 
     low: float = attrs.field(converter=float)
@@ -121,7 +121,7 @@ def _scales_of_block_float(low, high, P: tl.constexpr):
 
 
 def block_float_code(low: int, high: int, fraction_bits: int, mode: str, even_bits: int, grows: bool) -> DeviceCode:
-    """Return the device code of block floating point, rounding half to even; arguments as of `BlockFloat`."""
+    """Return the device code of block floating point, rounding half to even; arguments as in `BlockFloat`."""
     return DeviceCode(
         round=_round_block_float,
         encode=_encode,

@@ -1,6 +1,6 @@
 """Kernels that pack and unpack codes, along a row or across rows, in one read and one write.
 
-The operations are those of `quark_schemes.arithmetic.packing`.
+The operations are the same as in `quark_schemes.arithmetic.packing`.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from quark.numbers.kernels import launching_on
 __all__ = ["NIBBLES", "PAIRS", "REORDERED_NIBBLES", "TWO_BITS", "WordLayout", "packed", "packed_across", "unpacked", "unpacked_across"]
 
 TILE_ROWS, TILE_WORDS = 64, 16
-"""Words of a program: across rows 64 bytes of codes are read at a time, and 64 bytes of words are written."""
+"""Words of a program: across rows, it reads 64 bytes of codes and writes 64 bytes of words at a time."""
 
 
 @attrs.frozen
 class WordLayout:
-    """Where the codes of a word are.
+    """Layout of the codes in a word.
 
     Attributes:
-        bits: Of a code.
-        codes: Of a word.
-        dtype: Of a word.
+        bits: Bits of a code.
+        codes: Codes of a word.
+        dtype: Dtype of a word.
         is_interleaved: Whether even codes come first, in the lower half: 0 2 4 6 1 3 5 7.
         is_reversed: Whether the first code is in the highest bits.
     """
@@ -48,7 +48,7 @@ TWO_BITS = WordLayout(2, 4, torch.uint8, is_reversed=True)
 
 @triton.jit
 def _position(code, CODES: tl.constexpr, IS_INTERLEAVED: tl.constexpr, IS_REVERSED: tl.constexpr):
-    """Return the place of a code in its word, counted in codes from the lowest bits."""
+    """Return the position of a code in its word, counted in codes from the lowest bits."""
     if IS_INTERLEAVED:
         position = code % 2 * (CODES // 2) + code // 2
     elif IS_REVERSED:
@@ -128,7 +128,7 @@ def unpack_words(
 
 
 def _constants(layout: WordLayout) -> dict[str, Any]:
-    """Return the constants of both kernels, and how they are launched."""
+    """Return the constants and the launch parameters of both kernels."""
     return {
         "BITS": layout.bits,
         "CODES": layout.codes,
@@ -155,7 +155,7 @@ def packed_across(codes: Tensor, layout: WordLayout) -> Tensor:
 
 
 def unpacked(words: Tensor, layout: WordLayout, length: int, *, signed: bool) -> Tensor:
-    """Undo `packed`: return the first ``length`` codes along the last axis, int8 where signed, else uint8."""
+    """Undo `packed`: return the first ``length`` codes of the last axis, int8 if signed, otherwise uint8."""
     codes = torch.empty(*words.shape[:-1], length, dtype=torch.int8 if signed else torch.uint8, device=words.device)
     _unpack(words.reshape(-1, words.shape[-1]), codes.view(-1, length), layout, signed)
     return codes

@@ -1,4 +1,4 @@
-"""Observers, one file for each family. Here: their base, which refuses specs that a class does not serve."""
+"""Observers, one file for each family. This file has their base, which refuses unsupported specs."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ __all__ = ["ServingObserver"]
 class ServingObserver(Observer):
     """Base of the observers here.
 
-    They can be used by themselves too, as those of AMD Quark: made from a spec, called with tensors, and
-    asked for scales.
+    You can also use them alone, as in AMD Quark: create one from a spec, call it with tensors, and read the
+    scales.
 
     Args:
-        spec: As in `quark.numbers.Observer`; without a granularity, any spec of this observer.
-        granularity: Which elements share a range; None, or a device, which is that of the data here, for the
-            spec's.
+        spec: As in `quark.numbers.Observer`; without a granularity, any supported spec.
+        granularity: The elements that share a range; None or a device means the spec's granularity.
 
     Attributes:
-        qschemes: The granularities that a class serves; empty for all.
+        qschemes: The supported granularities; empty for all.
 
     Example:
         >>> from quark_schemes.observers.min_max import PerTensorMinMaxObserver
@@ -55,28 +54,28 @@ class ServingObserver(Observer):
     forward = __call__
 
     def calculate_qparams(self, min_val: Tensor, max_val: Tensor) -> tuple[Tensor, Tensor]:
-        """Return scales and zero points of ranges; zero points are 0 in a format without any."""
+        """Return scales and zero points of ranges; zero points are 0 if the format has none."""
         qparams = format_of(self.spec).qparams(min_val.float(), max_val.float(), self.spec)
         zero = qparams.zero_point
         return qparams.scale, torch.zeros_like(qparams.scale, dtype=torch.int32) if zero is None else zero
 
     def _calculate_qparams(self) -> tuple[Tensor, Tensor]:
-        """Return scales and zero points of what was observed, by AMD Quark's name."""
+        """Return scales and zero points of the observed data, under AMD Quark's name."""
         return self.calculate_qparams(*self.range())
 
     @classmethod
     def spec_error(cls, spec: QTensorConfig) -> str | None:
         if cls.qschemes and spec.qscheme not in cls.qschemes:
             asked = spec.qscheme and spec.qscheme.name
-            fix = f"leave observer_cls out, and that of {spec.dtype.name} serves it, or name an observer of {asked}"
-            return f"{cls.__name__} serves {' or '.join(qscheme.name for qscheme in cls.qschemes)}, not {asked}: {fix}"
+            fix = f"leave observer_cls out to use the default of {spec.dtype.name}, or name an observer for {asked}"
+            return f"{cls.__name__} supports {' or '.join(qscheme.name for qscheme in cls.qschemes)}, not {asked}: {fix}"
         unknown = [name for name, _ in spec.observer_options if name not in cls.options]
         if not unknown:
             return None
-        fix = f"its options are {', '.join(cls.options)}" if cls.options else "it has none, leave observer_options out"
+        fix = f"its options are {', '.join(cls.options)}" if cls.options else "leave observer_options out"
         return f"{cls.__name__} has no option {', '.join(map(repr, unknown))}: {fix}"
 
     @staticmethod
     def nothing_observed() -> CalibrationError:
-        """Return the error of a range that is asked for before any data."""
-        return CalibrationError("nothing was observed, so there is no range: run calibration data through the layer")
+        """Return the error for a range without data."""
+        return CalibrationError("the observer has seen no data, so there is no range: run calibration data through the layer")

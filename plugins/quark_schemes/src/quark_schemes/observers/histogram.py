@@ -112,7 +112,7 @@ class Histogram:
 
     @property
     def device(self) -> torch.device:
-        """Device of the counts, which is that of the data."""
+        """Device of the counts and the data."""
         return torch.device("cpu") if self._counts is None else self._counts.device
 
     @property
@@ -250,8 +250,7 @@ class PerTensorPercentileObserver(HistogramObserver):
 
     Symmetric: ``(-t, t)`` where ``t`` is that percentile of the magnitudes. Asymmetric: from the
     ``100 - percentile`` to the ``percentile`` of the values; so each side may be clipped. Zeros count like
-    any value. The observer option ``percentile`` replaces AMD Quark's default, which is close to the largest
-    value.
+    any value. The option ``percentile`` replaces AMD Quark's default, which is close to the largest value.
 
     Attributes:
         percentile: Percentile above 0 and up to 100; at least 50 for asymmetric ranges.
@@ -266,7 +265,7 @@ class PerTensorPercentileObserver(HistogramObserver):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 100:
             return f"{cls.__name__} cannot use percentile={value!r}: give a number above 0 and up to 100, such as 99.9"
         if spec.symmetric is False and value < 50:
-            return f"{cls.__name__} cannot use percentile={value!r} for an asymmetric range, whose ends would cross: give 50 to 100"
+            return f"{cls.__name__} cannot use percentile={value!r} for an asymmetric range, since its ends would cross: give 50 to 100"
         return super().spec_error(spec)
 
     def _choose(self, histogram: Histogram) -> tuple[Tensor | float, Tensor | float]:

@@ -25,22 +25,21 @@ __all__ = ["CLIPPED_SHARES", "ExpectedError", "PerTensorHistogramObserver", "Per
 CLIPPED_SHARES = (0.0, *(2.0 ** (-i / 4) for i in range(80, 11, -1)))
 """Shares of all values that are clipped.
 
-None, then from a millionth to an eighth, four steps per doubling.
+They are 0, then a millionth to an eighth with four steps per doubling.
 """
 
 
 _COARSE = 256
-"""Starts, and ends, in the first round of `_least`, which compares all pairs."""
+"""Number of starts and of ends in the first round of `_least`, which compares all pairs."""
 
 
 class PerTensorHistogramObserver(HistogramObserver):
-    """One range per tensor, the best of the narrowest ranges for each of `CLIPPED_SHARES`.
+    """One range per tensor: the best of several ranges, one for each share in `CLIPPED_SHARES`.
 
-    The best one has the smallest squared error.
+    The best range has the smallest squared error.
 
     The narrowest range for a share is the shortest between bin edges that clips no more than that share of
-    the values. Symmetric ranges clip the largest magnitudes. The squared error is that of the spec's own
-    format.
+    the values. Symmetric ranges clip the largest magnitudes. The squared error uses the spec's own format.
     """
 
     def _choose(self, histogram: Histogram) -> tuple[Tensor | float, Tensor | float]:
@@ -79,7 +78,7 @@ class PerTensorHistogramObserverPro(HistogramObserver):
     @classmethod
     def spec_error(cls, spec: QTensorConfig) -> str | None:
         if not isinstance(format_of(spec), IntegerFormat):
-            return f"{cls.__name__} serves integers, not {spec.dtype.name}: use PerTensorHistogramObserver or PerTensorMSEObserver"
+            return f"{cls.__name__} supports integers, not {spec.dtype.name}: use PerTensorHistogramObserver or PerTensorMSEObserver"
         return super().spec_error(spec)
 
     def _choose(self, histogram: Histogram) -> tuple[Tensor | float, Tensor | float]:
@@ -116,10 +115,7 @@ class ExpectedError:
         self._below = torch.nn.functional.pad(moments.cumsum(1), (1, 0))
 
     def __call__(self, starts: Tensor, ends: Tensor) -> Tensor:
-        """Return the errors, float64 ``[starts, ends]``, of the ranges between all of them.
-
-        Infinite if a range ends before its start.
-        """
+        """Return the errors of all ranges, float64 ``[starts, ends]``; infinite if start > end."""
         starts, ends = starts.contiguous(), ends.contiguous()
         under = self._below[:, torch.searchsorted(self._centres, starts)]
         over = self._below[:, -1:] - self._below[:, torch.searchsorted(self._centres, ends, right=True)]

@@ -31,7 +31,7 @@ __all__ = [
 class MinMaxObserver(ServingObserver):
     """Keeps the smallest and the largest value of each set of elements that share a scale.
 
-    It serves every granularity.
+    It supports every granularity.
     """
 
     is_extremes = True
@@ -72,8 +72,8 @@ def _row_ranges(rows: Tensor, *, symmetric: bool) -> tuple[Tensor, Tensor]:
     If ``symmetric``, ∓ the largest magnitude.
 
     On CPUs two reductions are much faster than one fused reduction, and faster in 32 bits than in 16: tiles
-    are converted while in cache. Without their sign, floats are in the order of their bits as whole numbers,
-    NaN last, and those are faster still.
+    are converted while in cache. Without the sign, floats sort like their bits as integers, NaN last, which
+    is faster still.
     """
     low, high = (torch.empty(rows.shape[0], dtype=torch.float32, device=rows.device) for _ in range(2))
     step = max(1, TILE_ELEMENTS // rows.shape[1])
@@ -146,7 +146,7 @@ class PlaceholderObserver(ServingObserver):
     @classmethod
     def spec_error(cls, spec: QTensorConfig) -> str | None:
         if not number_format(spec.dtype).is_cast:
-            return f"{cls.__name__} observes nothing, and the scales of {spec.dtype.name} come from a range: use MinMaxObserver"
+            return f"{cls.__name__} observes nothing, but {spec.dtype.name} needs a range for its scales: use MinMaxObserver"
         return super().spec_error(spec)
 
     def observe(self, x: Tensor) -> None:

@@ -4,9 +4,9 @@ The full range is shrunk while the gain of finer steps exceeds the loss by clipp
 rows ``[rows, elements]`` with one range per row: the rows of a weight, or one row of histogram bins with
 counts.
 
-Per tensor the error is that of the histogram's bin centres, which differs from the data's own by at most half
-a bin's width, root mean square: the distance to the nearest value of a format changes no faster than the
-value itself. Per channel and per group it is the data's.
+Per tensor the error is computed at the histogram's bin centres, and differs from the data's error by at most
+half a bin's width, root mean square: the distance to the nearest value of a format changes no faster than the
+value itself. Per channel and per group, the error is the data's.
 """
 
 from __future__ import annotations
@@ -135,9 +135,8 @@ class RowSearchObserver(ServingObserver):
 
     The tensor is not stored, so it can observe only one tensor, once.
 
-    A histogram for each row, from which ranges of several tensors could be chosen, would be larger than the
-    weight. Dynamic activations, which have a fresh observer each time, are served too. Merging with an
-    observer that has seen nothing is exact.
+    A histogram per row, which could merge several tensors, would be larger than the weight. Dynamic
+    activations work too, since they get a new observer each time. Merging with an empty observer is exact.
     """
 
     def __init__(self, spec: QTensorConfig, granularity: Granularity | torch.device | str | None = None) -> None:
@@ -182,8 +181,8 @@ class RowSearchObserver(ServingObserver):
 
     def _seen_twice(self) -> CalibrationError:
         return CalibrationError(
-            f"{type(self).__name__} is for weights, which are seen once, and it was given a second tensor: "
-            "use a min-max observer for static activations, or one range per tensor (PerTensorMSEObserver)"
+            f"{type(self).__name__} got a second tensor, but it is for weights: for static activations, use a min-max observer or "
+            f"PerTensorMSEObserver"
         )
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Observers whose scales are powers of two, whatever the spec's scale type.
+"""Observers whose scales are powers of two for every scale type.
 
 Their ranges are chosen so that the scale is exact.
 
@@ -39,8 +39,8 @@ class _PowOf2Observer(ServingObserver):
     """Refuses specs for which no range yields a power of two as the scale.
 
     Attributes:
-        centred: Whether the zero point is in the middle of the codes, whatever the data. So it is for
-            symmetric specs of unsigned formats, as in AMD Quark.
+        centred: Whether the zero point is always the middle code, as for symmetric specs of unsigned formats
+            in AMD Quark.
     """
 
     centred = False
@@ -51,9 +51,9 @@ class _PowOf2Observer(ServingObserver):
         if (error := super().spec_error(spec)) is not None:
             return error
         if has_real_zero_point(spec):
-            return f"{cls.__name__} keeps zero points whole: set zero_point_type=ZeroPointType.int32"
+            return f"{cls.__name__} needs integer zero points: set zero_point_type=ZeroPointType.int32"
         if spec.scale_format == "e8m0":
-            return f"{cls.__name__} is for scales that are no powers of two by themselves: use a min-max observer with scale_format='e8m0'"
+            return f"{cls.__name__} does not fit scales that are powers of two already: use a min-max observer with scale_format='e8m0'"
         return None
 
 
@@ -89,7 +89,7 @@ class _Powers:
 
 
 def _where_finite(best: Range, low: Tensor, high: Tensor) -> Range:
-    """Return the best ranges; where ``low`` or ``high`` is NaN or Inf, these two."""
+    """Return the best ranges; keep ``low`` and ``high`` if one of them is NaN or Inf."""
     finite = torch.isfinite(low) & torch.isfinite(high)
     return torch.where(finite, best[0], low), torch.where(finite, best[1], high)
 
@@ -122,7 +122,7 @@ def _of_least_error(values: Tensor, low: Tensor, high: Tensor, spec: QTensorConf
 class PerTensorPowOf2MinMSEObserver(_PowOf2Observer, HistogramObserver):
     """One range per tensor.
 
-    Its scale is that of five powers of two around the min-max scale with the smallest squared error.
+    Its scale is the best of five powers of two around the min-max scale by squared error.
     """
 
     def _choose(self, histogram: Histogram) -> tuple[Tensor | float, Tensor | float]:

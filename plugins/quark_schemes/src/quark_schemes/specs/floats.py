@@ -42,7 +42,7 @@ class FP8E4M3PerTensorSpec(_E4M3Like):
 
 
 class FP8E5M3PerTensorSpec(_E4M3Like):
-    """Unsigned FP8 E5M3, one scale: for scales of scales."""
+    """Unsigned FP8 E5M3, one scale: for two-level scales."""
 
     dtype = Dtype.fp8_e5m3
 

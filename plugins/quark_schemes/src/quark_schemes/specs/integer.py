@@ -1,6 +1,6 @@
 """``*Spec`` helpers of the integer formats.
 
-There are a few sets of fields, and for each format its name and AMD Quark's defaults.
+The helpers share a few sets of fields; each has AMD Quark's defaults.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Integer(SingleLevelSpec):
 
     def to_quantization_spec(self) -> QTensorConfig:
         if self.is_dynamic is None:
-            raise ConfigError(f"{type(self).__name__} needs is_dynamic: False for weights, True for activations with ranges of their own")
+            raise ConfigError(f"{type(self).__name__} needs is_dynamic: set False for weights, True for dynamic activation scales")
         return super().to_quantization_spec()
 
 
@@ -87,7 +87,7 @@ class _PerGroup(_Integer):
 class _FourBitPerGroup(_Integer):
     """`_PerGroup` with ``is_dynamic`` before the options of the scale.
 
-    So it is in AMD Quark's signatures of these two helpers.
+    AMD Quark's signatures of these two helpers have this order.
     """
 
     fixed = _PerGroup.fixed

@@ -123,7 +123,7 @@ class OCP_MXFP4Spec(OCP_MXSpec):  # noqa: N801
 
 
 class OCP_MXINT8Spec(OCP_MXSpec):  # noqa: N801
-    """MXINT8; the format ``mx`` holds its element's format beside it."""
+    """MXINT8; the spec of the format ``mx`` also has the element format."""
 
     dtype, fixed = Dtype.mx, OCP_MXSpec.fixed | {"mx_element_dtype": Dtype.int8}
 

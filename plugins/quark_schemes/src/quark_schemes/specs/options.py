@@ -1,6 +1,6 @@
-"""Bases of the ``*Spec`` helpers: their option strings, and helpers of one level and of two.
+"""Bases of the ``*Spec`` helpers: option strings, and helpers with one or two levels.
 
-Option strings are those of AMD Quark's public API; enum members are accepted too.
+Option strings are the same as in AMD Quark's public API; enum members are accepted too.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _CHOICES: dict[str, Mapping[str, Any]] = {
     "round_method": _ROUND_METHODS,
     "zero_point_type": _ZERO_POINT_TYPES,
 }
-"""Field of a helper → the meaning of each of its option strings."""
+"""Field of a helper → value of each option string."""
 
 
 def _choice(option: str, value: Any, choices: Mapping[str, Any]) -> Any:
-    """Return the meaning of ``value``: an option string, a member of its enum, or None.
+    """Return the value of an option string, an enum member, or None.
 
     Raises:
-        ConfigError: (a ValueError) It is neither.
+        ConfigError: (a ValueError) ``value`` is not one of these.
     """
     if value is None or (isinstance(value, Enum) and value in choices.values()):
         return value
@@ -69,12 +69,12 @@ class DataTypeSpec:
 class SingleLevelSpec(DataTypeSpec):
     """Base of the helpers that describe one level.
 
-    Their fields are settings of `QTensorConfig` with the names that they have there; only ``observer_method``
-    stands for ``observer_cls``.
+    Their fields are settings of `QTensorConfig` with the same names, except ``observer_method`` for
+    ``observer_cls``.
 
     Attributes:
         dtype: The number format.
-        fixed: Settings that are the same for all objects of a class.
+        fixed: Settings common to all objects of a class.
     """
 
     dtype: ClassVar[Dtype]
@@ -96,13 +96,13 @@ class SingleLevelSpec(DataTypeSpec):
 def _level(value: SingleLevelSpec | QTensorConfig) -> QTensorConfig:
     spec = value.to_quantization_spec() if isinstance(value, SingleLevelSpec) else value
     if not isinstance(spec, QTensorConfig):
-        raise ConfigError(f"a level is a *Spec helper or a QTensorConfig, not {value!r}")
+        raise ConfigError(f"a level must be a *Spec helper or a QTensorConfig, not {value!r}")
     return spec
 
 
 @attrs.define
 class ProgressiveSpec(DataTypeSpec):
-    """Quantize by ``first_stage``, then quantize the codes of that by ``second_stage``."""
+    """Quantizes with ``first_stage``, then quantizes those codes with ``second_stage``."""
 
     first_stage: SingleLevelSpec | QTensorConfig
     second_stage: SingleLevelSpec | QTensorConfig
@@ -113,7 +113,7 @@ class ProgressiveSpec(DataTypeSpec):
 
 @attrs.define
 class ScaleQuantSpec(DataTypeSpec):
-    """Quantize by ``first_stage``, and its scales by ``second_stage``."""
+    """Quantizes with ``first_stage``, and its scales with ``second_stage``."""
 
     first_stage: SingleLevelSpec | QTensorConfig
     second_stage: SingleLevelSpec | QTensorConfig

@@ -1,14 +1,14 @@
-"""The divergence that a small output error causes, predicted by the Fisher information in one backward pass.
+"""Prediction of the divergence from output errors, with the Fisher information of one backward pass.
 
 For errors ``δy_t`` of the outputs of one layer at tokens t::
 
     KL(float ‖ quantized) ≈ ½ E (Σ_t g_tᵀ δy_t)² ≈ ½ Σ_t E (g_tᵀ δy_t)²
 
-with ``g_t`` the gradient by the output of the log-likelihood of next tokens that the model itself draws. The
-second step takes the errors of different tokens for independent. Errors of outputs and gradients of one token
-are multiplied with each other, not their means: a few tokens have the largest outputs of all and next to no
-gradient. Source: Martens, "New insights and perspectives on the natural gradient method", 2020, section 5,
-for the Fisher information as the curvature of the divergence.
+Here ``g_t`` is the gradient of the log-likelihood of next tokens, drawn from the model itself, by the output.
+The second step assumes that errors of different tokens are independent. The product of output error and
+gradient is taken per token, since a few tokens have the largest outputs but almost no gradient. Source:
+Martens, "New insights and perspectives on the natural gradient method", 2020, section 5, for the Fisher
+information as the curvature of the divergence.
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ __all__ = ["divergences"]
 
 
 class _Forms:
-    """Layers in the schemes of candidates, kept from batch to batch while there is room for them.
+    """Layers in the schemes of candidates, kept between batches while memory allows it.
 
     Args:
-        room: Bytes of rounded weights that may be kept; None keeps all. Layers beyond it are rounded for each
-            batch.
+        room: Bytes for kept rounded weights; None keeps all. Other layers are rounded for each batch.
     """
 
     def __init__(self, room: int | None) -> None:
@@ -57,7 +56,7 @@ class _Forms:
 
 @attrs.define(eq=False)
 class _Errors:
-    """Sums of squared errors over passes, to which each layer adds once the gradient by its output is known.
+    """Sums of squared errors over passes; each layer adds to them when its output gradient is known.
 
     Attributes:
         offered: Candidates that quantize a layer, by full name of layer.
@@ -91,18 +90,17 @@ class _Errors:
 def divergences(problem: SelectionProblem, calls: Sequence[Call], seed: int = 0, room: int | None = None) -> dict[str, dict[str, float]]:
     """Return the predicted KL divergence in nats per token, by full name of layer, then by candidate.
 
-    All tensors of the model are in memory while this works, and the activations of one batch; the model is
-    left as it was.
+    The whole model and the activations of one batch are in memory. The model does not change.
 
     Args:
-        problem: Has the model.
+        problem: The problem with the model.
         calls: The batches.
-        seed: Of the tokens that are drawn.
-        room: Bytes that the rounded weights of all candidates may take from batch to batch; None is half of
-            what is free then. Layers that find no room are rounded again for each batch.
+        seed: Seed of the tokens that are drawn.
+        room: Bytes for the rounded weights of all candidates; None is half of the free memory. Other layers
+            are rounded again for each batch.
 
     Raises:
-        UnsupportedError: The model has no input embeddings, from which a backward pass begins.
+        UnsupportedError: The model has no input embeddings, which the backward pass needs.
     """
     problem.source.load(None)
     for block in problem.blocks:
@@ -124,7 +122,7 @@ def divergences(problem: SelectionProblem, calls: Sequence[Call], seed: int = 0,
 
 
 def _backward(model: nn.Module, call: Call, generator: torch.Generator) -> int:
-    """Run a forward, draw next tokens, and go back from their log-likelihood; return their number."""
+    """Run a forward, draw next tokens, and run backward from their log-likelihood; return their number."""
     with torch.enable_grad():
         output = call.run(model)
         log_p = torch.log_softmax(getattr(output, "logits", output).flatten(0, -2).float(), -1)  # [tokens, V]
@@ -135,13 +133,13 @@ def _backward(model: nn.Module, call: Call, generator: torch.Generator) -> int:
 
 @contextmanager
 def _graph(model: nn.Module) -> Iterator[None]:
-    """Let graphs begin at the embeddings, and no parameter get a gradient, while the body runs."""
+    """Start graphs at the embeddings and give no parameter a gradient while the body runs."""
     get: Any = getattr(model, "get_input_embeddings", None)
     embeddings = get() if get is not None else None
     if not isinstance(embeddings, nn.Module):
         raise UnsupportedError(
-            f"a {type(model).__name__} has no input embeddings (get_input_embeddings), from which a backward pass begins: choose another "
-            "sensitivity, such as kl"
+            f"a {type(model).__name__} has no input embeddings (get_input_embeddings), but the backward pass needs them: choose another "
+            f"sensitivity, such as kl"
         )
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     handle = embeddings.register_forward_hook(lambda module, args, output: output.detach().requires_grad_(True))

@@ -1,17 +1,17 @@
-"""Multiple-choice knapsack: an option of each group, the least loss within a size; exact to the byte.
+"""Multiple-choice knapsack: one option per group, least loss within a size, exact to the byte.
 
     minimize    Σ_g loss[g][o_g]
     subject to  Σ_g size[g][o_g] ≤ most
 
-Dynamic programming over the groups keeps the sums that no other one beats in both size and loss. What makes
-it fast is a bound: with a price λ of a byte, no choice of the groups that are left costs less than
-``Σ_g min_o (loss + λ size)``, so that sums are dropped from which nothing better than a known solution can be
-reached. λ and the known solution are those of the linear relaxation, which is solved by taking steps in the
-order of what a byte saves. Few sums are left, since the relaxation differs from a solution in one group only.
+Dynamic programming over the groups keeps the sums that no other sum beats in both size and loss. A bound
+makes it fast: with a price λ per byte, the remaining groups cost at least ``Σ_g min_o (loss + λ size)``. Sums
+that cannot beat a known solution are dropped. λ and the known solution come from the linear relaxation, which
+takes steps in order of the loss saved per byte. Few sums remain, since the relaxation differs from a solution
+in only one group.
 
-Sizes are whole numbers throughout. Solvers of mixed-integer programs compare sums of sizes to a relative
-tolerance, which at a gigabyte is hundreds of bytes. Source: Kellerer, Pferschy, Pisinger, "Knapsack
-Problems", 2004, sections 11.2 (relaxation) and 11.5 (dynamic programming with bounds).
+All sizes are integers. Solvers of mixed-integer programs use a relative tolerance, which is hundreds of bytes
+for a gigabyte. Source: Kellerer, Pferschy, Pisinger, "Knapsack Problems", 2004, sections 11.2 (relaxation)
+and 11.5 (dynamic programming with bounds).
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from quark_workbench.mixed_precision import CurvePoint
 __all__ = ["best_choice", "loss_of", "pareto_curve", "smallest_loss"]
 
 _ROUNDING = 1e-12
-"""Share of the sum of all losses by which bounds may be wrong, since they are sums of
-floating-point numbers.
+"""Rounding error of bounds, as a share of the sum of all losses.
 """
 
 Losses = Mapping[str, Mapping[str, float]]
@@ -37,11 +36,11 @@ Sizes = Mapping[str, Mapping[str, int]]
 
 
 def smallest_loss(losses: Sequence[Sequence[float]], sizes: Sequence[Sequence[int]], most: int) -> list[int]:
-    """Return the number of the option to take of each group.
+    """Return the index of the best option of each group.
 
     Args:
-        losses: Of each option of each group.
-        sizes: Likewise, whole numbers of at least 0.
+        losses: Losses of each option of each group.
+        sizes: Sizes of each option of each group, integers of at least 0.
         most: The largest sum of sizes.
 
     Raises:
@@ -50,7 +49,7 @@ def smallest_loss(losses: Sequence[Sequence[float]], sizes: Sequence[Sequence[in
     groups = [_Group.of(own, size) for own, size in zip(losses, sizes, strict=True)]
     least = sum(min(size) for size in sizes)
     if least > most:
-        raise ConfigError(f"the smallest options take {least:,} together, and {most:,} are allowed")
+        raise ConfigError(f"the smallest options take {least:,} together, but {most:,} are allowed")
     known, price = _relaxed(groups, most - least)
     taken = _better(groups, most - least, known, price)
     return [group.options[o] for group, o in zip(groups, taken, strict=True)]
@@ -58,12 +57,12 @@ def smallest_loss(losses: Sequence[Sequence[float]], sizes: Sequence[Sequence[in
 
 @attrs.frozen(eq=False)
 class _Group:
-    """The options of a group that may be in a solution, from the smallest to the largest.
+    """The options of a group that a solution may contain, in ascending order of size.
 
     Attributes:
         options: Their numbers.
-        extra: Their sizes above that of the smallest.
-        losses: Their losses, which fall.
+        extra: Their sizes minus the smallest size.
+        losses: Their losses, in descending order.
     """
 
     options: list[int]
@@ -72,7 +71,7 @@ class _Group:
 
     @classmethod
     def of(cls, losses: Sequence[float], sizes: Sequence[int]) -> _Group:
-        """Return the options for which no smaller one has so small a loss."""
+        """Return the options that no smaller option beats in loss."""
         kept: list[int] = []
         for option in sorted(range(len(sizes)), key=lambda o: (sizes[o], losses[o])):
             if not kept or losses[option] < losses[kept[-1]]:
@@ -91,7 +90,7 @@ class _Group:
 
 
 def _relaxed(groups: Sequence[_Group], room: int) -> tuple[list[int], float]:
-    """Return a solution and the price of a byte, by the steps that save most and fit."""
+    """Return a solution and the price of a byte, from the best steps that fit."""
     taken, price = [0] * len(groups), 0.0
     for saved, g, start, end in sorted(((s, g, a, b) for g, group in enumerate(groups) for s, a, b in group.steps()), reverse=True):
         size = groups[g].extra[end] - groups[g].extra[start]
@@ -103,7 +102,7 @@ def _relaxed(groups: Sequence[_Group], room: int) -> tuple[list[int], float]:
 
 
 def _better(groups: Sequence[_Group], room: int, known: Sequence[int], price: float) -> list[int]:
-    """Return the best solution; ``known`` where none is better."""
+    """Return the best solution; ``known`` if no solution is better."""
     best = sum(group.losses[o] for group, o in zip(groups, known, strict=True))
     margin = _ROUNDING * sum(abs(group.losses[0]) for group in groups)
     cheapest = [min(loss + price * extra for loss, extra in zip(group.losses, group.extra, strict=True)) for group in groups]
@@ -131,7 +130,7 @@ def _better(groups: Sequence[_Group], room: int, known: Sequence[int], price: fl
 
 
 def _undominated(sizes: Tensor, losses: Tensor) -> Tensor:
-    """Return the positions of sums that no smaller one beats in loss, in the order of their sizes."""
+    """Return the positions of sums that no smaller sum beats in loss, in ascending order of size."""
     order = losses.argsort(stable=True)
     order = order[sizes[order].argsort(stable=True)]  # by size, and of one size by loss
     sorted_losses = losses[order]
@@ -142,10 +141,10 @@ def _undominated(sizes: Tensor, losses: Tensor) -> Tensor:
 
 
 def best_choice(losses: Losses, sizes: Sizes, most: int) -> dict[str, str]:
-    """Return the candidate of each group: the smallest sum of losses in at most ``most`` bytes.
+    """Return the candidate of each group with the smallest sum of losses in at most ``most`` bytes.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: Not even the smallest candidates fit.
     """
     groups = {group: list(sizes[group]) for group in losses}
     loss_rows = [[losses[group][name] for name in names] for group, names in groups.items()]
@@ -159,12 +158,12 @@ def loss_of(losses: Losses, choices: Mapping[str, str]) -> float:
 
 
 def pareto_curve(losses: Losses, sizes: Sizes, points: int) -> tuple[CurvePoint, ...]:
-    """Return points of the curve at equal distances of size, from the fewest bytes, without duplicates.
+    """Return points of the curve at equal steps of size, in ascending order, without duplicates.
 
     Args:
         losses: By group, then by candidate.
-        sizes: Bytes, likewise.
-        points: At most so many, at least 2.
+        sizes: Bytes by group, then by candidate.
+        points: Largest number of points, at least 2.
     """
     low, high = (sum(chosen(own.values()) for own in sizes.values()) for chosen in (min, max))
     found: dict[int, CurvePoint] = {}

@@ -1,4 +1,4 @@
-"""Measured divergence: KL of next-token distributions under some choices from those of the float model."""
+"""Measured divergence: KL divergence of next tokens between a choice of schemes and the float model."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ from quark_workbench.mixed_precision.by_sensitivity.replaced_layers import Block
 __all__ = ["limited", "measured_kl"]
 
 _HELD = 1 << 28
-"""Elements of hidden states, 1 GiB in float32, that forwards may hold while they wait at a block; more
-choices take more passes.
+"""Elements of hidden states (1 GiB in float32) that waiting forwards may hold; more choices take more passes.
 """
 
 
 @attrs.frozen(eq=False, kw_only=True)
 class _Forward(Call):
-    """A forward of the model under some choices, or of the float model.
+    """A forward of the model under one choice, or of the float model.
 
     Attributes:
         candidate_of: Name of the candidate by full name of layer; empty for the float model.
@@ -60,12 +59,12 @@ def measured_kl(problem: SelectionProblem, choices: Sequence[Mapping[str, str]],
     """Return the mean KL divergence from the float model for each of several choices, in nats per token.
 
     Weights are rounded to nearest, and inputs with static scales are quantized with the scales of each batch.
-    All choices pass the model together, block by block, so that each block is read once.
+    All choices pass through the model together, so each block is read once.
 
     Args:
-        problem: Has the model and the data.
-        choices: Candidate by name of group; groups that are left out stay float.
-        tokens: About how many tokens of the data to measure on.
+        problem: The problem with the model and the data.
+        choices: Candidate by name of group; other groups stay float.
+        tokens: Approximate number of tokens to measure on.
 
     Raises:
         NonFiniteError: Logits hold NaN or Inf.
@@ -82,7 +81,7 @@ def measured_kl(problem: SelectionProblem, choices: Sequence[Mapping[str, str]],
 
 
 def _measured(problem: SelectionProblem, choices: Sequence[Mapping[str, str]], data: Sequence[Call]) -> list[float]:
-    """Return the divergence of each choice, ``candidate by layer``; all pass a block together."""
+    """Return the divergence of each choice, given as candidate by layer."""
     reference: dict[int, Tensor] = {}
     sums, count = [0.0] * len(choices), 0
 
@@ -116,7 +115,7 @@ def _measured(problem: SelectionProblem, choices: Sequence[Mapping[str, str]], d
 
 
 def _log_probabilities(logits: Tensor) -> Tensor:
-    """Return the logarithms of the probabilities of logits ``[tokens, V]``, float32."""
+    """Return the log-probabilities of logits ``[tokens, V]``, float32."""
     if not bool(torch.isfinite(logits.sum(dtype=torch.float64))):
-        raise NonFiniteError("the logits hold NaN or Inf: no divergence can be measured. Try another dtype or scheme", tensor="logits")
+        raise NonFiniteError("the logits hold NaN or Inf, so no divergence can be measured: try another dtype or scheme", tensor="logits")
     return torch.log_softmax(logits.float(), -1)

@@ -1,4 +1,4 @@
-"""Forwards with layers replaced, with one block in memory; and layers in a candidate's scheme."""
+"""Forwards with replaced layers, with one block in memory; and layers in a candidate's scheme."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from quark_workbench.mixed_precision import Candidate, LayerGroup, SelectionProb
 __all__ = ["BlockForms", "QuantizedForm", "Replacement", "quantizing", "streamed"]
 
 Replacement = Callable[[str, nn.Module, Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
-"""Called in place of a layer's forward with: its full name, the layer, its own forward, the input, further
-arguments by place and name.
+"""Replaces a layer's forward; gets its full name, the layer, its own forward, the input, and further
+arguments.
 """
 
 
@@ -31,14 +31,14 @@ arguments by place and name.
 def streamed(
     problem: SelectionProblem, calls: Sequence[Call], layers: Sequence[str], replacement: Replacement, *, to_the_end: bool
 ) -> None:
-    """Run forwards with a replacement for the forwards of some layers; the model is left as it was.
+    """Run forwards with a replacement for the forwards of some layers; the model does not change.
 
     Args:
-        problem: Has the model and the source of its tensors.
+        problem: The problem with the model and the source of its tensors.
         calls: The forwards.
         layers: Full names.
-        replacement: What computes in place of each layer.
-        to_the_end: Whether the output head is computed too.
+        replacement: Function that replaces the forward of each layer.
+        to_the_end: Whether to compute the output head too.
     """
     problem.source.load(None)
     blocks = problem.blocks
@@ -72,18 +72,18 @@ def _standing_in(name: str, layer: nn.Module, replacement: Replacement) -> Calla
 
 
 def quantizing(problem: SelectionProblem, group: LayerGroup) -> list[Candidate]:
-    """Return the candidates that fit a group and quantize it."""
+    """Return the candidates that fit a group and quantize its weights."""
     fitting = [problem.candidates[name] for name in problem.sizes[group.name]]
     return [candidate for candidate in fitting if not candidate.is_float]
 
 
 class QuantizedForm:
-    """A layer in a candidate's scheme: weight rounded to nearest, input with scales of its own values.
+    """A layer in a candidate's scheme: weight rounded to nearest, input scales from the input itself.
 
     Args:
         name: Full name of the layer.
-        layer: The float layer, which is not changed.
-        candidate: One that quantizes.
+        layer: The float layer; it does not change.
+        candidate: A candidate that quantizes.
     """
 
     def __init__(self, name: str, layer: nn.Module, candidate: Candidate) -> None:
@@ -102,10 +102,10 @@ class QuantizedForm:
 
 
 class BlockForms:
-    """Layers in the schemes of candidates, one block of them at a time, made when they are asked for.
+    """Layers in the schemes of candidates, created on demand, one block at a time.
 
     Args:
-        problem: Has the blocks.
+        problem: The problem with the blocks.
     """
 
     def __init__(self, problem: SelectionProblem) -> None:
@@ -114,7 +114,7 @@ class BlockForms:
         self._forms: dict[tuple[str, str], QuantizedForm] = {}
 
     def of(self, name: str, layer: nn.Module, candidate: Candidate) -> QuantizedForm:
-        """Return a layer in the scheme of a candidate; the layers of an earlier block are dropped."""
+        """Return a layer in the scheme of a candidate; drops the layers of earlier blocks."""
         if self._block is None or not self._block.owns(name):
             self._block = next(block for block in self._blocks if block.owns(name))
             self._forms.clear()

@@ -1,4 +1,4 @@
-"""MixedPrecision, the selector of this distribution: predicted losses, then the exact choice."""
+"""MixedPrecision, the selector of this distribution: predict losses, then choose exactly."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ UNITS: Mapping[str, str] = MappingProxyType(
 
 
 def losses_of(problem: SelectionProblem, sensitivity: str, tokens: int) -> Losses:
-    """Return the losses of all groups in all candidates that fit; a layer that stays float loses nothing.
+    """Return the losses of all groups in all candidates that fit; a float layer has loss 0.
 
     Args:
-        problem: Has the model and the data.
+        problem: The problem with the model and the data.
         sensitivity: A key of `SENSITIVITIES`.
-        tokens: About how many tokens of the data to use.
+        tokens: Approximate number of tokens to use.
     """
     return SENSITIVITIES[sensitivity](problem, tokens)
 
@@ -58,29 +58,29 @@ def _summed(problem: SelectionProblem, by_layer: Mapping[str, Mapping[str, float
 
 
 def _kl(problem: SelectionProblem, tokens: int) -> Losses:
-    """Return the measured divergence of the model with one group quantized, and all others float."""
+    """Return the measured divergence of the model with only one group quantized."""
     singles = [(group.name, one.name) for group in problem.groups for one in quantizing(problem, group)]
     measured = dict(zip(singles, measured_kl(problem, [{group: name} for group, name in singles], tokens), strict=True))
     return {group.name: {name: measured.get((group.name, name), 0.0) for name in problem.sizes[group.name]} for group in problem.groups}
 
 
 SENSITIVITIES: Mapping[str, Callable[[SelectionProblem, int], Losses]] = MappingProxyType({"fisher": _fisher, "kl": _kl, "output": _output})
-"""By name: ``fisher`` takes a forward and a backward pass, ``kl`` a forward for each group and candidate,
-``output`` one forward.
+"""Cost by name: ``fisher`` takes a forward and a backward pass, ``kl`` a forward for each group and
+candidate, ``output`` one forward.
 """
 
 
 _TOKENS = 1024
-"""Tokens whose outputs are computed at a time."""
+"""Number of tokens in one step of the output error."""
 
 
 def output_errors(problem: SelectionProblem, calls: Sequence[Call]) -> dict[str, dict[str, float]]:
     """Return the squared output error per token, by full name of layer, then by candidate that quantizes it.
 
-    The forward is that of the float model; one block of it is in memory at a time.
+    It runs the float model with one block in memory at a time.
 
     Args:
-        problem: Has the model; nothing in it is changed.
+        problem: The problem with the model, which does not change.
         calls: The batches.
     """
     offered = {layer: quantizing(problem, group) for group in problem.groups for layer in group.layers}
@@ -100,36 +100,34 @@ def output_errors(problem: SelectionProblem, calls: Sequence[Call]) -> dict[str,
 
 
 _STEPS = 8
-"""Halvings of the interval of sizes in which a divergence is met: to 1/256 of what the candidates span."""
+"""Bisections of the size interval, to 1/256 of the candidates' span."""
 
 
 def _known(_: object, attribute: object, value: str) -> None:
     if value not in SENSITIVITIES:
-        raise ConfigError(f"there is no sensitivity {value!r}: there are {', '.join(SENSITIVITIES)}")
+        raise ConfigError(f"there is no sensitivity {value!r}: use one of {', '.join(SENSITIVITIES)}")
 
 
 def _at_least(least: int) -> Callable[[object, attrs.Attribute[int], int], None]:
     def check(_: object, attribute: attrs.Attribute[int], value: int) -> None:
         if value < least:
-            raise ConfigError(f"{attribute.name}={value} is too few: give at least {least}")
+            raise ConfigError(f"{attribute.name}={value} is too small: give at least {least}")
 
     return check
 
 
 @attrs.frozen(kw_only=True)
 class MixedPrecision:
-    """Chooses the candidates of the smallest predicted loss under a budget, by an exact knapsack.
+    """Chooses the candidates with the smallest predicted loss under a budget, with an exact knapsack.
 
     Attributes:
-        sensitivity: How losses are predicted: ``fisher`` by output errors, weighted by squared gradients of
-            one backward pass, for which the whole model is in memory; ``output`` by relative output errors of
-            one forward, block by block; ``kl`` by measuring each group in each candidate, which takes a
-            forward for each.
-        tokens: About how many calibration tokens losses are predicted from.
+        sensitivity: How losses are predicted. ``fisher``: output errors weighted by squared gradients of one
+            backward pass, with the whole model in memory. ``output``: relative output errors of one forward,
+            block by block. ``kl``: one measured forward for each group and candidate.
+        tokens: Approximate number of calibration tokens for the prediction.
         points: Points of the Pareto curve, at least 2.
-        measured: How many points of the curve have their divergence measured too, beside the choice; 0
-            measures none.
-        measured_tokens: About how many calibration tokens a divergence is measured on.
+        measured: Number of points of the curve to measure in addition to the choice; 0 measures none.
+        measured_tokens: Approximate number of calibration tokens for a measurement.
 
     Raises:
         ConfigError: A value is out of its range.
@@ -146,7 +144,7 @@ class MixedPrecision:
         return self.select_by(problem, losses_of(problem, self.sensitivity, self.tokens))
 
     def select_by(self, problem: SelectionProblem, losses: Losses) -> Selection:
-        """Return the selection that follows from predicted losses, which serve every budget of a problem."""
+        """Return the selection for predicted losses; the losses are valid for every budget of a problem."""
         curve = pareto_curve(losses, problem.sizes, self.points)
         if problem.most_bytes is not None:
             choices = best_choice(losses, problem.sizes, problem.most_bytes)
@@ -156,7 +154,7 @@ class MixedPrecision:
         return Selection(choices, losses, UNITS[self.sensitivity], curve, tuple(_notes(curve, self.sensitivity)))
 
     def _measured(self, problem: SelectionProblem, curve: Sequence[CurvePoint], choices: Mapping[str, str]) -> tuple[CurvePoint, ...]:
-        """Return the curve with measured divergences: of the choice, and of points at equal distances."""
+        """Return the curve with the measured divergence of the choice and of points at equal steps."""
         if not self.measured:
             return tuple(curve)
         own = problem.bytes_of(choices)
@@ -168,10 +166,10 @@ class MixedPrecision:
     def _within_divergence(
         self, problem: SelectionProblem, losses: Losses, curve: tuple[CurvePoint, ...]
     ) -> tuple[tuple[CurvePoint, ...], dict[str, str]]:
-        """Return the curve, and its smallest choice with a measured divergence within the budget, by halving.
+        """Return the curve, and its smallest choice whose measured divergence is within the budget.
 
         Raises:
-            ConfigError: Not even the largest choice is; names the range that can be reached.
+            ConfigError: Not even the largest choice meets the budget; names the range that can be reached.
         """
         most = problem.budget.kl or 0.0
         ends = [curve[0], curve[-1]]
@@ -180,7 +178,7 @@ class MixedPrecision:
         found[ends[1].group_bytes] = attrs.evolve(ends[1], measured_kl=highest)
         if highest > most:
             raise ConfigError(
-                f"a divergence of {most:g} nats per token cannot be met with {', '.join(problem.candidates)}: these reach {highest:.4g} to "
+                f"a divergence of {most:g} nats per token cannot be met with {', '.join(problem.candidates)}: they reach {highest:.4g} to "
                 f"{lowest:.4g}. Give a larger budget, or a larger candidate such as bf16"
             )
         low, high = ends[0].group_bytes, ends[1].group_bytes
@@ -202,13 +200,13 @@ def _point(problem: SelectionProblem, losses: Losses, choices: Mapping[str, str]
 
 
 def _by_size(points: Sequence[CurvePoint]) -> tuple[CurvePoint, ...]:
-    """Return points from the fewest bytes to the most; of several of one size, the last."""
+    """Return points in ascending order of size; of several with one size, the last."""
     by_size = {point.group_bytes: point for point in points}
     return tuple(by_size[size] for size in sorted(by_size))
 
 
 def _notes(curve: Sequence[CurvePoint], sensitivity: str) -> list[str]:
-    """Return the range of measured ÷ predicted losses as a note."""
+    """Return a note with the range of measured ÷ predicted losses."""
     pairs = [(point.loss, point.measured_kl) for point in curve if point.measured_kl is not None and point.loss > 0]
     if sensitivity == "output" or len(pairs) < 2:
         return []

@@ -1,0 +1,56 @@
+"""BitsAndBytesDequantizer: float weights of checkpoints of bitsandbytes in INT8.
+
+A layer has ``weight`` int8 ``[O, I]`` and ``SCB`` float32 ``[O]``, the largest magnitude of a row: a value is
+``code · SCB / 127``. ``weight_format`` says how rows lie in memory, and is 0 in files. Source:
+``bitsandbytes.functional.int8_vectorwise_dequant`` of bitsandbytes 0.50.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quark.checkpoint import FloatTensor
+from quark.errors import CheckpointError, UnsupportedError
+from quark_exporters.stored_codes import ScaleBlocks
+
+__all__ = ["BitsAndBytesDequantizer"]
+
+_LARGEST = 127
+
+
+class BitsAndBytesDequantizer:
+    """Dequantizes checkpoints of bitsandbytes, as `quark.checkpoint.Dequantizer`."""
+
+    def float_tensors(self, block: Mapping[str, Any], stored: Mapping[str, Tensor]) -> Iterator[FloatTensor]:
+        """As `quark.checkpoint.Dequantizer.float_tensors`."""
+        if block.get("load_in_8bit") is not True:
+            raise UnsupportedError(
+                "this checkpoint is of bitsandbytes in 4 bits, which is not read: dequantize it with transformers (model.dequantize()) "
+                "and save it"
+            )
+        for name in stored:
+            if name.endswith(".SCB"):
+                yield _float_tensor(name.removesuffix(".SCB"), stored)
+
+
+def _float_tensor(layer: str, stored: Mapping[str, Tensor]) -> FloatTensor:
+    codes, scale, form = (f"{layer}.{leaf}" for leaf in ("weight", "SCB", "weight_format"))
+    if codes not in stored:
+        raise CheckpointError(f"the checkpoint has no '{codes}', which its layer needs: fetch it again")
+    weight = stored[codes]
+    if (weight.dtype, weight.ndim) != (torch.int8, 2) or stored[scale].numel() != weight.shape[0]:
+        said = ", ".join(f"{name.rpartition('.')[2]} {stored[name].dtype} {list(stored[name].shape)}" for name in (codes, scale))
+        raise CheckpointError(f"'{layer}' has {said}, which do not fit each other: it is damaged")
+    shape = tuple(weight.shape)
+    left_out = (form,) if form in stored else ()
+    return FloatTensor(name=codes, shape=shape, sources=(codes, scale), make=partial(_values, codes, scale), left_out=left_out)
+
+
+def _values(codes: str, scale: str, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+    rows = len(tensors[codes])
+    return ScaleBlocks((rows, 1), 1, 1).values(tensors[codes], tensors[scale].float() / _LARGEST, None, dtype)

@@ -1,0 +1,208 @@
+"""GptqDequantizer: float weights of checkpoints of GPTQ, GPTQModel and AutoRound.
+
+===========  ==============================================================================================
+tensor       contents
+===========  ==============================================================================================
+``qweight``  int32 ``[I · bits / 32, O]``: codes of a column from 0, a stream of bits from the lowest on
+``qzeros``   int32 ``[groups, O · bits / 32]``: zero points, likewise along a row; often one less (`_offset`)
+``scales``   ``[groups, O]``
+``g_idx``    int32 ``[I]``: the group of each input channel; without it, neighbours share a group
+===========  ==============================================================================================
+
+A value is ``(code − zero point) · scale``. Bits and group size may differ from layer to layer; the shapes say
+both. Source: ``auto_round.utils.bit_packing`` and ``auto_round_extension/torch`` of AutoRound 0.16;
+``gptqmodel/utils/model.py`` of GPTQModel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from quark.checkpoint import CodedLayer, FloatTensor, LayerCodes
+from quark.config.layer import QLayerConfig
+from quark.errors import CheckpointError, ConfigError, UnsupportedError
+from quark.numbers import QParams
+from quark_exporters.awq import AwqDequantizer
+from quark_exporters.stored_codes import ScaleBlocks, positive_scales, spec_of_layout, streamed_codes, weight_quantizer
+
+__all__ = ["GptqDequantizer"]
+
+_WORD = 32
+_BITS = range(2, 9)
+_KEPT = (2, 4, 8)
+"""Bits of formats that quark has without a sign: layers of these can stay as they are."""
+
+
+class GptqDequantizer:
+    """Dequantizes checkpoints of GPTQ and AutoRound, as `quark.checkpoint.Dequantizer`."""
+
+    def float_tensors(self, block: Mapping[str, Any], stored: Mapping[str, Tensor]) -> Iterator[FloatTensor]:
+        """As `quark.checkpoint.Dequantizer.float_tensors`."""
+        if "awq" in _packing(block):
+            yield from AwqDequantizer().float_tensors({"bits": block.get("bits", 4), "group_size": _group_size(block)}, stored)
+            return
+        offset, size = _offset(block), _group_size(block)
+        for name in stored:
+            if name.endswith(".qweight"):
+                yield _Layer.of(name.removesuffix(".qweight"), stored, size, offset).float_tensor(block.get("desc_act") is True)
+
+
+def _packing(block: Mapping[str, Any]) -> str:
+    """Return how AutoRound packs codes, such as ``"auto_round:auto_gptq"``; empty for other programs."""
+    return str(block.get("packing_format", block.get("backend", ""))) if "round" in str(block.get("quant_method")) else ""
+
+
+def _offset(block: Mapping[str, Any]) -> int:
+    """Return what is added to stored zero points: 1 in the first form of GPTQ, else 0.
+
+    Raises:
+        UnsupportedError: The checkpoint is in another form.
+    """
+    if packing := _packing(block):
+        if packing.partition(":")[0] not in ("auto_round", "auto-round", "auto_gptq") or "fp8" in packing or "llm_compressor" in packing:
+            raise UnsupportedError(f"this checkpoint has the packing_format {packing!r}, which is not read: export it as auto_gptq")
+        return int("gptq" in packing and "gptqmodel" not in packing)
+    form = block.get("checkpoint_format", "gptq")
+    if form not in ("gptq", "gptq_v2"):
+        raise UnsupportedError(f"this checkpoint has the checkpoint_format {form!r}; 'gptq' and 'gptq_v2' are read")
+    return int(form == "gptq")
+
+
+def _group_size(block: Mapping[str, Any]) -> int:
+    size = block.get("group_size", 128)
+    if not isinstance(size, int) or isinstance(size, bool) or (size < 1 and size != -1):
+        raise ConfigError(f"quantization_config says group_size={size!r}, and a positive number is expected, or -1")
+    return size
+
+
+@attrs.frozen
+class _Layer:
+    """A quantized layer: names of its tensors, shape of its weight, and how they are packed."""
+
+    name: str
+    shape: tuple[int, int]
+    bits: int
+    group_size: int
+    offset: int
+    has_order: bool
+
+    @classmethod
+    def of(cls, name: str, stored: Mapping[str, Tensor], said: int, offset: int) -> _Layer:
+        """Return the layer that its stored tensors make, or raise CheckpointError.
+
+        Args:
+            name: Its full name.
+            stored: All tensors of the checkpoint, on the meta device.
+            said: Group size of most layers.
+            offset: Of zero points.
+        """
+        own = {leaf: stored.get(f"{name}.{leaf}") for leaf in ("qweight", "qzeros", "scales")}
+        if missing := [leaf for leaf, tensor in own.items() if tensor is None]:
+            raise CheckpointError(
+                f"the checkpoint has no '{name}.{missing[0]}', without which its layer cannot be dequantized: fetch it again"
+            )
+        shapes = {leaf: tuple(tensor.shape) for leaf, tensor in own.items() if tensor is not None}
+        order = stored.get(f"{name}.g_idx")
+        (words, rows), (groups, zeros), scales = (shapes[leaf] if len(shapes[leaf]) == 2 else (0, 0) for leaf in shapes)
+        bits = zeros * _WORD // rows if rows else 0
+        columns = words * _WORD // bits if bits in _BITS else 0
+        size = _size(columns, groups, said) if order is None or order.numel() == 0 else said
+        kinds = [tensor.dtype for tensor in own.values() if tensor is not None]
+        fits = (
+            columns > 0
+            and columns % _WORD == rows % _WORD == 0
+            and (columns * bits, rows * bits) == (words * _WORD, zeros * _WORD)
+            and scales == (groups, rows)
+            and kinds[:2] == [torch.int32] * 2
+            and kinds[2].is_floating_point
+            and size is not None
+            and (order is None or (order.dtype, tuple(order.shape)) in ((torch.int32, (columns,)), (torch.int32, (0,))))
+        )
+        if not fits or size is None:
+            said_shapes = ", ".join(f"{leaf} {tensor.dtype} {list(tensor.shape)}" for leaf, tensor in own.items() if tensor is not None)
+            raise CheckpointError(f"'{name}' has {said_shapes}, which do not fit each other in groups of {said}: it is damaged")
+        return cls(name, (rows, columns), bits, size, offset, order is not None and order.numel() > 0)
+
+    def float_tensor(self, is_reordered: bool) -> FloatTensor:
+        """Return its weight; with its codes, if quark has a format for them and groups are of neighbours.
+
+        Args:
+            is_reordered: Whether the checkpoint says that groups are of other channels.
+        """
+        leaves = ("qweight", "qzeros", "scales", *(["g_idx"] if self.has_order else []))
+        names = tuple(f"{self.name}.{leaf}" for leaf in leaves)
+        layers = (
+            (LayerCodes(name=self.name, config=self.config(), shape=self.shape, read=self.coded),)
+            if self.has_format() and not is_reordered
+            else ()
+        )
+        return FloatTensor(name=f"{self.name}.weight", shape=self.shape, sources=names, make=self.weight, layers=layers)
+
+    def has_format(self) -> bool:
+        """Return whether quark has a format for the codes and groups of the layer."""
+        return self.bits in _KEPT and self.shape[1] % self.group_size == 0
+
+    def config(self) -> QLayerConfig:
+        """Return how the weight is quantized, as quark says it."""
+        settings: dict[str, Any] = {"symmetric": False, "zero_point_type": "int32"}
+        if self.group_size == self.shape[1]:
+            return QLayerConfig(weight=spec_of_layout(f"uint{self.bits}", "per_channel", ch_axis=0, **settings))
+        return QLayerConfig(weight=spec_of_layout(f"uint{self.bits}", "per_group", ch_axis=-1, group_size=self.group_size, **settings))
+
+    def codes(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return codes ``[O, I]``, zero points and scales ``[O, groups]``."""
+        codes = streamed_codes(tensors[f"{self.name}.qweight"].t().contiguous(), self.bits)
+        zeros = streamed_codes(tensors[f"{self.name}.qzeros"], self.bits).t().to(torch.int32) + self.offset
+        return codes, zeros.contiguous(), tensors[f"{self.name}.scales"].t().float().contiguous()
+
+    def weight(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+        """Return the float weight.
+
+        Raises:
+            CheckpointError: A channel is of a group that is not there.
+        """
+        codes, zeros, scales = self.codes(tensors)
+        if not self.has_order:
+            return ScaleBlocks(tuple(scales.shape), 1, self.group_size).values(codes, scales, zeros, dtype)
+        order = tensors[f"{self.name}.g_idx"].long()
+        if int(order.min()) < 0 or int(order.max()) >= scales.shape[1]:
+            raise CheckpointError(f"'{self.name}.g_idx' names a group that is not there, of {scales.shape[1]}: the checkpoint is damaged")
+        return codes.float().sub_(zeros.float()[:, order]).mul_(scales[:, order]).to(dtype)
+
+    def coded(self, tensors: Mapping[str, Tensor]) -> CodedLayer:
+        """Return codes, scales and zero points.
+
+        Raises:
+            CheckpointError: A zero point is no code, or a group is not of neighbours.
+        """
+        if self.has_order:
+            order = tensors[f"{self.name}.g_idx"]
+            if not torch.equal(order, torch.arange(self.shape[1], dtype=order.dtype, device=order.device) // self.group_size):
+                raise CheckpointError(
+                    f"'{self.name}.g_idx' has another order of channels than desc_act=false in config.json says: set desc_act to true there"
+                )
+        codes, zeros, scales = positive_scales(*self.codes(tensors), self.bits)
+        if bool((zeros >> self.bits).any()):
+            raise CheckpointError(
+                f"'{self.name}.qzeros' has a zero point of {2**self.bits}, which {self.bits} bits do not hold. Dequantize the layer with "
+                "keep_prequantized_layers=False (--no-keep-prequantized)"
+            )
+        config = self.config()
+        shape = weight_quantizer(config).granularity.scale_shape(self.shape)
+        return CodedLayer(config, codes, QParams(scales.reshape(shape), zeros.reshape(shape)))
+
+
+def _size(columns: int, groups: int, said: int) -> int | None:
+    """Return how many neighbours share a scale; None if no size fits. The size that is said comes first."""
+    if groups < 1 or columns < 1:
+        return None
+    if groups == 1:
+        return columns
+    if said > 0 and -(-columns // said) == groups:
+        return said
+    return columns // groups if columns % groups == 0 else None

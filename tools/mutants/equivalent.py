@@ -1,0 +1,50 @@
+"""Changes that make no difference: what `equivalent.toml` says of them, and how it names a change."""
+
+from __future__ import annotations
+
+import importlib.util
+import tomllib
+from pathlib import Path
+
+from tools.mutants.behaviours import behaviours_of
+from tools.mutants.operators import Mutation, mutations_of
+
+
+def every_change(file: str, source: str) -> list[Mutation]:
+    """Returns all changes of a file, of every kind."""
+    return [*mutations_of(file, source), *behaviours_of(file, source)]
+
+
+def stale_marks(tree: Path, known: set[tuple[str, ...]]) -> list[str]:
+    """Returns the marks of changes that the code no longer allows, as file and line of code."""
+    files = {file for file, *_ in known if (tree / file).is_file()}
+    there = {key(tree, one) for file in files for one in every_change(file, (tree / file).read_text(encoding="utf-8"))}
+    return sorted(f"{file}: {old}" for file, function, old, new in known if (file, function, old, new) not in there)
+
+
+def key(tree: Path, mutation: Mutation) -> tuple[str, ...]:
+    """Returns the key of a change in `equivalent.toml`: file, function, and lines before and after."""
+    before, after = changed_lines(tree, mutation)
+    return mutation.file, mutation.function, before, after
+
+
+def changed_lines(tree: Path, mutation: Mutation) -> tuple[str, str]:
+    """Returns the lines that a change touches, before and after it, in one line of text each."""
+    source = (tree / mutation.file).read_text(encoding="utf-8")
+    begin = source.rfind("\n", 0, mutation.start) + 1
+    end = source.find("\n", mutation.end) if "\n" in source[mutation.end :] else len(source)
+    before, after = source[begin:end], source[begin : mutation.start] + mutation.new + source[mutation.end : end]
+    return " ".join(before.split()), " ".join(after.split())
+
+
+def skipped(table: Path) -> tuple[list[str], list[str]]:
+    """Returns the files that are skipped, and those whose numbers are: pictures, with places on a page."""
+    entries = tomllib.loads(table.read_text(encoding="utf-8")).get("skipped", [])
+    needed = [entry for entry in entries if "needs" in entry and importlib.util.find_spec(entry["needs"]) is None]
+    return [entry["file"] for entry in needed], [entry["file"] for entry in entries if entry.get("numbers")]
+
+
+def equivalent_changes(table: Path) -> dict[tuple[str, ...], str]:
+    """Returns the reason for which a change makes no difference, by its key."""
+    entries = tomllib.loads(table.read_text(encoding="utf-8")).get("equivalent", [])
+    return {(entry["file"], entry["function"], entry["old"], entry["new"]): entry["reason"] for entry in entries}
