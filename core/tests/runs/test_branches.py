@@ -182,5 +182,5 @@ def test_the_plan_says_that_there_are_branches() -> None:
 def test_without_the_algorithm_reading_stops_and_names_it(tmp_path: Path) -> None:
     export_with("safetensors", ModelQuantizer(config()).quantize_model(small_model(), batches()), tmp_path / "out")
     algorithms().unregister("outliers")
-    with pytest.raises(MissingPluginError, match="'outliers', which runs with the model"):
+    with pytest.raises(MissingPluginError, match="the model needs the algorithm 'outliers' to run"):
         import_model_from_safetensors(None, tmp_path / "out", device="cpu")
