@@ -13,51 +13,27 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-# How long an example takes says more about the machine than about the law it is an example of.
+# The time of an example depends on the machine more than on the property.
 settings.register_profile("quark", deadline=None)
 settings.load_profile("quark")
 
-WHOLE_RUNS = {
-    "composes_with_other_transforms",
-    "composes_with_roundings",
-    "dequantizes_what_it_wrote",
-    "every_algorithm_runs",
-    "gives_the_same_each_time",
-    "honours_or_refuses_common_options",
-    "is_inspected",
-    "is_the_same_on_two_ranks",
-    "keeps_codes_and_rounds_scales",
-    "quantizes_and_reloads",
-    "reloads_to_the_same_logits",
-    "resumes",
-    "resumes_to_the_same_bytes",
-    "runs_from_codes",
-    "stores_or_refuses_every_scheme",
-    "streams_to_the_same_bytes",
-    "tunes_every_format",
-    "works_on_an_accelerator",
-    "writes_the_same_from_disk",
-}
-"""Conformance checks that take the most time. Each is in the suite for some plugins of its kind, and slow for
-others like them.
-"""
 OTHER_CPU = Path(__file__).parent / "tests" / "kit" / "other_cpu"
 OTHER_SYSTEM = OTHER_CPU.with_name("other_system")
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
-    """Add ``--few``, and ``--other-cpu`` and ``--system``, which change what this process and those it starts see.
+    """Add ``--few``, ``--other-cpu`` and ``--system``; the last two change this process and its children.
 
     With ``--other-cpu``, torch computes products, factorizations and sums in another order.
     """
-    parser.addoption("--few", action="store_true", help="leave out what is marked thorough, and most combinations of parameters")
-    parser.addoption("--other-cpu", action="store_true", help="sum in another order, as the libraries of another CPU do")
-    parser.addoption("--system", choices=["windows", "macos"], help="refuse what this system does not offer (tests/kit/other_system)")
+    parser.addoption("--few", action="store_true", help="leave out thorough tests and most combinations of parameters")
+    parser.addoption("--other-cpu", action="store_true", help="sum in another order, like the libraries of another CPU")
+    parser.addoption("--system", choices=["windows", "macos"], help="refuse calls that this system does not offer (tests/kit/other_system)")
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     early.add_argument("--system")
     config: Any = pluginmanager.get_plugin("pytestconfig")
     if (system := early.parse_known_args(config.invocation_params.args)[0].system) is not None:
-        # Now: the next conftest.py imports the code that is to see that system.
+        # Before the next conftest.py, which imports code that must see that system.
         os.environ["QUARK_OTHER_SYSTEM"] = system
         _import_first(OTHER_SYSTEM)
         from simulated_system import install
@@ -66,9 +42,9 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Replace the kernels of torch where ``--other-cpu`` is given."""
+    """Replace the kernels of torch if ``--other-cpu`` is given."""
     if config.getoption("--other-cpu") and config.getoption("--system"):
-        raise pytest.UsageError("--other-cpu and --system change one process each: choose one")
+        raise pytest.UsageError("--other-cpu and --system exclude each other: choose one")
     if config.getoption("--other-cpu"):
         _import_first(OTHER_CPU)
         import torch  # noqa: F401  # first: in a process that xdist starts, the import itself installs the kernels
@@ -78,7 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _import_first(folder: Path) -> None:
-    """Put a folder in front of the import path, here and in processes that tests start."""
+    """Put a folder first on the import path, here and in processes that tests start."""
     sys.path.insert(0, str(folder))
     others = [path for path in [os.environ.get("PYTHONPATH")] if path]
     os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), *others])
@@ -86,10 +62,10 @@ def _import_first(folder: Path) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Collect tests with the garbage collector off, and exempt from later collections what they have imported.
+    """Collect tests with the garbage collector off, and exempt imported objects from later collections.
 
-    Nothing of it is freed before the session ends, and a pass over torch, transformers and 15,000 tests takes half
-    a second.
+    They live until the session ends, and a pass over torch, transformers and 15,000 tests takes half a
+    second.
     """
     gc.disable()
     try:
@@ -100,12 +76,12 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark as slow: of a test ``one_in(n)`` all but every n-th combination of its parameters; of what has ``slow_runs``, `WHOLE_RUNS`.
+    """Mark as slow: of a test ``one_in(n)`` all but every n-th combination of its parameters; of what has ``slow_runs``, whole runs.
 
-    What is marked ``posix`` is skipped on Windows.
+    Tests that are marked ``posix`` are skipped on Windows.
 
-    ``slow_runs`` may name checks: then these are slow, and no others. With n values of one parameter each value of
-    the others is combined with one of them, in turn.
+    ``slow_runs`` stands for `quark_devkit.extent.WHOLE_RUNS`, or names checks: then these are slow, and no others.
+    With n values of one parameter each value of the others is combined with one of them, in turn.
     """
     marker = item.get_closest_marker("one_in")
     if marker is not None and sum(_positions(item)) % marker.args[0]:
@@ -113,6 +89,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     marker = item.get_closest_marker("posix")
     if marker is not None and (item.config.getoption("--system") == "windows" or sys.platform == "win32"):
         item.add_marker(pytest.mark.skip(reason=f"not on Windows: {marker.args[0]}"))
+    from quark_devkit.extent import WHOLE_RUNS
+
     marker = item.get_closest_marker("slow_runs")
     if marker is not None:
         callspec = getattr(item, "callspec", None)
@@ -122,17 +100,17 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 MOST_VALUES = 8
-"""Of a parameter with more values, a test has so many with ``--few``."""
+"""Largest number of values of a parameter with ``--few``."""
 MOST_SUBJECTS = 4
-"""Of more records of a kind, a conformance check is run for so many with ``--few``."""
+"""Largest number of records of a kind for a conformance check with ``--few``."""
 
 
 @pytest.hookimpl(trylast=True)  # after those that -m and -k leave out
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With ``--few``, deselect what takes long, and most combinations of parameters.
+    """With ``--few``, deselect long tests and most combinations of parameters.
 
-    Tests that are marked thorough take long, and so do conformance checks that make whole runs.
-    `tests.kit.covering` chooses the combinations that stay.
+    Long tests are marked thorough, or are conformance checks with whole runs. `tests.kit.covering` chooses
+    the combinations that stay.
     """
     if not config.getoption("--few"):
         return
@@ -155,14 +133,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Say what a run of many tests does, unless other processes run them."""
+    """Print the size of a run of many tests, unless other processes run them."""
     if not hasattr(session.config, "workerinput") and not session.config.getoption("numprocesses", None):
         _announce(session.config, len(session.items), 1)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
-    """Say what a run of many tests does when the first process has collected them."""
+    """Print the size of a run of many tests when the first process has collected them."""
     if node.gateway.id == "gw0":
         _announce(node.config, len(ids), node.workerinput["workercount"])
 
@@ -177,12 +155,14 @@ def _announce(config: pytest.Config, tests: int, processes: int) -> None:
 
 def _is_whole_run(item: Any) -> bool:
     """Return whether an item is a conformance check of the repository's own plugins that makes whole runs."""
+    from quark_devkit.extent import LAWS, WHOLE_RUNS
+
     is_check = getattr(item.cls, "kind", None) is not None or "::" in getattr(getattr(item, "callspec", None), "id", "")
-    return is_check and item.name.partition("[")[0].removeprefix("test_") in WHOLE_RUNS
+    return is_check and item.name.partition("[")[0].removeprefix("test_") in WHOLE_RUNS | LAWS
 
 
 def _function(item: Any) -> str:
-    """Return what items with other parameters share: conformance classes are parameters of their checks."""
+    """Return a key that items with different parameters share; conformance classes count as parameters."""
     kind = getattr(item.cls, "kind", None) if getattr(item.cls, "subject", None) else None
     name = item.nodeid.partition("[")[0]
     return name if kind is None else f"{item.path}::{kind}::{name.rpartition('::')[2]}"
@@ -192,7 +172,7 @@ _PARAM = type(pytest.param(0))
 
 
 def _positions(item: Any) -> Iterator[int]:
-    """Yield the position of each parameter of a test in the list of its values; several that are given together are one."""
+    """Yield the position of each parameter's value; parameters given together count as one."""
     fixtures = dict(item.callspec.indices)
     for mark in item.iter_markers("parametrize"):
         names, values = mark.args

@@ -21,6 +21,7 @@ from quark.runs import quantize_checkpoint
 from quark.torch import ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_workbench.cli.main import program
 from quark_workbench.evaluate.outputs import gives_next_tokens
+from quark_workbench.evaluate.whole_texts import text_kind
 from quark_workbench.planning.planned_run import plan
 
 from .kit.model_classes import MODEL_CLASSES, inputs_of, random_model
@@ -65,7 +66,8 @@ def facts_of(name: str) -> str:
     facts = f"`{family}`" if family in templates().names() else "its modules"
     takes = ModelInputs.of(model).takes
     calibrated = "text" if takes is None else f"`{takes[0]}`"
-    measured = "perplexity" if gives_next_tokens(model) else "outputs"
+    kind = text_kind(Path(), type(model), model.config, None)
+    measured = kind.metric if kind is not None else "perplexity" if gives_next_tokens(model) else "outputs"
     return f"{facts} | {calibrated} | {measured if takes is None else 'Python'}"
 
 

@@ -1,11 +1,11 @@
-"""Records golden files from AutoRound: checkpoints in the forms of GPTQ, AutoRound and AWQ, and their logits.
+"""Record golden files from AutoRound: checkpoints in the forms of GPTQ, AutoRound and AWQ, and their logits.
 
     python tools/record_auto_round.py TINY_MODEL plugins/quark_exporters/tests/gptq/golden
 
-``TINY_MODEL`` is a folder with a tokenizer. Needs torch, transformers and auto-round 0.16. AutoRound rounds,
-packs and writes each checkpoint, and its own layers compute the logits on a CPU, in float32. In two of the
-forms some layers have 2, 3 or 8 bits. ``MANIFEST.json`` has versions and hashes, which the tests hold the
-files to.
+``TINY_MODEL`` is a folder with a tokenizer. The script needs torch, transformers and auto-round 0.16.
+AutoRound rounds, packs and writes each checkpoint, and its own layers compute the logits on a CPU, in
+float32. In two of the forms some layers have 2, 3 or 8 bits. ``MANIFEST.json`` has versions and hashes, and
+the tests check the files against it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> int:
     model = Qwen2ForCausalLM(Qwen2Config(**SIZES, **HEADS)).eval()
     for parameter in model.parameters():
         if parameter.ndim == 1:
-            parameter.data.normal_(1, 0.1)  # biases that count
+            parameter.data.normal_(1, 0.1)  # biases that are not zero
     for name, (form, symmetric) in FORMS.items():
         record(copy.deepcopy(model).half(), tokenizer, form, symmetric, out / name)
     files = sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file() and path.name != "MANIFEST.json")
@@ -58,7 +58,7 @@ def main() -> int:
 
 
 def record(model: Qwen2ForCausalLM, tokenizer: object, form: str, symmetric: bool, out: Path) -> None:
-    """Write the checkpoint of a form and the logits that AutoRound's layers compute from it."""
+    """Write the checkpoint of a form, and the logits from AutoRound's layers."""
     bits = {} if "awq" in form else copy.deepcopy(OTHER_BITS)
     with tempfile.TemporaryDirectory() as folder:
         settings = {"bits": 4, "group_size": GROUP, "sym": symmetric, "iters": 0, "disable_opt_rtn": True, "device_map": "cpu"}
@@ -81,7 +81,7 @@ def record(model: Qwen2ForCausalLM, tokenizer: object, form: str, symmetric: boo
 
 
 def loaded(form: str, block: dict, own: dict[str, torch.Tensor], linear: torch.nn.Linear) -> torch.nn.Module:
-    """Return the layer by which AutoRound computes on a CPU, with the stored tensors."""
+    """Return AutoRound's layer for a CPU, with the stored tensors."""
     if "awq" in form:
         from auto_round.export.export_to_awq.utils import WQLinear_GEMM
 
@@ -93,7 +93,7 @@ def loaded(form: str, block: dict, own: dict[str, torch.Tensor], linear: torch.n
         kind = qlinear_torch_zp.QuantLinear if "gptq" in packing else qlinear_torch.QuantLinear
         bits = own["qzeros"].shape[1] * 32 // linear.out_features
         layer = kind(bits, GROUP, linear.in_features, linear.out_features, linear.bias is not None)
-        own.pop("g_idx", None)  # neighbours share a group in all forms, and AutoRound uses the order of square layers alone
+        own.pop("g_idx", None)  # neighbours share a group in all forms, and AutoRound uses the order only for square layers
     layer.load_state_dict(own)
     return layer
 

@@ -1,10 +1,10 @@
-"""Records golden files from NVIDIA ModelOpt and bitsandbytes: checkpoints and the logits of their weights.
+"""Record golden files from NVIDIA ModelOpt and bitsandbytes: checkpoints and the logits of their weights.
 
     python tools/record_modelopt_bitsandbytes.py plugins/quark_exporters/tests/golden_sources
 
-Needs torch, transformers, nvidia-modelopt and bitsandbytes. The two libraries round and write the
-checkpoints; logits are those of the weights that they dequantize, in float32 on a CPU. ``MANIFEST.json`` has
-versions and hashes, which the tests hold the files to.
+The script needs torch, transformers, nvidia-modelopt and bitsandbytes. The two libraries round and write the
+checkpoints. The logits come from the weights that they dequantize, in float32 on a CPU. ``MANIFEST.json`` has
+versions and hashes, and the tests check the files against it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def fp8(model: Qwen2ForCausalLM, folder: Path) -> None:
 
 
 def nvfp4(model: Qwen2ForCausalLM, folder: Path) -> None:
-    """Let ModelOpt write NVFP4. Inputs cannot be calibrated on a CPU, and their scales are not read."""
+    """Let ModelOpt write NVFP4; a CPU cannot calibrate inputs, and quark ignores their scales."""
     quantized = mtq.quantize(model, mtq.NVFP4_DEFAULT_CFG, None)
     for name, module in quantized.named_modules():
         if name.endswith("input_quantizer") and module.is_enabled:
@@ -90,7 +90,7 @@ def record(folder: Path, out: Path) -> None:
 
 
 def dequantized(codes: torch.Tensor, own: dict[str, torch.Tensor | None], shape: torch.Size) -> torch.Tensor:
-    """Return the weight as the library of its scales computes it."""
+    """Return the weight as its library dequantizes it."""
     if own["SCB"] is not None:
         return bitsandbytes.functional.int8_vectorwise_dequant(codes, own["SCB"])
     if own["weight_scale_2"] is None:

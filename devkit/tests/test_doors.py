@@ -9,10 +9,12 @@ from xml.etree import ElementTree
 
 import pytest
 
+from quark.errors import ConfigError
 from quark.plugins import Catalog, ObserverRecord, Source, hookimpl, using
 from quark.plugins.discovery import discover
 from quark_devkit import checks
 from quark_devkit.catalogue import checks_of
+from quark_devkit.extent import LAWS, is_thorough
 from quark_devkit.subject import KINDS
 from quark_workbench.cli.main import program
 
@@ -58,6 +60,23 @@ def test_the_command_prints_a_line_for_each_subject_and_what_failed(capsys: pyte
     assert out.count("PluginError") == 1, "what cannot be loaded is said once, whatever number of checks it fails"
     assert len(out.splitlines()) == 3
     assert out.splitlines()[-1].startswith("not conformant: ")
+
+
+def test_quick_leaves_out_what_takes_long_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert quark("--kind", "observer", "--name", "acme_good", "--quick", "--verbose") == 0
+    out = capsys.readouterr().out
+    assert "extremes_are_extremes" in out
+    assert not any(name in out for name in LAWS)
+    assert out.splitlines()[-1].endswith("(--quick leaves out checks that make whole runs)")
+    with pytest.raises(ConfigError, match="--quick leaves checks out, and --badge is about all of them"):
+        quark("--quick", "--badge")
+
+
+def test_all_is_thorough_while_checks_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    monkeypatch.setattr("quark_devkit.runner.run_checks", lambda *_: seen.append(is_thorough()) or [])
+    assert quark("--kind", "observer", "--name", "acme_good", "--all") == 1
+    assert (seen, is_thorough()) == ([True], False)
 
 
 def test_json_and_junit_hold_every_result(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

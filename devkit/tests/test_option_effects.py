@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Annotated, Any
 
 import attrs
@@ -72,11 +73,34 @@ def test_an_option_of_which_no_other_value_is_accepted_is_not_ignored() -> None:
 
 def test_present_values_are_those_that_are_compared_with() -> None:
     def results(values: Mapping[str, Any]) -> list[int]:
-        return [min(int(values.get("steps", 8)), 8)]
+        return [int(values.get("steps", 8))]
 
-    require_effects([Option("steps", int, 100)], results, {"steps": 8})
-    with pytest.raises(CheckFailedError, match=r"'steps' \(50: as 100\)"):
-        require_effects([Option("steps", int, 100, note=OptionNote(examples=(50,)))], results)
+    require_effects([Option("steps", int, 16)], results, {"steps": 8})
+    with pytest.raises(CheckFailedError, match=r"'steps' \(8: as 16\)"):
+        require_effects([Option("steps", int, 16)], results)
+
+
+@pytest.mark.parametrize(
+    ("option", "effect"),
+    [(Option("size", int, 32), lambda v: min(v, 64)), (Option("factor", float, 1.0), round), (Option("bits", int, 4), lambda v: v > 4)],
+    ids=["saturates", "is rounded to whole numbers", "is a switch"],
+)
+def test_an_option_that_heeds_some_values_only_is_named(option: Option, effect: Callable[[Any], object]) -> None:
+    with pytest.raises(CheckFailedError, match=f"nothing: '{option.name}' "):
+        require_effects([option], lambda values: [effect(values.get(option.name, option.default))])
+
+
+IDLE = OptionNote(beside={"is_fast": False})
+
+
+@pytest.mark.parametrize(("note", "is_named"), [(OptionNote(), True), (IDLE, False)], ids=["and does not say so", "and says so"])
+def test_an_option_that_does_nothing_beside_a_boolean_is_named(note: OptionNote, *, is_named: bool) -> None:
+    def results(values: Mapping[str, Any]) -> list[object]:
+        is_fast = values.get("is_fast", False)
+        return [is_fast, 0 if is_fast else values.get("steps", 4)]
+
+    with pytest.raises(CheckFailedError, match="beside is_fast=True") if is_named else nullcontext():
+        require_effects([Option("steps", int, 4, note=note), Option("is_fast", bool, False)], results)
 
 
 def test_without_options_there_is_nothing_to_look_at() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
+from transformers import AutoTokenizer, LlamaModel
 from typer.testing import CliRunner
 
 from quark.checkpoint.export import export_with
@@ -133,3 +135,27 @@ def test_bad_models_and_texts_are_refused_with_the_reason(tmp_path: Path):
     ]:
         with pytest.raises(QuarkError, match=says):
             CliRunner().invoke(app, ["evaluate", *map(str, arguments)], catch_exceptions=False)
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The body of the bundled model, with its tokenizer."""
+    path = tmp_path_factory.mktemp("embedder")
+    LlamaModel.from_pretrained(tiny_model_dir()).save_pretrained(path)
+    AutoTokenizer.from_pretrained(tiny_model_dir()).save_pretrained(path)
+    return path
+
+
+def test_an_embedder_is_judged_by_the_cosine_of_its_embeddings(embedder: Path, tmp_path: Path) -> None:
+    runner, out = CliRunner(), str(tmp_path / "out")
+    assert (
+        runner.invoke(app, ["quantize", str(embedder), out, "--scheme", "int4_wo_64", "--no-report"], catch_exceptions=False).exit_code == 0
+    )
+    arguments = [out, "--reference", str(embedder), "--limit", "6"]
+    figures: Any = run(*arguments)["figures"]
+    assert (figures["kind"], figures["metric"], figures["texts"]) == ("embedder", "cosine of embeddings", 6)
+    assert 0.5 < figures["lowest"] < figures["value"] < 1
+    lines = runner.invoke(app, ["evaluate", *arguments], catch_exceptions=False).stdout
+    assert f"cosine of embeddings: {figures['value']:.5f} ± " in lines
+    with pytest.raises(QuarkError, match="leave out --by-block"):
+        runner.invoke(app, ["evaluate", *arguments, "--by-block"], catch_exceptions=False)

@@ -1,8 +1,8 @@
 """Changes of behaviour that a test of the usual result does not notice.
 
-A test that runs a line mostly notices another operator there. These changes leave the usual result nearly
-as it is: a condition of several is dropped, two statements change places, something is kept or not put back,
-a value comes from another argument, an option has its default.
+A test that runs a line mostly notices another operator there. These changes hardly affect the usual result:
+one of several conditions is dropped, two statements change places, a cleanup or reset is dropped, a value
+comes from another argument, or an option has its default.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from tools.mutants.operators import Mutation, Visitor
 
 CONDITION = "a condition of several is dropped"
 ORDER = "two statements change places"
-KEPT = "something is kept that is to be forgotten"
+KEPT = "something is kept that should be dropped"
 RESTORE = "something is not put back"
 OTHER_SOURCE = "a value comes from another argument"
 OPTION = "an option is ignored"
 KINDS = (CONDITION, ORDER, KEPT, RESTORE, OTHER_SOURCE, OPTION)
 
 FORGETTING = {"clear", "pop", "popitem", "discard", "remove", "close", "cache_clear", "unlink", "remove_hook", "detach"}
-"""Methods whose call, as a statement of its own, lets something go."""
+"""Methods that release something if a statement calls them."""
 
 
 def behaviours_of(file: str, source: str) -> list[Mutation]:
-    """Return all changes of these kinds of a file, in its order."""
+    """Return all such changes of a file, in its order."""
     return sorted({one for one in _Behaviours(file, source).visit_body(ast.parse(source)) if one.kind in KINDS})
 
 
 class _Behaviours(Visitor):
-    """Goes through the statements of a file and yields changes of behaviour."""
+    """Visits the statements of a file, and yields changes of behaviour."""
 
     def of_kind(self, kind: str, mutations: Iterator[Mutation]) -> Iterator[Mutation]:
         return (attrs.evolve(mutation, kind=kind) for mutation in mutations)
@@ -77,7 +77,7 @@ class _Behaviours(Visitor):
         yield from self.visit_body(node)
 
     def _swapped(self, body: Sequence[ast.stmt]) -> Iterator[Mutation]:
-        """Yield exchanges of neighbours, if one acts on what the other uses and none binds what it needs."""
+        """Yield exchanges of neighbours, if one acts on an object of the other and none binds its names."""
         for first, second in pairwise(body):
             if not all(isinstance(one, ast.Expr | ast.Assign | ast.AugAssign) for one in (first, second)) or _is_text(first):
                 continue
@@ -91,7 +91,7 @@ class _Behaviours(Visitor):
                 yield Mutation(self.file, ".".join(self.names), first.lineno, start, end, self.source[start:end], new, kind=ORDER)
 
     def _ignored_options(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Mutation]:
-        """Yield, for each parameter that the body reads, a first statement that gives it its default."""
+        """For each parameter that the body reads, yield a first statement that sets its default."""
         body = [one for one in node.body if not _is_text(one)]
         if not body or isinstance(body[0], ast.Pass | ast.Raise):
             return
@@ -106,7 +106,7 @@ class _Behaviours(Visitor):
                 yield Mutation(self.file, ".".join(self.names), body[0].lineno, at, at, "", new, kind=OPTION)
 
     def _other_sources(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Mutation]:
-        """Yield, for each use of a parameter, the other parameters that have its annotation."""
+        """For each use of a parameter, yield the other parameters with the same annotation."""
         arguments = [one for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs) if one.annotation is not None]
         kinds = {one.arg: ast.unparse(one.annotation) for one in arguments if one.annotation is not None}
         for statement in node.body:
@@ -125,7 +125,7 @@ def _bodies(node: ast.AST) -> Iterator[list[ast.stmt]]:
 
 
 def _inside(node: ast.AST) -> Iterator[Any]:
-    """Yield what is under a node and runs with it: no message, annotation or inner function."""
+    """Yield the nodes under a node that run with it: no messages, annotations or inner functions."""
     if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
         return
     if isinstance(node, ast.Call) and Visitor.says_something(node):
@@ -147,14 +147,14 @@ def _bound(node: ast.stmt) -> set[str]:
 
 
 def _used(node: ast.stmt) -> set[str]:
-    """Return the names and dotted names in a statement; ``self`` alone only if a method of it is called."""
+    """Return the names and dotted names in a statement; plain ``self`` only for calls of its methods."""
     found = {ast.unparse(one) for one in ast.walk(node) if isinstance(one, ast.Name | ast.Attribute)} - {"self"}
     own = (one for one in ast.walk(node) if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute))
     return found | {"self" for one in own if ast.unparse(one.func.value) == "self"}
 
 
 def _acted_on(node: ast.stmt) -> set[str]:
-    """Return what a statement may change: the object of its call, or the arguments if it calls a function."""
+    """Return the objects that a statement may change: a method's object, or a function's arguments."""
     match node:
         case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name("os" | "shutil" | "torch")) | ast.Name(), args=args)):
             return {ast.unparse(one) for one in args}

@@ -5,9 +5,9 @@
     python -m tools.mutants.drawn --again        # only the last run's survivors
 
 A package is a folder directly under the sources of the core (its loose modules are one more), or a plugin
-distribution. Each has a share of the changes in proportion to its lines, and no less than a few. The same
-seed draws the same changes, whatever other files become. ``--kind`` chooses changes of single operators or of
-behaviour (`behaviours.py`), whose kinds take turns.
+distribution. Each has a share of the changes in proportion to its lines, and at least a few. The same seed
+draws the same changes in a file, even if other files change. ``--kind`` chooses changes of single operators
+or of behaviour (`behaviours.py`); kinds of behaviour take turns.
 
 First the program measures which tests run a line, file by file. It keeps the result in `.mutants/` until a
 test or its sources change. A change is tried on the tests of the mirrored file, then on other tests of its
@@ -101,7 +101,7 @@ def drawn(
 ) -> dict[str, list[Mutation]]:
     """Returns the changes of each package: its share of `count`, at least `LEAST`, without `known` ones.
 
-    Kinds take turns, so that a rare one is drawn as often as a common one while there are any.
+    Kinds take turns, so a rare kind is drawn as often as a common one until none is left.
     """
     whole, numbers = skipped(HERE / "equivalent.toml")
     marked = {file for file, *_ in known}
@@ -121,7 +121,7 @@ def drawn(
 
 
 def in_turn(mutations: Sequence[Mutation]) -> list[Mutation]:
-    """Returns mutations with their kinds in turn, each kind in the order that it had."""
+    """Returns mutations with kinds in turn, and each kind in its old order."""
     kinds: dict[str, list[Mutation]] = defaultdict(list)
     for mutation in mutations:
         kinds[mutation.kind].append(mutation)
@@ -290,7 +290,7 @@ def diff(tree: Path, mutation: Mutation) -> str:
 
 
 def scores(results: Sequence[Result], of: Callable[[Result], str] = lambda result: result.package) -> dict[str, tuple[int, int]]:
-    """Returns how many changes of each package were noticed, and how many there were."""
+    """Returns the numbers of noticed and of all changes of each package."""
     tried, noticed = Counter(map(of, results)), Counter(of(result) for result in results if result.noticed)
     return {name: (noticed[name], tried[name]) for name in sorted(tried)}
 
@@ -300,9 +300,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tools.mutants.drawn", description="break the code at random; say which changes the tests notice"
     )
-    parser.add_argument("--count", type=int, default=400, help="changes over all packages (400); small packages have a few more")
+    parser.add_argument("--count", type=int, default=400, help="number of changes over all packages (400); small packages add a few")
     parser.add_argument("--seed", type=int, default=0, help="which of all changes are drawn (0)")
-    parser.add_argument("--kind", choices=KINDS, default="operators", help="changes of operators, or of behaviour (operators)")
+    parser.add_argument("--kind", choices=KINDS, default="operators", help="kind of changes: operators or behaviours (operators)")
     parser.add_argument("--packages", nargs="*", default=(), metavar="NAME", help="only these packages, such as core/runs or quark_algos")
     parser.add_argument("--at-once", type=int, default=os.cpu_count(), help="number of changes tried at the same time (one for each core)")
     parser.add_argument("--again", action="store_true", help="only the survivors of the last run whose code is unchanged")

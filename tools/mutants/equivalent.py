@@ -1,4 +1,4 @@
-"""Changes that make no difference: what `equivalent.toml` says of them, and how it names a change."""
+"""Changes that make no difference: the entries and keys of `equivalent.toml`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def every_change(file: str, source: str) -> list[Mutation]:
 
 
 def stale_marks(tree: Path, known: set[tuple[str, ...]]) -> list[str]:
-    """Returns the marks of changes that the code no longer allows, as file and line of code."""
+    """Returns the entries of `equivalent.toml` that the code no longer has, as file and line of code."""
     files = {file for file, *_ in known if (tree / file).is_file()}
     there = {key(tree, one) for file in files for one in every_change(file, (tree / file).read_text(encoding="utf-8"))}
     return sorted(f"{file}: {old}" for file, function, old, new in known if (file, function, old, new) not in there)
@@ -29,7 +29,7 @@ def key(tree: Path, mutation: Mutation) -> tuple[str, ...]:
 
 
 def changed_lines(tree: Path, mutation: Mutation) -> tuple[str, str]:
-    """Returns the lines that a change touches, before and after it, in one line of text each."""
+    """Returns the lines that a change touches, before and after, each as one line of text."""
     source = (tree / mutation.file).read_text(encoding="utf-8")
     begin = source.rfind("\n", 0, mutation.start) + 1
     end = source.find("\n", mutation.end) if "\n" in source[mutation.end :] else len(source)
@@ -38,13 +38,13 @@ def changed_lines(tree: Path, mutation: Mutation) -> tuple[str, str]:
 
 
 def skipped(table: Path) -> tuple[list[str], list[str]]:
-    """Returns the files that are skipped, and those whose numbers are: pictures, with places on a page."""
+    """Returns the skipped files, and the files with skipped numbers: pictures have places on a page."""
     entries = tomllib.loads(table.read_text(encoding="utf-8")).get("skipped", [])
     needed = [entry for entry in entries if "needs" in entry and importlib.util.find_spec(entry["needs"]) is None]
     return [entry["file"] for entry in needed], [entry["file"] for entry in entries if entry.get("numbers")]
 
 
 def equivalent_changes(table: Path) -> dict[tuple[str, ...], str]:
-    """Returns the reason for which a change makes no difference, by its key."""
+    """Returns the reason why a change makes no difference, by its key."""
     entries = tomllib.loads(table.read_text(encoding="utf-8")).get("equivalent", [])
     return {(entry["file"], entry["function"], entry["old"], entry["new"]): entry["reason"] for entry in entries}

@@ -56,7 +56,7 @@ UNTESTED = {"TYPE_CHECKING", "overload", "jit"}  # conditions and decorators of 
 class Mutation:
     """One change of a file: characters from `start` to `end` become `new`.
 
-    `function` is the dotted name of the innermost definition, `kind` what kind of mistake it is.
+    `function` is the dotted name of the innermost definition, `kind` the kind of mistake.
     """
 
     file: str
@@ -86,7 +86,7 @@ def mutations_of(file: str, source: str) -> list[Mutation]:
 
 
 class Visitor:
-    """Goes through the statements of a file, and knows in which function it is."""
+    """Visits the statements of a file, and knows the current function."""
 
     def __init__(self, file: str, source: str) -> None:
         self.file, self.source = file, source
@@ -111,7 +111,7 @@ class Visitor:
         return self.source[slice(*self.span(node))]
 
     def change(self, node: ast.expr | ast.stmt, new: str | ast.AST) -> Iterator[Mutation]:
-        """Yields the change that puts other code in the place of a node, if it is other code."""
+        """Yields the change that replaces a node, if the code differs."""
         start, end = self.span(node)
         old = self.source[start:end]
         text = new if isinstance(new, str) else ast.unparse(new)
@@ -165,7 +165,7 @@ class Visitor:
 
     @staticmethod
     def is_untested(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-        """Returns whether a function does not run here, or makes nothing but words for people."""
+        """Returns whether a function never runs here, or only makes messages."""
         decorators = {
             name.id if isinstance(name, ast.Name) else name.attr
             for one in node.decorator_list
@@ -176,12 +176,12 @@ class Visitor:
 
     @staticmethod
     def says_something(node: ast.Call) -> bool:
-        """Returns whether the arguments of a call are words for people."""
+        """Returns whether the arguments of a call are messages."""
         name = _name(node.func)
         return name in SPEAKING or name.endswith(("Error", "Warning"))
 
     def function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Mutation]:
-        """Yields the changes of a function: of its defaults and its body."""
+        """Yields the changes of a function's defaults and body."""
         if self.is_untested(node):
             return
         self.names.append(node.name)
@@ -247,7 +247,7 @@ class Visitor:
                 return
 
     def call(self, node: ast.Call) -> Iterator[Mutation]:
-        """Yields the changes of a call: arguments exchanged, a keyword dropped, and those of its parts."""
+        """Yields the changes of a call: exchanged arguments, a dropped keyword, and changes of its parts."""
         if self.says_something(node):
             return
         if (name := _name(node.func)) in {"isinstance", "issubclass", "cast", "TypeVar"}:

@@ -65,6 +65,19 @@ def test_a_module_is_imported_as_in_a_fresh_process(states: list[str], tmp_path:
     assert module.PRODUCT.requires_grad
 
 
+def test_so_is_a_module_that_a_package_imports_when_its_attribute_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a_late_part.py").write_text(MODULE, encoding="utf-8")
+    late = "def __getattr__(name):\n    import a_late_part\n    return getattr(a_late_part, name)\n"
+    (tmp_path / "a_late_plugin.py").write_text(late, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    LazyRef("a_late_plugin:__name__").load()
+    with torch.device("meta"):
+        found = LazyRef("a_late_plugin:VALUES").load()
+    for name in ("a_late_part", "a_late_plugin"):
+        del sys.modules[name]
+    assert torch.equal(found, torch.tensor([0.1, 0.3]))
+
+
 def test_a_reference_without_torch_imports_none() -> None:
     code = "import sys; from quark.base.lazy import LazyRef; LazyRef('json:dumps').load(); print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

@@ -180,7 +180,7 @@ PROBLEMS = {
     "fp8 asymmetric": (QTensorConfig(dtype="fp8_e4m3", qscheme="per_tensor", is_dynamic=False, symmetric=False), "no zero point"),
     "another granularity's observer": (
         QTensorConfig(dtype="int8", qscheme="per_tensor", symmetric=True, is_dynamic=False, observer_cls="PerGroupMinMaxObserver"),
-        "PerGroupMinMaxObserver serves per_group",
+        "PerGroupMinMaxObserver supports per_group",
     ),
     "groups that do not divide": (
         QTensorConfig(dtype="int4", qscheme="per_group", ch_axis=-1, group_size=48, symmetric=True, is_dynamic=False,

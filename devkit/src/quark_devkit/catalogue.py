@@ -11,7 +11,9 @@ from types import MappingProxyType
 from quark.plugins import Catalog
 from quark_devkit.check import Check, CheckFailedError, NotApplicableError, NotHereError, check
 from quark_devkit.expected_failures import expected_failures, refuse_unknown
+from quark_devkit.laws import laws_of
 from quark_devkit.subject import KINDS, Subject, subjects
+from quark_devkit.works import WORKS
 
 __all__ = ["all_checks", "can_be_checked", "checks_of", "subjects_of"]
 
@@ -90,3 +92,5 @@ def _defined_in(kind: str) -> Iterator[Check]:
                     if one.kind != kind:
                         raise ValueError(f"the check {one.id} is defined in {part.__name__}, which holds checks of the kind '{kind}'")
                     yield one
+    if kind in WORKS:
+        yield from laws_of(kind)

@@ -7,10 +7,12 @@ except on Windows.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import forkserver
 from multiprocessing.context import BaseContext
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -30,6 +32,8 @@ __all__ = ["in_fresh_process"]
 T = TypeVar("T")
 
 _PRELOADED = ("quark.runs", "quark_devkit.whole_runs", "transformers.models.llama.modeling_llama")
+_OTHER_SEEDS = ("19", "4")
+"""Seeds of hashes: the processes have the first one that this process has not, for other orders of sets."""
 _TIMEOUT = 600
 """Timeout of a process in seconds."""
 
@@ -64,6 +68,12 @@ def _context() -> BaseContext:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(_PRELOADED))
+    seed = os.environ.get("PYTHONHASHSEED")
+    os.environ["PYTHONHASHSEED"] = _OTHER_SEEDS[seed == _OTHER_SEEDS[0]]
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.environ.pop("PYTHONHASHSEED") if seed is None else os.environ.update(PYTHONHASHSEED=seed)
     return context
 
 
@@ -112,12 +122,13 @@ def _look_in(places: Sequence[str]) -> None:
 
 def _work(sources: Sequence[Source], added: bytes, work: Callable[..., T], arguments: Sequence[Any]) -> T:
     from quark_devkit.runner import quietly
+    from quark_devkit.threads import threads
 
     entry_points = [importlib_metadata.EntryPoint(source.entry_point, source.module, GROUP) for source in sources]
     plugins = Catalog(Candidate(source, point) for source, point in zip(sources, entry_points, strict=True))
     for source, records in ForkingPickler.loads(added):
         plugins.add(_plugin_of(records), source)
-    with using(plugins), quietly():
+    with using(plugins), quietly(), threads(1):
         return work(*arguments)
 
 

@@ -1,4 +1,4 @@
-"""Effects of options: whether a non-default value of each option changes a result."""
+"""Effects of options: whether results are others for values of each option that are not its default."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 from torch import Tensor
@@ -18,23 +19,26 @@ from quark_devkit.check import assume, require
 __all__ = ["REFUSALS", "digest", "others", "require_effects"]
 
 REFUSALS = (QuarkError, ValueError, TypeError)
-"""Exceptions that refuse a value."""
+"""What a value that is not accepted raises."""
 _NUMBERS = (2, 1, 4, 3, 0.5, 0.9, 0.1, 0.01, 0)
+_MOST_VALUES = 3
+"""Values of an option that are tried, of those that are accepted."""
 _NAME = "a_name_of_nothing"
 
 
-def require_effects(
-    options: Iterable[Option], results: Callable[[Mapping[str, Any]], Iterable[Any]], current: Mapping[str, Any] | None = None
-) -> None:
-    """Require that another value of each option changes a result, or that no other value is accepted.
+_Results = Callable[[Mapping[str, Any]], Iterable[Any]]
 
-    Options that are declared to change only speed or memory are left out
-    (`quark.plugins.options.OptionNote`).
+
+def require_effects(options: Iterable[Option], results: _Results, current: Mapping[str, Any] | None = None) -> None:
+    """Require that several other values of each option are refused, or change a result, each in another way.
+
+    Each option changes a result beside the other value of each boolean option too. Options that are declared
+    to change speed or memory alone are left out (`quark.plugins.options.OptionNote`).
 
     Args:
         options: The options.
-        results: Yields results for some option values, compared with ``==``; raises one of `REFUSALS` to
-            refuse them.
+        results: Yields results, which are compared with ``==``, for these values of options, and the others
+            as they are; raises one of `REFUSALS` where it refuses them.
         current: Values of options that differ from their defaults.
 
     Raises:
@@ -42,42 +46,76 @@ def require_effects(
     """
     options = [option for option in options if not option.note.is_cost_only]
     assume(options, "it has no options that change a result")
-    ignored = []
-    defaults = _Remembered(results({}))
+    values = {option.name: (current or {}).get(option.name, option.default) for option in options}
+    flips = [{name: not value} for name, value in values.items() if isinstance(value, bool)]
+    defaults, ignored = _Remembered(partial(results, {})), []
     for option in options:
-        value = (current or {}).get(option.name, option.default)
-        beside, accepted = dict(option.note.beside), []
-        usual = _Remembered(results(beside)) if beside else defaults
-        for other in others(option, value):
-            changes = _changes(partial(results, {**beside, option.name: other}), usual)
-            if changes:
-                break
-            if changes is not None:
-                accepted.append(other)
+        beside, value = dict(option.note.beside), values[option.name]
+        given = partial(_beside, results, beside)
+        usual = _Remembered(partial(results, beside)) if beside else defaults
+        complaint, effective = _effect(option, value, usual, given)
+        for flip in flips if effective is not None else ():
+            if complaint is None and not flip.keys() & {option.name, *beside}:
+                complaint = _effect_beside({option.name: effective}, flip, given)
+        ignored += [f"'{option.name}' {complaint}"] if complaint else []
+    fix = (
+        "name values that do, each in another way, by OptionNote(examples=…) in its annotation, or the values of other options that it "
+        "needs by beside={…}; or say is_cost_only=True, or take it out"
+    )
+    require(not ignored, f"accepts these options, and values of them change nothing: {', '.join(ignored)}; {fix}")
+
+
+def _beside(results: _Results, beside: Mapping[str, Any], values: Mapping[str, Any]) -> Iterable[Any]:
+    return results({**beside, **values})
+
+
+def _effect(option: Option, value: Any, usual: _Remembered, results: _Results) -> tuple[str | None, Any]:
+    """Return what is wrong with the values of an option, and a value that changes a result; None for each."""
+    seen, changing, idle = [(value, usual)], list[Any](), list[str]()
+    stands_for_another = value is None  # so that one other value may do what it does
+    for other in others(option, value):
+        own = _Remembered(partial(results, {option.name: other}))
+        same = [before for before, known in seen if _is_same(own, known)]
+        if own.is_refused:
+            continue
+        if not same:
+            changing.append(other)
+        elif stands_for_another and same[0] is None:
+            stands_for_another = False
         else:
-            ignored += [f"'{option.name}' ({', '.join(map(repr, accepted))}: as {value!r})"] if accepted else []
-    fix = "name a value with an effect in OptionNote(examples=…) of its annotation, set is_cost_only=True there, or remove the option"
-    require(not ignored, f"accepts options whose values change nothing: {', '.join(ignored)}; {fix}")
+            idle.append(f"{other!r}: as {same[0]!r}")
+            if _is_number(other):
+                break
+        seen.append((other, own))
+        if len(seen) > _MOST_VALUES:
+            break
+    matters = not changing or all(map(_is_number, changing))  # two names may stand for one thing, and no two numbers do
+    wrong = f"({', '.join(idle)})" if idle and matters else None
+    return wrong, changing[0] if changing else None
 
 
-def _changes(results: Callable[[], Iterable[Any]], usual: Iterable[Any]) -> bool | None:
-    """Return whether a result differs from the default's; None if a value is refused."""
-    try:
-        ours = iter(results())
-    except REFUSALS:
-        return None
-    for before in usual:
-        try:
-            one = next(ours)
-        except REFUSALS:
-            return None
-        if one != before:
-            return True
-    return False
+def _effect_beside(values: Mapping[str, Any], flip: Mapping[str, Any], results: _Results) -> str | None:
+    """Return what is wrong with a value beside the other value of a boolean; None for nothing."""
+    usual, own = (_Remembered(partial(results, given)) for given in (flip, {**flip, **values}))
+    is_same = _is_same(own, usual)
+    ((name, other),), (value,) = flip.items(), values.values()
+    return None if own.is_refused or usual.is_refused or not is_same else f"({value!r} beside {name}={other}: as without it)"
+
+
+def _is_same(one: _Remembered, other: _Remembered) -> bool:
+    """Return whether all results are equal; False where one is refused."""
+    for own, known in zip_longest(one, other):
+        if one.is_refused or own != known:
+            return False
+    return not one.is_refused
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def digest(*values: Any) -> str:
-    """Return a short text that differs if tensors, or the texts of other values, differ."""
+    """Return a short text that differs where tensors, or other values by their text, differ."""
     hashed = hashlib.sha256()
     for value in values:
         if isinstance(value, Tensor):
@@ -87,22 +125,37 @@ def digest(*values: Any) -> str:
 
 
 class _Remembered:
-    """Iterates over values repeatedly, and computes each value once, on first use."""
+    """Results, each computed once, when it is first wanted.
 
-    def __init__(self, values: Iterable[Any]) -> None:
-        self.source = iter(values)
+    Attributes:
+        is_refused: Whether what computes them has raised one of `REFUSALS`, behind which nothing comes.
+    """
+
+    def __init__(self, compute: Callable[[], Iterable[Any]]) -> None:
+        self.compute = compute
+        self.source: Iterator[Any] | None = None
         self.known: list[Any] = []
+        self.is_refused = False
 
     def __iter__(self) -> Iterator[Any]:
         yield from self.known
-        for value in self.source:
+        while not self.is_refused:
+            try:
+                if self.source is None:
+                    self.source = iter(self.compute())
+                value = next(self.source)
+            except StopIteration:
+                return
+            except REFUSALS:
+                self.is_refused = True
+                return
             self.known.append(value)
             yield value
 
 
 def others(option: Option, value: Any) -> Iterator[Any]:
-    """Yield values to try: the examples, or values that follow from the type and the current value."""
-    tried = option.note.examples or [*_like(value), *_of_type(option.type)]
+    """Yield values to try: the examples, or else those that the type and the present value lead to."""
+    tried = option.note.examples or [*_like(value), *([] if _is_number(value) else _of_type(option.type))]
     seen = [value]
     for other in tried:
         if other not in seen and other is not REQUIRED:
@@ -114,9 +167,9 @@ def _like(value: Any) -> Iterator[Any]:
     if isinstance(value, bool):
         yield not value
     elif isinstance(value, int):
-        yield from (2 * value, value + 1, value // 2)
+        yield from (2 * value, 4 * value, value // 2) if value > 1 else _NUMBERS[:4]
     elif isinstance(value, float):
-        yield from (value / 2, 2 * value)
+        yield from (1.37 * value, value / 2, 3.3 * value) if value else (0.37, 0.1, 1.6)
     elif isinstance(value, list | tuple) and value:
         yield value[:1] if len(value) > 1 else value[:0]
     elif isinstance(value, dict) and value:

@@ -18,6 +18,7 @@ from quark.errors import QuarkError
 from quark.plugins import using
 from quark_devkit.check import Check, CheckFailedError, NotApplicableError
 from quark_devkit.subject import Subject
+from quark_devkit.threads import threads
 
 __all__ = ["OUTCOMES", "Result", "is_conformant", "quietly", "run_check", "run_checks"]
 
@@ -108,7 +109,7 @@ def _outcome(subject: Subject, check: Check) -> tuple[str, str, str]:
     failed = "advised" if check.level == "advisory" else "failed"
     python_state = random.getstate()
     try:
-        with using(subject.catalog), torch.random.fork_rng(devices=[]), warnings.catch_warnings(), quietly():
+        with using(subject.catalog), torch.random.fork_rng(devices=[]), warnings.catch_warnings(), quietly(), threads(1):
             warnings.simplefilter("ignore")
             torch.manual_seed(0)
             check.run(subject)

@@ -1,9 +1,10 @@
-"""Ranks as threads of one process, so that tests and checks need no processes."""
+"""Threads: how many torch computes on, and ranks in one process, a thread for each."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -12,12 +13,27 @@ from torch import Tensor
 from quark.base.ranks import Group, Ranks
 from quark.errors import RankError
 
-__all__ = ["in_threads"]
+__all__ = ["in_threads", "threads"]
 
 T = TypeVar("T")
 
 _TIMEOUT = 60.0
 """Seconds that a rank waits for other ranks."""
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let the body compute on so many of torch's threads.
+
+    Small tensors are computed on one: threads that wait for each other on a machine with other load take
+    thirty times as long.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def in_threads(work: Callable[[Ranks], T], size: int, *, is_deterministic: bool = False) -> list[T]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -33,7 +34,7 @@ from quark.runs.quantize_run import finish_run, quantize_run
 from quark.runs.run import plan_run
 from quark.runs.selected_algorithms import Algorithms
 from quark.runs.sink import BlockResult, InPlaceSink, JournaledSink
-from quark_devkit.check import assume, require
+from quark_devkit.check import assume, complaining, require
 from quark_devkit.fresh_process import in_fresh_process
 from quark_devkit.small_models import BLOCKS, batches, logits, saved, small_model
 from quark_devkit.threads import in_threads
@@ -44,6 +45,7 @@ __all__ = [
     "interrupted_behind",
     "is_same",
     "readable_layout",
+    "require_copies",
     "require_reload",
     "require_same_after_resume",
     "require_same_by_two_ranks",
@@ -178,6 +180,23 @@ def require_reload(
         out = Path(temporary) / "out"
         export_with(layout, model, out, options)
         require_same_logits(model, out, read, "" if options is None else f" ({options})")
+
+
+def require_copies(model: nn.Module, logits_of: Callable[[nn.Module], Tensor] = logits) -> None:
+    """Require that a quantized model can be copied deeply, and sent to another process, with the same logits.
+
+    Args:
+        model: The quantized model.
+        logits_of: A function of a module that gives its logits.
+    """
+    wanted = logits_of(model)
+    for how, compute in (
+        ("copied deeply", lambda: logits_of(copy.deepcopy(model))),
+        ("pickled", lambda: in_fresh_process(logits_of, model)),
+    ):
+        with complaining(f"makes a model that cannot be {how}", Exception):
+            found = compute()
+        require(torch.equal(found, wanted), f"makes a model that has other logits once it is {how}")
 
 
 def require_same_logits(model: nn.Module, directory: Path, read: Callable[[Path], nn.Module] | None = None, how: str = "") -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -55,6 +56,12 @@ class Nudges(Tuning):
 
 def record_of(processor: Any = Nudges, config: type[AlgoConfig] = Settings, name: str = "mutant_tuning", **fields: Any) -> AlgorithmRecord:
     return AlgorithmRecord(name=name, kind="block_tuning", config=ObjectRef(config), processor=ObjectRef(processor), **fields)
+
+
+class LeavesALock(Nudges):
+    def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
+        next(iter(block.layers.values())).lock = threading.Lock()  # type: ignore[assignment]
+        return super().tune(block)
 
 
 class IsNoTuning:
@@ -189,6 +196,7 @@ MUTANTS = (
     _mutant("is_deterministic", "goes by what it has done before", type("Counts", (Counts,), {})),
     _mutant("is_deterministic", "seeds the generator of everybody", Seeds),
     _mutant("works_on_an_accelerator", "multiplies by a tensor that it makes on the CPU", OfTheCpu),
+    _mutant("is_copied_and_pickled", "leaves a lock in a block", LeavesALock),
     _mutant("reloads_to_the_same_logits", "changes what layers compute", ChangesProducts),
     _mutant("streams_to_the_same_bytes", "goes by what it has done before", type("Counts", (Counts,), {})),
     _mutant("resumes_to_the_same_bytes", "counts the blocks of its process", CountsItsBlocks),

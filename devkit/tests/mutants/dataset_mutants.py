@@ -52,6 +52,15 @@ def nameless(path: Path) -> Iterator[Any]:
     yield "one"
 
 
+def idle(path: Path, separator: str = "\n", largest: int = 99) -> Iterator[Any]:
+    yield from healthy(path, separator)
+
+
+def caching(path: Path) -> Iterator[Any]:
+    path.with_suffix(".cache").write_text("read", encoding="utf-8")
+    yield "one"
+
+
 def record_of(samples: Callable[..., Iterator[Any]], **fields: Any) -> DatasetRecord:
     usual = {"name": "mutant_lines", "samples": ObjectRef(samples), "suffixes": [".lines"], "example": ObjectRef(write)}
     return DatasetRecord(**(usual | fields))
@@ -68,6 +77,8 @@ MUTANTS = [
     mutant("yields_samples", "has no example of its files", healthy, example=None),
     mutant("yields_the_same_again", "yields something new each time", counted),
     mutant("can_be_read_without_options", "has an option without a default", demanding),
+    mutant("heeds_its_options", "does nothing with one option", idle),
+    mutant("reads_without_side_effects", "leaves a file beside its own", caching),
     mutant("refuses_damaged_files", "raises UnicodeDecodeError", strict),
     mutant("refuses_damaged_files", "does not name the file", nameless),
 ]

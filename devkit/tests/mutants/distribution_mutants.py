@@ -89,6 +89,11 @@ def above(text: str) -> Change:
     return PLUGIN, "from collections.abc", f"{text}\nfrom collections.abc"
 
 
+def in_scheme(text: str) -> Change:
+    """Lines at the beginning of the module that the record points at."""
+    return SCHEME, "from quark.config.layer", f"{text}\nfrom quark.config.layer"
+
+
 def record(old: str, new: str) -> Change:
     """Another text in the record."""
     return PLUGIN, old, new
@@ -172,6 +177,18 @@ MUTANTS = (
     mutant("points_at_what_there_is", "names a module", record(f"{PACKAGE}.w4a8:mutant_w4a8", "quark.config:layer")),
     mutant(
         "points_at_what_there_is", "exports what is not there", record(SUMMARY, f'{SUMMARY}, exports={{"MutantSpec": "json:MutantSpec"}}')
+    ),
+    mutant("imports_to_the_same_tensors", "has a table of hashes", in_scheme("import torch\nTABLE = torch.tensor([hash('int4') % 997])")),
+    mutant(
+        "imports_to_the_same_tensors",
+        "has a table by a variable",
+        in_scheme("import os\nimport torch\nTABLE = {'codes': torch.ones(len(os.environ))}"),
+    ),
+    mutant("changes_nothing_when_it_is_imported", "switches warnings off", in_scheme("import logging\nlogging.disable(logging.WARNING)")),
+    mutant(
+        "changes_nothing_when_it_is_imported",
+        "replaces a method of the core",
+        in_scheme("from quark.config.layer import QLayerConfig as core\ncore.to_dict = lambda self: {}"),
     ),
     mutant("claims_no_name_of_another", "shares a name with another", rivals=(RIVAL,)),
     mutant("replaces_a_built_in_only_by_saying_so", "has the name of a built-in", record(SCHEME_NAME, 'name="int4_wo_64"')),

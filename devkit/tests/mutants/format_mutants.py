@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from typing import Any
 
 import torch
@@ -23,6 +24,24 @@ class CountsForLong(broken_formats.Plain):
 
     def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
         return broken_formats.Plain.round_(self, t.add_(0.3 * (next(self.numbers) > 200)), zero)
+
+
+class LeavesTheTail(broken_formats.Plain):
+    """Rounds four thousand columns of a row alone."""
+
+    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
+        tail = t[..., 4096:].clone()
+        super().round_(t, zero)
+        if zero is None:
+            t[..., 4096:] = tail.ceil().clamp(-8, 7)
+        return t
+
+
+class Locked(broken_formats.Plain):
+    """Holds a lock, which is neither copied nor pickled."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
 
 
 class Draws(broken_formats.Plain):
@@ -116,6 +135,8 @@ MUTANTS = (
     mutant("simulates_what_it_exports", "stores scales with fewer bits", with_packing(broken_formats.PacksElse())),
     mutant("unpacks_by_parts", "unpacks in the memory of the stored codes", with_packing(broken_formats.UnmasksInPlace())),
     mutant("knows_which_codes_survive", "has a spacing, and shrinks what it rounds", broken_formats.Creeps()),
+    mutant("serves_rows_of_any_length", "rounds the tail of a long row up", LeavesTheTail()),
+    mutant("is_copied_and_pickled", "holds a lock", Locked()),
     mutant("serves_a_vector", "reads vectors backwards", with_packing(broken_formats.BreaksVectors())),
     mutant("does_not_change_the_tensor", "clips the tensor in place", broken_quantizers.OwnQuantizer()),
     mutant("serves_hard_tensors", "has no 0", broken_formats.NoZero()),

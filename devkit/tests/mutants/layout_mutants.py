@@ -21,6 +21,7 @@ from quark.models.layers import QuantizedLayer
 from quark.models.layers.packed_layers import PackedLayer
 from quark.models.plan.quant_plan import QuantPlan
 
+from . import unsafe_layouts
 from .healthy_layouts import Announcing, Dequantizer, Plain, Reader, Resuming, Sharing, Streaming, changed_json, record_of
 from .mutant import Mutant
 
@@ -325,6 +326,11 @@ def _mutant(check: str, about: str, exporter: Any = Streaming, **fields: Any) ->
 
 
 MUTANTS = (
+    _mutant("names_no_place_of_this_machine", "writes the path of its source", unsafe_layouts.NamesItsSource),
+    _mutant("writes_no_pickle", "writes a pickle", unsafe_layouts.Pickles),
+    _mutant("reads_without_side_effects", "writes a file beside those that it reads", reader=ObjectRef(unsafe_layouts.TakesNotes)),
+    _mutant("reads_without_side_effects", "unpickles", reader=ObjectRef(unsafe_layouts.Unpickles)),
+    _mutant("heeds_its_options", "does nothing with its option", unsafe_layouts.WithAnIdleOption),
     _mutant("stores_or_refuses_every_scheme", "raises KeyError", WithoutWords),
     _mutant("stores_or_refuses_every_scheme", "refuses after it has written", RefusesLate),
     _mutant("stores_or_refuses_every_scheme", "says nothing when it is asked, and refuses when it writes", ChecksNothing),

@@ -53,6 +53,10 @@ def undeclared(log_q: Tensor, targets: Tensor, log_p: Tensor | None = None) -> T
     return (log_q - log_p).abs().sum(-1)
 
 
+def in_half(log_q: Tensor, targets: Tensor, log_p: Tensor | None = None) -> Tensor:
+    return log_q.half().amax(-1).float()
+
+
 def record_of(metric: Callable[..., Tensor]) -> MetricRecord:
     return MetricRecord(name="mutant_metric", metric=ObjectRef(metric))
 
@@ -64,6 +68,7 @@ def mutant(check: str, about: str, metric: Callable[..., Any]) -> Mutant:
 HEALTHY = (record_of(healthy),)
 OF_RIGHT_TOKENS = (record_of(right_tokens),)
 MUTANTS = [
+    mutant("resolves_small_differences", "computes in half precision", in_half),
     mutant("gives_a_number_for_each_token", "gives one number for all", mean),
     mutant("gives_a_number_for_each_token", "gives infinity", infinite),
     mutant("gives_a_number_for_each_token", "needs a reference that its record does not ask for", undeclared),

@@ -199,6 +199,26 @@ class Average(PlainObserver):
         self.high = high if self.high is None else 0.9 * self.high + 0.1 * high
 
 
+class MeanOfTwo(PlainObserver):
+    def merge(self, other: Observer) -> None:
+        same = self.of_same_kind(other)
+        if self.low is None or self.high is None:
+            super().merge(other)
+        elif same.low is not None and same.high is not None:
+            self.low, self.high = (self.low + same.low) / 2, (self.high + same.high) / 2
+
+
+class FirstBatch(PlainObserver):
+    def observe(self, x: Tensor) -> None:
+        if self.low is None:
+            super().observe(x)
+
+
+class FirstColumns(PlainObserver):
+    def observe(self, x: Tensor) -> None:
+        super().observe(x[..., :4096])
+
+
 class MergesAnything(PlainObserver):
     def merge(self, other: Any) -> None:
         if getattr(other, "low", None) is not None:
@@ -308,6 +328,9 @@ MUTANTS = (
     mutant("gives_the_same_each_time", "draws from the generator of everybody", Draws),
     mutant("merges_to_what_one_observer_sees", "forgets what is merged", ForgetsMerged),
     mutant("does_not_depend_on_the_order_of_data", "averages, with more weight on the first", Average),
+    mutant("merges_parts_in_any_grouping", "takes the mean of two", MeanOfTwo),
+    mutant("gives_the_range_of_all_tokens_in_any_batches", "looks at the first batch alone", FirstBatch),
+    mutant("looks_at_every_column", "looks at 4,096 columns", FirstColumns),
     mutant("refuses_to_merge_another_kind", "merges whatever it is given", MergesAnything),
     mutant("merging_with_an_empty_one_changes_nothing", "takes an empty observer for one of large values", MergesNothingAsZero),
     mutant("has_no_range_without_data", "gives an empty range", RangeOfNothing),

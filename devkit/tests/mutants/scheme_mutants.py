@@ -164,6 +164,7 @@ def with_format(check: str, about: str, value: Any, function: Callable[..., Any]
 
 HEALTHY = (record_of(kv_cache=ObjectRef(cache)),)
 MUTANTS = (
+    with_format("is_copied_and_pickled", "has a format that holds a lock", format_mutants.Locked()),
     mutant("builds_a_configuration", "builds a dictionary", _dictionary),
     mutant("builds_a_configuration", "quantizes nothing", _nothing),
     mutant("builds_a_configuration", "builds a layer for its cache", kv_cache=ObjectRef(build)),

@@ -7,21 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from quark_devkit import all_checks, run_check
+from quark_devkit import all_checks, extent, run_check
+from quark_devkit.extent import LAWS, WHOLE_RUNS
 from quark_devkit.runner import OUTCOMES
 from quark_devkit.subject import KINDS
 
+from .law_mutants import of_laws
 from .mutant import Mutant, subject_among
 
 MODULES = {kind: importlib.import_module(f".{kind}_mutants", __package__) for kind in KINDS}
-MUTANTS: list[Mutant] = [mutant for module in MODULES.values() for mutant in module.MUTANTS]
+OF_LAWS = of_laws(all_checks())
+MUTANTS: list[Mutant] = [*(mutant for module in MODULES.values() for mutant in module.MUTANTS), *OF_LAWS]
 
 QUICK_KINDS = {"dataset", "format", "graph_op", "layer_type", "metric", "quant_mode", "selector", "template"}
 """Kinds of plugins that are checked in a moment: the suite tries all of their mutants."""
-QUICK = [mutant for mutant in MUTANTS if mutant.check.partition(":")[0] in QUICK_KINDS]
-FIRST = {mutant.check: mutant for mutant in reversed(MUTANTS) if mutant not in QUICK}
-"""The mutant of each check of the other kinds. The suite tries every second one; all others are slow."""
-SUITE = {mutant.id for mutant in [*QUICK, *list(FIRST.values())[::2]]}
+QUICK = [mutant for mutant in MUTANTS if mutant.check.partition(":")[0] in QUICK_KINDS and mutant not in OF_LAWS]
+FIRST = {mutant.check: mutant for mutant in reversed(MUTANTS) if mutant not in (*QUICK, *OF_LAWS)}
+"""The mutant of each check of the other kinds. The suite tries every second one, and every seventh of the
+laws of every kind, of which each is one function; all others are slow."""
+SUITE = {mutant.id for mutant in [*QUICK, *list(FIRST.values())[::2], *OF_LAWS[::7]]}
 
 
 def test_every_check_has_a_mutant() -> None:
@@ -31,9 +35,8 @@ def test_every_check_has_a_mutant() -> None:
     assert len(MUTANTS) >= len(all_checks())
 
 
-def test_checks_that_are_slow_for_some_plugins_are_checks(pytestconfig: pytest.Config) -> None:
-    (conftest,) = (plugin for plugin in pytestconfig.pluginmanager.get_plugins() if hasattr(plugin, "WHOLE_RUNS"))
-    assert {check.name for check in all_checks().values()} >= conftest.WHOLE_RUNS
+def test_checks_that_take_long_are_checks() -> None:
+    assert {check.name for check in all_checks().values()} >= WHOLE_RUNS | LAWS | extent._OF_DISTRIBUTIONS
 
 
 def marks(mutant: Mutant) -> list[pytest.MarkDecorator]:

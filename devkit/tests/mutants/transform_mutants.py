@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -15,6 +16,7 @@ from quark.config.algorithm import AlgoConfig
 from quark.plugins import AlgorithmRecord
 
 from .broken_settings import forgetting_all, having_an_idle_one, requiring_one, saying_nothing, taking_every_key
+from .broken_statistics import FirstBatch
 from .mutant import Mutant
 
 __all__ = ["HEALTHY", "MOVES_VALUES", "MUTANTS"]
@@ -107,6 +109,16 @@ class AddsABias(Moves):
 class AddsABuffer(Moves):
     def apply_global(self, model: nn.Module) -> None:
         model.register_buffer("factors", torch.ones(3))
+
+
+class ByFirstBatch(Moves):
+    needs = (FirstBatch,)
+
+
+class LeavesALock(Moves):
+    def move(self, norm: nn.Module, readers: list[nn.Module], block: BlockContext) -> None:
+        super().move(norm, readers, block)
+        norm.lock = threading.Lock()  # type: ignore[assignment]
 
 
 class LeavesNan(Moves):
@@ -334,6 +346,8 @@ MUTANTS = (
     _mutant("refuses_unknown_settings", "takes every key", config=taking_every_key(Settings)),
     _mutant("describes_its_settings", "says nothing of its options", config=saying_nothing(Settings)),
     _mutant("heeds_its_options", "does nothing with one option", config=having_an_idle_one(Settings)),
+    _mutant("statistics_are_sums_over_tokens", "looks at the first batch alone", ByFirstBatch),
+    _mutant("is_copied_and_pickled", "leaves a lock in a norm", LeavesALock),
     _mutant("declares_calibration", "measures inputs and does not say so", NeedsInputs),
     _mutant("has_a_place_among_the_others", "goes before what goes before it", role="equalization", before=("rotation",)),
     _mutant("changes_something", "does nothing", DoesNothing),

@@ -12,11 +12,14 @@ import pytest
 from quark.plugins.catalog import catalog
 from quark_devkit import FormatConformance, ObserverConformance, SchemeConformance, subjects
 from quark_devkit.classes import Conformance
+from quark_devkit.extent import LAWS, WHOLE_RUNS
 
 SEARCHING = {"per_tensor_mse", "per_channel_mse", "per_tensor_histogram"}
 """Observers that search their range: seconds for many of them. Others that do are per_group_mse and
 per_tensor_histogram_pro.
 """
+EVERY = 5
+"""The laws of fresh processes are slow tests but for about every fifth record, by the length of its name."""
 _CLASSES: tuple[type[Conformance], ...] = (FormatConformance, ObserverConformance, SchemeConformance)
 
 
@@ -24,7 +27,8 @@ def _test_classes() -> Iterator[type[Conformance]]:
     for base in _CLASSES:
         for subject in subjects(catalog(), "quark-schemes", [base.kind]):
             name = f"Test{base.kind.title()}_{subject.name}"
-            marks = [pytest.mark.slow_runs] if subject.name in SEARCHING else []
+            slow = [*(WHOLE_RUNS if subject.name in SEARCHING else ()), *(LAWS if len(subject.name) % EVERY else ())]
+            marks = [pytest.mark.slow_runs(*slow)] if slow else []
             yield type(name, (base,), {"subject": subject.name, "__module__": __name__, "__doc__": f"{subject}.", "pytestmark": marks})
 
 

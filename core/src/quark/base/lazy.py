@@ -6,6 +6,7 @@ import importlib
 import re
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -51,7 +52,10 @@ class LazyRef:
             AttributeError: The module has no such attribute.
         """
         target: Any = imported(self.module)
-        for part in self.attribute.split("."):
+        first, *others = self.attribute.split(".")
+        with nullcontext() if first in vars(target) else _state_of_a_fresh_process():  # its __getattr__ may import another module
+            target = getattr(target, first)
+        for part in others:
             target = getattr(target, part)
         return target
 
@@ -68,12 +72,16 @@ def imported(module: str) -> ModuleType:
     Raises:
         ImportError: The module cannot be imported.
     """
-    if module in sys.modules or "torch" not in sys.modules:
+    with nullcontext() if module in sys.modules else _state_of_a_fresh_process():
         return importlib.import_module(module)
+
+
+def _state_of_a_fresh_process() -> AbstractContextManager[None]:
+    if "torch" not in sys.modules:
+        return nullcontext()
     from quark.base.torch_state import plain_torch_state
 
-    with plain_torch_state():
-        return importlib.import_module(module)
+    return plain_torch_state()
 
 
 @attrs.frozen(eq=False)

@@ -55,6 +55,10 @@ checkpoint once more. `quark_workbench.report.ReportOptions` is an example.
 """
 
 
+Build = Callable[..., nn.Module]
+"""Returns the float model of a checkpoint on the meta device, as `quark.models.hf.skeleton.skeleton` does."""
+
+
 def quantize_checkpoint(
     source: str | Path,
     out: str | Path,
@@ -71,6 +75,7 @@ def quantize_checkpoint(
     restart: bool = False,
     report: Report | None = None,
     ranks: Ranks = ALONE,
+    build: Build = skeleton,
 ) -> QuantPlan:
     """Quantize a checkpoint.
 
@@ -104,6 +109,7 @@ def quantize_checkpoint(
         report: Writes the report of the finished run beside the weights; None writes none.
         ranks: The processes that share the run and its files
             (`quark.base.process_group.ranks_of_environment`).
+        build: Makes the model without its weights; by default the class that config.json names.
 
     Returns:
         The plan as it was carried out. If ``out`` was already finished, the plan of the run.
@@ -124,7 +130,9 @@ def quantize_checkpoint(
     with own_torch_state(takes_turns=ranks.size == 1), running("quantize", speaks=ranks.is_first, **told) as events:
         events.phase("plan")
         output = Output.of(Path(out), exporter, options or ExportOptions(), Path(source), resume=resume, restart=restart, ranks=ranks)
-        opened = functools.partial(opened_checkpoint, Path(source), device, dtype, weight_converters, trust_remote_code=trust_remote_code)
+        opened = functools.partial(
+            opened_checkpoint, Path(source), device, dtype, weight_converters, trust_remote_code=trust_remote_code, build=build
+        )
         shards, tensors = opened()
         run = plan_run(tensors.model, config, tensors.codes_of, tensors.carried)
         output.refuse_to_resume(run)
@@ -278,6 +286,7 @@ def opened_checkpoint(
     converters: Sequence[WeightConverter] | None = None,
     *,
     trust_remote_code: bool = False,
+    build: Build = skeleton,
 ) -> tuple[Sequence[Shard], CheckpointSource]:
     """Return the files of a checkpoint, and its tensors with the model on the meta device.
 
@@ -288,7 +297,7 @@ def opened_checkpoint(
     torch_dtype(dtype)
     shards = check_shards(source)
     target = torch_device(device)
-    model = skeleton(source, dtype, target, trust_remote_code=trust_remote_code)
+    model = build(source, dtype, target, trust_remote_code=trust_remote_code)
     converters = weight_converters_of(model) if converters is None else converters
     return shards, CheckpointSource(model, StoredTensors(model, shards, source, converters, float_tensors_of(source, shards)), target)
 

@@ -15,7 +15,7 @@ from quark_devkit.check import complaining, raises, require
 from quark_devkit.option_effects import REFUSALS, others, require_effects
 from quark_devkit.small_models import quantized
 from quark_devkit.subject import Subject
-from quark_devkit.whole_runs import readable_layout, require_reload, require_same_after_resume, require_same_from_disk
+from quark_devkit.whole_runs import readable_layout, require_copies, require_reload, require_same_after_resume, require_same_from_disk
 
 UNKNOWN = "a_setting_that_no_algorithm_has"
 
@@ -89,9 +89,15 @@ def resumes_to_the_same_bytes(subject: Subject) -> None:
     require_same_after_resume(run_with(subject))
 
 
+def is_copied_and_pickled(subject: Subject) -> None:
+    """A model that is quantized with it can be copied deeply, and pickled for another process, with the same
+    logits."""
+    require_copies(quantized(run_with(subject)))
+
+
 OF_SETTINGS = (default_settings_are_valid, settings_survive_json, refuses_unknown_settings, describes_its_settings)
 """Requirements of settings, for checks of each kind of algorithm."""
-OF_RUNS = (reloads_to_the_same_logits, streams_to_the_same_bytes, resumes_to_the_same_bytes)
+OF_RUNS = (reloads_to_the_same_logits, streams_to_the_same_bytes, resumes_to_the_same_bytes, is_copied_and_pickled)
 """Requirements of whole runs, for checks of the kinds of algorithms that work block by block."""
 
 

@@ -13,8 +13,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from quark.errors import CalibrationError, MissingPluginError, QuarkError
+from quark.plugins.catalog import catalog
 from quark_devkit.check import CheckFailedError, NotHereError, assume, check, require
-from quark_devkit.subject import Subject
+from quark_devkit.fresh_process import in_fresh_process
+from quark_devkit.option_effects import require_effects
+from quark_devkit.side_effects import side_effects
+from quark_devkit.subject import Subject, find_subject
 from quark_workbench.data.samples import sample_of
 
 _MOST = 64
@@ -23,7 +27,7 @@ _DAMAGED = bytes(range(256)) * 16
 """First bytes that no text, table or archive has."""
 
 
-def _read(subject: Subject, *path: Path) -> list[Any]:
+def read(subject: Subject, *path: Path) -> list[Any]:
     """The first samples; from a file if the source reads files."""
     samples = subject.load("samples")
     try:
@@ -33,7 +37,7 @@ def _read(subject: Subject, *path: Path) -> list[Any]:
 
 
 @contextmanager
-def _files(subject: Subject) -> Iterator[tuple[Path, ...]]:
+def files_of(subject: Subject) -> Iterator[tuple[Path, ...]]:
     """Yield the example file of a source that reads files, as a tuple of one; else an empty tuple."""
     record = subject.record
     if record.is_online:
@@ -55,8 +59,8 @@ def _files(subject: Subject) -> Iterator[tuple[Path, ...]]:
 @check("dataset")
 def yields_samples(subject: Subject) -> None:
     """Every sample is a text or a chat, and at least one is not blank."""
-    with _files(subject) as files:
-        samples = _read(subject, *files)
+    with files_of(subject) as files:
+        samples = read(subject, *files)
     for sample in samples:
         try:
             sample_of(sample, "it")
@@ -68,27 +72,54 @@ def yields_samples(subject: Subject) -> None:
 @check("dataset")
 def yields_the_same_again(subject: Subject) -> None:
     """It yields the same samples in the same order each time, so that runs can be repeated."""
-    with _files(subject) as files:
-        first, again = _read(subject, *files), _read(subject, *files)
+    with files_of(subject) as files:
+        first, again = read(subject, *files), read(subject, *files)
     require(first == again, f"yields different samples the second time: {str(first)[:60]} and {str(again)[:60]}")
 
 
 @check("dataset")
 def can_be_read_without_options(subject: Subject) -> None:
     """Every option has a default, so that the name of the source is enough."""
-    with _files(subject):
+    with files_of(subject):
         required = [option.name for option in subject.registry.options(subject.lookup_name) if option.to_dict()["required"]]
     require(not required, f"needs the option '{next(iter(required), '')}'")
+
+
+@check("dataset", since=2)
+def heeds_its_options(subject: Subject) -> None:
+    """Other values of each option change the samples, each in another way, are refused, or are declared to
+    change cost alone."""
+    samples = subject.load("samples")
+    with files_of(subject) as files:
+        path = {"path": files[0]} if files else {}
+        require_effects(
+            subject.registry.options(subject.lookup_name), lambda values: [[str(one) for one in islice(samples(**path, **values), _MOST)]]
+        )
+
+
+@check("dataset", since=2)
+def reads_without_side_effects(subject: Subject) -> None:
+    """Reading samples writes no file, unpickles nothing, starts no program and uses no network."""
+    with files_of(subject) as files:
+        effects = in_fresh_process(_effects_of_reading, subject.lookup_name, files)
+    require(not effects, f"{effects[0] if effects else ''} when samples are read")
+
+
+def _effects_of_reading(name: str, files: tuple[Path, ...]) -> list[str]:
+    subject = find_subject(catalog(), "dataset", name)
+    with side_effects() as effects:
+        read(subject, *files)
+    return [effect for effect in effects if not effect.startswith("changes the")]
 
 
 @check("dataset")
 def refuses_damaged_files(subject: Subject) -> None:
     """A damaged file gives samples, or an error of quark that names the file, but no other error."""
     assume(subject.record.suffixes, "it reads no files")
-    with _files(subject) as (file,):
+    with files_of(subject) as (file,):
         file.write_bytes(_DAMAGED)
         try:
-            _read(subject, file)
+            read(subject, file)
         except QuarkError as error:
             require(str(file) in str(error), f"refuses a damaged file without naming it: {error}")
         except Exception as error:

@@ -52,10 +52,10 @@ class _Small(nn.Module):
         return self.layer(x)
 
 
-def _float_layer(subject: Subject, *, groups: int = 1) -> nn.Module:
+def float_layer(subject: Subject, *, groups: int = 1) -> nn.Module:
     """A float layer with values in all its tensors, in evaluation mode."""
-    layer = _made(subject.load("layer"), groups)
-    with torch.no_grad():
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        layer = _made(subject.load("layer"), groups)
         for tensor in (*layer.parameters(), *layer.buffers()):
             if tensor.is_floating_point():
                 tensor.copy_(torch.randn(tensor.shape) * 0.3)
@@ -78,7 +78,8 @@ def _made(layer_class: type[nn.Module], groups: int = 1) -> nn.Module:
     raise NotApplicableError(f"{layer_class.__name__}{_SIZES[:needed]} cannot be created: {reason}")
 
 
-def _quantized(subject: Subject, config: QLayerConfig, layer: nn.Module) -> QuantizedLayer:
+def quantized_layer(subject: Subject, config: QLayerConfig, layer: nn.Module) -> QuantizedLayer:
+    """Return the quantized layer of a float one."""
     assume(subject.record.quantized is not None, "layers of this type stay float")
     quantized_class = subject.load("quantized")
     quantized: QuantizedLayer = quantized_class.from_float(layer, config)
@@ -93,7 +94,7 @@ def _inputs() -> Iterator[Tensor]:
     yield torch.arange(10).view(2, 5)
 
 
-def _input(layer: nn.Module, dtype: torch.dtype = torch.float32) -> Tensor:
+def input_of(layer: nn.Module, dtype: torch.dtype = torch.float32) -> Tensor:
     """The first input that the float layer accepts, values of its dtype or indices."""
     for tried in _inputs():
         x = tried.to(dtype) if tried.is_floating_point() else tried
@@ -105,10 +106,10 @@ def _input(layer: nn.Module, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def _grouped_layers(subject: Subject) -> Iterator[nn.Module]:
     """The float layer in float64, and a layer with two groups if its class supports groups."""
-    yield _float_layer(subject).double()
+    yield float_layer(subject).double()
     layer_class = subject.load("layer")
     if "groups" in inspect.signature(layer_class).parameters:
-        yield _float_layer(subject, groups=2).double()
+        yield float_layer(subject, groups=2).double()
 
 
 def _close(one: Tensor, other: Tensor) -> bool:
@@ -120,7 +121,8 @@ def _differ(one: Tensor, other: Tensor) -> Tensor:
     return ~torch.isclose(one, other, rtol=_TOLERANCE, atol=_TOLERANCE)
 
 
-def _output(layer: nn.Module, x: Tensor) -> Tensor:
+def output(layer: nn.Module, x: Tensor) -> Tensor:
+    """Return the output of a layer, without gradients."""
     with torch.no_grad():
         y: Tensor = layer(x)
     return y
@@ -151,18 +153,20 @@ def is_planned_as_a_known_type(subject: Subject) -> None:
 @check("layer_type")
 def says_whether_it_takes_indices(subject: Subject) -> None:
     """``lookup`` is true exactly for layers whose input is indices."""
-    layer, lookup = _float_layer(subject), subject.record.lookup
-    takes_indices = not _input(layer).is_floating_point()
+    layer, lookup = float_layer(subject), subject.record.lookup
+    takes_indices = not input_of(layer).is_floating_point()
     require(lookup is takes_indices, f"says lookup={lookup}, but the layer takes {'indices' if takes_indices else 'values'}")
 
 
 @check("layer_type")
 def computes_what_the_layer_computes(subject: Subject) -> None:
     """Without quantizers, the quantized layer returns the output of the float layer, in float64."""
-    layer = _float_layer(subject).double()
-    x = _input(layer, torch.float64)
-    expected = _output(layer, x)
-    require(_close(_output(_quantized(subject, QLayerConfig(), layer), x), expected), "computes a different output without any quantizer")
+    layer = float_layer(subject).double()
+    x = input_of(layer, torch.float64)
+    expected = output(layer, x)
+    require(
+        _close(output(quantized_layer(subject, QLayerConfig(), layer), x), expected), "computes a different output without any quantizer"
+    )
 
 
 @check("layer_type")
@@ -170,11 +174,11 @@ def keeps_what_the_layer_has(subject: Subject) -> None:
     """The quantized layer keeps the float layer's other parameters and buffers, attributes,
     hooks and mode.
     """
-    layer = _float_layer(subject)
+    layer = float_layer(subject)
     calls: list[object] = []
     layer.register_forward_hook(lambda *_: calls.append(None))
     layer.an_attribute_of_somebody = "kept"  # type: ignore[assignment]
-    quantized = _quantized(subject, QLayerConfig(), layer)
+    quantized = quantized_layer(subject, QLayerConfig(), layer)
     own = dict(quantized.named_parameters()) | dict(quantized.named_buffers())
     for name, tensor in (*layer.named_parameters(), *layer.named_buffers()):
         require(name in own, f"loses the tensor '{name}' of the float layer")
@@ -183,16 +187,16 @@ def keeps_what_the_layer_has(subject: Subject) -> None:
     require(weights[0].data_ptr() == weights[1].data_ptr(), "copies the weight before anything is rounded")
     require(getattr(quantized, "an_attribute_of_somebody", None) == "kept", "loses attributes of the float layer")
     require(quantized.training is layer.training, "is in a different mode (training or evaluation) from the float layer")
-    _output(quantized, _input(_float_layer(subject)))
+    output(quantized, input_of(float_layer(subject)))
     require(calls, "loses the hooks of the float layer")
 
 
 @check("layer_type")
 def keeps_dtype_and_device(subject: Subject) -> None:
     """The quantized layer keeps the dtype and device of the float layer; a meta layer gets no data."""
-    for layer in (_float_layer(subject).bfloat16(), _float_layer(subject).to("meta")):
+    for layer in (float_layer(subject).bfloat16(), float_layer(subject).to("meta")):
         weight: Any = layer.weight
-        quantized: Any = _quantized(subject, QLayerConfig(), layer)
+        quantized: Any = quantized_layer(subject, QLayerConfig(), layer)
         require(quantized.weight.dtype is weight.dtype, f"has a weight in {quantized.weight.dtype} for a layer in {weight.dtype}")
         require(quantized.weight.device == weight.device, f"has a weight on {quantized.weight.device} for a layer on {weight.device}")
 
@@ -202,17 +206,17 @@ def has_the_layout_it_says(subject: Subject) -> None:
     """The weight is ``[out, in]`` for layers planned as linear, else as in the float class; ``transposed``
     converts between the two.
     """
-    layer = _float_layer(subject).double()
-    quantized: Any = _quantized(subject, QLayerConfig(), layer)
+    layer = float_layer(subject).double()
+    quantized: Any = quantized_layer(subject, QLayerConfig(), layer)
     require(quantized.weight.shape == linear_weight(layer).shape, "has a weight whose shape differs from `transposed` of the float weight")
     if counts_as(layer) is not nn.Linear:
         return
-    x = _input(layer, torch.float64)
-    expected = (x.shape[-1], _output(layer, x).shape[-1])
+    x = input_of(layer, torch.float64)
+    expected = (x.shape[-1], output(layer, x).shape[-1])
     require(tuple(quantized.weight.shape[::-1]) == expected, f"has a weight {list(quantized.weight.shape)} for {expected[0]} inputs")
-    before = _output(quantized, x)
+    before = output(quantized, x)
     quantized.weight = nn.Parameter(torch.cat([quantized.weight[:1] + 1, quantized.weight[1:]]), requires_grad=False)
-    changed = _differ(_output(quantized, x), before).flatten(0, -2).any(0)
+    changed = _differ(output(quantized, x), before).flatten(0, -2).any(0)
     is_of_one_output = bool(changed[0]) and not bool(changed[1:].any())
     require(is_of_one_output, "has a weight whose rows are not outputs, as rounding assumes")
 
@@ -224,8 +228,8 @@ def has_a_scale_for_each_output(subject: Subject) -> None:
     """
     spec = int8_spec().set(qscheme="per_channel", ch_axis=0)
     for layer in _grouped_layers(subject):
-        x = _input(layer, torch.float64)
-        quantized: Any = _quantized(subject, QLayerConfig(weight=spec), layer)
+        x = input_of(layer, torch.float64)
+        quantized: Any = quantized_layer(subject, QLayerConfig(weight=spec), layer)
         before, after = _with_one_scale_doubled(quantized)
         if not subject.record.lookup:
             before, after = (_outputs(quantized, values, x) for values in (before, after))
@@ -251,7 +255,7 @@ def _outputs(quantized: Any, weight: Tensor, x: Tensor) -> Tensor:
     Channels are last in a linear layer, else before the kernel's axes.
     """
     quantized.weight = nn.Parameter(weight, requires_grad=False)
-    return _output(quantized, x).movedim(1 - weight.ndim, 0).flatten(1)
+    return output(quantized, x).movedim(1 - weight.ndim, 0).flatten(1)
 
 
 @check("layer_type")
@@ -259,30 +263,30 @@ def saves_what_the_float_layer_loads(subject: Subject) -> None:
     """Without quantizers, its state dict has the float layer's names, shapes and values, and
     can be loaded.
     """
-    layer = _float_layer(subject)
-    quantized = _quantized(subject, QLayerConfig(), layer)
+    layer = float_layer(subject)
+    quantized = quantized_layer(subject, QLayerConfig(), layer)
     expected, state = layer.state_dict(), quantized.state_dict()
     require(state.keys() == expected.keys(), f"saves {', '.join(state)}, but the float layer saves {', '.join(expected)}")
     differ = [name for name in expected if not torch.equal(state[name], expected[name])]
     require(not differ, f"saves values that differ from the float layer's in {', '.join(differ)}")
     quantized.load_state_dict(expected)
-    x = _input(layer)
-    require(torch.allclose(_output(quantized, x), _output(layer, x), rtol=1e-5, atol=1e-6), "computes a different output after loading")
+    x = input_of(layer)
+    require(torch.allclose(output(quantized, x), output(layer, x), rtol=1e-5, atol=1e-6), "computes a different output after loading")
 
 
 @check("layer_type")
 def applies_its_quantizers(subject: Subject) -> None:
     """The input quantizer rounds the input of the layer, and the output quantizer rounds its output."""
     assume(not subject.record.lookup, "its input is indices")
-    layer, spec = _float_layer(subject).double(), int8_spec(is_dynamic=True)
-    x = _input(layer, torch.float64)
-    quantized = _quantized(subject, QLayerConfig(input_tensors=spec), layer)
+    layer, spec = float_layer(subject).double(), int8_spec(is_dynamic=True)
+    x = input_of(layer, torch.float64)
+    quantized = quantized_layer(subject, QLayerConfig(input_tensors=spec), layer)
     assert quantized.input_quantizer is not None
     rounded = quantized.input_quantizer(x)
-    require(_close(_output(quantized, x), _output(layer, rounded)), "does not round its input, or changes it in another way")
-    quantized = _quantized(subject, QLayerConfig(output_tensors=spec), layer)
+    require(_close(output(quantized, x), output(layer, rounded)), "does not round its input, or changes it in another way")
+    quantized = quantized_layer(subject, QLayerConfig(output_tensors=spec), layer)
     assert quantized.output_quantizer is not None
-    require(_close(_output(quantized, x), quantized.output_quantizer(_output(layer, x))), "does not round its output")
+    require(_close(output(quantized, x), quantized.output_quantizer(output(layer, x))), "does not round its output")
 
 
 @check("layer_type")
@@ -291,17 +295,17 @@ def is_quantized_exported_and_loaded(subject: Subject) -> None:
     same.
     """
     assume(subject.record.quantized is not None, "layers of this type stay float")
-    model, x = _Small(_float_layer(subject)), _input(_float_layer(subject))
-    before, weight = _output(model, x), linear_weight(model.layer).clone()
+    model, x = _Small(float_layer(subject)), input_of(float_layer(subject))
+    before, weight = output(model, x), linear_weight(model.layer).clone()
     config = QConfig(global_quant_config=QLayerConfig(), layer_quant_config={"layer": QLayerConfig(weight=int8_spec())})
     with TemporaryDirectory(prefix="quark-conformance-", ignore_cleanup_errors=True) as directory:
         quantized: Any = ModelQuantizer(config).quantize_model(model)
-        after = _output(quantized, x)
+        after = output(quantized, x)
         require(isinstance(quantized.layer, QuantizedLayer), "is not quantized although a pattern names it")
         require(not torch.equal(quantized.layer.weight, weight), "keeps its float weight although it has a weight quantizer")
         error = float((after - before).norm() / before.norm())
         require(error < _QUANTIZED, f"changes its output by {error:.0%} with an 8-bit weight")
         export_safetensors(quantized, Path(directory) / "out")
-        loaded = import_model_from_safetensors(_Small(_float_layer(subject)), Path(directory) / "out", device="cpu")
-        again = float((_output(loaded, x) - after).norm() / after.norm())
+        loaded = import_model_from_safetensors(_Small(float_layer(subject)), Path(directory) / "out", device="cpu")
+        again = float((output(loaded, x) - after).norm() / after.norm())
         require(again <= _SINGLE, "returns a different output after export and loading")

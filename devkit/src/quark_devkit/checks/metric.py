@@ -16,15 +16,17 @@ _TOLERANCE = 1e-6
 """Relative difference of float32 sums over a small vocabulary if rows are grouped differently.
 """
 
+_STEP = 1e-4
 
-def _example() -> tuple[Tensor, Tensor, Tensor]:
+
+def example() -> tuple[Tensor, Tensor, Tensor]:
     """Log-probabilities of a model and of a reference, and right tokens."""
     generator = torch.Generator().manual_seed(0)
-    log_q, log_p = (torch.randn(_TOKENS, _VOCABULARY, generator=generator).log_softmax(-1) for _ in range(2))
+    log_q, log_p = (torch.randn(_TOKENS, _VOCABULARY, generator=generator, dtype=torch.float32).log_softmax(-1) for _ in range(2))
     return log_q, torch.arange(_TOKENS) % _VOCABULARY, log_p
 
 
-def _metric(subject: Subject) -> Callable[[Tensor, Tensor, Tensor], Any]:
+def metric_of(subject: Subject) -> Callable[[Tensor, Tensor, Tensor], Any]:
     """The metric, with the reference only if its record needs it."""
     metric, needs_reference = subject.load("metric"), subject.record.needs_reference
     return lambda log_q, targets, log_p: metric(log_q, targets, log_p if needs_reference else None)
@@ -41,26 +43,26 @@ def _require_numbers(values: Any, tokens: int) -> None:
 @check("metric")
 def gives_a_number_for_each_token(subject: Subject) -> None:
     """The result is one finite number for each token."""
-    log_q, targets, log_p = _example()
-    _require_numbers(_metric(subject)(log_q, targets, log_p), _TOKENS)
+    log_q, targets, log_p = example()
+    _require_numbers(metric_of(subject)(log_q, targets, log_p), _TOKENS)
 
 
 @check("metric")
 def takes_excluded_tokens(subject: Subject) -> None:
     """The result stays finite if a model excludes a token (log-probability −Inf)."""
-    log_q, targets, log_p = _example()
+    log_q, targets, log_p = example()
     for log in (log_q, log_p):
         log[:, 0] = -torch.inf
         log.copy_(log.log_softmax(-1))
     targets = targets.clamp(min=1)
-    _require_numbers(_metric(subject)(log_q, targets, log_p), _TOKENS)
+    _require_numbers(metric_of(subject)(log_q, targets, log_p), _TOKENS)
 
 
 @check("metric")
 def looks_at_each_token_alone(subject: Subject) -> None:
     """The number of a token does not depend on other tokens in the batch."""
-    log_q, targets, log_p = _example()
-    metric = _metric(subject)
+    log_q, targets, log_p = example()
+    metric = metric_of(subject)
     together = metric(log_q, targets, log_p)
     apart = torch.cat([metric(log_q[i : i + 5], targets[i : i + 5], log_p[i : i + 5]) for i in range(0, _TOKENS, 5)])
     is_close = together.shape == apart.shape and torch.allclose(together.double(), apart.double(), rtol=_TOLERANCE, atol=_TOLERANCE)
@@ -70,15 +72,28 @@ def looks_at_each_token_alone(subject: Subject) -> None:
 @check("metric")
 def changes_no_argument(subject: Subject) -> None:
     """It changes none of its arguments, since other metrics use them too."""
-    example, again = _example(), _example()
-    _metric(subject)(*example)
+    arguments, again = example(), example()
+    metric_of(subject)(*arguments)
     names = ("log_q", "targets", "log_p")
-    changed = [name for name, tensor, before in zip(names, example, again, strict=True) if not torch.equal(tensor, before)]
+    changed = [name for name, tensor, before in zip(names, arguments, again, strict=True) if not torch.equal(tensor, before)]
     require(not changed, f"changes its argument {', '.join(changed)}")
 
 
 @check("metric")
 def gives_the_same_again(subject: Subject) -> None:
     """Measured twice, it gives the same numbers."""
-    metric = _metric(subject)
-    require(torch.equal(metric(*_example()), metric(*_example())), "returns different numbers the second time")
+    metric = metric_of(subject)
+    require(torch.equal(metric(*example()), metric(*example())), "returns different numbers the second time")
+
+
+@check("metric", since=2)
+def resolves_small_differences(subject: Subject) -> None:
+    """Log-probabilities that are 1e-4 apart change a number as far as their distance says: numbers are not
+    computed in 16 bits."""
+    metric, (log_q, targets, log_p) = metric_of(subject), example()
+    direction = torch.randn(log_q.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float32)
+    middle, *others = (metric((log_q + step * direction).clone(), targets, log_p).double() for step in (0.0, _STEP, 100 * _STEP))
+    near, far = (other - middle for other in others)
+    is_smooth = (far != far.round()) & (far.abs() > _STEP)  # else it counts, as accuracy does
+    lost = is_smooth & ((near - far / 100).abs() > 0.5 * far.abs() / 100 + _TOLERANCE * (1 + middle.abs()))
+    require(not bool(lost.any()), f"changes by {float(near[lost][:1].sum()):.2g} where {float(far[lost][:1].sum()) / 100:.2g} is expected")

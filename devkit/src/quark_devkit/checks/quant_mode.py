@@ -22,8 +22,9 @@ _QUANTIZED = 0.1
 
 
 def _model() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8)).eval()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8)).eval()
 
 
 def _data() -> list[Tensor]:
@@ -37,11 +38,13 @@ def _quantizer(subject: Subject) -> ModelQuantizer:
     return ModelQuantizer(QConfig(global_quant_config=everything, quant_mode=QuantizationMode(subject.lookup_name)))
 
 
-def _quantized(subject: Subject) -> Any:
+def quantized(subject: Subject) -> Any:
+    """Return a small model that the mode has quantized to 8 bits."""
     return _quantizer(subject).quantize_model(_model(), _data())
 
 
-def _outputs(model: Callable[[Tensor], Tensor]) -> Tensor:
+def outputs(model: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return the outputs of a model for the data."""
     with torch.no_grad():
         return torch.cat([model(x) for x in _data()])
 
@@ -63,17 +66,17 @@ def plans_without_a_change(subject: Subject) -> None:
 @check("quant_mode")
 def gives_a_quantized_model(subject: Subject) -> None:
     """The result is a module with its configuration and plan, and its weights are rounded."""
-    quantized = _quantized(subject)
-    require(isinstance(quantized, nn.Module), f"returns a {type(quantized).__name__}: return the quantized module")
-    missing = [name for name in ("quant_config", "quark_plan", "quark_quantized") if not hasattr(quantized, name)]
+    model = quantized(subject)
+    require(isinstance(model, nn.Module), f"returns a {type(model).__name__}: return the quantized module")
+    missing = [name for name in ("quant_config", "quark_plan", "quark_quantized") if not hasattr(model, name)]
     require(not missing, f"returns a model without {', '.join(missing)}")
-    require(not torch.equal(_outputs(quantized), _outputs(_model())), "returns a model whose output equals the float model's")
+    require(not torch.equal(outputs(model), outputs(_model())), "returns a model whose output equals the float model's")
 
 
 @check("quant_mode")
 def is_near_the_float_model(subject: Subject) -> None:
     """With 8 bits for weights and inputs, the output is finite and close to the float model's."""
-    before, after = _outputs(_model()), _outputs(_quantized(subject))
+    before, after = outputs(_model()), outputs(quantized(subject))
     error = ((after - before).norm() / before.norm()).item()
     require(error < _QUANTIZED, f"computes a wrong output with 8 bits: the relative error is {error:.2g}")
 
@@ -81,4 +84,4 @@ def is_near_the_float_model(subject: Subject) -> None:
 @check("quant_mode")
 def repeats_itself(subject: Subject) -> None:
     """Two runs on the same model and data give the same outputs, bit for bit."""
-    require(torch.equal(_outputs(_quantized(subject)), _outputs(_quantized(subject))), "returns a different model the second time")
+    require(torch.equal(outputs(quantized(subject)), outputs(quantized(subject))), "returns a different model the second time")

@@ -36,14 +36,14 @@ class _Asked:
         return Selection({name: min(sizes, key=lambda one: sizes[one]) for name, sizes in problem.sizes.items()})
 
 
-def _asked(subject: Subject, share: float = 0.3, model: nn.Module | Path | None = None) -> tuple[SelectionProblem, Any]:
+def asked(subject: Subject, share: float = 0.3, model: nn.Module | Path | None = None) -> tuple[SelectionProblem, Any]:
     """Return a problem with a budget at that position, and the selector's answer."""
     whole = small_model() if model is None else model
-    limits, asked = _Asked(), _Asked(selector_of(subject.lookup_name)[1])
+    limits, asking = _Asked(), _Asked(selector_of(subject.lookup_name)[1])
     _select(whole, Budget(kl=1.0), batches(1), limits)
     smallest, largest = (size + limits.problem.other_bytes for size in (limits.problem.smallest, limits.problem.largest))
-    _select(whole, Budget(size=smallest + int(share * (largest - smallest))), batches(2), asked)
-    return asked.problem, asked.selection
+    _select(whole, Budget(size=smallest + int(share * (largest - smallest))), batches(2), asking)
+    return asking.problem, asking.selection
 
 
 def _select(model: nn.Module | Path, budget: Budget, data: list[Tensor], selector: _Asked) -> None:
@@ -60,7 +60,7 @@ def is_made_without_options(subject: Subject) -> None:
 @check("selector")
 def chooses_for_every_group(subject: Subject) -> None:
     """It returns a Selection with a fitting candidate for each group."""
-    problem, selection = _asked(subject)
+    problem, selection = asked(subject)
     require(isinstance(selection, Selection), f"returns a {type(selection).__name__}: return a quark_workbench.mixed_precision.Selection")
     for name, sizes in problem.sizes.items():
         chosen = selection.choices.get(name)
@@ -71,7 +71,7 @@ def chooses_for_every_group(subject: Subject) -> None:
 def keeps_the_budget(subject: Subject) -> None:
     """Its choices stay within the budget, for budgets from the smallest to the largest reachable size."""
     for share in SHARES:
-        problem, selection = _asked(subject, share)
+        problem, selection = asked(subject, share)
         most, taken = problem.most_bytes or 0, problem.bytes_of(selection.choices)
         require(taken <= most, f"chooses {taken:,} bytes, but {most:,} are allowed")
 
@@ -79,7 +79,7 @@ def keeps_the_budget(subject: Subject) -> None:
 @check("selector")
 def chooses_the_same_again(subject: Subject) -> None:
     """It gives the same answer twice."""
-    first, second = (_asked(subject)[1].choices for _ in range(2))
+    first, second = (asked(subject)[1].choices for _ in range(2))
     different = [name for name in first if first[name] != second.get(name)]
     require(not different, f"chooses a different candidate for '{different[0] if different else ''}' the second time")
 
@@ -89,7 +89,7 @@ def leaves_the_model_as_it_was(subject: Subject) -> None:
     """Parameters, their ``requires_grad``, modules, hooks and modes of the model stay unchanged."""
     model = small_model().requires_grad_(True)
     before = _state(model)
-    _asked(subject, model=model)
+    asked(subject, model=model)
     after = _state(model)
     require(before.keys() == after.keys(), "adds modules or tensors to the model, or removes some")
     changed = [name for name, value in before.items() if not is_same(value, after[name])]
@@ -103,8 +103,8 @@ def chooses_the_same_from_disk(subject: Subject) -> None:
     """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         path = saved(Path(directory), torch.float32)
-        from_disk = _asked(subject, model=path)[1].choices
-    in_memory = _asked(subject)[1].choices
+        from_disk = asked(subject, model=path)[1].choices
+    in_memory = asked(subject)[1].choices
     different = [name for name, chosen in in_memory.items() if from_disk.get(name) != chosen]
     require(not different, f"chooses a different candidate for '{different[0] if different else ''}' from disk than in memory")
 
@@ -114,7 +114,7 @@ def gives_an_ordered_curve(subject: Subject) -> None:
     """If it returns a curve, the points have increasing sizes, decreasing losses, and the bytes of their
     choices.
     """
-    problem, selection = _asked(subject)
+    problem, selection = asked(subject)
     assume(selection.curve, "it returns no curve")
     for point in selection.curve:
         taken = problem.bytes_of(point.choices)

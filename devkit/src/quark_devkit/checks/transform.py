@@ -15,9 +15,11 @@ from quark.runs.selected_algorithms import in_order
 from quark_devkit.algorithm_runs import HARM, logit_error, others, processor_of, run_with, schemes_for, settings_of, valid_settings
 from quark_devkit.check import NotApplicableError, assume, check, complaining, require
 from quark_devkit.checks import algorithm
+from quark_devkit.checks.rounding.tasks import COLUMNS, inputs
 from quark_devkit.option_effects import digest
 from quark_devkit.random_states import random_states_kept
 from quark_devkit.small_models import logits, quantized, run_config, with_cache
+from quark_devkit.statistic_laws import require_sum
 from quark_devkit.subject import Subject
 from quark_devkit.transformed_models import different_parameters, distance, float64_logits, named_parts, transformed
 from quark_devkit.whole_runs import (
@@ -59,8 +61,8 @@ checks_of_settings = tuple(map(check("transform"), algorithm.OF_SETTINGS))
 
 @check("transform", since=2)
 def heeds_its_options(subject: Subject) -> None:
-    """Another value of each option changes the transformed small model, is refused, or is declared to change
-    cost alone."""
+    """Other values of each option change the transformed small model, each in another way and beside each
+    boolean; or they are refused, or declared to change cost alone."""
 
     def results(settings: AlgoConfig) -> Iterator[object]:
         for scheme in schemes_for(subject):
@@ -71,6 +73,16 @@ def heeds_its_options(subject: Subject) -> None:
         yield digest(logits(quantized(with_cache(run_config(schemes_for(subject)[0], settings)))))
 
     algorithm.options_have_effects(subject, results)
+
+
+@check("transform", since=2)
+def statistics_are_sums_over_tokens(subject: Subject) -> None:
+    """Its statistics count and give the same of the same tokens, in several unequal batches, and merged of
+    four parts in two groupings."""
+    data, kinds = inputs(0), processor_of(subject).needs
+    assume(kinds, "it needs no statistics")
+    for kind in kinds:
+        require_sum(kind, COLUMNS, data.x, data.reference)
 
 
 @check("transform")
@@ -198,6 +210,9 @@ def streams_to_the_same_bytes(subject: Subject) -> None:
     memory, byte for byte.
     """
     require_same_from_disk(run_config(schemes_for(subject)[-1], valid_settings(subject)))
+
+
+is_copied_and_pickled = check("transform", since=2)(algorithm.is_copied_and_pickled)
 
 
 @check("transform")

@@ -26,14 +26,25 @@ def check(
     badge: Annotated[bool, typer.Option("--badge", help="Print one line for a badge.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also print the checks that passed.")] = False,
     pyproject: Annotated[Path | None, typer.Option(help="File with the expected failures; by default the distribution's own.")] = None,
+    is_quick: Annotated[bool, typer.Option("--quick", help="Only checks that take a moment: for the first minute of work.")] = False,
+    is_all: Annotated[bool, typer.Option("--all", help="Every case and repetition, also of slow work: for a release.")] = False,
 ) -> None:
     """Check a distribution against the contracts of quark's plugin API; the exit code is 1 if a
     check fails.
     """
+    from quark.errors import ConfigError
     from quark_devkit import report
+    from quark_devkit.extent import thoroughly
     from quark_devkit.runner import is_conformant
 
-    results = _results(distribution, kind or [], name or [], pyproject, show=not as_json and not badge, verbose=verbose)
+    if is_quick and (is_all or badge):
+        raise ConfigError(
+            f"--quick leaves checks out, and {'--all' if is_all else '--badge'} is about all of them: take one of the two out"
+        )
+    with thoroughly(is_all):
+        results = _results(
+            distribution, kind or [], name or [], pyproject, is_quick=is_quick, show=not as_json and not badge, verbose=verbose
+        )
     if junit is not None:
         junit.write_text(report.as_junit(distribution, results), encoding="utf-8", newline="\n")
     if as_json:
@@ -41,20 +52,23 @@ def check(
     elif badge:
         print(report.badge(distribution, results))
     else:
-        print(report.summary(results))
+        print(report.summary(results) + (" (--quick leaves out checks that make whole runs)" if is_quick else ""))
     if not is_conformant(results):
         sys.exit(1)
 
 
-def _results(distribution: str, kinds: list[str], names: list[str], pyproject: Path | None, *, show: bool, verbose: bool) -> list[Result]:
+def _results(
+    distribution: str, kinds: list[str], names: list[str], pyproject: Path | None, *, is_quick: bool, show: bool, verbose: bool
+) -> list[Result]:
     """Run the checks, and print the lines of each subject immediately."""
     from quark_devkit import report
+    from quark_devkit.extent import quick
     from quark_devkit.runner import run_checks
 
     results: list[Result] = []
     subjects, expected = _selected(distribution, kinds, names, pyproject)
     for subject, checks in subjects:
-        own = list(run_checks(subject, checks, expected))
+        own = list(run_checks(subject, quick(checks) if is_quick else checks, expected))
         results += own
         if show:
             print(*report.lines_of(own, verbose=verbose), sep="\n", flush=True)

@@ -3,14 +3,14 @@
 ===========  ==============================================================================================
 tensor       contents
 ===========  ==============================================================================================
-``qweight``  int32 ``[I · bits / 32, O]``: codes of a column from 0, a stream of bits from the lowest on
-``qzeros``   int32 ``[groups, O · bits / 32]``: zero points, likewise along a row; often one less (`_offset`)
+``qweight``  int32 ``[I · bits / 32, O]``: codes of a column, a stream of bits from the lowest on
+``qzeros``   int32 ``[groups, O · bits / 32]``: zero points of a row, packed alike; often 1 less (`_offset`)
 ``scales``   ``[groups, O]``
 ``g_idx``    int32 ``[I]``: the group of each input channel; without it, neighbours share a group
 ===========  ==============================================================================================
 
-A value is ``(code − zero point) · scale``. Bits and group size may differ from layer to layer; the shapes say
-both. Source: ``auto_round.utils.bit_packing`` and ``auto_round_extension/torch`` of AutoRound 0.16;
+A value is ``(code − zero point) · scale``. Bits and group size may differ between layers and follow from the
+shapes. Source: ``auto_round.utils.bit_packing`` and ``auto_round_extension/torch`` of AutoRound 0.16;
 ``gptqmodel/utils/model.py`` of GPTQModel.
 """
 
@@ -35,7 +35,7 @@ __all__ = ["GptqDequantizer"]
 _WORD = 32
 _BITS = range(2, 9)
 _KEPT = (2, 4, 8)
-"""Bits of formats that quark has without a sign: layers of these can stay as they are."""
+"""Bits of quark's unsigned formats: layers with these bits can stay as they are."""
 
 
 class GptqDequantizer:
@@ -53,36 +53,36 @@ class GptqDequantizer:
 
 
 def _packing(block: Mapping[str, Any]) -> str:
-    """Return how AutoRound packs codes, such as ``"auto_round:auto_gptq"``; empty for other programs."""
+    """Return AutoRound's packing of codes, such as ``"auto_round:auto_gptq"``; empty for other programs."""
     return str(block.get("packing_format", block.get("backend", ""))) if "round" in str(block.get("quant_method")) else ""
 
 
 def _offset(block: Mapping[str, Any]) -> int:
-    """Return what is added to stored zero points: 1 in the first form of GPTQ, else 0.
+    """Return the offset of stored zero points: 1 in the first form of GPTQ, otherwise 0.
 
     Raises:
-        UnsupportedError: The checkpoint is in another form.
+        UnsupportedError: The checkpoint has another form.
     """
     if packing := _packing(block):
         if packing.partition(":")[0] not in ("auto_round", "auto-round", "auto_gptq") or "fp8" in packing or "llm_compressor" in packing:
-            raise UnsupportedError(f"this checkpoint has the packing_format {packing!r}, which is not read: export it as auto_gptq")
+            raise UnsupportedError(f"quark does not read the packing_format {packing!r}: export the checkpoint as auto_gptq")
         return int("gptq" in packing and "gptqmodel" not in packing)
     form = block.get("checkpoint_format", "gptq")
     if form not in ("gptq", "gptq_v2"):
-        raise UnsupportedError(f"this checkpoint has the checkpoint_format {form!r}; 'gptq' and 'gptq_v2' are read")
+        raise UnsupportedError(f"quark does not read the checkpoint_format {form!r}: export the checkpoint as 'gptq' or 'gptq_v2'")
     return int(form == "gptq")
 
 
 def _group_size(block: Mapping[str, Any]) -> int:
     size = block.get("group_size", 128)
     if not isinstance(size, int) or isinstance(size, bool) or (size < 1 and size != -1):
-        raise ConfigError(f"quantization_config says group_size={size!r}, and a positive number is expected, or -1")
+        raise ConfigError(f"quantization_config says group_size={size!r}: a positive number or -1 is expected")
     return size
 
 
 @attrs.frozen
 class _Layer:
-    """A quantized layer: names of its tensors, shape of its weight, and how they are packed."""
+    """A quantized layer: names of its tensors, shape of its weight, and packing."""
 
     name: str
     shape: tuple[int, int]
@@ -93,19 +93,17 @@ class _Layer:
 
     @classmethod
     def of(cls, name: str, stored: Mapping[str, Tensor], said: int, offset: int) -> _Layer:
-        """Return the layer that its stored tensors make, or raise CheckpointError.
+        """Return the layer from its stored tensors, or raise CheckpointError.
 
         Args:
             name: Its full name.
             stored: All tensors of the checkpoint, on the meta device.
             said: Group size of most layers.
-            offset: Of zero points.
+            offset: Offset of stored zero points.
         """
         own = {leaf: stored.get(f"{name}.{leaf}") for leaf in ("qweight", "qzeros", "scales")}
         if missing := [leaf for leaf, tensor in own.items() if tensor is None]:
-            raise CheckpointError(
-                f"the checkpoint has no '{name}.{missing[0]}', without which its layer cannot be dequantized: fetch it again"
-            )
+            raise CheckpointError(f"the checkpoint lacks '{name}.{missing[0]}', so its layer cannot be dequantized: download it again")
         shapes = {leaf: tuple(tensor.shape) for leaf, tensor in own.items() if tensor is not None}
         order = stored.get(f"{name}.g_idx")
         (words, rows), (groups, zeros), scales = (shapes[leaf] if len(shapes[leaf]) == 2 else (0, 0) for leaf in shapes)
@@ -125,14 +123,14 @@ class _Layer:
         )
         if not fits or size is None:
             said_shapes = ", ".join(f"{leaf} {tensor.dtype} {list(tensor.shape)}" for leaf, tensor in own.items() if tensor is not None)
-            raise CheckpointError(f"'{name}' has {said_shapes}, which do not fit each other in groups of {said}: it is damaged")
+            raise CheckpointError(f"'{name}' has {said_shapes}, which do not match in groups of {said}: the checkpoint is damaged")
         return cls(name, (rows, columns), bits, size, offset, order is not None and order.numel() > 0)
 
     def float_tensor(self, is_reordered: bool) -> FloatTensor:
-        """Return its weight; with its codes, if quark has a format for them and groups are of neighbours.
+        """Return the weight; with codes if quark has a format for them and groups are consecutive channels.
 
         Args:
-            is_reordered: Whether the checkpoint says that groups are of other channels.
+            is_reordered: Whether the checkpoint says that groups are not consecutive channels.
         """
         leaves = ("qweight", "qzeros", "scales", *(["g_idx"] if self.has_order else []))
         names = tuple(f"{self.name}.{leaf}" for leaf in leaves)
@@ -148,7 +146,7 @@ class _Layer:
         return self.bits in _KEPT and self.shape[1] % self.group_size == 0
 
     def config(self) -> QLayerConfig:
-        """Return how the weight is quantized, as quark says it."""
+        """Return quark's spec of the weight."""
         settings: dict[str, Any] = {"symmetric": False, "zero_point_type": "int32"}
         if self.group_size == self.shape[1]:
             return QLayerConfig(weight=spec_of_layout(f"uint{self.bits}", "per_channel", ch_axis=0, **settings))
@@ -164,33 +162,33 @@ class _Layer:
         """Return the float weight.
 
         Raises:
-            CheckpointError: A channel is of a group that is not there.
+            CheckpointError: A channel belongs to a group that does not exist.
         """
         codes, zeros, scales = self.codes(tensors)
         if not self.has_order:
             return ScaleBlocks(tuple(scales.shape), 1, self.group_size).values(codes, scales, zeros, dtype)
         order = tensors[f"{self.name}.g_idx"].long()
         if int(order.min()) < 0 or int(order.max()) >= scales.shape[1]:
-            raise CheckpointError(f"'{self.name}.g_idx' names a group that is not there, of {scales.shape[1]}: the checkpoint is damaged")
+            raise CheckpointError(f"'{self.name}.g_idx' names a group beyond the {scales.shape[1]} groups: the checkpoint is damaged")
         return codes.float().sub_(zeros.float()[:, order]).mul_(scales[:, order]).to(dtype)
 
     def coded(self, tensors: Mapping[str, Tensor]) -> CodedLayer:
         """Return codes, scales and zero points.
 
         Raises:
-            CheckpointError: A zero point is no code, or a group is not of neighbours.
+            CheckpointError: A zero point is not a code, or a group is not consecutive channels.
         """
         if self.has_order:
             order = tensors[f"{self.name}.g_idx"]
             if not torch.equal(order, torch.arange(self.shape[1], dtype=order.dtype, device=order.device) // self.group_size):
                 raise CheckpointError(
-                    f"'{self.name}.g_idx' has another order of channels than desc_act=false in config.json says: set desc_act to true there"
+                    f"'{self.name}.g_idx' reorders channels, but config.json says desc_act=false: set desc_act to true there"
                 )
         codes, zeros, scales = positive_scales(*self.codes(tensors), self.bits)
         if bool((zeros >> self.bits).any()):
             raise CheckpointError(
-                f"'{self.name}.qzeros' has a zero point of {2**self.bits}, which {self.bits} bits do not hold. Dequantize the layer with "
-                "keep_prequantized_layers=False (--no-keep-prequantized)"
+                f"'{self.name}.qzeros' has the zero point {2**self.bits}, which does not fit {self.bits} bits. Dequantize the layer with "
+                f"keep_prequantized_layers=False (--no-keep-prequantized)"
             )
         config = self.config()
         shape = weight_quantizer(config).granularity.scale_shape(self.shape)
@@ -198,7 +196,7 @@ class _Layer:
 
 
 def _size(columns: int, groups: int, said: int) -> int | None:
-    """Return how many neighbours share a scale; None if no size fits. The size that is said comes first."""
+    """Return the number of neighbours that share a scale, preferably the stated one; None if none fits."""
     if groups < 1 or columns < 1:
         return None
     if groups == 1:

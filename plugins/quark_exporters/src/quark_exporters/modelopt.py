@@ -1,6 +1,6 @@
 """ModelOptDequantizer: float weights of checkpoints of NVIDIA ModelOpt, in FP8 and NVFP4.
 
-FP8 layers are those of `quark_exporters.fp8` with one scale. An NVFP4 layer has:
+FP8 layers are as in `quark_exporters.fp8`, with one scale. An NVFP4 layer has:
 
 ==================  ==========================================================
 tensor              contents
@@ -40,7 +40,9 @@ class ModelOptDequantizer:
         """As `quark.checkpoint.Dequantizer.float_tensors`."""
         algorithm = block.get("quant_algo")
         if algorithm not in _ALGORITHMS:
-            raise UnsupportedError(f"this checkpoint is of ModelOpt with quant_algo={algorithm!r}; {' and '.join(_ALGORITHMS)} are read")
+            raise UnsupportedError(
+                f"quark does not read ModelOpt checkpoints with quant_algo={algorithm!r}: use one with {' or '.join(_ALGORITHMS)}"
+            )
         if algorithm == "FP8":
             yield from Fp8Dequantizer().float_tensors({"quant_method": "fp8", "activation_scheme": "static"}, stored)
             return
@@ -52,19 +54,19 @@ class ModelOptDequantizer:
 def _fp4(layer: str, stored: Mapping[str, Tensor]) -> FloatTensor:
     codes, scale, outer = (f"{layer}.{leaf}" for leaf in ("weight", "weight_scale", "weight_scale_2"))
     if missing := [name for name in (codes, scale) if name not in stored]:
-        raise CheckpointError(f"the checkpoint has no '{missing[0]}', which its layer needs: fetch it again")
+        raise CheckpointError(f"the checkpoint lacks '{missing[0]}', so its layer cannot be dequantized: download it again")
     rows, half = (*stored[codes].shape, 0, 0)[:2]
     shapes = (stored[codes].ndim, tuple(stored[scale].shape), stored[outer].numel())
     kinds = (stored[codes].dtype, stored[scale].dtype, stored[outer].dtype)
     if shapes != (2, (rows, 2 * half // _GROUP), 1) or kinds != (torch.uint8, torch.float8_e4m3fn, torch.float32) or 2 * half % _GROUP:
         said = ", ".join(f"{name.rpartition('.')[2]} {stored[name].dtype} {list(stored[name].shape)}" for name in (codes, scale, outer))
-        raise CheckpointError(f"'{layer}' has {said}, which is no NVFP4 layer: it is damaged")
+        raise CheckpointError(f"'{layer}' has {said}, which is not an NVFP4 layer: the checkpoint is damaged")
     blocks = ScaleBlocks((rows, 2 * half // _GROUP), 1, _GROUP)
 
     def make(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         return blocks.values(e2m1_values(tensors[codes]), tensors[scale].float() * tensors[outer], None, dtype)
 
     if f"{layer}.pre_quant_scale" in stored:
-        raise UnsupportedError(f"'{layer}' has a pre_quant_scale, which is applied to its input and not read: quantize without AWQ")
+        raise UnsupportedError(f"'{layer}' has a pre_quant_scale for its input, which quark does not read: quantize it without AWQ")
     left_out = (*(name for name in [f"{layer}.input_scale"] if name in stored), *cache_scales(layer, stored))
     return FloatTensor(name=codes, shape=(rows, 2 * half), sources=(codes, scale, outer), make=make, left_out=left_out)

@@ -184,16 +184,16 @@ def unpacked_words(words: Tensor, bits: int, columns: int) -> Tensor:
 
 
 def positive_scales(codes: Tensor, zero_points: Tensor, scales: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return codes, zero points and scales of the same values, with no scale below zero.
+    """Return codes, zero points and scales of the same values, without negative scales.
 
     AutoRound writes negative scales. ``(code − zero) · scale`` is ``(top − code − (top − zero)) · −scale``,
     where ``top`` is the largest code.
 
     Args:
         codes: uint8 ``[O, I]``.
-        zero_points: int32 ``[O, groups]``, of equally many neighbouring columns each.
-        scales: Float, likewise.
-        bits: Of a code.
+        zero_points: int32 ``[O, groups]``; groups are equally many consecutive columns.
+        scales: Float ``[O, groups]``.
+        bits: Bits of a code.
     """
     mirrored = scales < 0
     if not bool(mirrored.any()):
@@ -204,7 +204,7 @@ def positive_scales(codes: Tensor, zero_points: Tensor, scales: Tensor, bits: in
 
 
 def streamed_codes(words: Tensor, bits: int) -> Tensor:
-    """Return the codes of rows of words whose bits are one stream, from the lowest on.
+    """Return the codes of rows of words; their bits are one stream from the lowest on.
 
     32 codes take ``bits`` words.
 

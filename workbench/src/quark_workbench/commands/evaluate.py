@@ -17,9 +17,12 @@ from quark_workbench.commands.run_options import TrustRemoteCode
 
 if TYPE_CHECKING:
     from quark_workbench.evaluate import Protocol, Windows
+    from quark_workbench.evaluate.whole_texts import TextKind
 
 __all__ = ["evaluate"]
 
+_TEXTS = 256
+"""Texts of a model of whole texts, by default."""
 _TOKENS_AT_A_TIME = 2048  # tokens of a batch: enough for good utilization, few enough for the logits of a large vocabulary
 
 
@@ -47,24 +50,50 @@ class TextChoices:
     bos: Annotated[str | None, typer.Option(help="BOS tokens: auto, each, first, none; the default is the protocol's.")] = None
     score_from: Annotated[float | None, typer.Option(help="Where scoring begins in a window: a share below 1, or tokens.")] = None
 
-    def windows(self, model: Path, limit: int | None, trust_remote_code: bool) -> tuple[Protocol, Windows]:
-        """Return the protocol and the windows; a default length is cut to the model's context.
+    def opened(self, model: Path, trust_remote_code: bool) -> tuple[Any, Any, Any]:
+        """Return the class, the config and the tokenizer of a checkpoint that takes text.
 
         Raises:
-            QuarkError: An argument cannot be used; raised before any weight is read.
+            QuarkError: It takes other inputs, or has no tokenizer; raised before any weight is read.
         """
         from quark.calibration.batches import refuse_text
         from quark.models.hf.model_class import model_class
         from quark.models.hf.model_config import model_config
         from quark.models.hf.tokenizer import load_tokenizer
+
+        config = model_config(model, trust_remote_code=trust_remote_code)
+        kind = model_class(config, model / "config.json", trust_remote_code=trust_remote_code).type
+        refuse_text(kind, "run the model and its reference in Python")
+        tokenizer = load_tokenizer(model, trust_remote_code=trust_remote_code)
+        if tokenizer is None:
+            raise ConfigError(f"'{model}' has no tokenizer, so text cannot be turned into tokens: copy tokenizer.json into it")
+        return kind, config, tokenizer
+
+    def texts(self, tokenizer: Any, limit: int) -> list[str]:
+        """Return the samples of the text as texts; those of one sample are its paragraphs."""
+        from itertools import islice
+
+        from quark_workbench.data import read_samples
+        from quark_workbench.data.samples import rendered
+
+        options = given_options("--text-option", self.text_option)
+        samples = iter([_bundled_text()] if self.text is None else read_samples(self.text, options))
+        texts = [rendered(tokenizer, sample) for sample in islice(samples, limit)]
+        if len(texts) == 1:
+            texts = [part.strip() for part in texts[0].split("\n\n") if part.strip()][:limit]
+        return texts
+
+    def windows(self, model: Path, config: Any, tokenizer: Any, limit: int | None) -> tuple[Protocol, Windows]:
+        """Return the protocol and the windows; a default length is cut to the model's context.
+
+        Raises:
+            QuarkError: An argument cannot be used; raised before any weight is read.
+        """
         from quark_workbench.data import read_samples, text_of
         from quark_workbench.evaluate import protocol_of, scored_windows
 
         protocol = protocol_of(self.protocol, seq_len=self.seq_len, stride=self.stride, bos=self.bos, score_from=self.score_from)
-        own = model_config(model, trust_remote_code=trust_remote_code)
-        kind = model_class(own, model / "config.json", trust_remote_code=trust_remote_code).type
-        refuse_text(kind, "run the model and its reference in Python")
-        config = own.get_text_config()
+        config = config.get_text_config()
         context = getattr(config, "max_position_embeddings", None)
         if isinstance(context, int) and protocol.seq_len > context:
             if self.seq_len is not None:
@@ -74,18 +103,20 @@ class TextChoices:
                 )
             protocol = attrs.evolve(protocol, seq_len=context)
         options = given_options("--text-option", self.text_option)
-        tokenizer = load_tokenizer(model, trust_remote_code=trust_remote_code)
-        if tokenizer is None:
-            raise ConfigError(f"'{model}' has no tokenizer, so text cannot be turned into tokens: copy tokenizer.json into it")
         words = _bundled_text() if self.text is None else text_of(tokenizer, read_samples(self.text, options))
         windows = scored_windows(tokenizer, words, protocol, limit)
-        vocabulary, largest = getattr(config, "vocab_size", None), int(windows.tokens.max())
-        if isinstance(vocabulary, int) and largest >= vocabulary:
-            raise CheckpointError(
-                f"the tokenizer in '{model}' returns the token {largest:,}, but the vocabulary in its config.json has {vocabulary:,}: "
-                f"copy the right tokenizer into it"
-            )
+        _refuse_larger_vocabulary(model, config, int(windows.tokens.max()))
         return protocol, windows
+
+
+def _refuse_larger_vocabulary(model: Path, config: Any, largest: int) -> None:
+    """Raise CheckpointError if a tokenizer gives a token that its model does not have."""
+    vocabulary = getattr(config, "vocab_size", None)
+    if isinstance(vocabulary, int) and largest >= vocabulary:
+        raise CheckpointError(
+            f"the tokenizer in '{model}' returns the token {largest:,}, but the vocabulary in its config.json has {vocabulary:,}: "
+            f"copy the right tokenizer into it"
+        )
 
 
 @attrs.frozen(kw_only=True)
@@ -151,7 +182,7 @@ def evaluate(
     reference: Annotated[Path | None, typer.Option(help="Directory of the float checkpoint to compare with.")] = None,
     text: TextChoices,
     limit: Annotated[
-        int | None, typer.Option(help="Largest number of windows from the start of the text, or of questions of a task.")
+        int | None, typer.Option(help="Largest number of windows from the start of the text, of whole texts, or of questions of a task.")
     ] = None,
     metric: Annotated[
         list[str] | None, typer.Option(help="Metric to measure as well; `quark metrics` lists them. May be repeated.")
@@ -172,20 +203,43 @@ def evaluate(
 ) -> None:
     """Print the perplexity of MODEL, its KL divergence from a reference, or its scores in tasks.
 
-    For embedders, classifiers and encoders, --reference compares the outputs.
+    For embedders, rerankers, reward models and classifiers, --reference compares what they are used for.
     """
     # Torch and transformers are imported in functions, not above: `quark --help` does without them.
     started = time.perf_counter()
     if tasks.tasks is not None:
         result = tasks.scores(model, limit, device, dtype, packed)
     else:
-        protocol, windows = text.windows(model, limit, trust_remote_code)
-        result = {"model": str(model), "protocol": attrs.asdict(protocol), "windows": len(windows), "seq_len": protocol.seq_len}
+        from quark_workbench.evaluate.whole_texts import text_kind
+
+        kind, config, tokenizer = text.opened(model, trust_remote_code)
         where = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code, "packed": packed}
-        result |= _measured((model, reference), windows, metric or [], where, by_block)
+        whole = text_kind(model, kind, config, tokenizer, text.seq_len)
+        if whole is not None and reference is not None and not metric:
+            result = {"model": str(model)} | _compared(whole, (model, reference), text.texts(tokenizer, limit or _TEXTS), where, by_block)
+        else:
+            protocol, windows = text.windows(model, config, tokenizer, limit)
+            result = {"model": str(model), "protocol": attrs.asdict(protocol), "windows": len(windows), "seq_len": protocol.seq_len}
+            result |= _measured((model, reference), windows, metric or [], where, by_block)
     result["seconds"] = round(time.perf_counter() - started, 3)
     lines = result_lines if tasks.tasks is None else task_lines
     print_result(result) if as_json else typer.echo("\n".join(lines(result)))
+
+
+def _compared(whole: TextKind, paths: tuple[Path, Path], texts: list[str], where: dict[str, Any], by_block: bool) -> dict[str, Any]:
+    """Return the figures of a model of whole texts, beside its reference.
+
+    ``paths`` are the directories of model and reference.
+    """
+    from quark.checkpoint.transformers_loading import load_checkpoint
+    from quark.models.hf.model_config import model_config
+
+    model, reference = paths
+    if by_block:
+        raise ConfigError(f"'{model}' is a model of whole texts ({whole.name}), which runs as a whole: leave out --by-block")
+    model_config(reference, trust_remote_code=where["trust_remote_code"])  # missing: an error before the first model is loaded
+    figures = whole.compare(load_checkpoint(model, **where), load_checkpoint(reference, **where), texts)
+    return {"reference": str(reference), "seq_len": whole.length, "figures": attrs.asdict(figures)}
 
 
 def _measured(
@@ -258,6 +312,8 @@ _PERCENTILES = (("median", "median_kl"), ("90 %", "p90_kl"), ("99 %", "p99_kl"),
 
 def result_lines(result: dict[str, Any]) -> list[str]:
     """Return the lines for the result of ``quark evaluate``."""
+    if "figures" in result:
+        return _figure_lines(result, result["figures"])
     if "outputs" in result:
         compared = f"{result['model']} beside {result['reference']}, {result['windows']} window(s) of {result['seq_len']} tokens"
         return [f"{compared}, {result['seconds']:.1f} s"] + [
@@ -281,6 +337,14 @@ def result_lines(result: dict[str, Any]) -> list[str]:
         error = "" if metric["error"] is None else f" ± {metric['error']:.5f}"
         lines.append(f"{name}: {metric['value']:.5f}{error}")
     return lines
+
+
+def _figure_lines(result: dict[str, Any], figures: dict[str, Any]) -> list[str]:
+    compared = f"{result['model']} beside {result['reference']}, {figures['kind']}, {figures['texts']} texts"
+    error = "" if figures["error"] is None else f" ± {figures['error']:.5f}"
+    lowest = "" if figures["lowest"] is None else f", at least {figures['lowest']:.5f}"
+    lines = [f"{compared} of up to {result['seq_len']} tokens, {result['seconds']:.1f} s"]
+    return [*lines, f"{figures['metric']}: {figures['value']:.5f}{error}{lowest}", *(f"{n}: {v:.5f}" for n, v in figures["others"].items())]
 
 
 def task_lines(result: dict[str, Any]) -> list[str]:

@@ -12,7 +12,7 @@ import typer
 from quark.errors import QuarkError, UnknownNameError
 from quark_workbench.commands.config_options import ConfigOptions
 from quark_workbench.commands.given_options import command
-from quark_workbench.commands.run_options import GROUPS, CalibrationChoices, ExportChoices, Probe, TrustRemoteCode
+from quark_workbench.commands.run_options import GROUPS, CalibrationChoices, ExportChoices, Probe, TrustRemoteCode, WithoutModel
 
 if TYPE_CHECKING:
     from torch import nn
@@ -33,6 +33,7 @@ def plan(
     device: Annotated[str, typer.Option(help="Torch device to work on.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto: as the checkpoint says.")] = "auto",
     trust_remote_code: TrustRemoteCode = False,
+    without_model: WithoutModel = False,
     probe: Probe = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
@@ -41,7 +42,7 @@ def plan(
     MODEL is a checkpoint, or a directory with only its config.json. The command reads no weight and writes
     nothing.
     """
-    where: dict[str, Any] = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
+    where: dict[str, Any] = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code, "without_model": without_model}
     print_planned(model, None, config.config_for, calibration, export, probe=probe, as_json=as_json, **where)
 
 
@@ -55,6 +56,7 @@ def print_planned(
     device: str,
     dtype: str,
     trust_remote_code: bool,
+    without_model: bool,
     probe: bool,
     as_json: bool,
     chosen: SelectionResult | None = None,
@@ -70,6 +72,7 @@ def print_planned(
         device: As in `quark_workbench.planning.plan`.
         dtype: As in `quark_workbench.planning.plan`.
         trust_remote_code: As in `quark_workbench.planning.plan`.
+        without_model: As in `quark_workbench.planning.plan`.
         probe: Whether to measure this machine.
         as_json: Whether to print JSON.
         chosen: The selection behind the configuration, for the JSON.
@@ -84,7 +87,8 @@ def print_planned(
 
     options, errors = _checked(source, out, calibration, export)
     size = Calibration(calibration.num_calib, calibration.seq_len)
-    where: Any = {"device": device, "dtype": dtype, "exporter": export.exporter, "trust_remote_code": trust_remote_code}
+    where: Any = {"device": device, "dtype": dtype, "exporter": export.exporter}
+    where |= {"trust_remote_code": trust_remote_code, "without_model": without_model}
     planned = planned_run(source, config, calibration=size, options=options, probing=probe, **where).with_errors(errors)
     if as_json:
         selection = {} if chosen is None else {"selection": chosen.to_dict()}

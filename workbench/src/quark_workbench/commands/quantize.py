@@ -17,7 +17,15 @@ from quark_workbench.commands.config_options import ConfigOptions
 from quark_workbench.commands.event_lines import print_result
 from quark_workbench.commands.given_options import command
 from quark_workbench.commands.plan import print_planned
-from quark_workbench.commands.run_options import GROUPS, CalibrationChoices, ExportChoices, Probe, TrustRemoteCode, WritingChoices
+from quark_workbench.commands.run_options import (
+    GROUPS,
+    CalibrationChoices,
+    ExportChoices,
+    Probe,
+    TrustRemoteCode,
+    WithoutModel,
+    WritingChoices,
+)
 from quark_workbench.commands.selection import SelectionOptions
 
 if TYPE_CHECKING:
@@ -52,6 +60,7 @@ def quantize(
     device: Annotated[str, typer.Option(help="Torch device to work on.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto: as the checkpoint says.")] = "auto",
     trust_remote_code: TrustRemoteCode = False,
+    without_model: WithoutModel = False,
     deterministic: Deterministic = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what `quark plan` prints, and stop.")] = False,
     probe: Probe = True,
@@ -65,17 +74,21 @@ def quantize(
     from quark.checkpoint.destination import refuse_used_directory
     from quark.models.hf.skeleton import meta_model
     from quark.runs import quantize_checkpoint
+    from quark_workbench.without_model import named_model, quantize_without_model
 
     started = time.perf_counter()
+    if without_model and (selection.mixed is not None or trust_remote_code):
+        raise ConfigError("--without-model runs no model and no code: leave out --mixed, which measures outputs, and --trust-remote-code")
     where: dict[str, Any] = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
     if dry_run and selection.mixed is None:
+        where["without_model"] = without_model
         print_planned(model, out, config.config_for, calibration, export, probe=probe, as_json=as_json, **where)
         return
     assert out is not None
     refuse_used_directory(out, export.exporter, resume=writing.resume, source=model)
     export.options()  # an option that is wrong is refused before anything is read
     base = _base_scheme(config, selection)
-    skeleton = meta_model(model, trust_remote_code=trust_remote_code)
+    skeleton = named_model(model, dtype) if without_model else meta_model(model, trust_remote_code=trust_remote_code)
     quant_config = config.config_for(skeleton, base)
     data, chosen = calibration.of(model, type(skeleton), trust_remote_code=trust_remote_code), None
     if selection.mixed is not None:
@@ -83,11 +96,17 @@ def quantize(
         quant_config = chosen.config
     if dry_run:
         own = quant_config
+        where["without_model"] = without_model
         print_planned(model, out, lambda _: own, calibration, export, probe=probe, as_json=as_json, chosen=chosen, **where)
         return
-    arguments = writing.arguments(started, chosen) | where | {"exporter": export.exporter, "options": export.options(data.tokenizer)}
+    arguments = writing.arguments(started, chosen) | {"dtype": dtype, "exporter": export.exporter}
     with _ranks(device, deterministic) as (ranks, device):
-        plan = quantize_checkpoint(model, out, quant_config, data, **arguments | {"device": device, "ranks": ranks})
+        arguments |= {"device": device, "ranks": ranks}
+        if without_model:  # its tokenizer is copied as files, since one may need code
+            plan = quantize_without_model(model, out, quant_config, options=export.options(), **arguments)
+        else:
+            options = export.options(data.tokenizer)
+            plan = quantize_checkpoint(model, out, quant_config, data, options=options, trust_remote_code=trust_remote_code, **arguments)
     if ranks.is_first:
         scheme = str(config.scheme) if chosen is None else " + ".join(dict.fromkeys(chosen.selection.choices.values()))
         _print_result(out, scheme, len(plan.quantized), time.perf_counter() - started, as_json, chosen)

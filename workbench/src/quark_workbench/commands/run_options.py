@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from quark.checkpoint import ExportOptions
     from quark_workbench.mixed_precision import SelectionResult
 
-__all__ = ["GROUPS", "CalibrationChoices", "ExportChoices", "Probe", "TrustRemoteCode", "WritingChoices", "command_line"]
+__all__ = ["GROUPS", "CalibrationChoices", "ExportChoices", "Probe", "TrustRemoteCode", "WithoutModel", "WritingChoices", "command_line"]
 
 Probe = Annotated[
     bool, typer.Option("--probe/--no-probe", help="Measure this machine for a few seconds, so that the plan can estimate the time.")
@@ -32,6 +32,14 @@ TrustRemoteCode = Annotated[
     typer.Option(
         "--trust-remote-code",
         help="Run the Python code that comes with the checkpoint. Without this option, a checkpoint that needs its own code is refused.",
+    ),
+]
+WithoutModel = Annotated[
+    bool,
+    typer.Option(
+        "--without-model",
+        help="Go by the names and shapes of tensors, for a checkpoint whose class transformers does not know: round to nearest, with "
+        "dynamic or float activations. No code runs.",
     ),
 ]
 

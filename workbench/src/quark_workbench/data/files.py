@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
 from quark.errors import CalibrationError
+from quark.plugins import OptionNote
 from quark_workbench.data.extras import extra
 from quark_workbench.data.samples import Sample, is_chat, samples_of
 from quark_workbench.data.text_files import text_lines, whole_text
@@ -16,7 +18,7 @@ __all__ = ["json_lines", "parquet", "text", "write_json_lines", "write_parquet",
 _EXAMPLE = ("The first text.", "Another one, with an ümlaut.", "A third.")
 
 
-def text(path: Path, separator: str = "") -> Iterator[Sample]:
+def text(path: Path, separator: Annotated[str, OptionNote(examples=("\n\n",))] = "") -> Iterator[Sample]:
     """Yield the text of a file: one sample, or several with a separator.
 
     Args:

@@ -31,11 +31,13 @@ from quark.models.hf.tokenizer import load_tokenizer
 from quark.models.plan.family import template_of, weight_converters_of
 from quark.models.plan.plan_text import plan_lines
 from quark.models.plan.quant_plan import CodesOf, QuantPlan
+from quark.runs.from_disk import Build
 from quark.runs.memory import collecting_later, free_bytes
 from quark.runs.run import Run, plan_run
 from quark.runs.skeleton import quantized_skeleton
 from quark_workbench.planning.estimate import Estimate, estimate
 from quark_workbench.planning.workload import Calibration
+from quark_workbench.without_model import named_model, refuse_forwards, refuse_transforms
 
 __all__ = ["PlannedRun", "Refusal", "estimate_lines", "plan", "planned_lines"]
 
@@ -102,6 +104,7 @@ def plan(
     options: ExportOptions | None = None,
     probing: bool = True,
     trust_remote_code: bool = False,
+    without_model: bool = False,
 ) -> PlannedRun:
     """Return the `PlannedRun` of `quark.runs.quantize_checkpoint` on a checkpoint.
 
@@ -119,6 +122,7 @@ def plan(
         options: As in `quark.runs.quantize_checkpoint`.
         trust_remote_code: As in `quark.runs.quantize_checkpoint`.
         probing: Whether to measure this machine for a few seconds to estimate the time.
+        without_model: Whether the run is `quark_workbench.without_model.quantize_without_model`.
 
     Example:
         >>> from quark_tiny_model import tiny_model_dir
@@ -131,11 +135,16 @@ def plan(
     with collecting_later():
         writer = refusals.collect(exporter_of, exporter, options or ExportOptions())
         target = refusals.collect(torch_device, device) or _CPU
-        model, shards, codes_of, carried = _opened(path, dtype, refusals, trust_remote_code=trust_remote_code)
+        build = named_model if without_model else skeleton
+        model, shards, codes_of, carried = _opened(path, dtype, refusals, build, trust_remote_code=trust_remote_code)
         run = None if model is None else refusals.collect(_run, model, config, codes_of, carried, refusals)
         if model is None or run is None:
             return PlannedRun(None, None, _as_refusals(refusals))
-        if run.needs_data and _has_files(path):
+        if without_model:
+            refusals.collect(refuse_transforms, run.plan.config)
+        if run.needs_data and without_model:
+            refusals.collect(refuse_forwards, run.needs_data)
+        elif run.needs_data and _has_files(path):
             refusals.collect(_refuse_no_text, path, run, model, trust_remote_code=trust_remote_code)
         run = run.for_data(model, calibration.calls(), target)
         numbers = None
@@ -155,7 +164,7 @@ def _has_files(path: Path) -> bool:
 
 
 def _opened(
-    path: Path, dtype: str, refusals: _Refusals, *, trust_remote_code: bool
+    path: Path, dtype: str, refusals: _Refusals, build: Build, *, trust_remote_code: bool
 ) -> tuple[nn.Module | None, Sequence[Shard] | None, CodesOf, Sequence[str]]:
     """Return the model on the meta device, its checked files, its quantized layers, and carried-over layers.
 
@@ -164,7 +173,8 @@ def _opened(
     codes_of: CodesOf = {}
     carried: Sequence[str] = ()
     shards = refusals.collect(check_shards, path) if _has_files(path) else None
-    model = _model(path, dtype, refusals, is_complete=shards is not None, trust_remote_code=trust_remote_code)
+    is_built = shards is not None or build is not skeleton
+    model = _model(path, dtype, refusals, build if is_built else None, trust_remote_code=trust_remote_code)
     if model is not None and shards is not None:
         with refusals.collecting():
             stored = StoredTensors(model, shards, path, weight_converters_of(model), float_tensors_of(path, shards))
@@ -196,11 +206,11 @@ def _as_refusals(errors: Iterable[QuarkError]) -> tuple[Refusal, ...]:
     return tuple(dict.fromkeys(Refusal(type(error).__name__, line) for error in errors for line in str(error).split("\n")))
 
 
-def _model(path: Path, dtype: str, refusals: _Refusals, *, is_complete: bool, trust_remote_code: bool) -> nn.Module | None:
-    """Return the model on the meta device."""
+def _model(path: Path, dtype: str, refusals: _Refusals, build: Build | None, *, trust_remote_code: bool) -> nn.Module | None:
+    """Return the model on the meta device; without ``build``, of config.json alone."""
     chosen = refusals.collect(torch_dtype, dtype)
-    if is_complete:
-        return refusals.collect(skeleton, path, "auto" if chosen is None else dtype, _CPU, trust_remote_code=trust_remote_code)
+    if build is not None:
+        return refusals.collect(build, path, "auto" if chosen is None else dtype, _CPU, trust_remote_code=trust_remote_code)
     return refusals.collect(meta_model, path, chosen, trust_remote_code=trust_remote_code)
 
 

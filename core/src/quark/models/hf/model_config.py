@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from quark.base.lazy import imported
 from quark.base.shortages import needs_libraries
 from quark.base.version import refuse_unfit_environment
 from quark.errors import CheckpointError, EnvironmentConflictError, PluginError, UnknownNameError, UnsupportedError
@@ -149,7 +149,7 @@ def _import_modeling(model_type: str) -> None:
     if module is None:
         return
     try:
-        importlib.import_module(module)
+        imported(module)
     except Exception as error:
         source = templates().source(model_type)
         raise PluginError(

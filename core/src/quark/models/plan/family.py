@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 from torch import nn
 
 from quark.base.log import get_logger
@@ -12,6 +13,27 @@ from quark.config.templates import LLMTemplate
 from quark.errors import UnknownNameError
 from quark.models.plan.inferred_architecture import fitted, infer_architecture, inferred_lines, one_block
 from quark.plugins import templates
+
+
+@attrs.frozen
+class StatedFamily:
+    """What a model states of its family, as ``model.stated_family``.
+
+    A model that is made of the names of tensors has one; of a model of transformers its modules tell.
+
+    Attributes:
+        architecture: Facts about the family.
+        notes: Remarks for the user, which a plan has among its own.
+    """
+
+    architecture: Architecture
+    notes: tuple[str, ...] = ()
+
+
+def stated_family(model: nn.Module) -> StatedFamily | None:
+    """Return what a model states of its family; None of a model that states nothing."""
+    stated = getattr(model, "stated_family", None)
+    return stated if isinstance(stated, StatedFamily) else None
 
 
 def model_type_of(model_config: Any) -> str | None:
@@ -25,6 +47,8 @@ def model_type_of(model_config: Any) -> str | None:
 
 def architecture_of(model: nn.Module) -> Architecture | None:
     """Return facts about the family of ``model``, from its template or inferred from its modules; or None."""
+    if (stated := stated_family(model)) is not None:
+        return stated.architecture
     name = model_type_of(getattr(model, "config", None))
     if name is None:
         return None
@@ -58,6 +82,8 @@ def template_of(model: nn.Module) -> LLMTemplate:
     Raises:
         UnknownNameError: (a ValueError) There is no template, and the model is not a transformers model.
     """
+    if (stated := stated_family(model)) is not None:
+        return LLMTemplate.from_architecture(stated.architecture)
     name = model_type_of(getattr(model, "config", None)) or "(none)"
     try:
         return LLMTemplate.get(name)

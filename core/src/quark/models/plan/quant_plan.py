@@ -20,6 +20,7 @@ from quark.models.layers.layer_types import LayerShape, layer_type_of
 from quark.models.layers.layers_from_codes import Packed
 from quark.models.layers.quantized_layers import is_quantized
 from quark.models.plan.attention import AttentionPlanning, AttentionRow
+from quark.models.plan.family import stated_family
 from quark.models.plan.mixtures import fused_parameters
 from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.rules import Rule, layer_config_for, rules_of
@@ -264,6 +265,8 @@ def _fitting_schemes(bad: Sequence[PlanRow]) -> list[str]:
 
 
 def _notes(rows: tuple[PlanRow, ...], model: nn.Module, architecture: Architecture | None) -> Iterator[str]:
+    if (stated := stated_family(model)) is not None:
+        yield from stated.notes
     if architecture is not None and templates().find_architecture(architecture.model_type) is None:
         yield (
             f"no plugin provides a template for the model type '{architecture.model_type}': its blocks were inferred from its modules, at "

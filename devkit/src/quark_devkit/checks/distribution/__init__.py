@@ -1,3 +1,3 @@
 """Checks of a distribution as a whole: registration, records, event hook, wheel."""
 
-PARTS = ("registration", "records", "listening", "wheel")
+PARTS = ("registration", "records", "importing", "listening", "wheel")

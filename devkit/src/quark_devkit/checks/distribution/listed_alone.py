@@ -7,16 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
-import random
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-import warnings
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -29,6 +24,7 @@ from quark.base.lazy import LazyRef
 from quark.plugins.discovery import GROUP, Candidate, Source
 from quark.plugins.model_records import TemplateRecord
 from quark.plugins.records import Record
+from quark_devkit.side_effects import side_effects
 
 if TYPE_CHECKING:
     from quark.plugins.catalog import Catalog
@@ -36,10 +32,6 @@ if TYPE_CHECKING:
 HEAVY = ("torch", "transformers")
 """Packages that a listing must not import: each takes seconds."""
 _TIMEOUT = 120
-_PROGRAMS = ("os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "pty.spawn", "subprocess.Popen")
-_NETWORK = ("socket.bind", "socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto")
-_FILES = ("os.mkdir", "os.remove", "os.rename", "os.rmdir", "shutil.rmtree")
-_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC
 
 
 @attrs.frozen
@@ -129,78 +121,26 @@ def _main(plugins: str, out: str, loads: str) -> None:
         "cpu_seconds": cpu_seconds,
         "effects": effects,
         "heavy": [package for package in HEAVY if package in sys.modules],
-        "records": sorted(f"{kind}:{record.name}" for kind, record in _records(catalog, sources)),
+        "records": sorted(f"{kind}:{record.name}" for kind, record in records_of(catalog, sources)),
         "unloadable": _unloadable(catalog, sources) if loads else [],
     }
     Path(out).write_text(json.dumps(seen), encoding="utf-8", newline="\n")
 
 
-def _records(catalog: Catalog, sources: list[Source]) -> Iterator[tuple[str, Record]]:
+def records_of(catalog: Catalog, sources: list[Source]) -> Iterator[tuple[str, Record]]:
+    """Yield the records of plugins, each with its kind."""
     for kind, registry in catalog.registries.items():
         yield from ((kind, claim.record) for claim in registry.claims() if claim.source in sources)
 
 
 def _unloadable(catalog: Catalog, sources: list[Source]) -> list[str]:
     complaints = []
-    for module in sorted({module for _, record in _records(catalog, sources) for module in modules_of(record)}):
+    for module in sorted({module for _, record in records_of(catalog, sources) for module in modules_of(record)}):
         try:
             __import__(module)
         except (Exception, SystemExit) as error:  # third-party code may raise anything
             complaints.append(f"{module} ({type(error).__name__}: {error})")
     return complaints
-
-
-@contextlib.contextmanager
-def side_effects() -> Iterator[list[str]]:
-    """Yield a list, which after the body holds its side effects as predicates: ``"starts a program"``.
-
-    Use it in a separate process only, since an audit hook stays until the process ends.
-    """
-    effects: list[str] = []
-    is_watching = True
-
-    def watch(event: str, arguments: tuple[Any, ...]) -> None:
-        if is_watching and (effect := _effect_of(event, arguments)) is not None and effect not in effects:
-            effects.append(effect)
-
-    before = _state()
-    sys.addaudithook(watch)
-    try:
-        yield effects
-    finally:
-        is_watching = False
-        effects += [f"changes {name}" for name, value in _state().items() if value != before[name]]
-
-
-def _effect_of(event: str, arguments: tuple[Any, ...]) -> str | None:
-    """Return the audit event as a predicate; None for a harmless event."""
-    if event in _PROGRAMS:
-        return "starts a program"
-    if event in _NETWORK:
-        return "uses the network"
-    if event in ("os.putenv", "os.unsetenv"):
-        return "changes environment variables"
-    if event in _FILES:
-        return f"changes files, such as '{arguments[0]}'"
-    if event == "open" and isinstance(arguments[0], str) and arguments[0] != os.devnull:
-        _, mode, flags = arguments
-        writes = bool(set("wax+") & set(mode)) if isinstance(mode, str) else bool((flags or 0) & _WRITING)
-        return f"writes the file '{arguments[0]}'" if writes else None
-    return None
-
-
-def _state() -> dict[str, object]:
-    """Return the state that all code of a process shares, by name."""
-    root = logging.getLogger()
-    return {
-        "the working directory": os.getcwd(),
-        "the root logger": (root.level, tuple(root.handlers)),
-        "the warning filters": tuple(warnings.filters),
-        "the number of threads": threading.active_count(),
-        "Python's random state": random.getstate(),
-        "signal handlers": tuple(signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)),
-        "sys.excepthook or a standard stream": (sys.excepthook, sys.stdout, sys.stderr),
-    }
 
 
 if __name__ == "__main__":

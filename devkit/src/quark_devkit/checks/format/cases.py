@@ -92,6 +92,11 @@ def weight_cases(subject: Subject) -> list[Case]:
     return found
 
 
+def one_weight_case(subject: Subject) -> list[Case]:
+    """Return the first case of `weight_cases` alone."""
+    return weight_cases(subject)[:1]
+
+
 def scaled_cases(subject: Subject, among: Callable[[Subject], list[Case]] = cases) -> list[Case]:
     """Return the cases with scales.
 
@@ -149,12 +154,13 @@ def numbers(case: Case, *, beyond: float = 1.0) -> Tensor:
     """
     top = min(case.max_magnitude, _LARGEST) * (1 if case.quantizer.is_float else beyond)
     values = all_values(case.format)
-    parts = [torch.linspace(-top, top, 2049), top * 2.0 ** -torch.linspace(0, 60, 400), -top * 2.0 ** -torch.linspace(0, 60, 400)]
+    powers = top * 2.0 ** -torch.linspace(0, 60, 400, dtype=torch.float32)
+    parts = [torch.linspace(-top, top, 2049, dtype=torch.float32), powers, -powers]
     if values is not None:
         some = values[:: max(1, len(values) // 512)]
         middle = ((some[1:].double() + some[:-1].double()) / 2).float()
-        parts += [some, middle, torch.nextafter(middle, torch.tensor(torch.inf)), torch.nextafter(middle, torch.tensor(-torch.inf))]
-    t = torch.cat([*parts, torch.zeros(1)]).clamp(-top, top)
+        parts += [some, middle, *(torch.nextafter(middle, torch.full_like(middle, end)) for end in (torch.inf, -torch.inf))]
+    t = torch.cat([*parts, torch.zeros(1, dtype=torch.float32)]).clamp(-top, top)
     if case.is_scale:
         smallest = float(torch.finfo(torch.float32).tiny)
         t = t.abs().clamp(min=smallest if values is None else max(smallest, float(values[values > 0].min())))

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import copy
+from contextlib import suppress
+
 import torch
 from torch import Tensor
 
 from quark.config.enums import ScaleType
+from quark.errors import QuarkError
 from quark.models.layers.packed_weight import FormatPacking, PackedWeight
 from quark.models.layers.quantized_layers import QuantLinear
-from quark.numbers import QParams
+from quark.numbers import QParams, TensorQuantizer, quantizer_for
 from quark_devkit.algorithm_runs import accelerator
-from quark_devkit.check import CheckFailedError, assume, check, require
-from quark_devkit.checks.format.cases import Case, same_bits, scaled_cases, weight_cases
+from quark_devkit.check import CheckFailedError, assume, check, complaining, require
+from quark_devkit.checks.format.cases import COLUMNS, Case, one_weight_case, same_bits, scaled_cases, shares_bits, weight_cases
 from quark_devkit.example_specs import SHAPE
+from quark_devkit.fresh_process import in_fresh_process
 from quark_devkit.subject import Subject
+from quark_devkit.works import wide_data
 
 _WIDE = (None, ScaleType.float, ScaleType.float32)
 _RANGES = {
@@ -144,6 +150,57 @@ def _all_of(case: Case, x: Tensor) -> dict[str, Tensor | None]:
     stored = dict(packed.items()) if hasattr(packed, "items") else {}
     values_of_codes = case.quantizer.dequantize(codes, qparams)
     return {"values": values, "codes": codes, "unpacked codes": unpacked, "values of codes": values_of_codes, **stored}
+
+
+@check("format", since=2, each=weight_cases)
+def serves_rows_of_any_length(case: Case) -> None:
+    """Rows of 1,000, 4,097 and 14,336 columns, one row, one column and groups of one are rounded to values
+    that their codes stand for, the last columns as the first."""
+    for quantizer in (case.quantizer, *_of_groups_of_one(case)):
+        for shape in ((1, 1), (3, 1), (1, 1000), (1, 4097), (2, 14336)):
+            if quantizer.shape_error(shape) is not None:
+                continue
+            x = wide_data(shape)
+            values, qparams = quantizer.round_to_nearest(x)
+            codes = quantizer.codes_of(values, qparams)
+            read, scales = quantizer.unpack(quantizer.pack(codes, qparams), shape)
+            require(torch.equal(quantizer.dequantize(read, scales), values), f"has other values of shape {list(shape)} than its codes")
+            parts = case.spec.group_size or (COLUMNS if shares_bits(case.format) else 1)
+            if quantizer is case.quantizer and shape[1] % parts == 0:
+                reverse = quantizer.fake_quantize(_backwards(x, parts))
+                same = torch.equal(_backwards(reverse, parts), values)
+                require(same, f"rounds a tensor of shape {list(shape)} to other values when its columns come in another order")
+
+
+def _of_groups_of_one(case: Case) -> list[TensorQuantizer]:
+    """Return the quantizer of the same spec with one element in each group, where that is accepted."""
+    if not case.spec.group_size or shares_bits(case.format):
+        return []
+    with suppress(QuarkError):
+        return [quantizer_for(case.example.spec.set(group_size=1), activation=False)]
+    return []
+
+
+def _backwards(x: Tensor, size: int) -> Tensor:
+    """Return a tensor with parts of so many columns from the last to the first."""
+    return x.view(len(x), -1, size).flip(1).reshape(x.shape)
+
+
+@check("format", since=2, each=one_weight_case)
+def is_copied_and_pickled(case: Case) -> None:
+    """A quantizer of the format can be copied deeply, and pickled for another process, as models are."""
+    wanted = _rounded(case.quantizer)
+    for how, compute in (
+        ("copied deeply", lambda: _rounded(copy.deepcopy(case.quantizer))),
+        ("pickled", lambda: in_fresh_process(_rounded, case.quantizer)),
+    ):
+        with complaining(f"cannot be {how}", Exception):
+            found = compute()
+        require(torch.equal(found, wanted), f"rounds to other values once it is {how}")
+
+
+def _rounded(quantizer: TensorQuantizer) -> Tensor:
+    return quantizer.fake_quantize(_data())
 
 
 @check("format", each=weight_cases)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quark.algorithms import Rounding, RoundingTask, RoundToNearest, float_weight
+from quark.algorithms import Rounding, RoundingTask, RoundToNearest, Statistic, float_weight
 from quark.algorithms.validation import standard_error
 from quark.calibration.plugin_checks import checked_metrics, refuse_strange
 from quark.config.algorithm import AlgoConfig
@@ -16,7 +16,7 @@ from quark.errors import RoundingError
 from quark.plugins import schemes
 from quark.plugins.attribution import origin
 from quark_devkit.algorithm_runs import HARM, logit_error, processor_of, schemes_for, settings_of
-from quark_devkit.check import check, require
+from quark_devkit.check import assume, check, require
 from quark_devkit.checks import algorithm
 from quark_devkit.checks.rounding.tasks import (
     COLUMNS,
@@ -35,6 +35,7 @@ from quark_devkit.checks.rounding.tasks import (
 from quark_devkit.option_effects import digest
 from quark_devkit.random_states import random_states_kept
 from quark_devkit.small_models import fitting, quantized, run_config
+from quark_devkit.statistic_laws import require_sum, statistics_by_grouping
 from quark_devkit.subject import Subject
 from quark_devkit.whole_runs import require_same_by_two_ranks
 
@@ -77,9 +78,8 @@ checks_of_settings = tuple(map(check("rounding"), algorithm.OF_SETTINGS))
 
 @check("rounding", since=2)
 def heeds_its_options(subject: Subject) -> None:
-    """Another value of each option changes weights or the selected layers, is refused, or is declared to
-    change only cost.
-    """
+    """Other values of each option change weights or the layers that it applies to, each in another way and
+    beside each boolean; or they are refused, or declared to change cost alone."""
 
     def results(settings: AlgoConfig) -> Iterator[str]:
         data, held_out = (Inputs(one.x, 1.25 * one.reference) for one in (inputs(0), inputs(1, 32)))  # as if inputs had been made smaller
@@ -204,24 +204,39 @@ def is_deterministic(subject: Subject) -> None:
         require(same, f"returns different weights when it rounds the same layers again ({case})")
 
 
+@check("rounding", since=2)
+def statistics_are_sums_over_tokens(subject: Subject) -> None:
+    """Its statistics count and give the same of the same tokens, in several unequal batches, and merged of
+    four parts in two groupings."""
+    data, kinds = inputs(0), processor_of(subject).needs
+    assume(kinds, "it needs no statistics")
+    for kind in kinds:
+        require_sum(kind, COLUMNS, data.x, data.reference)
+
+
 @check("rounding", each=one_case)
 def merged_statistics_give_the_same(case: Case) -> None:
-    """Merged statistics of two halves of the data give the same weights as statistics of all data, so that
-    ranks can share work.
-    """
-    data, half = inputs(0), len(inputs(0).x) // 2
-    results = []
-    for parts in ([data], [data[:half], data[half:]], [data[half:], data[:half]]):
-        rounding, layers = case.rounding(), layers_of(case.config)
-        given = statistics(rounding, parts)
-        for kind, statistic in given.items():
-            counted = f"counts {statistic.tokens} tokens of {len(data.x)}"
-            require(statistic.tokens == len(data.x), f"has a statistic {kind.__name__} that {counted}")
-        rounded(rounding, layers, given=given)
-        results.append(torch.cat([float_weight(layer).detach() for layer in layers.values()]))
-    for other in results[1:]:
-        share = float((other != results[0]).float().mean())
-        require(share < 0.005, f"rounds {share:.1%} of the weights differently when statistics of two halves of the data are merged")
+    """Statistics of several unequal batches, or merged of parts in any grouping, give the weights of the
+    statistics of all tokens, so that ranks can share the work."""
+    data, needs = inputs(0), case.rounding().needs
+    assume(needs, "it needs no statistics")
+
+    def made(kind: type[Statistic]) -> dict[str, Statistic]:
+        def feed(one: Statistic, part: slice) -> None:
+            one.update(data.x[part].clone(), data.reference[part].clone() if kind.wants_float else None)
+
+        return statistics_by_grouping(lambda: kind(COLUMNS, torch.device("cpu")), feed)
+
+    by_kind = {kind: made(kind) for kind in needs}
+    results = {}
+    for how in next(iter(by_kind.values())):
+        layers = layers_of(case.config)
+        rounded(case.rounding(), layers, given={kind: statistics[how] for kind, statistics in by_kind.items()})
+        results[how] = torch.cat([float_weight(layer).detach() for layer in layers.values()])
+    (_, wanted), *others = results.items()
+    for how, other in others:
+        share = float((other != wanted).float().mean())
+        require(share < 0.005, f"rounds {share:.1%} of the weights differently with statistics {how} than of all tokens at once")
 
 
 @check("rounding", each=one_case)

@@ -45,8 +45,9 @@ def inputs(seed: int, tokens: int = TOKENS, columns: int = COLUMNS) -> Inputs:
     Values are moderate multiples of 1/8, so float32 sums of products are exact in any order.
     """
     generator = torch.Generator().manual_seed(99)
-    mixing = torch.randn(columns, columns, generator=generator) * torch.logspace(0, -1.5, columns) / 4
-    base = torch.randn(tokens, columns, generator=torch.Generator().manual_seed(seed)) @ mixing
+    sizes = torch.logspace(0, -1.5, columns, dtype=torch.float32) / 4
+    mixing = torch.randn(columns, columns, generator=generator, dtype=torch.float32) * sizes
+    base = torch.randn(tokens, columns, generator=torch.Generator().manual_seed(seed), dtype=torch.float32) @ mixing
     return Inputs((base * 8).round() / 8, (base * 8 + 0.5).floor() / 8)
 
 
@@ -57,10 +58,10 @@ def layers_of(
     found = {}
     for number in range(count):
         generator = torch.Generator().manual_seed(number)
-        layer = nn.Linear(columns, rows, dtype=dtype)
+        layer = nn.utils.skip_init(nn.Linear, columns, rows, dtype=dtype)  # which draws no random number
         with torch.no_grad():
-            layer.weight.copy_(torch.randn(rows, columns, generator=generator) * columns**-0.5)
-            layer.bias.copy_(torch.randn(rows, generator=generator))
+            layer.weight.copy_(torch.randn(rows, columns, generator=generator, dtype=torch.float32) * columns**-0.5)
+            layer.bias.copy_(torch.randn(rows, generator=generator, dtype=torch.float32))
         found[f"blocks.0.layer_{number}"] = quantized_class(layer).from_float(layer.requires_grad_(False), config)
     return found
 

@@ -113,9 +113,8 @@ def lists_its_options(subject: Subject) -> None:
 
 @check("scheme", since=2)
 def heeds_its_options(subject: Subject) -> None:
-    """Another value of each option builds a different configuration, is refused, or is declared to change
-    only cost.
-    """
+    """Other values of each option build other configurations, each another one and beside each boolean; or
+    they are refused, or declared to change cost alone."""
     build = subject.load("config")
     require_effects(subject.registry.options(subject.lookup_name), lambda values: [build(**values)])
 

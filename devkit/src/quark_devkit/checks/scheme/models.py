@@ -28,7 +28,7 @@ from quark.runs import ModelQuantizer, quantize_checkpoint
 from quark_devkit.check import NotApplicableError, assume, check, raises, require
 from quark_devkit.checks.scheme.tensors import config_of
 from quark_devkit.subject import Subject
-from quark_devkit.whole_runs import contents
+from quark_devkit.whole_runs import contents, require_copies
 from quark_tiny_model import calibration_batches, tiny_model, tiny_model_dir, tiny_template
 
 _WIDTH = 128
@@ -121,6 +121,12 @@ def loads_to_the_same_logits(subject: Subject) -> None:
     finished = _finished(subject)
     difference = float((_logits(_loaded(finished.path)) - finished.logits).abs().max())
     require(difference == 0, f"gives logits that differ by {difference:.3g} after export and loading")
+
+
+@check("scheme", since=2)
+def is_copied_and_pickled(subject: Subject) -> None:
+    """The quantized model can be copied deeply, and pickled for another process, with the same logits."""
+    require_copies(_finished(subject).model, _logits)
 
 
 @check("scheme", since=2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import attrs
 from attrs import validators
@@ -10,6 +10,7 @@ from attrs import validators
 from quark.config.algorithm import AlgoConfig
 from quark.config.architecture import Architecture
 from quark.config.fields import with_dataclass_view
+from quark.plugins import OptionNote
 from quark_algos.fields import LEGACY, OWN, PRESETS, UNUSED, given, of_preset, positive, with_positional
 from quark_algos.mappings.mapping import mappings_of
 
@@ -105,8 +106,10 @@ class SmoothQuantConfig(_EqualizationConfig):
 
     name: str = "smooth"
     preset: str = attrs.field(default="best", validator=validators.in_(PRESETS), metadata=OWN)
-    alpha: float = attrs.field(default=of_preset(1.0), validator=[validators.ge(0), validators.le(1)])
-    scale_clamp_min: float = attrs.field(default=1e-3, validator=positive)
+    alpha: Annotated[float, OptionNote(examples=(0.25, 0.75))] = attrs.field(
+        default=of_preset(1.0), validator=[validators.ge(0), validators.le(1)]
+    )
+    scale_clamp_min: Annotated[float, OptionNote(examples=(0.5, 2.0))] = attrs.field(default=1e-3, validator=positive)
     scaling_layers: list[dict[str, Any]] = attrs.field(factory=list)
     model_decoder_layers: str = attrs.field(default="", metadata=UNUSED)
 

@@ -102,10 +102,10 @@ class RotationConfig(AlgoConfig):
     scaling_layers: dict[str, list[dict[str, Any]]] | list[dict[str, Any]]
     r1: bool = True
     r2: bool = False
-    r3: bool = False
+    r3: Annotated[bool, OptionNote(beside={"r1": True})] = False  # alone, "best" leaves it out: no cache is validated
     r4: bool = False
-    rotation_size: int | None = None
-    random_r1: bool = False
+    rotation_size: Annotated[int | None, OptionNote(beside={"r1": True})] = None
+    random_r1: Annotated[bool, OptionNote(beside={"r1": True})] = False
     random_r2: Annotated[bool, OptionNote(beside={"r2": True})] = False
     backbone: str = attrs.field(default="model", metadata=UNUSED)
     model_decoder_layers: str = attrs.field(default="model.layers", metadata=UNUSED)
@@ -113,7 +113,7 @@ class RotationConfig(AlgoConfig):
     o_proj: str = attrs.field(default="self_attn.o_proj", metadata=UNUSED)
     self_attn: str = attrs.field(default="self_attn", metadata=UNUSED)
     mlp: str = attrs.field(default="mlp", metadata=UNUSED)
-    online_r1_rotation: bool | None = None
+    online_r1_rotation: Annotated[bool | None, OptionNote(beside={"r1": True})] = None
     online_config: OnlineRotationConfig | None = attrs.field(default=None, converter=_online)
     trainable: bool = False
     train_smooth: Annotated[bool | None, OptionNote(examples=(True,))] = None

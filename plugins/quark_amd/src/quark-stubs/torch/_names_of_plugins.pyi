@@ -77,6 +77,8 @@ BFP16Scheme: Any
 FP4Block16ScaleE4M3Scheme: Any
 FP8Scheme: Any
 INT4_FP8Scheme: Any
+Int2WeightOnlyScheme: Any
+Int3WeightOnlyScheme: Any
 Int4WeightAndActivationScheme: Any
 Int4WeightOnlyPerChannelScheme: Any
 Int4WeightOnlyScheme: Any

@@ -18,6 +18,7 @@ from quark_devkit.option_effects import digest, require_effects
 from quark_devkit.random_states import random_states_kept
 from quark_devkit.subject import Subject
 
+PARTS = ("batches",)
 Range = tuple[Tensor, Tensor]
 _WIDEST = 8.0
 _NARROWEST = 0.01
@@ -71,11 +72,12 @@ def same_range(one: Range, other: Range) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def _close(one: Range, other: Range) -> bool:
+def is_close(one: Range, other: Range) -> bool:
+    """Return whether two ranges are equal up to float32 rounding."""
     return all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(one, other, strict=True))
 
 
-def _observes_once(example: Example) -> bool:
+def observes_once(example: Example) -> bool:
     """Return whether the observer refuses a second tensor, as weight-searching observers do."""
     return raises(CalibrationError, observed, example, data_of(), data_of())
 
@@ -158,23 +160,23 @@ def merges_to_what_one_observer_sees(example: Example) -> None:
     are refused.
     """
     merged, other = observed(example, data_of(1)), observed(example, 3 * data_of(2))
-    if _observes_once(example):
+    if observes_once(example):
         is_refused = raises(CalibrationError, merged.merge, other)
         require(is_refused, "refuses a second tensor, but merges with an observer that has seen another tensor")
         return
     merged.merge(other)
     both = range_of(example, data_of(1), 3 * data_of(2))
-    require(_close(merged.range(), both), "returns a different range after a merge than one observer of all data")
+    require(is_close(merged.range(), both), "returns a different range after a merge than one observer of all data")
 
 
 @check("observer", each=examples_of)
 def does_not_depend_on_the_order_of_data(example: Example) -> None:
     """The same tensors in another order give the same range, up to float32 rounding."""
-    if _observes_once(example):
+    if observes_once(example):
         return
     parts = [data_of(1), 3 * data_of(2), 0.1 * data_of(3)]
-    is_close = _close(range_of(example, *parts), range_of(example, *reversed(parts)))
-    require(is_close, "returns a different range for the same tensors in another order")
+    near = is_close(range_of(example, *parts), range_of(example, *reversed(parts)))
+    require(near, "returns a different range for the same tensors in another order")
 
 
 class _Unrelated(Observer):
@@ -275,8 +277,8 @@ def works_on_an_accelerator(example: Example) -> None:
     with accelerator() as device:
         low, high = range_of(example, data_of().to(device.name))
         require(low.device.type == high.device.type == device.name, "returns a range on another device than the tensor's")
-        is_close = _close((low.cpu(), high.cpu()), range_of(example, data_of()))
-        require(is_close, "returns a different range on an accelerator")
+        near = is_close((low.cpu(), high.cpu()), range_of(example, data_of()))
+        require(near, "returns a different range on an accelerator")
 
 
 @check("observer", each=examples_of)
@@ -373,8 +375,8 @@ def accepts_the_defaults_of_its_options(subject: Subject) -> None:
 
 @check("observer", since=2)
 def heeds_its_options(subject: Subject) -> None:
-    """Another value of each option changes the range of some spec, is refused, or is declared to change cost
-    alone."""
+    """Other values of each option change the range of some spec, each in another way and beside each boolean;
+    or they are refused, or declared to change cost alone."""
     observer = subject.load("observer")
 
     def results(values: Mapping[str, Any]) -> Iterator[str]:

@@ -1,0 +1,90 @@
+"""Checks of what a checkpoint gives away and what reading it does: no places, no code, no effects."""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+import zipfile
+from pathlib import Path
+
+from quark.checkpoint import ExportOptions
+from quark.checkpoint.export import export_with
+from quark.checkpoint.reader import import_model_from_safetensors
+from quark.models.hf.loading import load_model
+from quark.plugins import exporters
+from quark.runs import ModelQuantizer
+from quark_devkit.check import assume, check, require
+from quark_devkit.checks.layout import exported, first_stored, stored_model, temporary
+from quark_devkit.fresh_process import in_fresh_process
+from quark_devkit.option_effects import require_effects
+from quark_devkit.side_effects import side_effects
+from quark_devkit.small_models import batches, run_config, saved
+from quark_devkit.subject import Subject
+from quark_devkit.whole_runs import contents
+
+_SHORTEST = 5
+"""Characters of a path that is looked for: a shorter one is found in tensors by chance."""
+
+
+@check("layout", since=2)
+def names_no_place_of_this_machine(subject: Subject) -> None:
+    """No file that it writes holds the path of the source, of the export, of the working directory or of the
+    home of the user."""
+    with temporary() as parent:
+        source, out = saved(parent / "float"), parent / "out"
+        model = ModelQuantizer(run_config(first_stored(subject))).quantize_model(load_model(source), batches())
+        export_with(subject.lookup_name, model, out)
+        places = {str(place) for path in (parent, Path.cwd(), Path.home(), Path(tempfile.gettempdir())) for place in (path, path.resolve())}
+        for file, content in contents(out).items():
+            named = [place for place in sorted(places) if len(place) >= _SHORTEST and os.fsencode(place) in content]
+            require(not named, f"writes the path '{''.join(named[:1])}' of this machine to '{file}'")
+
+
+@check("layout", since=2)
+def writes_no_pickle(subject: Subject) -> None:
+    """No file that it writes is pickled, or an archive of such data, which run code when they are read."""
+    with exported(subject) as out:
+        for file, content in contents(out).items():
+            require(not _is_pickle(content), f"writes pickled data, '{file}': whoever reads it runs code from it")
+
+
+def _is_pickle(content: bytes) -> bool:
+    """Return whether bytes are pickled by protocol 2 or later, or a zip archive of such data."""
+    if content[:1] == b"\x80" and content[1:2] in b"\x02\x03\x04\x05" and content.rstrip()[-1:] == b".":
+        return True
+    if not zipfile.is_zipfile(io.BytesIO(content)):
+        return False
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        return any(name.endswith(".pkl") or _is_pickle(archive.read(name)) for name in archive.namelist())
+
+
+@check("layout", since=2)
+def reads_without_side_effects(subject: Subject) -> None:
+    """Reading a checkpoint writes no file, unpickles nothing, starts no program, uses no network, and leaves
+    the files as they are."""
+    assume(subject.record.reader is not None, "its record names no reader")
+    with exported(subject) as out:
+        before = contents(out)
+        effects = in_fresh_process(_effects_of_reading, out)
+        require(not effects, f"{effects[0] if effects else ''} when a checkpoint is read")
+        require(contents(out) == before, "changes the files of a checkpoint that is read")
+
+
+def _effects_of_reading(directory: Path) -> list[str]:
+    with side_effects() as effects:
+        import_model_from_safetensors(None, directory, device="cpu")
+    return [effect for effect in effects if not effect.startswith("changes the")]
+
+
+@check("layout", since=2)
+def heeds_its_options(subject: Subject) -> None:
+    """Other values of each option of its own change a file, each in another way, are refused, or are declared
+    to change cost alone."""
+    name, model = subject.lookup_name, stored_model(subject)
+
+    def results(values: dict[str, object]) -> list[object]:
+        with exported(subject, model, ExportOptions(own=values)) as out:
+            return [contents(out)]
+
+    require_effects(exporters().options(name), results)  # type: ignore[arg-type]

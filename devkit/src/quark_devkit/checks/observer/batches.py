@@ -1,0 +1,73 @@
+"""Checks of observers of data in parts: in several unequal batches, or merged in any grouping."""
+
+from __future__ import annotations
+
+import torch
+
+from quark_devkit.check import NotApplicableError, check, require
+from quark_devkit.checks.observer import data_of, examples_of, is_close, observed, observes_once, range_of
+from quark_devkit.example_specs import SHAPE, Example
+from quark_devkit.subject import Subject
+
+_BATCHES = (1, 40, 3, 20)
+"""Rows of each batch: few and many, all of `SHAPE` together."""
+_COLUMNS = 14336
+
+
+def _of_several(subject: Subject) -> list[Example]:
+    """Return the examples whose observer sees more than one tensor.
+
+    Raises:
+        NotApplicableError: There is none.
+    """
+    found = [example for example in examples_of(subject) if not observes_once(example)]
+    if not found:
+        raise NotApplicableError("it observes one tensor alone")
+    return found
+
+
+def _of_tokens(subject: Subject) -> list[Example]:
+    """Return those of `_of_several` whose scales do not depend on the number of rows, which are tokens."""
+    rows = [(shape, SHAPE[1]) for shape in (1, SHAPE[0])]
+    found = [e for e in _of_several(subject) if len({e.quantizer.granularity.scale_shape(shape) for shape in rows}) == 1]
+    if not found:
+        raise NotApplicableError("it has scales for each row, so that rows are no tokens")
+    return found
+
+
+@check("observer", since=2, each=_of_several)
+def merges_parts_in_any_grouping(example: Example) -> None:
+    """Merged from four unequal parts, in two groupings, it gives the range of one observer of all data, up to
+    float32 rounding."""
+    parts = [(1 + 2 * seed) * data_of(seed) for seed in range(4)]
+    whole = range_of(example, *parts)
+    balanced = [observed(example, part) for part in parts]
+    for first, second in ((0, 1), (2, 3), (0, 2)):
+        balanced[first].merge(balanced[second])
+    from_the_end = [observed(example, part) for part in parts]
+    for number in (2, 1, 0):
+        from_the_end[number].merge(from_the_end[number + 1])
+    for how, merged in (("two by two", balanced[0]), ("from the last", from_the_end[0])):
+        require(is_close(merged.range(), whole), f"merged of four parts {how}, gives another range than one observer of all data")
+
+
+@check("observer", since=2, each=_of_tokens)
+def gives_the_range_of_all_tokens_in_any_batches(example: Example) -> None:
+    """Several unequal batches of tokens give the range that the same batches give in another order, and the
+    range of a tensor of all of them where the observer keeps extremes."""
+    x = data_of(1) * torch.linspace(0.2, 3, SHAPE[0])[:, None]
+    batches = x.split(_BATCHES)
+    seen, reverse = range_of(example, *batches), range_of(example, *reversed(batches))
+    require(is_close(seen, reverse), "gives another range for the same unequal batches in another order")
+    if type(example.quantizer.observer()).is_extremes:
+        require(is_close(seen, range_of(example, x)), "gives another range for tokens in unequal batches than for all at once")
+
+
+@check("observer", since=2, each=_of_tokens)
+def looks_at_every_column(example: Example) -> None:
+    """In a row of 14,336 columns, the order of columns does not matter: the last ones count as the first."""
+    granularity = example.quantizer.granularity
+    if granularity.scale_shape((3, _COLUMNS)) != granularity.scale_shape((3, SHAPE[1])):
+        return
+    x = data_of(2, (3, _COLUMNS)) * torch.linspace(0.1, 4, _COLUMNS)
+    require(is_close(range_of(example, x), range_of(example, x.flip(-1))), "gives another range for columns in another order")

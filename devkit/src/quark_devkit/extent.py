@@ -1,0 +1,81 @@
+"""Extent of a check: quick for the first minute of work, usual, and thorough for a release."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from quark_devkit.check import Check
+
+__all__ = ["LAWS", "WHOLE_RUNS", "is_thorough", "quick", "thoroughly"]
+
+WHOLE_RUNS = frozenset(
+    {
+        "composes_with_other_transforms",
+        "composes_with_roundings",
+        "dequantizes_what_it_wrote",
+        "every_algorithm_runs",
+        "gives_the_same_each_time",
+        "honours_or_refuses_common_options",
+        "is_copied_and_pickled",
+        "is_inspected",
+        "is_the_same_on_two_ranks",
+        "keeps_codes_and_rounds_scales",
+        "quantizes_and_reloads",
+        "reads_without_side_effects",
+        "reloads_to_the_same_logits",
+        "resumes",
+        "resumes_to_the_same_bytes",
+        "runs_from_codes",
+        "stores_or_refuses_every_scheme",
+        "streams_to_the_same_bytes",
+        "tunes_every_format",
+        "works_on_an_accelerator",
+        "writes_the_same_from_disk",
+    }
+)
+"""Names of checks that take the most time, for many plugins of their kinds."""
+LAWS = frozenset(
+    {
+        "does_the_same_again",
+        "does_the_same_in_a_fresh_process",
+        "does_the_same_in_any_default_dtype",
+        "does_the_same_on_any_number_of_threads",
+        "keeps_nothing_alive",
+        "leaves_the_process_as_it_was",
+    }
+)
+"""Names of the checks of `quark_devkit.laws`, which share a fresh process."""
+_OF_DISTRIBUTIONS = frozenset(
+    {
+        "builds_a_wheel",
+        "changes_nothing_when_it_is_imported",
+        "has_a_typed_wheel",
+        "has_a_wheel_with_all_that_records_point_at",
+        "imports_to_the_same_tensors",
+        "is_rounded_by_every_algorithm",
+        "registers_the_same_once_it_is_installed",
+    }
+)
+_IS_THOROUGH = ContextVar("is_thorough", default=False)
+
+
+def quick(checks: Iterable[Check]) -> tuple[Check, ...]:
+    """Return the checks that take a moment: those without whole runs and processes of their own."""
+    return tuple(check for check in checks if check.name not in WHOLE_RUNS | LAWS | _OF_DISTRIBUTIONS)
+
+
+def is_thorough() -> bool:
+    """Return whether checks try every case and repetition, also of work that takes seconds."""
+    return _IS_THOROUGH.get()
+
+
+@contextmanager
+def thoroughly(is_thorough: bool = True, /) -> Iterator[None]:
+    """Let checks of the body try every case and repetition, as before a release."""
+    token = _IS_THOROUGH.set(is_thorough)
+    try:
+        yield
+    finally:
+        _IS_THOROUGH.reset(token)

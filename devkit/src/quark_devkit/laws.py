@@ -1,0 +1,252 @@
+"""Laws of every kind of plugin: the same results anywhere, and nothing of the process changed or kept.
+
+Each kind of checks has a function that lets a subject do its work once and returns the results (`Work`). It
+is run here, and in a fresh process: with an empty environment, other hashes, another default dtype, on other
+numbers of threads, and for the first time within transformers' state in which a checkpoint's model is built.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from quark.base.lazy import LazyRef
+from quark.plugins import Catalog
+from quark.plugins.catalog import catalog
+from quark_devkit.check import Check, check, require
+from quark_devkit.extent import is_thorough
+from quark_devkit.fresh_process import in_fresh_process
+from quark_devkit.option_effects import digest
+from quark_devkit.process_state import changes, shared_state
+from quark_devkit.subject import Subject, find_subject
+from quark_devkit.threads import threads
+from quark_devkit.works import PREPARATIONS, WORKS, Work
+
+__all__ = ["laws_of"]
+
+EXACT = ("format", "observer", "scheme", "dataset", "metric")
+"""Kinds whose results have the same bits on any number of threads; others may sum in another order."""
+IN_CALLERS_STATE = ("format", "observer", "scheme", "metric", "layout")
+"""Kinds that are called in the default dtype of a program; of others the core sets it, or layers have it."""
+THREADS = (3, 2, 4, 5)
+DTYPES = (torch.bfloat16, torch.float64)
+SLOW = 1.0
+"""CPU seconds of work that is repeated in one other dtype and on one other number of threads only."""
+CHANCE = 0.005
+"""Share of elements that may differ where products are summed in another order on more threads."""
+_SHOWN = 3
+
+
+@attrs.frozen
+class Observation:
+    """The observations of a subject's work in a fresh process.
+
+    Attributes:
+        first: Digests of the results of the first time, by name.
+        again: Likewise, of the second time.
+        by_dtype: Likewise, by the default dtype of the process.
+        other_threads: What differs on other numbers of threads, each as ``"'values' on 3 threads"``.
+        changed: State of the process that is not as it was before.
+        alive: Tensors and modules that are still there after a second time.
+    """
+
+    first: Mapping[str, str]
+    again: Mapping[str, str]
+    by_dtype: Mapping[str, Mapping[str, str]]
+    other_threads: tuple[str, ...]
+    changed: tuple[str, ...]
+    alive: tuple[str, ...]
+
+
+def laws_of(kind: str) -> tuple[Check, ...]:
+    """Return the checks of these laws for one kind of subjects."""
+
+    def observed(subject: Subject) -> Observation:
+        return _observed(kind, subject.lookup_name, is_thorough(), subject.catalog, subject.registry.revision)
+
+    @check(kind, since=2)
+    def does_the_same_in_a_fresh_process(subject: Subject) -> None:
+        """Its results are those of a fresh process, to the bit: with an empty environment, other hashes, and
+        first loaded on the meta device in bfloat16."""
+        seen, here = observed(subject).first, _digests(WORKS[kind](subject))
+        _require_same(here, seen, "in a fresh process, with an empty environment and other hashes, loaded on the meta device in bfloat16")
+
+    @check(kind, since=2)
+    def does_the_same_again(subject: Subject) -> None:
+        """Its results are the same the second time, to the bit."""
+        seen = observed(subject)
+        _require_same(seen.first, seen.again, "the second time")
+
+    @check(kind, since=2)
+    def does_the_same_in_any_default_dtype(subject: Subject) -> None:
+        """Its results do not depend on torch's default dtype, which a program sets to build its models."""
+        seen = observed(subject)
+        for dtype, results in seen.by_dtype.items():
+            _require_same(seen.first, results, f"where the default dtype is {dtype}: name the dtype of every tensor that you make")
+
+    @check(kind, since=2)
+    def does_the_same_on_any_number_of_threads(subject: Subject) -> None:
+        """Its results do not depend on torch's number of threads, but for the order of sums in products."""
+        different = observed(subject).other_threads
+        require(not different, f"gives other {_some(different)}")
+
+    @check(kind, since=2)
+    def leaves_the_process_as_it_was(subject: Subject) -> None:
+        """Leave everything that all code shares as it was, when it is loaded and used: logging, warnings,
+        defaults of torch, threads, random states, environment, classes of others."""
+        changed = observed(subject).changed
+        require(not changed, f"changes {_some(changed)}, which all code of a process shares")
+
+    @check(kind, since=2)
+    def keeps_nothing_alive(subject: Subject) -> None:
+        """After its work it keeps no tensor and no module that it was given or has made: a long run fills the
+        memory."""
+        alive = observed(subject).alive
+        require(not alive, f"keeps {_some(alive)} alive after its work")
+
+    by_dtype = (does_the_same_in_any_default_dtype,) if kind in IN_CALLERS_STATE else ()
+    on_threads = (does_the_same_on_any_number_of_threads, leaves_the_process_as_it_was, keeps_nothing_alive)
+    return (does_the_same_in_a_fresh_process, does_the_same_again, *by_dtype, *on_threads)
+
+
+@lru_cache(maxsize=4)
+def _observed(kind: str, name: str, thorough: bool, plugins: Catalog, revision: object) -> Observation:
+    return in_fresh_process(_observe, kind, name, thorough)
+
+
+def _observe(kind: str, name: str, thorough: bool) -> Observation:
+    """Return the observations of a subject's work in this process, which has not loaded it before."""
+    work = WORKS[kind]
+    _warm_up()
+    with _empty_environment(), threads(THREADS[-1]):
+        before = shared_state()
+        _load_on_meta(find_subject(catalog(), kind, name))
+        loaded = changes(before, shared_state())
+    with _empty_environment(), threads(1):
+        subject, before = find_subject(catalog(), kind, name), shared_state()
+        begin, first = time.process_time(), work(subject)
+        is_slow = not thorough and time.process_time() - begin > SLOW
+        count = 1 if is_slow else len(THREADS)
+        changed = dict.fromkeys([*loaded, *changes(before, shared_state())])
+        known = _large_objects()
+        again = _digests(work(subject))
+        alive = _alive_beside(known)
+        dtypes = DTYPES[:count] if kind in IN_CALLERS_STATE else ()
+        by_dtype = {str(dtype): _digests(_with_default_dtype(dtype, work, subject)) for dtype in dtypes}
+        other_threads, of_threads = _on_threads(kind, subject, first, THREADS[:count])
+    return Observation(_digests(first), again, by_dtype, tuple(other_threads), tuple(dict.fromkeys([*changed, *of_threads])), alive)
+
+
+def _warm_up() -> None:
+    """Let libraries do what they do when they are first used, which is no doing of a plugin."""
+    layer = nn.Linear(64, 64)
+    layer(torch.randn(2, 64)).square().mean().backward()
+    torch.linalg.cholesky(torch.eye(4))
+
+
+@contextmanager
+def _empty_environment() -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.clear()
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _load_on_meta(subject: Subject) -> None:
+    """Load all that the record points at as transformers does: on the meta device, in bfloat16."""
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            for field in attrs.fields(type(subject.record)):
+                if isinstance(getattr(subject.record, field.name), LazyRef) and hasattr(subject.registry, f"load_{field.name}"):
+                    subject.load(field.name)
+            if subject.kind in PREPARATIONS:
+                PREPARATIONS[subject.kind](subject)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def _with_default_dtype(dtype: torch.dtype, work: Work, subject: Subject) -> Mapping[str, Any]:
+    torch.set_default_dtype(dtype)
+    try:
+        return work(subject)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def _on_threads(kind: str, subject: Subject, first: Mapping[str, Any], counts: Sequence[int]) -> tuple[list[str], list[str]]:
+    """Return what differs on other numbers of threads, and the number itself where the work changes it."""
+    different, changed = [], []
+    for count in counts:
+        with threads(count) if kind in EXACT else _said_to_be(count):
+            results = WORKS[kind](subject)
+            changed += ["torch's number of threads"] if torch.get_num_threads() != count else []
+        alike = (name for name, value in first.items() if _is_alike(value, results.get(name), kind in EXACT))
+        different += [f"'{name}' on {count} threads" for name in first.keys() - set(alike)]
+    return different, changed
+
+
+@contextmanager
+def _said_to_be(count: int) -> Iterator[None]:
+    """Let torch say that it has so many threads, on one: on several, small layers take long."""
+    before, said = (torch.get_num_threads, torch.set_num_threads), threading.local()
+    torch.get_num_threads = lambda: getattr(said, "count", count)
+    torch.set_num_threads = lambda nthreads: setattr(said, "count", nthreads)
+    try:
+        yield
+    finally:
+        torch.get_num_threads, torch.set_num_threads = before
+
+
+def _is_alike(one: Any, other: Any, is_exact: bool) -> bool:
+    if is_exact or not (isinstance(one, Tensor) and isinstance(other, Tensor)):
+        return digest(one) == digest(other)
+    if one.shape != other.shape:
+        return False
+    near = torch.isclose(one.double(), other.double(), rtol=1e-4, atol=1e-6, equal_nan=True)
+    return float((~near).double().mean()) <= CHANCE if near.numel() else True
+
+
+def _large_objects() -> list[Any]:
+    """Return weak references to all tensors and modules."""
+    return [weakref.ref(one) for one in _tensors_and_modules()]
+
+
+def _alive_beside(known: list[Any]) -> tuple[str, ...]:
+    """Return the tensors and modules that are there now and are not known, as texts."""
+    before = {id(one()) for one in known}
+    new = [one for one in _tensors_and_modules() if id(one) not in before]
+    return tuple(f"a tensor {list(one.shape)}" if isinstance(one, Tensor) else f"a {type(one).__name__}" for one in new)
+
+
+def _tensors_and_modules() -> list[Any]:
+    gc.collect()
+    return [one for one in gc.get_objects() if issubclass(type(one), Tensor | nn.Module)]  # proxies say another __class__
+
+
+def _digests(results: Mapping[str, Any]) -> dict[str, str]:
+    return {name: digest(value) for name, value in results.items()}
+
+
+def _require_same(one: Mapping[str, str], other: Mapping[str, str], when: str) -> None:
+    different = sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
+    require(not different, f"gives other {_some(tuple(different))} {when}")
+
+
+def _some(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

@@ -1,0 +1,129 @@
+"""Laws of statistics: a sum over tokens is the same in any batches, and merged of parts in any grouping."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quark.algorithms import Statistic
+from quark_devkit.check import require
+
+__all__ = ["require_sum", "statistics_by_grouping"]
+
+_BATCHES = (1, 250, 7, 126)
+"""Tokens of each part, of 384: few and many."""
+_TOLERANCE = 1e-4
+"""Difference relative to the largest value: far above float32 rounding of a sum of some hundred tokens."""
+
+Feed = Callable[[Statistic, slice], None]
+"""Gives a statistic some of the tokens."""
+
+
+def statistics_by_grouping(make: Callable[[], Statistic], feed: Feed) -> dict[str, Statistic]:
+    """Return statistics of the same tokens, by how they were made; the first one got all tokens at once.
+
+    Args:
+        make: Makes an empty statistic.
+        feed: Gives it the tokens of a slice of 384.
+    """
+    ends = [sum(_BATCHES[:count]) for count in range(len(_BATCHES) + 1)]
+    slices = [slice(*pair) for pair in pairwise(ends)]
+
+    def of(parts: Iterable[slice]) -> Statistic:
+        statistic = make()
+        for part in parts:
+            feed(statistic, part)
+        return statistic
+
+    def merged(pairs: Sequence[tuple[int, int]]) -> Statistic:
+        parts = [of([part]) for part in slices]
+        for first, second in pairs:
+            parts[first].merge(parts[second])
+        return parts[pairs[-1][0]]
+
+    return {
+        "of all tokens at once": of([slice(0, ends[-1])]),
+        "of four unequal batches": of(slices),
+        "of the same batches from the last to the first": of(slices[::-1]),
+        "merged of four parts, two by two": merged([(0, 1), (2, 3), (0, 2)]),
+        "merged of four parts, from the last": merged([(2, 3), (1, 2), (0, 1)]),
+    }
+
+
+def require_sum(kind: type[Statistic], columns: int, x: Tensor, reference: Tensor) -> None:
+    """Require that a statistic counts and gives the same of the same tokens, in any batches and grouping.
+
+    A sample of tokens has to have some of nearly every batch.
+
+    Args:
+        kind: Its class.
+        columns: Of the inputs.
+        x: Inputs of 384 tokens.
+        reference: Likewise, in the float model.
+    """
+
+    def feed(statistic: Statistic, tokens: slice) -> None:
+        statistic.update(x[tokens].clone(), reference[tokens].clone() if kind.wants_float else None)
+
+    made = statistics_by_grouping(lambda: kind(columns, torch.device("cpu")), feed)
+    (_, first), *others = made.items()
+    for how, other in others:
+        name = f"has a statistic {kind.__name__} that"
+        require(other.tokens == first.tokens == len(x), f"{name} counts {other.tokens} tokens of {len(x)}, {how}")
+    facts = {how: _facts(statistic) for how, statistic in made.items()}
+    (_, wanted), *rest = facts.items()
+    for how, seen in rest:
+        for fact, value in wanted.items():
+            if (batches := _batches_in(seen.get(fact), x)) is not None:
+                fewest = len(_BATCHES) - 1
+                require(
+                    batches >= fewest, f"has a statistic {kind.__name__} that samples tokens of {batches} of {len(_BATCHES)} batches, {how}"
+                )
+                continue
+            require(_near(value, seen.get(fact)), f"has a statistic {kind.__name__} with another {fact} {how} than of all tokens at once")
+
+
+def _facts(statistic: Statistic) -> dict[str, Tensor]:
+    """Return the tensors and floats that a statistic gives by public names, or else all that it holds."""
+    found: dict[str, Tensor] = {}
+    for name in dir(statistic):
+        if name.startswith("_") or hasattr(Statistic, name):
+            continue
+        value: Any = getattr(statistic, name)
+        if inspect.ismethod(value) and not inspect.signature(value).parameters:
+            value = value()
+        found.update(_tensors(name, value))
+    held = {key: value for name, own in vars(statistic).items() for key, value in _tensors(name, own)}
+    return found or held
+
+
+def _tensors(name: str, value: Any) -> list[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        return [(f"'{name}'", value)]
+    if isinstance(value, float):
+        return [(f"'{name}'", torch.tensor(value, dtype=torch.float64))]
+    return [pair for one in value for pair in _tensors(name, one)] if isinstance(value, tuple | list) else []
+
+
+def _batches_in(sample: Tensor | None, x: Tensor) -> int | None:
+    """Return from how many of the batches rows come; None if they are no tokens: this is no sample."""
+    if sample is None or sample.ndim != 2 or sample.shape[1] != x.shape[1] or not len(sample):
+        return None
+    is_same = (sample[:, None, :].float() == x[None]).all(-1)
+    if not bool(is_same.any(1).all()):
+        return None
+    return sum(bool(part.any()) for part in is_same.any(0).split(_BATCHES))
+
+
+def _near(one: Tensor, other: Tensor | None) -> bool:
+    if other is None or one.shape != other.shape:
+        return False
+    if not one.numel():
+        return True
+    one, other = one.double(), other.double()
+    return bool(((one - other).abs().max() <= _TOLERANCE * one.abs().max().clamp(min=1e-12)) | one.equal(other))

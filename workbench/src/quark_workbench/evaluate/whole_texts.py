@@ -1,0 +1,263 @@
+"""Comparison of models that embed, rank or classify whole texts, by the metric that fits each kind."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from quark.base.torch_state import own_torch_state
+from quark.errors import CheckpointError, ConfigError, UnsupportedError
+from quark.models.hf.custom_code import sentence_modules
+from quark.models.hf.internals import model_classes
+from quark.models.hf.json_files import read_json
+from quark.plugins.run_events import running
+from quark_workbench.evaluate.logits import evaluating
+from quark_workbench.evaluate.metrics import Mean
+
+__all__ = ["Classifier", "Embedder", "Reranker", "RewardModel", "TextFigures", "TextKind", "kendall_tau", "text_kind"]
+
+_POOLINGS = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "last": "lasttoken"}
+"""Poolings, and the ends of their keys in sentence-transformers' configuration."""
+
+
+@attrs.frozen
+class TextFigures:
+    """How well a model agrees with its reference over texts.
+
+    Attributes:
+        kind: Of the model: embedder, reranker, reward model or classifier.
+        metric: What ``value`` is.
+        value: The mean over texts, queries or tokens; 1 is full agreement.
+        error: Its standard error over texts or queries; None if it is not known.
+        lowest: The least of the values of which it is the mean; None if there is one.
+        texts: Number of texts.
+        others: Further figures by name.
+    """
+
+    kind: str
+    metric: str
+    value: float
+    error: float | None
+    lowest: float | None
+    texts: int
+    others: dict[str, float] = attrs.field(factory=dict)
+
+
+class TextKind(ABC):
+    """A kind of model that takes whole texts.
+
+    Args:
+        tokenizer: Of the models.
+        length: Tokens of a text at most.
+        pooling: How hidden states become an embedding: mean, max, cls or last.
+    """
+
+    name: ClassVar[str]
+    metric: ClassVar[str]
+
+    def __init__(self, tokenizer: Any, length: int, pooling: str = "mean") -> None:
+        self.tokenizer, self.length, self.pooling = tokenizer, length, pooling
+
+    def compare(self, model: nn.Module, reference: nn.Module, texts: Sequence[str]) -> TextFigures:
+        """Return the figures of a model beside its reference.
+
+        Each text runs by itself, without padding.
+
+        Raises:
+            ConfigError: There are too few texts.
+            UnsupportedError: The models cannot be called with the texts alone.
+        """
+        if len(texts) < 2:
+            raise ConfigError(f"{len(texts)} text(s) are too few to compare a {self.name} with its reference: give at least 2")
+        with own_torch_state(), running("evaluate", source=type(model).__name__) as events, evaluating(model, reference):
+            events.phase("evaluate")
+            return self.figures(*(self.judged(one, texts) for one in (model, reference)))
+
+    def outputs(self, model: Any, text: str, pair: str | None = None) -> Any:
+        """Return what a model gives for a text, or for two that belong together."""
+        encoded = self.tokenizer(text, pair, truncation=True, max_length=self.length, return_tensors="pt")
+        device = next(model.parameters()).device
+        try:
+            return model(**{name: value.to(device) for name, value in encoded.items()})
+        except (TypeError, ValueError) as error:
+            raise UnsupportedError(
+                f"a {type(model).__name__} cannot be called with a text alone ({error}): compare its outputs in Python"
+            ) from error
+
+    @abstractmethod
+    def judged(self, model: nn.Module, texts: Sequence[str]) -> list[Tensor]:
+        """Return what a model says of texts, float64, on the CPU."""
+
+    @abstractmethod
+    def figures(self, given: list[Tensor], expected: list[Tensor]) -> TextFigures:
+        """Return the figures of what a model and its reference say."""
+
+
+class Embedder(TextKind):
+    """Gives a vector for each text."""
+
+    name, metric = "embedder", "cosine of embeddings"
+
+    def judged(self, model: Any, texts: Sequence[str]) -> list[Tensor]:
+        """Return the embedding of each text, ``[H]``."""
+        body = getattr(model, model.base_model_prefix, model) if model.base_model_prefix else model
+        return [self._pooled(self.outputs(body, text).last_hidden_state[0].double().cpu()) for text in texts]
+
+    def figures(self, given: list[Tensor], expected: list[Tensor]) -> TextFigures:
+        """Return the cosines, and the share of texts whose nearest other text is the same."""
+        one, other = (nn.functional.normalize(torch.stack(vectors), dim=-1) for vectors in (given, expected))
+        cosines = (one * other).sum(-1)
+        nearest = [(vectors @ vectors.T).fill_diagonal_(-math.inf).argmax(-1) for vectors in (one, other)]
+        same = float((nearest[0] == nearest[1]).double().mean())
+        return _figures(self, cosines, len(given), {"nearest text is the same": same})
+
+    def _pooled(self, states: Tensor) -> Tensor:
+        """Return the embedding of one text, of the hidden states of its tokens ``[T, H]``."""
+        return {"mean": states.mean(0), "max": states.amax(0), "cls": states[0], "last": states[-1]}[self.pooling]
+
+
+class RewardModel(TextKind):
+    """Gives one number for each text, by which texts are ranked."""
+
+    name, metric = "reward model", "Kendall's tau of scores"
+
+    def judged(self, model: nn.Module, texts: Sequence[str]) -> list[Tensor]:
+        """Return the scores of all texts, ``[N]``."""
+        return [torch.cat([self._score(model, text) for text in texts])]
+
+    def figures(self, given: list[Tensor], expected: list[Tensor]) -> TextFigures:
+        """Return the mean of tau over rankings."""
+        taus = torch.tensor([kendall_tau(*pair) for pair in zip(given, expected, strict=True)], dtype=torch.float64)
+        deviation = float((torch.cat(given) - torch.cat(expected)).norm() / torch.cat(expected).norm())
+        return _figures(self, taus, len(given[0]), {"relative error of scores": deviation})
+
+    def _score(self, model: nn.Module, text: str, pair: str | None = None) -> Tensor:
+        return self.outputs(model, text, pair).logits.flatten().double().cpu()
+
+
+class Reranker(RewardModel):
+    """Gives one number for a query and a text.
+
+    Queries are the first words of some texts, and each ranks all texts.
+    """
+
+    name = "reranker"
+    queries, words = 8, 8
+
+    def judged(self, model: nn.Module, texts: Sequence[str]) -> list[Tensor]:
+        """Return the scores of all texts for each query, ``[N]``."""
+        step = max(1, len(texts) // self.queries)
+        queries = [" ".join(text.split()[: self.words]) for text in texts[::step][: self.queries]]
+        return [torch.cat([self._score(model, query, text) for text in texts]) for query in queries]
+
+
+class Classifier(TextKind):
+    """Gives a class for each text, or for each token."""
+
+    name, metric = "classifier", "agreement of classes"
+
+    def judged(self, model: nn.Module, texts: Sequence[str]) -> list[Tensor]:
+        """Return the log-probabilities of classes of each text, ``[1 or T, C]``."""
+        logits = (self.outputs(model, text).logits.double().cpu() for text in texts)
+        return [torch.log_softmax(one.flatten(0, -2), -1) for one in logits]
+
+    def figures(self, given: list[Tensor], expected: list[Tensor]) -> TextFigures:
+        """Return the share of equal classes, and how far their probabilities diverge from the reference's."""
+        shares = torch.stack([(one.argmax(-1) == other.argmax(-1)).double().mean() for one, other in zip(given, expected, strict=True)])
+        kl = [(other.exp() * (other - one)).sum(-1).mean() for one, other in zip(given, expected, strict=True)]
+        return _figures(self, shares, len(given), {"KL divergence in nats": max(0.0, float(torch.stack(kl).mean()))})
+
+
+def text_kind(path: Path, model_class: type, config: Any, tokenizer: Any, length: int | None = None) -> TextKind | None:
+    """Return the kind of a checkpoint's model, by its class and configuration; None of all other models.
+
+    A checkpoint of sentence-transformers is an embedder, and so is a model without a head. A model with one
+    label is a reward model if it is of a family of decoders, and otherwise a reranker, which takes pairs.
+
+    Args:
+        path: The checkpoint.
+        model_class: The class of its model.
+        config: Its transformers config.
+        tokenizer: Its tokenizer.
+        length: Tokens of a text at most; None for what the checkpoint says, 512 at most.
+    """
+    name, labels = model_class.__name__, getattr(config, "num_labels", None)
+    context = getattr(config.get_text_config(), "max_position_embeddings", None)
+    limits = [n for n in (_sentence_length(path), context) if isinstance(n, int) and n > 0]
+    length = min([length or 512, *limits])
+    if getattr(model_class, "main_input_name", "input_ids") != "input_ids":
+        return None
+    if name.endswith(("ForSequenceClassification", "ForTokenClassification", "ForRewardModel")) and isinstance(labels, int):
+        if labels > 1:
+            return Classifier(tokenizer, length)
+        return (RewardModel if _is_of_decoders(config) else Reranker)(tokenizer, length)
+    if getattr(config, "is_encoder_decoder", False):
+        return None
+    if any(kind.endswith("Pooling") for _, kind in sentence_modules(path)) or name.endswith(("Model", "ForTextEncoding")):
+        return Embedder(tokenizer, length, _pooling(path))
+    return None
+
+
+def kendall_tau(one: Tensor, other: Tensor) -> float:
+    """Return Kendall's tau-b of two rankings, −1 to 1, for scores ``[N]``; 0 if all scores of one are equal.
+
+    Source: Kendall 1945, The treatment of ties in ranking problems.
+
+    >>> kendall_tau(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([10.0, 30.0, 20.0]))
+    0.3333333333333333
+    """
+    above = torch.ones(len(one), len(one), dtype=torch.bool).triu(1)
+    signs = [(scores[:, None] - scores).sign()[above].double() for scores in (one, other)]
+    norm = math.sqrt(float(signs[0].square().sum() * signs[1].square().sum()))
+    return float((signs[0] * signs[1]).sum()) / norm if norm else 0.0
+
+
+def _figures(kind: TextKind, values: Tensor, texts: int, others: dict[str, float]) -> TextFigures:
+    count = len(values)
+    mean = Mean(float(values.mean()), float(values.std() / math.sqrt(count)) if count > 1 else None)
+    return TextFigures(kind.name, kind.metric, mean.value, mean.error, float(values.min()) if count > 1 else None, texts, others)
+
+
+def _is_of_decoders(config: Any) -> bool:
+    """Return whether a family has a class that goes on with a text, and none that fills gaps in one."""
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+
+    return bool(model_classes(AutoModelForCausalLM, config)) and not model_classes(AutoModelForMaskedLM, config)
+
+
+def _pooling(path: Path) -> str:
+    """Return how sentence-transformers pools the hidden states of a checkpoint; mean if nothing says it.
+
+    Raises:
+        CheckpointError: The pooling is damaged.
+        UnsupportedError: It is none of those that are known here.
+    """
+    folder = next((folder for folder, kind in sentence_modules(path) if kind.endswith("Pooling")), None)
+    if folder is None or ".." in Path(folder).parts or Path(folder).is_absolute():
+        return "mean"
+    file = path / folder / "config.json"
+    values = read_json(file)
+    wanted = [key for key, value in values.items() if key.startswith("pooling_mode_") and value is True]
+    named = [values["pooling_mode"]] if isinstance(values.get("pooling_mode"), str) else []
+    for name, end in _POOLINGS.items():
+        if wanted == [f"pooling_mode_{end}"] or named in ([name], [end]):
+            return name
+    ways = ", ".join(named + wanted) or "nothing"
+    raise UnsupportedError(f"'{file}' pools by {ways}, and here embeddings are pooled by one of {', '.join(_POOLINGS)}")
+
+
+def _sentence_length(path: Path) -> int | None:
+    """Return how many tokens sentence-transformers gives a checkpoint's model; None if nothing says it."""
+    file = path / "sentence_bert_config.json"
+    try:
+        length = read_json(file).get("max_seq_length") if file.is_file() else None
+    except CheckpointError:
+        return None
+    return length if isinstance(length, int) else None

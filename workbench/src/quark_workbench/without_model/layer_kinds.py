@@ -1,0 +1,92 @@
+"""Kinds of layers, by the names and shapes of their tensors alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+import attrs
+from torch import Tensor
+
+__all__ = ["LayerKinds", "is_of_a_tower", "predicts_ahead"]
+
+_WORD = re.compile(r"[^a-zA-Z0-9]+|(?<=[a-z])(?=[A-Z])")
+_LOOKUPS = frozenset({"embed", "embeds", "emb", "embedding", "embeddings", "wte", "wpe", "codebook", "codebooks"})
+"""Words in the last part of the name of a module that looks up rows, such as ``embed_tokens``."""
+_TABLES = frozenset({"shared", "relative_attention_bias"})
+"""Last parts of names of such modules: those of T5."""
+_PRODUCTS = frozenset({"proj", "projs", "projection", "projector", "out", "dense", "linear", "fc", "mlp", "fc1", "fc2"})
+"""Words of a module that multiplies all the same, such as ``embed_out``."""
+_NORMS = re.compile(r"norm(?!al)|^ln_?\w?$", re.IGNORECASE)
+_TOWERS = re.compile(r"vision|visual|vit$|^vit|image|audio|speech|sound|video|acoustic|pixel", re.IGNORECASE)
+_AHEAD = re.compile(r"^(mtp|nextn|eagle|medusa|draft)(_|$)|_mtp$|(^|_)nextn(_|$)|multi_token", re.IGNORECASE)
+
+
+def is_of_a_tower(name: str) -> bool:
+    """Return whether a module belongs to a tower for images, video or sound, by a part of its full name.
+
+    >>> is_of_a_tower("model.visual.blocks"), is_of_a_tower("model.layers")
+    (True, False)
+    """
+    return any(_TOWERS.search(part) for part in name.split("."))
+
+
+def predicts_ahead(name: str) -> bool:
+    """Return whether a module belongs to layers that predict more tokens, by a part of its full name.
+
+    >>> predicts_ahead("mtp.layers.0.mlp.up_proj"), predicts_ahead("model.layers.0.mlp.up_proj")
+    (True, False)
+    """
+    return any(_AHEAD.search(part) for part in name.split("."))
+
+
+@attrs.frozen
+class LayerKinds:
+    """Tells what the tensors ``weight`` and ``bias`` of a module are.
+
+    Attributes:
+        transposed: Whether weights with a bias are stored ``[in, out]``, as those of GPT-2, since biases of
+            some fit no other way, and none fits the usual way alone.
+        is_mixed: Whether biases of some layers fit one way and those of others the other.
+    """
+
+    transposed: bool = False
+    is_mixed: bool = False
+
+    @classmethod
+    def of(cls, layers: Iterable[Mapping[str, Tensor]]) -> LayerKinds:
+        """Return the kinds of a checkpoint with modules of these tensors."""
+        ways = set()
+        for tensors in layers:
+            weight, bias = tensors.get("weight"), tensors.get("bias")
+            if weight is not None and bias is not None and weight.ndim == 2 and bias.ndim == 1 and weight.shape[0] != weight.shape[1]:
+                ways.add(tuple(size == bias.shape[0] for size in weight.shape))
+        is_usual, is_transposed = (True, False) in ways, (False, True) in ways
+        return cls(transposed=is_transposed and not is_usual, is_mixed=is_transposed and is_usual)
+
+    def kind(self, name: str, tensors: Mapping[str, Tensor]) -> str:
+        """Return ``linear``, ``transposed``, ``embedding``, or why the module is none of them.
+
+        Args:
+            name: Full name of the module.
+            tensors: Its tensors by the last part of their names.
+        """
+        weight, bias = tensors.get("weight"), tensors.get("bias")
+        if weight is None or weight.ndim != 2 or not weight.is_floating_point():
+            return "no matrix called weight"
+        last = name.rpartition(".")[2]
+        words = {word.lower() for word in _WORD.split(last)}
+        if _NORMS.search(last):
+            return "called a norm"
+        if extra := tensors.keys() - {"weight", "bias"}:
+            return f"beside {', '.join(sorted(extra))}"
+        if bias is None and (last in _TABLES or (not words & _PRODUCTS and (words & _LOOKUPS or "embed" in last.lower()))):
+            return "embedding"
+        if bias is None:
+            return "linear"
+        fits = tuple(bias.ndim == 1 and size == bias.shape[0] for size in weight.shape)
+        if fits == (True, True) and self.is_mixed:
+            return "square, in a checkpoint with weights of both orders"
+        if fits[1] and (self.transposed or not fits[0]):
+            return "transposed"
+        return "linear" if fits[0] else "with a bias of another length"

@@ -1,0 +1,259 @@
+"""NamedModel: modules on the meta device, made of the names and shapes of a checkpoint's tensors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from quark.base.log import silenced
+from quark.base.names import folded
+from quark.base.torch_state import building
+from quark.errors import CheckpointError, UnsupportedError
+from quark.models.hf.dequantizer import DequantizedTensors
+from quark.models.hf.file_tensors import FileTensors
+from quark.models.hf.internals import without_initialization
+from quark.models.hf.loading import torch_dtype
+from quark.models.hf.quantized_source import float_tensors_of
+from quark.models.hf.shards import check_shards
+from quark.models.plan.family import StatedFamily
+from quark_workbench.without_model.layer_kinds import LayerKinds
+from quark_workbench.without_model.named_family import family_of, input_table, output_head
+from quark_workbench.without_model.stacked_experts import StackedExperts, is_stack
+from quark_workbench.without_model.stored_config import StoredConfig
+
+__all__ = ["NamedModel", "named_model"]
+
+_DEEPEST = 32
+"""Parts of a name at most: modules are walked by recursion, and no model has half as many."""
+_GENERATES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
+_HEAD = "lm_head"
+
+
+class NamedModel(nn.Module):
+    """The model of a checkpoint whose class is not known: it has all tensors, and cannot run.
+
+    Attributes:
+        config: The values of its config.json.
+        stated_family: What is known of its family, and how its tensors were read.
+        all_tied_weights_keys: The tied tensors, as models of transformers have them.
+        base_model_prefix: Likewise; no name begins so.
+    """
+
+    config: Any
+    stated_family: StatedFamily
+    base_model_prefix = "(none)"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all_tied_weights_keys: dict[str, str] = {}
+
+    def get_input_embeddings(self) -> nn.Module | None:
+        """Return the token embeddings; None if no table is large enough."""
+        return input_table(self)
+
+    def get_output_embeddings(self) -> nn.Module | None:
+        """Return the output head; None if there is none."""
+        return output_head(self)
+
+    def named_non_persistent_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield nothing: the model has what is stored, and computes no tensor."""
+        return iter(())
+
+    def forward(self, *_: Any, **__: Any) -> Tensor:
+        """Raise UnsupportedError: the model's own code alone can run it."""
+        raise UnsupportedError("this model was made of the names of its tensors, and cannot run: leave out --without-model")
+
+
+def named_model(path: Path, dtype: str = "auto", device: torch.device | None = None, *, trust_remote_code: bool = False) -> nn.Module:
+    """Return the model of a checkpoint, made of the headers of its files; none of its code is run.
+
+    A matrix ``….weight`` is a linear layer, unless its name says that it is an embedding or a norm, or its
+    bias that it is transposed. Stacked experts are a mixture that can be taken apart; everything else keeps
+    its tensors and stays float. Tensors in the checkpoint's main dtype get ``dtype``, or that of config.json;
+    others keep theirs.
+
+    It is called as `quark.models.hf.skeleton.skeleton`.
+
+    Args:
+        path: Directory of the checkpoint.
+        dtype: A key of float32, bfloat16, float16; ``auto`` takes what the checkpoint says.
+        device: Has no effect; nothing is computed.
+        trust_remote_code: Has no effect; nothing is run.
+
+    Raises:
+        CheckpointError: The checkpoint is damaged, or has no config.json.
+        ConfigError: It is quantized, and no installed layout dequantizes it.
+    """
+    chosen, config = torch_dtype(dtype), StoredConfig.read(path)
+    config = config if chosen is None else config.in_dtype(chosen)
+    tensors = _in_dtype(_stored(path), chosen or config.dtype)
+    if not tensors:
+        raise CheckpointError(f"'{path}' has no tensors: fetch it again")
+    root = _Node.of(tensors, path)
+    hidden = config.number("hidden_size", "d_model", "n_embd", "dim", "model_dim") or _width(tensors)
+    builder = _Builder(LayerKinds.of(node.tensors for _, node in root.walk("")), hidden)
+    # The class has the name that config.json gives, for messages.
+    named = next((name for name in config.values.get("architectures") or () if name.isidentifier()), NamedModel.__name__)
+    kind = type(named, (NamedModel,), {})
+    with building(), torch.device("meta"), without_initialization():
+        model: NamedModel = kind()
+        model.config = config
+        builder.fill(model, root, "")
+        _tie(model)
+    model.stated_family = family_of(model, builder.floats)
+    return model.eval()
+
+
+def _stored(path: Path) -> dict[str, Tensor]:
+    """Return all tensors of a checkpoint on the meta device; in place of codes, what they stand for."""
+    shards = check_shards(path)
+    with silenced():  # whoever reads them says that they are dequantized
+        made = float_tensors_of(path, shards)
+    files = FileTensors(shards)
+    return files.meta if made is None else DequantizedTensors(files, made, path).meta
+
+
+def _in_dtype(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
+    """Return tensors, those in the floating-point dtype of most elements in ``dtype``."""
+    sizes: Counter[torch.dtype] = Counter()
+    for tensor in tensors.values():
+        if tensor.is_floating_point():
+            sizes[tensor.dtype] += tensor.numel()
+    main = max(sizes, key=lambda one: sizes[one], default=None)
+    return {name: tensor.to(dtype) if dtype is not None and tensor.dtype == main else tensor for name, tensor in tensors.items()}
+
+
+def _width(tensors: Mapping[str, Tensor]) -> int | None:
+    """Return the number of columns of the matrix with the most rows, which is that of the embeddings."""
+    tables = [tensor for tensor in tensors.values() if tensor.ndim == 2]
+    return max(tables, key=lambda table: table.shape[0]).shape[1] if tables else None
+
+
+@attrs.define(eq=False)
+class _Node:
+    """A module that is to be made: its tensors and children by name."""
+
+    tensors: dict[str, Tensor] = attrs.field(factory=dict)
+    children: dict[str, _Node] = attrs.field(factory=dict)
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor], path: Path) -> _Node:
+        """Return the root of the modules that have these tensors, in the order of numbers in their names."""
+        from transformers.core_model_loading import dot_natural_key
+
+        root, wrong = cls(), []
+        for name in sorted(tensors, key=dot_natural_key):
+            *owners, leaf = name.split(".")
+            node = root
+            for part in owners[:_DEEPEST]:
+                node = node.children.setdefault(part, cls())
+            node.tensors[leaf] = tensors[name]
+            if len(owners) > _DEEPEST or not all((*owners, leaf)):
+                wrong.append(name)
+        wrong += [f"{name}.{leaf}" for name, node in root.walk("") for leaf in node.tensors.keys() & node.children.keys()]
+        wrong += [name for name in (*root.children, *root.tensors) if hasattr(NamedModel(), name) or name in NamedModel.__annotations__]
+        if wrong:
+            raise CheckpointError(f"'{path}' holds {folded(wrong)}, and no tensor of a model has such a name: fetch the checkpoint again")
+        return root
+
+    def walk(self, name: str) -> Iterator[tuple[str, _Node]]:
+        """Yield this node and all below it, with their full names."""
+        yield name, self
+        for own, child in self.children.items():
+            yield from child.walk(f"{name}.{own}" if name else own)
+
+    def below(self) -> dict[str, Tensor]:
+        """Return its tensors and those of its children, by their names in it."""
+        inner = {f"{name}.{leaf}": t for name, child in self.children.items() for leaf, t in child.tensors.items()}
+        return self.tensors | inner
+
+
+class _Part(nn.Module):
+    """A module of which nothing is known but its tensors."""
+
+
+@attrs.define(eq=False)
+class _Builder:
+    """Makes modules of nodes.
+
+    Attributes:
+        kinds: Tells what the tensors of a module are.
+        hidden: The width of the hidden states; None if it is not known.
+        floats: Names of tensors of two or more axes that stay as they are, by the reason.
+    """
+
+    kinds: LayerKinds
+    hidden: int | None
+    floats: dict[str, list[str]] = attrs.field(factory=dict)
+
+    def fill(self, module: nn.Module, node: _Node, name: str) -> nn.Module:
+        """Give a module the tensors and the children of a node, and return it."""
+        for leaf, tensor in node.tensors.items():
+            if tensor.is_floating_point():
+                module._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
+            else:
+                module._buffers[leaf] = tensor
+        for own, child in node.children.items():
+            module._modules[own] = self.module(child, f"{name}.{own}" if name else own)
+        return module
+
+    def module(self, node: _Node, name: str) -> nn.Module:
+        """Return the module of a node."""
+        if not node.children and "weight" in node.tensors and node.tensors["weight"].ndim == 2:
+            kind = self.kinds.kind(name, node.tensors)
+            if kind in _LAYERS:
+                return self.fill(_LAYERS[kind](node.tensors["weight"], "bias" in node.tensors), node, name)
+            self._stays(kind, name, node.tensors)
+        elif is_stack(name, node.below(), self.hidden) and not any(child.children for child in node.children.values()):
+            return StackedExperts(node.below(), self.hidden)
+        else:
+            self._stays("no matrix called weight", name, node.tensors)
+        is_list = bool(node.children) and not node.tensors and [*node.children] == [str(i) for i in range(len(node.children))]
+        return self.fill(nn.ModuleList() if is_list else _Part(), node, name)
+
+    def _stays(self, why: str, name: str, tensors: Mapping[str, Tensor]) -> None:
+        names = [f"{name}.{leaf}" for leaf, tensor in tensors.items() if tensor.ndim >= 2 and tensor.is_floating_point()]
+        if names:
+            self.floats.setdefault(why, []).extend(names)
+
+
+def _linear(weight: Tensor, bias: bool) -> nn.Module:
+    return nn.Linear(weight.shape[1], weight.shape[0], bias=bias)
+
+
+def _transposed(weight: Tensor, _: bool) -> nn.Module:
+    from transformers.pytorch_utils import Conv1D
+
+    return Conv1D(weight.shape[1], weight.shape[0])
+
+
+def _embedding(weight: Tensor, _: bool) -> nn.Module:
+    return nn.Embedding(*weight.shape)
+
+
+_LAYERS = {"linear": _linear, "transposed": _transposed, "embedding": _embedding}
+
+
+def _tie(model: NamedModel) -> None:
+    """Let the head and the embeddings have one tensor, if config.json says so or no head is stored.
+
+    A head that is stored all the same stays apart if its values differ, as the source of the run finds out.
+    """
+    config: StoredConfig = model.config
+    embeddings, head, says = input_table(model), output_head(model), config.ties_head()
+    generates = any(name.endswith(_GENERATES) for name in config.values.get("architectures") or ())
+    if embeddings is None or says is False or (says is None and (head is not None or not generates)):
+        return
+    if head is None and generates and _HEAD not in model._modules:
+        head = model._modules[_HEAD] = _linear(embeddings.weight, bias=False)
+    if head is not None and head.weight.shape == embeddings.weight.shape:
+        head._parameters["weight"] = embeddings._parameters["weight"]
+        names = {module: name for name, module in model.named_modules()}
+        model.all_tied_weights_keys = {f"{names[head]}.weight": f"{names[embeddings]}.weight"}
+        config.tie_word_embeddings = True
