@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from threading import Lock
 from typing import Any, ClassVar
 
 import attrs
@@ -192,6 +193,19 @@ class KeepsAValue(Lost):
         return super().tensors(task)
 
 
+class Locks(Thin):
+    """Holds a lock, which can be neither copied nor pickled."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.lock = Lock()
+
+
+class HoldsALock(Lost):
+    def branch(self, site: BranchSite) -> Branch | None:
+        return Locks(self.rank, site.shape, site.dtype)
+
+
 HEALTHY = (record_of(),)
 
 
@@ -222,6 +236,7 @@ MUTANTS = (
     _mutant("is_the_same_on_two_ranks", "goes by what it has made before", type("Counts", (Counts,), {})),
     _mutant("works_on_an_accelerator", "multiplies by a tensor that it makes on the CPU", OfTheCpu),
     _mutant("reloads_to_the_same_logits", "keeps a value beside its tensors", KeepsAValue),
+    _mutant("is_copied_and_pickled", "holds a lock in each branch", HoldsALock),
     _mutant("streams_to_the_same_bytes", "goes by what it has made before", type("Counts", (Counts,), {})),
     _mutant("resumes_to_the_same_bytes", "counts the branches of its process", CountsItsBranches),
 )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import attrs
 from attrs import validators
 
 from quark.config.algorithm import AlgoConfig
 from quark.config.fields import with_dataclass_view
+from quark.plugins import OptionNote
 from quark_algos.fields import positive
 
 __all__ = ["SCALINGS", "LQERConfig"]
@@ -30,7 +33,7 @@ class LQERConfig(AlgoConfig):
     """
 
     name: str = "lqer"
-    rank: int = attrs.field(default=32, validator=[validators.instance_of(int), positive])
+    rank: Annotated[int, OptionNote(examples=(4, 8, 16))] = attrs.field(default=32, validator=[validators.instance_of(int), positive])
     scaling: str = attrs.field(default="hessian", validator=validators.in_(SCALINGS))
     from_weight: bool = False
 
