@@ -4,7 +4,7 @@ PYTHON ?= python3
 # Another interpreter has an environment of its own: `make test PYTHON=python3.13` leaves .venv as it is.
 VENV := .venv$(if $(filter-out python3,$(PYTHON)),-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
-PACKAGES := core plugins/quark_schemes plugins/quark_algos plugins/quark_templates plugins/quark_exporters plugins/quark_graph plugins/quark_amd plugins/quark_vllm workbench tiny_model devkit
+PACKAGES := core plugins/quark_schemes plugins/quark_algos plugins/quark_templates plugins/quark_exporters plugins/quark_graph plugins/quark_amd plugins/quark_vllm plugins/quark_vq workbench tiny_model devkit
 STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
 # Processes that share the tests (pytest-xdist): a number, or auto for one per core. Each uses one thread: the tests are small, and

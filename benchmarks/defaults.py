@@ -239,7 +239,7 @@ def _quantized(
     data = [{name: tensor.to(args.device) for name, tensor in batch.items()} for batch in calib]
     forward = _forward_seconds(model, data[:2]) * len(data) / len(data[:2])
     config = setting.config(model.config.model_type, place.scheme)
-    with _first_blocks(model, args.blocks), setting.replacing():
+    with first_blocks(model, args.blocks), setting.replacing():
         start = time.process_time()
         quantized = ModelQuantizer(config).quantize_model(model, data)
         cost = round((time.process_time() - start) / forward, 2)
@@ -257,7 +257,7 @@ def _forward_seconds(model: nn.Module, batches: Sequence[Batch]) -> float:
 
 
 @contextmanager
-def _first_blocks(model: Any, count: int | None) -> Iterator[None]:
+def first_blocks(model: Any, count: int | None) -> Iterator[None]:
     """Cut a model such as a Llama to its first decoder blocks in the body; None keeps all."""
     if count is None:
         yield

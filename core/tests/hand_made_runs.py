@@ -12,10 +12,9 @@ from quark.calibration.batches import Call
 from quark.calibration.plugin_checks import CheckedRounding, StartedTransform
 from quark.models.plan.decoder_blocks import decoder_blocks
 from quark.models.plan.quant_plan import QuantPlan
-from quark.runs.quantize_run import start_transforms
 from quark.runs.run import Run, with_algorithm
 from quark.runs.selected_algorithms import Algorithms
-from quark.runs.started_run import StartedRun
+from quark.runs.started_run import StartedRun, start_transforms
 
 __all__ = ["hand_made_run"]
 

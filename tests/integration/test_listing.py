@@ -72,6 +72,7 @@ def test_plugins_are_listed_with_what_they_provide() -> None:
             "quark-schemes",
             "quark-templates",
             "quark-tiny-model",
+            "quark-vq",
             "quark-workbench",
         ],
         "active",

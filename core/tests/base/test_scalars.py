@@ -1,10 +1,12 @@
-"""Quotients by numbers are the same on every device."""
+"""Quotients by numbers are the same on every device, and ratios have decibels."""
 
 from __future__ import annotations
 
+import math
+
 import torch
 
-from quark.base.scalars import divided
+from quark.base.scalars import decibels, divided
 from quark_devkit.simulated_device import NAME, simulated_device
 
 
@@ -15,3 +17,7 @@ def test_a_quotient_is_rounded_once_on_every_device() -> None:
     assert torch.equal(found, x / 7.5)
     assert torch.equal(divided(x, 7.5), x / 7.5)
     assert not torch.equal(by_reciprocal, x / 7.5), "the device does not divide as CUDA does"
+
+
+def test_a_ratio_without_signal_or_noise_has_no_decibels() -> None:
+    assert decibels(0.0, 1.0) is decibels(1.0, 0.0) is decibels(math.nan, 1.0) is decibels(math.inf, 1.0) is None

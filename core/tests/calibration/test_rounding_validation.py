@@ -23,7 +23,7 @@ from quark.calibration.report import CalibrationReport
 from quark.calibration.rounding_validation import REASON, _compared_rows
 from quark.calibration.sample_grid import SampleGrid
 from quark.config.model import QConfig
-from quark.errors import RoundingError
+from quark.errors import NonFiniteError, RoundingError
 from quark.models.layers import quantized_class
 from quark.models.plan.quant_plan import make_plan
 from quark.runs.quantize_block import quantize_blocks
@@ -119,6 +119,13 @@ def test_where_no_codes_can_be_found_the_run_goes_on() -> None:
     assert [line for line in report.lines() if "nearest" in line] == [
         "3 of 3 layers are rounded to nearest; the first is '0': nothing can be made of these inputs."
     ]
+
+
+def test_activations_that_overflow_end_the_run() -> None:
+    bad = TOKENS.clone()
+    bad[3, 5] = torch.inf
+    with pytest.raises(NonFiniteError, match=r"the input of '?0'? holds NaN or Inf: activations overflow.*another dtype"):
+        quantized(Harmful(), [bad])
 
 
 def test_layers_that_share_a_scale_are_given_up_together() -> None:

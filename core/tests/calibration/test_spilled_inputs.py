@@ -96,7 +96,7 @@ def test_a_quantized_model_is_the_same_with_its_inputs_in_files(
     monkeypatch.setattr(SpilledInputs, "_spill", lambda self, tensor: (held.append(tensor.nbytes), plain(self, tensor))[1])
     if memory is None:  # one pass, in which forwards wait inside of a block too
         monkeypatch.setattr(
-            "quark.runs.quantize_run._spilled", lambda config: SpilledInputs(tmp_path, 0) if config.spill_directory else None
+            "quark.runs.started_run._spilled", lambda config: SpilledInputs(tmp_path, 0) if config.spill_directory else None
         )
     for directory in (None, str(tmp_path)):
         config = LLMTemplate.get("llama").get_config(scheme="int4_wo_64", algorithm=[algorithm])

@@ -10,7 +10,13 @@ import quark
 from quark.numbers import RoundedGrid, quantizer_for
 
 ROWS, K = 8, 256
-SCHEMES = [n for n in quark.schemes().names() if quark.schemes().load_config(n)().weight is not None]
+SCHEMES = [
+    n
+    for n in quark.schemes().names()
+    if (weight := quark.schemes().load_config(n)().weight) is not None
+    and quantizer_for(weight, activation=False).stored_level.format.vector == 1
+]
+"""Those whose elements have neighbours."""
 
 
 def rounded(scheme: str) -> tuple[Tensor, Tensor, RoundedGrid]:

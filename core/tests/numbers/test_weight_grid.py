@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import quark
+from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
 from quark.numbers import QParams, WeightGrid, number_format, quantizer_for
 from quark.numbers.progressive import ProgressiveQuantizer
@@ -16,7 +17,14 @@ from quark_devkit.example_specs import Example, examples
 
 ROWS = (48, 16)
 K = 256
-SCHEMES = [n for n in quark.schemes().names() if quark.schemes().load_config(n)().weight is not None]
+
+
+def has_table(spec: TensorSpec) -> bool:
+    return quantizer_for(spec, activation=False).stored_level.format.table_shape is not None
+
+
+SCHEMES = [n for n in quark.schemes().names() if (weight := quark.schemes().load_config(n)().weight) is not None and not has_table(weight)]
+"""Those of which a grid holds several layers."""
 
 
 def weights() -> list[torch.Tensor]:
@@ -151,7 +159,9 @@ def test_scales_that_span_rows_under_an_outer_scale_are_those_of_round_to_neares
 
 def formats_of_weights() -> dict[str, Example]:
     """A spec of each registered format whose elements have scales."""
-    found = [e for e in examples(quark.formats().names()) if not e.quantizer.is_float and not e.spec.is_scale_quant]
+    found = [
+        e for e in examples(quark.formats().names()) if not e.quantizer.is_float and not e.spec.is_scale_quant and not has_table(e.spec)
+    ]
     return {e.quantizer.stored_level.format.element_format().name: e for e in found}
 
 

@@ -13,10 +13,13 @@ from textwrap import dedent
 
 import attrs
 import pytest
+import torch
 
+from quark.calibration.report import CalibrationReport
 from quark.config.layer import QLayerConfig
 from quark.plugins import BlockFinished, Catalog, QuarkHooks, RunStarted
 from quark.plugins.expected import KEY
+from quark.plugins.measuring import LayersRounded
 from quark.plugins.registries import KINDS
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples/acme_quant/src/acme_quant"
@@ -84,6 +87,14 @@ def test_the_listener_of_the_example_hears(installed: Path, caplog: pytest.LogCa
     assert caplog.messages == ["model.layers.0 of 3, 8 s left"]
 
 
+def test_the_example_that_measures_adds_a_figure_to_the_report(installed: Path) -> None:
+    catalog, report = collected(installed, "quark_measure"), CalibrationReport()
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    torch.nn.init.constant_(model[0].weight, -3)
+    catalog.measure(LayersRounded(block="", model=model, layers={"0": model[0]}, inputs={}, report=report))
+    assert report.weights == {"0": {"acme_largest": 3.0}}
+
+
 def test_every_hook_has_an_example() -> None:
-    assert len(HOOKS) == len(KINDS) + 1
+    assert len(HOOKS) == len(KINDS) + 2
     assert all(files_of(hook) for hook in HOOKS)

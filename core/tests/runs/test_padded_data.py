@@ -21,7 +21,7 @@ from quark.base.ranks import ALONE, Ranks
 from quark.config.model import QConfig
 from quark.plugins import observers
 from quark.runs import quantize_checkpoint
-from quark.runs.quantize_run import quantize_run
+from quark.runs.quantize_block import quantize_run
 from quark.runs.run import plan_run
 from quark.runs.sink import InPlaceSink
 from quark.torch import LLMTemplate

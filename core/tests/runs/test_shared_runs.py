@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, MixtralConfig
 from quark.algorithms import AbsMax
 from quark.base.ranks import ALONE, Ranks
 from quark.errors import UnsupportedError
-from quark.runs.quantize_run import quantize_run
+from quark.runs.quantize_block import quantize_run
 from quark.runs.run import plan_run
 from quark.runs.sink import InPlaceSink
 from quark.torch import LLMTemplate

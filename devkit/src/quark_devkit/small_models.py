@@ -203,10 +203,15 @@ def _bits(config: QLayerConfig) -> float:
     return formats().get(levels(config.weight)[-1].dtype.name).bits
 
 
+def has_vectors(config: QLayerConfig) -> bool:
+    """Whether elements of a weight are rounded together, which tunings and some roundings cannot do."""
+    return config.weight is not None and quantizer_for(config.weight, activation=False).stored_level.format.vector > 1
+
+
 def _coarsest(shapes: Iterable[tuple[int, int]], wanted: str) -> str:
-    """Return the weight-only scheme with the fewest bits that fits these shapes."""
+    """Return the weight-only scheme of single elements with the fewest bits that fits these shapes."""
     of_weights = {name: config for name, config in fitting(shapes).items() if config.input_tensors is None}
-    found = [(_bits(config), name) for name, config in of_weights.items() if len(levels(config.weight)) == 1]
+    found = [(_bits(config), name) for name, config in of_weights.items() if len(levels(config.weight)) == 1 and not has_vectors(config)]
     assume(found, f"no registered scheme quantizes weights alone and fits {wanted}")
     return min(found)[1]
 

@@ -14,10 +14,9 @@ from quark.calibration.report import CalibrationReport
 from quark.config.algorithm import AlgoConfig
 from quark.config.layer import QLayerConfig
 from quark.runs.quantize_block import quantize_blocks
-from quark.runs.quantize_run import start_transforms
 from quark.runs.run import plan_run
 from quark.runs.sink import BlockSink
-from quark.runs.started_run import StartedRun
+from quark.runs.started_run import StartedRun, start_transforms
 from quark_devkit.small_models import InFloat64, batches, run_config, small_model
 from quark_devkit.whole_runs import is_same
 

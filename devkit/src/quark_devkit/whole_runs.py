@@ -26,14 +26,15 @@ from quark.models.hf.loading import load_model
 from quark.models.plan.decoder_blocks import Block
 from quark.plugins import ExporterRecord, exporters
 from quark.runs import ModelQuantizer, quantize_checkpoint
-from quark.runs.from_disk import Output, opened_checkpoint, streamed
+from quark.runs.from_disk import CheckpointRun, opened_checkpoint
 from quark.runs.identity import RunIdentity
 from quark.runs.journal import Journal
-from quark.runs.quantize_block import quantize_blocks
-from quark.runs.quantize_run import finish_run, quantize_run
+from quark.runs.output import Output
+from quark.runs.quantize_block import quantize_blocks, quantize_run
 from quark.runs.run import plan_run
 from quark.runs.selected_algorithms import Algorithms
 from quark.runs.sink import BlockResult, InPlaceSink, JournaledSink
+from quark.runs.started_run import finish_run
 from quark_devkit.check import assume, complaining, require
 from quark_devkit.fresh_process import in_fresh_process
 from quark_devkit.small_models import BLOCKS, batches, logits, saved, small_model
@@ -308,7 +309,8 @@ def _recorded(source: Path, out: Path, config: QConfig, layout: str, options: Ex
     run = run.with_data(tensors.model, batches(), tensors.device)
     tensors.prepare(run.plan)
     identity = RunIdentity.of(tensors.model, run.plan, shards, run.data, layout, options, [], tensors.device)
-    with output.opened() as directory, streamed(run, tensors, output, directory, identity) as (started, sink):
+    planned = CheckpointRun(run, lambda: opened_checkpoint(source), shards, tensors, output, identity)
+    with output.opened() as directory, planned.streamed(directory) as (started, sink):
         finish_run(started, sink, quantize_blocks(started, sink))
     return rounding
 

@@ -13,7 +13,7 @@ from quark.base.lazy import ObjectRef
 from quark.numbers import NumberFormat, Packing
 from quark.plugins import FormatRecord
 
-from . import broken_formats, broken_quantizers
+from . import broken_formats, broken_quantizers, broken_vectors
 from .mutant import Mutant
 
 __all__ = ["HEALTHY", "MUTANTS"]
@@ -70,8 +70,18 @@ def mutant(check: str, about: str, value: Any, says: str = "", **fields: Any) ->
     return Mutant(f"format:{check}", about, (record_of(value, **fields),), says=says)
 
 
+def vector_mutant(check: str, about: str, value: Any) -> Mutant:
+    return mutant(check, about, value, bits=value.bits, capabilities=())
+
+
 HEALTHY = (record_of(broken_formats.Plain()),)
 MUTANTS = (
+    vector_mutant("rounds_each_vector_by_itself", "is moved by the first number of a row", broken_vectors.LooksAtNeighbours()),
+    vector_mutant("rounds_to_the_nearest_vector", "prefers even numbers", broken_vectors.TakesAnother()),
+    vector_mutant("rounds_to_the_nearest_vector", "has more vectors than codes", broken_vectors.SaysFewerBits()),
+    vector_mutant("learns_the_same_table", "learns another table each time", broken_vectors.LearnsByChance()),
+    vector_mutant("learns_the_same_table", "learns too small a table", broken_vectors.LearnsTooFew()),
+    vector_mutant("learns_the_same_table", "learns in float64", broken_vectors.LearnsInDouble()),
     mutant("is_what_its_record_says", "names an observer that is not there", broken_formats.WrongName()),
     mutant("is_what_its_record_says", "names its storage dtype instead of giving it", with_fields(storage_dtype="int8")),
     mutant("is_what_its_record_says", "has another name than its record", with_fields(name="another_name")),

@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from quark.base.lazy import LazyRef
 from quark.plugins import CommandRecord, DatasetRecord, MetricRecord, SelectorRecord, hookimpl
 
 if TYPE_CHECKING:
     from quark.plugins import Event
+    from quark.plugins.measuring import Moment
 
 __all__ = [
     "QUARK_API",
+    "quark_measure",
     "quark_on_event",
     "quark_register_commands",
     "quark_register_datasets",
@@ -23,6 +26,8 @@ __all__ = [
 ]
 
 QUARK_API = (2, 2)
+
+_MEASURE = LazyRef("quark_workbench.report.measured:measure")
 
 
 @hookimpl
@@ -47,6 +52,12 @@ def quark_on_event(event: Event) -> None:
     from quark_workbench.cli.display import display  # not above: listings have no events
 
     display(event)
+
+
+@hookimpl
+def quark_measure(moment: Moment) -> None:
+    """Measure layers, inputs and hidden states for the report of a run."""
+    _MEASURE.load()(moment)
 
 
 @hookimpl

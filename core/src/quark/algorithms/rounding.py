@@ -15,7 +15,7 @@ from quark.base.parallel import SMALL, parallel_map, row_slices
 from quark.base.ranks import ALONE, Ranks
 from quark.errors import ConfigError
 from quark.models.layers import QuantizedLayer, QuantizerModule
-from quark.numbers import GroupScales, Observer, RoundedGrid, WeightGrid
+from quark.numbers import GroupScales, Observer, RoundedGrid, WeightGrid, cast_finite
 
 S = TypeVar("S", bound=Statistic)
 T = TypeVar("T")
@@ -159,13 +159,16 @@ class StackedWeights:
         self.wt = torch.cat(weights).t().float().contiguous()  # [K, N]
         self.rows = [weight.shape[0] for weight in weights]
 
-    def grid(self) -> WeightGrid:
+    def grid(self, importance: Tensor | None = None) -> WeightGrid:
         """Return the `WeightGrid` of the weights.
 
-        Scales that span rows or layers come from `wt` as it is now, including your changes.
+        Scales that span rows or layers, and tables, come from `wt` as it is now, including your changes.
+
+        Args:
+            importance: As of `WeightGrid`.
         """
         quantizers = [weight_quantizer(layer).quantizer for layer in self._layers.values()]
-        return WeightGrid(quantizers, self.rows, self.wt, shared=self._shares_scale)
+        return WeightGrid(quantizers, self.rows, self.wt, shared=self._shares_scale, importance=importance)
 
     def rounded_grid(self) -> RoundedGrid:
         """Return the grid of weights that are rounded already, with the scales of the layers."""
@@ -213,9 +216,13 @@ class Rounding(ABC):
 
     Attributes:
         needs: Statistics of the layers' inputs; without any, no calibration data are needed.
+        rounds_vectors: Whether it rounds formats of which several elements share a code
+            (`quark.numbers.NumberFormat.vector`), a whole vector at a time. A run that would round such
+            weights by another is refused.
     """
 
     needs: Sequence[type[Statistic]] = ()
+    rounds_vectors: bool = False
 
     def applies_to(self, name: str) -> bool:
         """Return whether it rounds the layer of that name, relative to its block; by default always.
@@ -262,6 +269,7 @@ class RoundToNearest(Rounding):
             (`quark.models.layers.QuantizerModule.is_deferred`); for layers that are only stored.
     """
 
+    rounds_vectors = True
     _defers = False  # for subclasses with their own constructor
 
     def __init__(self, *, defers: bool = False) -> None:
@@ -273,15 +281,19 @@ class RoundToNearest(Rounding):
         shared = task.shared_observer()
 
         def round_layer(layer: QuantizedLayer) -> None:
-            quantizer, weight, is_deferred = weight_quantizer(layer), float_weight(layer), False
-            if shared is None and not self._defers:
+            quantizer, weight, is_deferred, codes = weight_quantizer(layer), float_weight(layer), False, None
+            if quantizer.quantizer.stored_level.format.vector > 1:  # values in 16 bits may not tell their codes
+                qparams = quantizer.quantizer.find_qparams(weight, shared)
+                codes = quantizer.quantizer.quantize(weight, qparams)
+                values = cast_finite(quantizer.quantizer.dequantize(codes, qparams), weight.dtype)
+            elif shared is None and not self._defers:
                 values, qparams = quantizer.quantizer.round_to_nearest(weight)
             else:
                 qparams = quantizer.quantizer.find_qparams(weight, shared)
                 is_deferred = self._defers and quantizer.quantizer.recovers_codes(weight.dtype, qparams)
                 values = weight if is_deferred else quantizer.quantizer.fake_quantize(weight, qparams)
             layer.weight = nn.Parameter(values, requires_grad=False)
-            quantizer.set_qparams(qparams, is_deferred=is_deferred)
+            quantizer.set_qparams(qparams, is_deferred=is_deferred, codes=codes)
 
         layers = list(task.layers.values())
         # Few parts of one layer keep few threads busy, so a lone layer is split by rows instead.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -32,3 +34,16 @@ def numbers(*tensors: Tensor) -> list[float]:
         [2.0, 0.5, 1.0]
     """
     return torch.stack([tensor.detach().to(torch.float64) for tensor in tensors]).tolist()
+
+
+def decibels(signal: float, noise: float) -> float | None:
+    """Return 10 log10(signal ÷ noise) in dB.
+
+    None if that is not a finite number: without noise, or without signal.
+
+    >>> decibels(100.0, 1.0), decibels(1.0, 0.0)
+    (20.0, None)
+    """
+    if not (signal > 0 and noise > 0 and math.isfinite(signal) and math.isfinite(noise)):
+        return None
+    return 10 * math.log10(signal / noise)

@@ -14,7 +14,6 @@ from quark.base.ranks import Ranks
 from quark.calibration.activation_scales import ActivationScales
 from quark.calibration.block_branches import BlockBranches
 from quark.calibration.block_tuning import BlockTuning
-from quark.calibration.figures import InputSample
 from quark.calibration.input_groups import InputGroups
 from quark.calibration.input_statistics import Collector
 from quark.calibration.lockstep import BlockRun
@@ -51,7 +50,7 @@ class BlockCalibration(ABC):
         rounded: Full names of the layers whose weight is rounded.
         metrics: Metrics of the rounding and its validation for each layer that the rounding has rounded, with
             the number of tokens that reached the layer.
-        inputs: Samples of the inputs of these layers, for the report.
+        inputs: What plugins keep of the inputs of these layers (`quark.plugins.measuring.InputSeen`).
         flops: Lower bound of the floating-point operations of the statistics: one multiplication and one
             addition for each entry of each second moment and each token.
     """
@@ -69,7 +68,7 @@ class BlockCalibration(ABC):
     _routed: tuple[str, ...] = attrs.field(init=False)
     rounded: set[str] = attrs.field(init=False, factory=set)
     metrics: dict[str, dict[str, Any]] = attrs.field(init=False, factory=dict)
-    inputs: dict[str, InputSample] = attrs.field(init=False, factory=dict)
+    inputs: dict[str, Mapping[str, Any]] = attrs.field(init=False, factory=dict)
     flops: int = attrs.field(init=False, default=0)
     _counted: Collector | None = attrs.field(init=False, default=None)
 
@@ -124,5 +123,4 @@ class BlockCalibration(ABC):
         """Keep the metrics of the rounded layers of an input group."""
         self.metrics |= {name: {"tokens": collector.tokens, **of_layer} for name, of_layer in metrics.items()}
         self.rounded |= set(members)
-        if collector.sample is not None:
-            self.inputs |= dict.fromkeys(members, collector.sample)
+        self.inputs |= dict.fromkeys(members, collector.samples)

@@ -90,23 +90,18 @@ class BlockTransforms:
 
         Statistics are collected once, after the transforms that need none have changed the block.
         """
-        first = next((i for i, t in enumerate(self._transforms) if t.needs), len(self._transforms))
-        self._apply(range(first))
-        if self._block_run is not None and self._kinds:
-            self._collect(self._block_run)
-        self._apply(range(first, len(self._transforms)))
-        self._statistics = {}
-        for transform in reversed(self._transforms):
-            self._report(transform.finish(self._context(transform)))
-        self.error, self._references = self._known_error(), None
-
-    def _apply(self, positions: Sequence[int]) -> None:
-        for position in positions:
-            transform = self._transforms[position]
+        first = next((i for i, t in enumerate(self._transforms) if t.needs), None)
+        for position, transform in enumerate(self._transforms):
+            if position == first and self._block_run is not None:
+                self._collect(self._block_run)
             report = transform.apply(self._context(transform))
             self._report(report)
             if report.get(self._block.name, {}).get("applied", True):
                 self.applied.append(position)
+        self._statistics = {}
+        for transform in reversed(self._transforms):
+            self._report(transform.finish(self._context(transform)))
+        self.error, self._references = self._known_error(), None
 
     def _context(self, transform: StartedTransform) -> BlockContext:
         """Return the `BlockContext` for a transform, with the statistics so far."""

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from quark.algorithms import HeldOut, Statistic
-from quark.calibration.figures import InputSample
 from quark.calibration.forwards import Forward
 from quark.calibration.held_out import FEWEST_TOKENS, TOKENS_PER_CHANNEL, held_out_tokens
 from quark.calibration.sample_grid import SampleGrid, Sums
 from quark.models.layers import QuantizerModule
+from quark.plugins.catalog import catalog
+from quark.plugins.measuring import InputSeen
 
 _TOKENS_SHOWN = 128
-"""Tokens of the sample for the report: from the beginning of a text, where activations are largest."""
+"""Tokens that plugins measure: from the beginning of a text, where activations are largest."""
 
 
 class Collector:
@@ -39,7 +41,7 @@ class Collector:
         statistics: Statistics by class, of all tokens, or of all that are not held out; empty before
             `complete`.
         held_out: Tokens to validate on; None if they are too few, and before `complete`.
-        sample: Some values of this rank's input, for the report; None before any token.
+        samples: What plugins keep of this rank's first tokens.
     """
 
     def __init__(
@@ -57,7 +59,8 @@ class Collector:
         self.tokens = 0
         self.statistics: dict[type[Statistic], Statistic] = {}
         self.held_out: HeldOut | None = None
-        self.sample: InputSample | None = None
+        self.samples: dict[str, Any] = {}
+        self._has_shown = False
         self._grid = grid
         self._sums = Sums(kinds, columns, device, grid, outputs=outputs, inputs_last=inputs_last)
         self._number_held_out = held_out_tokens(tokens)
@@ -88,8 +91,9 @@ class Collector:
         x = x.detach()  # a parameter, if a model projects its table of positions
         plain = x.flatten(0, -2)
         seen = plain if quantizer is None else quantizer(x).flatten(0, -2)
-        if self.sample is None and len(seen):
-            self.sample = InputSample.of(plain[:_TOKENS_SHOWN], None if quantizer is None else seen[:_TOKENS_SHOWN])
+        if not self._has_shown and len(seen):
+            self._has_shown, rounded = True, None if quantizer is None else seen[:_TOKENS_SHOWN]
+            catalog().measure(InputSeen(x=plain[:_TOKENS_SHOWN], rounded=rounded, samples=self.samples))
         if reference is not None:
             reference = reference.detach().flatten(0, -2) if reference.shape[:-1] == x.shape[:-1] else None
         self.update(seen, reference, forward.number, position)

@@ -8,26 +8,21 @@ model, it does not depend on later tokens.
 
 With few tokens, these are among the tokens that are held out for roundings (`quark.calibration.held_out`).
 With many, they are in the statistics, like the held-out tokens: codes then hardly overfit single tokens.
-
-DepthError: the error of the hidden states after each block, measured if calibration has a float forward
-beside the quantized one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, Self
 
 import attrs
-import torch
 from greenlet import GreenletExit
 from torch import Tensor, nn
 
 from quark.algorithms import OutputError
 from quark.algorithms.validation import validated
 from quark.calibration.batches import Call, ids_of
-from quark.calibration.figures import decibels
 from quark.calibration.forwards import Forward, current_forward
 from quark.calibration.lockstep import BlockRun
 from quark.calibration.round_to_nearest import as_rounded, configs_of, tensor_of
@@ -128,65 +123,3 @@ class ModelError:
         forward = current_forward()
         if forward is not None and forward.number == 0 and not forward.is_float:
             self._own = tensor_of(output)[0, :MOST_TOKENS].clone()  # also in a rehearsal: the last one counts
-
-
-DEPTH_CALLS = 4
-"""Calibration samples whose hidden states are compared: a few thousand tokens determine the mean to about a
-tenth of a dB.
-"""
-
-
-class DepthError:
-    """Compares the hidden states of float and quantized forwards of the same calls, block by block.
-
-    The hidden states of the first `DEPTH_CALLS` calls are held from when one of the two forwards leaves a
-    block until the other does.
-    """
-
-    def __init__(self) -> None:
-        self._left: dict[tuple[str, int, bool], Tensor] = {}
-        self._errors: dict[str, list[OutputError]] = {}
-
-    @contextmanager
-    def watching(self, blocks: Sequence[Block]) -> Iterator[None]:
-        """Compare the outputs of the blocks while the body runs."""
-        with ExitStack() as stack:
-            for block in blocks:
-                stack.callback(block.module.register_forward_hook(self._hook(block.name)).remove)
-            yield
-
-    def of(self, block: str) -> dict[str, Any]:
-        """Return a block's error, as `depth_figures` does, and forget it; empty if nothing was compared."""
-        return depth_figures(self._errors.pop(block, []))
-
-    def _hook(self, name: str) -> Any:
-        def compare(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
-            forward = current_forward()
-            if forward is None or forward.is_probe or forward.number >= DEPTH_CALLS:
-                return
-            hidden = tensor_of(output).flatten(0, -2)
-            other = self._left.pop((name, forward.number, not forward.is_float), None)
-            if other is None:
-                self._left[name, forward.number, forward.is_float] = hidden
-            else:
-                pair = (other, hidden) if forward.is_float else (hidden, other)
-                self._errors.setdefault(name, []).append(OutputError.of(*pair))
-
-        return compare
-
-
-def depth_figures(errors: Sequence[OutputError]) -> dict[str, Any]:
-    """Return the mean relative squared error of some tokens' hidden states, as such and in dB.
-
-    The second is the signal-to-noise ratio. Empty without tokens.
-
-    Returns:
-        ``relative_error``: ‖h − ĥ‖² ÷ ‖h‖² of each token, averaged, so that a token with massive activations
-            counts like any other;
-        ``snr_db``: −10 log10 of that, None without error; ``tokens``.
-    """
-    relative = torch.cat([error.relative for error in errors]) if errors else torch.zeros(0, dtype=torch.float32)
-    if not len(relative):
-        return {}
-    mean = float(relative.mean())
-    return {"relative_error": mean, "snr_db": decibels(1.0, mean), "tokens": len(relative)}

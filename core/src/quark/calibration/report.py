@@ -11,7 +11,6 @@ import attrs
 from quark.base.log import get_logger
 from quark.base.names import folded
 from quark.base.ranks import Ranks
-from quark.calibration.figures import keep_worst
 from quark.calibration.rounding_validation import REASON
 
 FEW = 0.05
@@ -40,12 +39,11 @@ class CalibrationReport:
         applied: Positions, in the order of the run, of the transforms that have changed any block.
         unreached: Layers that no token reached, although calibrated rounding applies to them; they are
             rounded to nearest.
-        weights: Metrics of each layer with a rounded weight, and of its input
-            (`quark.calibration.figures.LayerFigures`).
+        weights: Metrics of layers with a rounded weight, and of their inputs, which plugins add
+            (`quark.plugins.measuring.LayersRounded`): quark-workbench adds ``snr_db`` and others.
         histograms: Histograms of the worst layers, from the same place.
         blocks: Metrics of each block: ``seconds`` by phase (`quark.calibration.phases.PHASES`), ``bytes`` of
-            its tensors, ``flops`` of forwards and statistics, and ``hidden``, the error of its hidden states
-            if two streams ran (`quark.calibration.model_error.depth_figures`).
+            its tensors, ``flops`` of forwards and statistics, and what plugins add.
         seconds: Seconds of the whole run by phase.
     """
 
@@ -72,7 +70,6 @@ class CalibrationReport:
             self.blocks = other.blocks | self.blocks
             self.histograms = other.histograms | self.histograms
         self.blocks = {name: self.blocks.pop(name) for name in blocks if name in self.blocks} | self.blocks
-        keep_worst(self.histograms, self.weights)
 
     def remarks(self) -> Iterator[str]:
         """Yield log lines for the level INFO."""
@@ -162,7 +159,6 @@ class CalibrationReport:
         """Add the report of another block."""
         self._update(other, "layers", "tokens", "transformed", "tuned", "validated", "applied", "weights", "histograms", "blocks")
         self.unreached += other.unreached
-        keep_worst(self.histograms, self.weights)
 
     def _update(self, other: CalibrationReport, *names: str) -> None:
         """Add the entries of fields of another report."""

@@ -23,7 +23,7 @@ def rounding_tasks(
     held_out: HeldOut | None = None,
     ranks: Ranks = ALONE,
 ) -> list[RoundingTask]:
-    """Return the rounding tasks of layers: one for each spec, dtype and shared scale.
+    """Return the rounding tasks of layers: one for each spec, dtype and shared scale, or table.
 
     Args:
         layers: Layers by full name; layers without a weight quantizer, or with codes already, are left out.
@@ -45,7 +45,9 @@ def rounding_tasks(
     alike: dict[object, dict[str, QuantizedLayer]] = {}
     for name, layer in remaining.items():
         assert layer.weight_quantizer is not None
-        alike.setdefault((layer.weight_quantizer.quantizer, layer.weight.dtype, type(layer)), {})[name] = layer
+        quantizer = layer.weight_quantizer.quantizer
+        own = None if quantizer.stored_level.format.table_shape is None else name  # a layer with a table is a task by itself
+        alike.setdefault((quantizer, layer.weight.dtype, type(layer), own), {})[name] = layer
     return [*tasks, *(RoundingTask(members, statistics or {}, held_out=held_out, ranks=ranks) for members in alike.values())]
 
 
@@ -81,7 +83,10 @@ def as_rounded(block: nn.Module, configs: Mapping[str, QLayerConfig], *, compens
             rounding that compensates its errors: it leaves little error in the directions of the inputs, but
             it cannot compensate errors of activations.
     """
-    copies = _rounded(block, configs, compensated)
+    layers = {name: block.get_submodule(name) for name in configs}
+    copies = {name: quantized_class(layer).from_float(layer, configs[name]) for name, layer in layers.items()}
+    to_round = {name: layer for name, layer in copies.items() if not (compensated and configs[name].input_tensors is not None)}
+    round_to_nearest(to_round, ())
     with ExitStack() as stack:
         for name, quantized in copies.items():
             stack.enter_context(replaced_forward(block.get_submodule(name), _forward_through(quantized)))
@@ -91,17 +96,6 @@ def as_rounded(block: nn.Module, configs: Mapping[str, QLayerConfig], *, compens
 def tensor_of(output: Any) -> Tensor:
     """Return the residual stream after a block: its output, or the first element of a tuple."""
     return output if isinstance(output, Tensor) else output[0]
-
-
-def _rounded(block: nn.Module, configs: Mapping[str, QLayerConfig], compensated: bool) -> dict[str, QuantizedLayer]:
-    """Return rounded copies of the layers in ``configs``; see `as_rounded`."""
-    nearest = RoundToNearest()
-    layers = {name: block.get_submodule(name) for name in configs}
-    quantized = {name: quantized_class(layer).from_float(layer, configs[name]) for name, layer in layers.items()}
-    to_round = {name: layer for name, layer in quantized.items() if not (compensated and configs[name].input_tensors is not None)}
-    for task in rounding_tasks(to_round, ()):
-        nearest.round(task)
-    return quantized
 
 
 def _forward_through(quantized: QuantizedLayer) -> Callable[..., Any]:

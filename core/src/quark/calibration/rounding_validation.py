@@ -5,6 +5,7 @@ A layer whose output error is larger than with round-to-nearest is rounded to ne
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
@@ -14,10 +15,11 @@ from torch import Tensor, nn
 
 from quark.algorithms import HeldOut, RoundingTask, RoundToNearest, float_weight, is_worse, weight_quantizer
 from quark.algorithms.rounding import find_nearest_scales
-from quark.base.scalars import numbers
-from quark.calibration.figures import decibels
+from quark.base.finite import is_finite
+from quark.base.names import folded
+from quark.base.scalars import decibels, numbers
 from quark.calibration.plugin_checks import CheckedRounding
-from quark.errors import RoundingError
+from quark.errors import NonFiniteError, RoundingError
 from quark.numbers import Granularity
 from quark.numbers.on_grid import sample_of_rows
 
@@ -42,6 +44,7 @@ def round_validated(checked: CheckedRounding, tasks: Iterable[RoundingTask]) -> 
     Raises:
         PluginError: The rounding belongs to a plugin, and leaves a layer in a wrong state or raised an
             exception.
+        NonFiniteError: The held-out tokens hold NaN or Inf.
     """
     metrics: dict[str, dict[str, Any]] = {}
     for task in tasks:
@@ -82,6 +85,12 @@ def _validated(task: RoundingTask, weights: Mapping[str, nn.Parameter], held_out
     nearest = output_error()
     energies = (of_layer.square().sum() for of_layer in outputs.values())
     noise, nearest_noise, *energy = numbers(errors.sum(), nearest.sum(), *energies)
+    if not (math.isfinite(sum(energy)) or is_finite(held_out.x)):
+        raise NonFiniteError(
+            f"the input of {folded(task.layers)} holds NaN or Inf: activations overflow during calibration. Use another dtype or other "
+            "data, and load the model again before the next attempt, because earlier blocks are already quantized",
+            tensor=f"{next(iter(task.layers))}.input",
+        )
     ratio = noise / max(nearest_noise, torch.finfo(torch.float32).tiny)
     found: dict[str, Any] = {"held_out_error": ratio}
     if is_worse(errors, nearest):

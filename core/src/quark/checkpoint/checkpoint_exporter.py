@@ -98,7 +98,10 @@ class CheckpointExporter(Exporter):
         """
         if self.storage is not None:
             return layer.stored_by(self.storage)
-        return {self._name(layer, slot, suffix): t for slot in (*PARAMETERS, *ACTIVATIONS) for suffix, t in layer.packed(slot).items()}
+        tensors: dict[str, Tensor] = {}
+        for slot in (*PARAMETERS, *ACTIVATIONS):
+            tensors |= {self._name(layer, slot, suffix): tensor for suffix, tensor in layer.packed(slot).items()}
+        return tensors
 
     def read_layer(self, layer: ExportedLayer, tensors: Mapping[str, Tensor]) -> None:
         """Set the parameters and scales of a layer to the written tensors: the inverse of `layer_tensors`.

@@ -88,21 +88,18 @@ class ExportedLayer:
         tensor: Tensor | None = getattr(self.layer, slot, None)
         if tensor is None:
             return {}
-        packed = self._packed_parameter(slot, tensor, quantizer)
+        order, values = self.options.pack_method, {"": tensor.detach().to("meta") if self.is_meta else tensor}
+        if quantizer is None or (quantizer.qparams is None and not self.is_meta):
+            packed = values
+        elif self.is_meta:
+            packed = packed_meta(quantizer.quantizer, tuple(tensor.shape), order) | (values if self.options.stores_values else {})
+        elif self.options.stores_values:
+            assert quantizer.qparams is not None
+            packed = {"": tensor.detach(), **quantizer.quantizer.pack_qparams(quantizer.qparams, order=order)}
+        else:
+            packed = stored_tensors(f"{self.name}.{slot}", quantizer, tensor, order)
         packed[""] = self.layer.as_stored(packed[""])
         return {suffix: t for suffix, t in packed.items() if quantizer is None or is_stored(suffix, quantizer, self.options)}
-
-    def _packed_parameter(self, slot: Slot, tensor: Tensor, quantizer: QuantizerModule | None) -> dict[str, Tensor]:
-        order = self.options.pack_method
-        if quantizer is None or (quantizer.qparams is None and not self.is_meta):
-            return {"": tensor.detach().to("meta") if self.is_meta else tensor}
-        if self.is_meta:
-            packed = packed_meta(quantizer.quantizer, tuple(tensor.shape), order)
-            return {**packed, "": tensor.detach().to("meta")} if self.options.stores_values else packed
-        if self.options.stores_values:
-            assert quantizer.qparams is not None
-            return {"": tensor.detach(), **quantizer.quantizer.pack_qparams(quantizer.qparams, order=order)}
-        return stored_tensors(f"{self.name}.{slot}", quantizer, tensor, order)
 
     def suffixes(self, slot: Slot) -> Iterator[str]:
         """Yield the suffixes of tensors that `packed` may return for a slot; the layer may lack scales."""

@@ -5,6 +5,7 @@ These are unquantized tensors, and scales of activations and attention.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, groupby
 from pathlib import Path
@@ -66,7 +67,7 @@ class Part:
         device = next((part.device for part in parts if part.device != CPU), CPU)
 
         def make() -> dict[str, Tensor]:
-            return {name: t for made in parallel_map(lambda part: part.make(), parts, device) for name, t in made.items()}
+            return {name: t for made in parallel_map(operator.call, [part.make for part in parts], device) for name, t in made.items()}
 
         return cls({name: t for part in parts for name, t in part.meta.items()}, make, device)
 

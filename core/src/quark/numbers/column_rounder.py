@@ -1,4 +1,4 @@
-"""ColumnRounder: rounds the input channels of stacked weights one at a time, with their `GroupScales`.
+"""ColumnRounder: rounds the input channels of stacked weights one, or one vector, at a time.
 
 It serves loops in which the values of a channel depend on the errors of the channels before it.
 """
@@ -81,6 +81,8 @@ def _with_all(parts: Sequence[GroupScales], change: Callable[[Any], Tensor]) -> 
 class ColumnRounder:
     """A function of ``(t [N], number, out)`` that rounds one input channel into ``out``, by default ``t``.
 
+    Of formats that round vectors, ``t [vector, N]`` are the channels from ``number`` on.
+
     Args:
         element_format: The format of one element.
         spec: Spec of the level whose codes are stored.
@@ -116,13 +118,23 @@ class ColumnRounder:
         """The device code of the format, from which kernels for many channels are built."""
         return self._format.device_code(self._spec)
 
-    def __call__(self, t: Tensor, k: int, out: Tensor | None = None) -> Tensor:
-        """Round the values ``t [N]`` of channel number ``k`` into ``out``, or in place, and return them."""
+    def __call__(self, t: Tensor, k: int, out: Tensor | None = None, metric: Tensor | None = None) -> Tensor:
+        """Round ``t [N]`` of channel number ``k``, or a vector, into ``out`` or in place, and return it.
+
+        ``metric`` is that of the errors of a vector (`NumberFormat.round_in_`); None is the plain one.
+        """
         if self._views is None:  # kernels need no views
             self._views = self._views_by_number()
         factors, scales, zeros = self._views
         k -= self.first
         divided = self._divide(t, factors[k], out=t if out is None else out)
+        if self._format.vector > 1:
+            vectors = divided.t().contiguous()
+            if zeros is not None:
+                vectors = self._format.round_(vectors, zeros[k][:, None]).sub_(zeros[k][:, None])
+            else:
+                vectors = self._format.round_(vectors) if metric is None else self._format.round_in_(vectors, metric)
+            return divided.copy_(vectors.t()).mul_(scales[k])
         if zeros is None:
             return self._format.round_(divided).mul_(scales[k])
         return self._format.round_(divided, zeros[k]).sub_(zeros[k]).mul_(scales[k])

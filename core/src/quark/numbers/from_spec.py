@@ -101,6 +101,8 @@ def _quantizer(spec: TensorSpec, activation: bool, plugins: Catalog) -> TensorQu
         quantizer = format_of(level).quantizer(specs, activation=activation)
         if quantizer is not None:
             return quantizer
+    if (error := _table_error(specs, activation=activation)) is not None:
+        raise ConfigError(error)
     if len(specs) == 1:
         return level_quantizer(specs[0], activation=activation)
     if len(specs) > 2:
@@ -111,6 +113,15 @@ def _quantizer(spec: TensorSpec, activation: bool, plugins: Catalog) -> TensorQu
         )
     first, second = (level_quantizer(level, activation=activation) for level in specs)
     return TwoLevelQuantizer(first, second) if specs[1].is_scale_quant else ProgressiveQuantizer(first, second)
+
+
+def _table_error(specs: tuple[QTensorConfig, ...], *, activation: bool) -> str | None:
+    """Return why formats that learn tables cannot serve a tensor, with the fix, or None."""
+    learning = [spec.dtype.name for spec in specs if format_of(spec).table_shape is not None]
+    if not learning or (len(specs) == 1 and not activation):
+        return None
+    where = "an activation" if activation else f"one of {len(specs)} levels"
+    return f"{learning[0]} learns a table from a whole weight, and cannot be the format of {where}: use it alone, for weights"
 
 
 def level_quantizer(spec: QTensorConfig, *, activation: bool) -> SingleLevelQuantizer:

@@ -38,15 +38,18 @@ class QParams:
         outer_scale: Scale of the scales, float32: ``[]`` for the whole tensor, ``[O]`` for the rows of a
             weight ``[O, I]``, or None. No other shape is supported, such as one for each super-block of a
             row, because `quark.numbers.WeightGrid` finds the scales of single groups of columns.
+        table: Values that a format has learned for the whole tensor, float32, of its ``table_shape``, such as
+            a codebook; of any sign. All rows use it. None for formats without one.
     """
 
     scale: Tensor
     zero_point: Tensor | None = None
     outer_scale: Tensor | None = None
+    table: Tensor | None = None
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors that are not None, by field name."""
-        for name in ("scale", "zero_point", "outer_scale"):
+        for name in ("scale", "zero_point", "outer_scale", "table"):
             if (value := getattr(self, name)) is not None:
                 yield name, value
 
@@ -80,14 +83,14 @@ class Packing:
         return packed
 
     def pack_qparams(self, qparams: QParams, spec: QTensorConfig, granularity: Granularity, order: str) -> dict[str, Tensor]:
-        """Return scales and zero points in their stored form, by suffix: ``scale``, ``zero_point``."""
-        return {"scale": qparams.scale} if qparams.zero_point is None else {"scale": qparams.scale, "zero_point": qparams.zero_point}
+        """Return all but the codes in its stored form, by suffix: ``scale``, ``zero_point``, ``table``."""
+        return {name: tensor for name, tensor in qparams.items() if name != "outer_scale"}
 
     def unpack_qparams(
         self, tensors: dict[str, Tensor], spec: QTensorConfig, granularity: Granularity, order: str, shape: tuple[int, ...]
     ) -> QParams:
         """Undo `pack_qparams` for a tensor of that shape."""
-        return QParams(tensors["scale"], tensors.get("zero_point"))
+        return QParams(tensors["scale"], tensors.get("zero_point"), table=tensors.get("table"))
 
 
 AS_THEY_ARE = Packing()
@@ -131,6 +134,11 @@ class NumberFormat(ABC):
         is_cast: Whether the format has no scales, and values are only cast to ``storage_dtype``.
         default_observer: Public name of the observer for specs that name none.
         packing: Storage of codes and scales in a checkpoint.
+        vector: How many elements in a row one code describes: they are rounded together. The last axis of
+            what the methods get then holds whole vectors, and each element has its part of the bits of the
+            code. 1: elements are rounded one by one.
+        table_shape: Shape of the table that the format learns for each weight (`learned_table`); None if it
+            has none.
     """
 
     name: str
@@ -139,6 +147,8 @@ class NumberFormat(ABC):
     is_cast: bool = False
     default_observer: str = "MinMaxObserver"
     packing: Packing = AS_THEY_ARE
+    vector: int = 1
+    table_shape: tuple[int, ...] | None = None
 
     @abstractmethod
     def max_magnitude(self, spec: QTensorConfig) -> float:
@@ -265,6 +275,36 @@ class NumberFormat(ABC):
         one level.
         """
         return None
+
+    def learned_table(self, t: Tensor, importance: Tensor) -> Tensor:
+        """Return the table for a weight, of `table_shape`, float32; formats with a table owe it.
+
+        The same arguments give the same table.
+
+        Args:
+            t: The weight in units of its scales, ``[O, I]``, float32; not to be changed.
+            importance: Factor of the squared error of each element of ``t``, of its shape: the square of its
+                scale ÷ the largest one, times the second moment of its input channel if that is known.
+        """
+        raise NotImplementedError
+
+    def with_table(self, table: Tensor) -> NumberFormat:
+        """Return the format whose values are those of a table; formats with a table owe it.
+
+        The format itself has no values. `round_`, `encode` and `decode` are asked of the result alone.
+        """
+        raise NotImplementedError
+
+    def round_in_(self, t: Tensor, metric: Tensor) -> Tensor:
+        """Round vectors ``t [n, vector]`` in place to those of least ``e M eᵀ``, e the error; return ``t``.
+
+        Formats override it for roundings that compensate errors in other columns; by default it is `round_`.
+
+        Args:
+            t: Scaled values, float32.
+            metric: M ``[vector, vector]``, symmetric and positive definite.
+        """
+        return self.round_(t)
 
     def subscales(self, t: Tensor) -> Tensor | None:
         """Return a factor for each scaled value in ``t`` that makes its scale finer, or None.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+import attrs
 import torch
 from torch import Tensor
 
@@ -38,7 +39,7 @@ def qparams_of_rows(granularity: Granularity, shape: tuple[int, ...], qparams: Q
 
     zero, outer = qparams.zero_point, qparams.outer_scale
     outer = outer if outer is None or outer.ndim == 0 else outer[rows]
-    return QParams(part(qparams.scale), None if zero is None else part(zero), outer)
+    return attrs.evolve(qparams, scale=part(qparams.scale), zero_point=None if zero is None else part(zero), outer_scale=outer)
 
 
 SAMPLE = 1 << 13
@@ -133,7 +134,9 @@ def scales_error(quantizer: TensorQuantizer, qparams: QParams | None, shape: tup
 
 def scale_values_error(qparams: QParams) -> str | None:
     """Return why the values of scales are unusable, whatever their shapes, or None."""
-    bad = [name for name, tensor in qparams.items() if name != "zero_point" and not _are_usable(tensor)]
+    if qparams.table is not None and not bool(qparams.table.isfinite().all()):
+        return "has a table that holds NaN or Inf"
+    bad = [name for name, tensor in qparams.items() if name not in ("zero_point", "table") and not _are_usable(tensor)]
     return f"has a {bad[0]} that is NaN, infinite, zero or negative" if bad else None
 
 

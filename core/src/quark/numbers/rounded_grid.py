@@ -86,6 +86,9 @@ class RoundedGrid(WeightGrid):
         zeros = [q.zero_point for q in self._given if q.zero_point is not None]
         return self._group_scales(self._spread([q.scale for q in self._given]), self._spread(zeros) if zeros else None, self._outer)
 
+    def _table(self, weight: Tensor, importance: Tensor | None) -> Tensor | None:
+        return self._given[0].table
+
     def _outer_scales(self, weight: Tensor, common: Observer | None) -> list[Tensor] | None:
         outers = [q.outer_scale for q in self._given]
         return None if any(outer is None for outer in outers) else outers  # type: ignore[return-value]

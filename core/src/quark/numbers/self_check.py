@@ -108,18 +108,27 @@ def _rounding_error(level: SingleLevelQuantizer, x: Tensor) -> str | None:
     if level.is_float:
         return None
     t = level.granularity.rows(x.clone()).contiguous()
-    rounded: Any = level.format.round_(t)
+    number_format = level.format
+    if number_format.table_shape is not None:
+        table: Any = level.find_qparams(x).table
+        if not isinstance(table, Tensor) or tuple(table.shape) != number_format.table_shape or table.dtype != torch.float32:
+            return f"learns no table of its table_shape {list(number_format.table_shape)} in float32"
+        number_format = number_format.with_table(table)
+    rounded: Any = number_format.round_(t)
     if not isinstance(rounded, Tensor) or rounded.data_ptr() != t.data_ptr() or rounded.shape != t.shape:
         return "does not round in place: round_ returns another tensor than it was given"
     if not bool(torch.isfinite(rounded).all()):
         return "rounds finite values to NaN or Inf"
     t.view(-1)[0] = torch.nan
-    return None if bool(level.format.round_(t).view(-1)[0].isnan()) else "hides NaN: round_ makes a number of it"
+    return None if bool(number_format.round_(t).view(-1)[0].isnan()) else "hides NaN: round_ makes a number of it"
 
 
 def _values_of_format_error(level: SingleLevelQuantizer) -> str | None:
-    """Return the error in the values of a format, as a verb phrase, or None."""
-    if level.is_float or level.spec.is_scale_quant:
+    """Return the error in the values of a format, as a verb phrase, or None.
+
+    Single elements of vectors are in no order.
+    """
+    if level.is_float or level.spec.is_scale_quant or level.format.vector > 1 or level.format.table_shape is not None:
         return None
     bits, top = level.format.bits, float(level.format.max_magnitude(level.spec))
     if not 0 < top < torch.inf:

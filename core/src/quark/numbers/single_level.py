@@ -60,8 +60,8 @@ class SingleLevelQuantizer(TensorQuantizer):
 
     @property
     def has_tensor_scale(self) -> bool:
-        """Whether there is one scale over the whole tensor, which siblings may share."""
-        return isinstance(self.granularity, PerTensor) and not self.is_float
+        """Whether there is one scale over the whole tensor, which siblings may share; not beside a table."""
+        return isinstance(self.granularity, PerTensor) and not self.is_float and self.format.table_shape is None
 
     @property
     def levels(self) -> tuple[SingleLevelQuantizer, ...]:
@@ -85,7 +85,24 @@ class SingleLevelQuantizer(TensorQuantizer):
         return self.format.qparams(low, high, self.spec)
 
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
-        return self.format.spec_error(self.spec) or self.observer_class.spec_error(self.spec) or self.granularity.shape_error(shape)
+        error = self.format.spec_error(self.spec) or self.observer_class.spec_error(self.spec) or self.granularity.shape_error(shape)
+        if error is None and self.format.table_shape is not None and len(shape) != 2:
+            return f"of shape {list(shape)} is no matrix, and {self.format.name} learns its table from one"
+        return error or self._vector_error(shape)
+
+    def _vector_error(self, shape: tuple[int, ...]) -> str | None:
+        """Return why elements of a tensor of that shape cannot be rounded together, or None."""
+        vector, columns = self.format.vector, shape[-1] if shape else 1
+        if vector == 1:
+            return None
+        if len(shape) == 2:
+            scale = torch.empty(self.granularity.scale_shape(shape), device="meta")
+            columns //= self.granularity.expand_scale(scale, shape).shape[1]
+        if columns % vector == 0:
+            return None
+        return (
+            f"of shape {list(shape)} has {columns} elements in a row under a scale, and {self.format.name} rounds {vector} of them together"
+        )
 
     def observer(self) -> Observer:
         return self.observer_class(self.spec, self.granularity)
@@ -99,11 +116,35 @@ class SingleLevelQuantizer(TensorQuantizer):
             return self.qparams_from(shared)
         if x.numel() == 0:
             return self.empty_qparams(tuple(x.shape), str(x.device))
+        if self.format.table_shape is not None:
+            return self.with_learned_table(x, self._observed(x))
         if (fused := fused_rounding(self, x)) is not None and fused.finds_scales:
             return fused.found(x)
         if self.granularity.is_local and not self.is_float and x.numel() > CHUNK_ELEMENTS:
             return in_parts(x, x, self.granularity.scale_shape(tuple(x.shape)), lambda part, _: self._observed(part))
         return self._observed(x)
+
+    def with_learned_table(self, x: Tensor, qparams: QParams, importance: Tensor | None = None) -> QParams:
+        """Return scales with the table that the format learns for a weight, if it has tables.
+
+        Args:
+            x: The weight ``[O, I]``.
+            qparams: Its scales.
+            importance: Second moments of its input channels, ``[I]``, or any multiple of them; None: all are
+                alike.
+        """
+        if self.format.table_shape is None:
+            return qparams
+        shape = tuple(x.shape)
+        expanded = self.granularity.expand_scale(qparams.scale.float(), shape)
+        scale = expanded.repeat_interleave(x.shape[1] // expanded.shape[1], 1)
+        squares = (scale / scale.amax()).square()
+        table = self.format.learned_table(x.float() / scale, squares if importance is None else squares * importance.to(squares))
+        return attrs.evolve(qparams, table=table)
+
+    def _format(self, qparams: QParams) -> NumberFormat:
+        """Return the format of values under these scales: with their table, if there is one."""
+        return self.format if qparams.table is None else self.format.with_table(qparams.table)
 
     def _observed(self, x: Tensor) -> QParams:
         observer = self.observer()
@@ -114,7 +155,8 @@ class SingleLevelQuantizer(TensorQuantizer):
         if (fused := fused_rounding(self, x)) is not None and fused.finds_scales:
             result = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
             return result, fused.found(x, result)
-        if self.is_float or not self.granularity.is_local or x.numel() == 0 or not (out is None or out.is_contiguous()):
+        is_whole = self.is_float or not self.granularity.is_local or self.format.table_shape is not None
+        if is_whole or x.numel() == 0 or not (out is None or out.is_contiguous()):
             qparams = self.find_qparams(x)
             return self.fake_quantize(x, qparams, out=out), qparams
         result = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
@@ -141,11 +183,13 @@ class SingleLevelQuantizer(TensorQuantizer):
         return self._rounded(x, qparams, torch.empty(x.shape, dtype=torch.float32, device=x.device), rescale=False)
 
     def _rounded(self, x: Tensor, qparams: QParams, result: Tensor, *, rescale: bool) -> Tensor:
+        number_format = self._format(qparams)
+
         def work(tiles: Sequence[Tile]) -> None:
             for source, place, scale, factor, zero in tiles:
                 # A float32 result is its own scratch memory for scaled values: one tile less in the cache.
                 has_room = place.dtype is torch.float32 and place.is_contiguous() and place.storage_offset() % 2 == 0
-                t = self.format.round_(self._scaled(source, factor, place if has_room else _room(source)), zero)
+                t = number_format.round_(self._scaled(source, factor, place if has_room else _room(source)), zero)
                 if zero is not None:
                     t.sub_(zero)
                 if rescale:
@@ -165,11 +209,12 @@ class SingleLevelQuantizer(TensorQuantizer):
 
         is_narrow = x.dtype is not torch.float32 and self.format.writes_codes_of(x.dtype) and self.format.by_reciprocal(self.spec)
         dtype = x.dtype if is_narrow and _are_powers_of_two(qparams) else torch.float32
+        number_format = self._format(qparams)
 
         def work(tiles: Sequence[Tile]) -> None:
             for source, place, _, factor, zero in tiles:
                 room = scratch(source.shape, dtype, source.device, "scaled values")
-                self.format.write_codes(self._scaled(source, factor.to(dtype), room), zero, place)
+                number_format.write_codes(self._scaled(source, factor.to(dtype), room), zero, place)
 
         return self._filled(x, result, qparams, work)
 
@@ -199,10 +244,11 @@ class SingleLevelQuantizer(TensorQuantizer):
         if (fused := fused_decoding(self, codes, out)) is not None:
             fused.decoded(codes, qparams, out)
             return
+        number_format = self._format(qparams)
 
         def work(tiles: Sequence[Tile]) -> None:
             for source, place, scale, _, zero in tiles:
-                t = self.format.decode(source)
+                t = number_format.decode(source)
                 is_room = place.dtype is torch.float32 and place.is_contiguous()
                 values = torch.mul(t if zero is None else t - zero, scale, out=place if is_room else _room(source))
                 if not is_room:
@@ -220,7 +266,10 @@ class SingleLevelQuantizer(TensorQuantizer):
 
     def empty_qparams(self, shape: tuple[int, ...], device: str) -> QParams:
         zeros = torch.zeros(self.granularity.scale_shape(shape), dtype=torch.float32, device=device)
-        return self.format.qparams(zeros, zeros, self.spec)
+        qparams, shape_of_table = self.format.qparams(zeros, zeros, self.spec), self.format.table_shape
+        if shape_of_table is None:
+            return qparams
+        return attrs.evolve(qparams, table=torch.zeros(shape_of_table, dtype=torch.float32, device=device))
 
     def _filled(self, x: Tensor, result: Tensor, qparams: QParams, work: Callable[[Sequence[Tile]], None]) -> Tensor:
         """Fill ``result`` tile by tile and return it; several threads call ``work``, each with some tiles."""
@@ -249,7 +298,7 @@ class SingleLevelQuantizer(TensorQuantizer):
         factor = scale.reciprocal() if self.format.by_reciprocal(self.spec) else scale
         zero = None if qparams.zero_point is None else qparams.zero_point.reshape(-1, 1)
         count, length = rows.shape
-        size = TILE_ELEMENTS if x.device.type == "cpu" else x.numel()
+        size = TILE_ELEMENTS // self.format.vector * self.format.vector if x.device.type == "cpu" else x.numel()
         high = max(1, size // length)
         for top in range(0, count, high):
             part = slice(top, top + high)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from quark.base.scalars import numbers
+from quark.errors import ConfigError
 from quark.numbers.column_rounder import ColumnRounder, GroupScales
 from quark.numbers.granularity import PerGroup
 from quark.numbers.number_format import QParams
@@ -38,6 +39,8 @@ class WeightGrid:
         rows: Number of output channels of each layer, N in total.
         weight: ``Wt [K, N]``, float32; outer scales, and scales that span rows, are found from it.
         shared: Whether the layers share the scale that spans a whole tensor.
+        importance: Second moments of the input channels, ``[K]``, by which a format with a table learns it;
+            None: all are alike.
 
     Attributes:
         columns: K, the number of input channels.
@@ -48,9 +51,19 @@ class WeightGrid:
         spans: Index of the scale of each group of each row, ``[groups, N]``, if scales span rows or groups;
             else None.
         number_of_spans: Number of these scales; 0 if none span rows or groups.
+        vector: How many channels in a row are rounded together (`quark.numbers.NumberFormat.vector`).
+        table: The table of the layer's format, or None. A layer with a table has a grid of its own.
     """
 
-    def __init__(self, quantizers: Sequence[TensorQuantizer], rows: Sequence[int], weight: Tensor, *, shared: bool = False) -> None:
+    def __init__(
+        self,
+        quantizers: Sequence[TensorQuantizer],
+        rows: Sequence[int],
+        weight: Tensor,
+        *,
+        shared: bool = False,
+        importance: Tensor | None = None,
+    ) -> None:
         self._quantizers = quantizers
         self._rows = list(rows)
         self._level = quantizers[0].stored_level
@@ -59,7 +72,10 @@ class WeightGrid:
             common.observe(weight.t())
         self._outers = self._outer_scales(weight, common)
         self._outer = None if self._outers is None else torch.cat([o.expand(n) for o, n in zip(self._outers, self._rows, strict=True)])
-        self._element_format = self._level.format.element_format()
+        self.vector = self._level.format.vector
+        self.table = self._table(weight, importance)
+        number_format = self._level.format if self.table is None else self._level.format.with_table(self.table)
+        self._element_format = number_format.element_format()
         self._by_reciprocal = self._level.format.by_reciprocal(self._level.spec)
         self.columns = weight.shape[0]
         group = self._level.granularity.columns_per_scale(self.columns)
@@ -105,10 +121,13 @@ class WeightGrid:
     @property
     def has_subscales(self) -> bool:
         """Whether `with_subscales` changes anything."""
-        return self._element_format is not self._level.format
+        return self.table is None and self._element_format is not self._level.format
 
     def round_(self, t: Tensor, scales: GroupScales) -> Tensor:
-        """Round ``t [m · group, N]``, or ``[N]`` with the scales of one group, in place, and return it."""
+        """Round ``t [m · group, N]``, or ``[N]`` with the scales of one group, in place, and return it.
+
+        ``[N]`` is for formats whose `vector` is 1.
+        """
         size = 1 if t.ndim == 1 else t.shape[0] // scales.scale.shape[0]
         if size > 1:
             self._round(t.view(-1, size, t.shape[1]), scales.map(lambda x: x.unsqueeze(1)))
@@ -124,11 +143,14 @@ class WeightGrid:
     def rounder(
         self, scales: GroupScales, order: Tensor | None = None, first: int | None = None, order_on_host: Sequence[int] | None = None
     ) -> ColumnRounder:
-        """Return the `ColumnRounder` that rounds one input channel after another, as `round_` does.
+        """Return the `ColumnRounder` that rounds one run of `vector` input channels after another.
+
+        The values are those of `round_`.
 
         Args:
             scales: Scales of all groups, or of all channels (`with_subscales`).
-            order: A permutation of the channels ``[K]``: number k then means channel ``order[k]``.
+            order: A permutation of the channels ``[K]``: number k then means channel ``order[k]``. A vector
+                stays together.
             first: Index of the first channel, if ``scales`` has one row for each of several channels.
             order_on_host: ``order`` as a list, if you have it; otherwise it is read from its device.
         """
@@ -144,7 +166,11 @@ class WeightGrid:
             torch.div(t, scales.scale, out=out)
         else:
             torch.mul(t, scales.inverse, out=out)
-        self._element_format.round_(out, scales.zero)
+        if self.vector == 1:
+            self._element_format.round_(out, scales.zero)
+        else:  # neighbours in a row of the weight are rounded together: they come last
+            zero = None if scales.zero is None else scales.zero.mT
+            out.copy_(self._element_format.round_(out.mT.contiguous(), zero).mT)
         return out if scales.zero is None else out.sub_(scales.zero)
 
     def qparams(self, scales: GroupScales) -> list[QParams]:
@@ -155,7 +181,7 @@ class WeightGrid:
             shape = (rows.stop - rows.start, self.columns)
             zero = None if scales.zero is None else reduce_scale(scales.zero[:, rows].t(), shape).contiguous()
             outer = None if self._outers is None else self._outers[index].clone()
-            qparams.append(QParams(reduce_scale(scales.stored[:, rows].t(), shape).contiguous(), zero, outer))
+            qparams.append(QParams(reduce_scale(scales.stored[:, rows].t(), shape).contiguous(), zero, outer, self.table))
         return qparams
 
     def weights(self, qt: Tensor, scales: GroupScales, dtype: torch.dtype = torch.float32) -> list[tuple[Tensor, QParams, Tensor | None]]:
@@ -172,8 +198,8 @@ class WeightGrid:
         for index, (quantizer, qparams) in enumerate(zip(self._quantizers, self.qparams(scales), strict=True)):
             values, codes = qt[:, self._slice(index)].t().contiguous(), None
             # Two multiplications may differ in the last bit from one multiplication by their product. A value
-            # that is cut off has another code.
-            if is_beyond or not quantizer.has_one_product:
+            # that is cut off has another code. In 16 bits, neighbouring vectors may be hard to tell apart.
+            if is_beyond or not quantizer.has_one_product or self.vector > 1:
                 codes = quantizer.codes_of(values.clamp_(-limit, limit), qparams)
                 values = quantizer.dequantize(codes, qparams)
             layers.append((cast_finite(values, dtype), qparams, codes))
@@ -196,12 +222,25 @@ class WeightGrid:
     def gap(self) -> float:
         """Ratio of an element's two largest magnitudes: 1.5 in FP4, 8 / 7 in INT4, about 1 in INT8.
 
-        It is 1 if only 0 lies below the largest magnitude, as in a ternary format.
+        It is 1 if only 0 lies below the largest magnitude, as in a ternary format, and for vectors.
         """
+        if self.vector > 1:
+            return 1.0
         far = torch.finfo(torch.float32).max
         largest = float(self._element_format.round_(torch.tensor([-far, far], dtype=torch.float32)).abs().max())
         below = self._element_format.round_(torch.linspace(-largest, largest, _PROBES, dtype=torch.float32)).abs()
         return largest / max(below[(below > 0) & (below < largest)].tolist(), default=largest)
+
+    def _table(self, weight: Tensor, importance: Tensor | None) -> Tensor | None:
+        """Return the table for the weight ``[K, N]``, under the scales of round-to-nearest, or None."""
+        if self._level.format.table_shape is None:
+            return None
+        if len(self._quantizers) > 1:
+            raise ConfigError(f"each layer has a table of its own in {self._level.format.name}: make a grid for each of them")
+        w = weight.t()
+        observer = self._level.observer()
+        observer.observe(w)
+        return self._level.with_learned_table(w, self._level.qparams_from(observer), importance).table
 
     def _outer_scales(self, weight: Tensor, common: Observer | None) -> list[Tensor] | None:
         """Return the outer scale of each layer, ``[]`` or ``[rows]``; None if the quantizers have none."""

@@ -15,7 +15,7 @@ from quark.base.version import VERSION
 from quark.errors import AmbiguousNameError, PluginError, UnknownNameError
 from quark.plugins import core_plugin, registries
 from quark.plugins.api_version import ApiRange
-from quark.plugins.collection import Collection, Listener, Listeners
+from quark.plugins.collection import EVENT_HOOK, Collection, Listener, Listeners
 from quark.plugins.discovery import CORE, Candidate, Settings, Source, discover
 from quark.plugins.failures import PluginFailure, warn_of_unstated, warn_once
 from quark.plugins.registries import BUILT_IN, KINDS
@@ -23,6 +23,7 @@ from quark.plugins.registry import Registered, Registry, load_for, not_there, un
 
 if TYPE_CHECKING:
     from quark.plugins.events import Event
+    from quark.plugins.measuring import Moment
 
 
 @attrs.frozen
@@ -154,9 +155,10 @@ class Catalog:
             view._collection.failures += [failure for failure in mine.failures if failure.source.distribution in wanted]
             for plural, entries in mine.records.items():
                 view._collection.records[plural][:] = [entry for entry in entries if entry.source.distribution in wanted]
-            for whose, listener in self.listeners:
-                if getattr(whose, "distribution", None) in wanted:
-                    view.listeners.add(whose, listener)
+            for all_of, of_view in ((mine.listeners, view.listeners), (mine.measuring, view._collection.measuring)):
+                for whose, listener in all_of:
+                    if getattr(whose, "distribution", None) in wanted:
+                        of_view.add(whose, listener)
         return self._views[key]
 
     def sources(self) -> tuple[Source, ...]:
@@ -191,6 +193,10 @@ class Catalog:
     def emit(self, event: Event) -> None:
         """Pass an event to the plugins that listen."""
         self.listeners.emit(event)
+
+    def measure(self, moment: Moment) -> None:
+        """Let plugins measure a run at a moment of it; none can do harm by an error."""
+        self._collection.measuring.emit(moment)
 
 
 _lock = threading.RLock()
@@ -235,7 +241,7 @@ def using(other: Catalog) -> Iterator[Catalog]:
         _current = before
 
 
-_program = Listeners()
+_program = Listeners(EVENT_HOOK)
 """Listeners of the running program, beside those of plugins."""
 
 

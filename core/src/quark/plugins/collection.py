@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from importlib_metadata import EntryPoint
 
     from quark.plugins.events import Event
+    from quark.plugins.measuring import Moment
 
-Listener = Callable[["Event"], object]
-"""Function of one event; its result is ignored."""
+Listener = Callable[[Any], object]
+"""Function of one event, or of one moment; its result is ignored."""
 
 
 def _load(entry_point: EntryPoint) -> Any:
@@ -41,9 +42,14 @@ def _load(entry_point: EntryPoint) -> Any:
 
 
 class Listeners:
-    """Listeners in order, each with its owner for messages."""
+    """Listeners in order, each with its owner for messages.
 
-    def __init__(self) -> None:
+    Args:
+        hook: Name of their hook, for messages.
+    """
+
+    def __init__(self, hook: str) -> None:
+        self._hook = hook
         self._listeners: list[tuple[object, Listener]] = []
         self._failed: set[int] = set()
 
@@ -62,19 +68,19 @@ class Listeners:
         self._listeners.remove((whose, listener))
         self._failed.discard(id(listener))
 
-    def emit(self, event: Event) -> None:
+    def emit(self, event: Event | Moment) -> None:
         """Pass an event to every listener; the first error of each is logged, later ones are ignored."""
         for whose, listener in self:
             attempted(partial(listener, event), partial(self._log, whose, listener, event))
 
-    def _log(self, whose: object, listener: Listener, event: Event, error: BaseException) -> None:
+    def _log(self, whose: object, listener: Listener, event: Event | Moment, error: BaseException) -> None:
         if id(listener) not in self._failed:
             self._failed.add(id(listener))
-            message = "%s raised in quark_on_event for '%s'; this error and its later ones are ignored"
-            get_logger(__name__).warning(message, whose, event.name, exc_info=error)
+            message = "%s raised in %s for '%s'; this error and its later ones are ignored"
+            get_logger(__name__).warning(message, whose, self._hook, getattr(event, "name", type(event).__name__), exc_info=error)
 
 
-EVENT_HOOK = "quark_on_event"
+EVENT_HOOK, MEASURING_HOOK = "quark_on_event", "quark_measure"
 API_ATTRIBUTE = "QUARK_API"
 """Attribute with which a plugin states the versions of the plugin API that it was written for."""
 _ARGUMENTS: dict[str, tuple[str, ...]] = {
@@ -179,6 +185,7 @@ class Collection:
         records: Records by kind (in the plural), in order of discovery.
         failures: Failures, in the order in which they happened.
         listeners: The event hooks, with their plugins.
+        measuring: The hooks that measure runs, with their plugins.
         sources: Plugins that were imported and registered, each with the range of API versions that it
             states.
     """
@@ -186,7 +193,8 @@ class Collection:
     strict: bool = False
     records: dict[str, list[Registered]] = attrs.field(factory=lambda: {kind.plural: [] for kind in KINDS})
     failures: list[PluginFailure] = attrs.field(factory=list)
-    listeners: Listeners = attrs.field(factory=Listeners)
+    listeners: Listeners = attrs.field(factory=partial(Listeners, EVENT_HOOK))
+    measuring: Listeners = attrs.field(factory=partial(Listeners, MEASURING_HOOK))
     sources: dict[Source, tuple[int, int] | None] = attrs.field(factory=dict)
     _plugins: list[object] = attrs.field(factory=list, init=False, repr=False)
 
@@ -232,6 +240,8 @@ class Collection:
                 self._collect(kind, hooks[kind.hook], source)
         if EVENT_HOOK in hooks:
             self.listeners.add(source, lambda event: hooks[EVENT_HOOK](event=event))
+        if MEASURING_HOOK in hooks:
+            self.measuring.add(source, lambda moment: hooks[MEASURING_HOOK](moment=moment))
 
     def _collect(self, kind: Kind, hook: pluggy.HookCaller, source: Source) -> None:
         mine = (e.record for e in self.records[kind.plural] if e.source.distribution == source.distribution)

@@ -131,9 +131,9 @@ class BlockFinished(Event):
         phases: Seconds by phase (see `PhaseStarted`), as in the report of the run. They count from the moment
             when the metrics of the previous block were complete, before that block was written. The first
             block also counts the forwards until they reach it.
-        figures: ``bytes`` of its float tensors, ``layers`` that were quantized, ``snr_db`` (the median
-            signal-to-noise ratio of their weights), and ``worst`` and ``worst_snr_db`` of the layer with the
-            lowest ratio.
+        figures: ``bytes`` of its float tensors, ``layers`` that were quantized, and what plugins have
+            measured. quark-workbench gives ``snr_db`` (the median signal-to-noise ratio of their weights),
+            and ``worst`` and ``worst_snr_db`` of the layer with the lowest ratio.
     """
 
     name: ClassVar[str] = "block_finished"

@@ -28,6 +28,7 @@ from quark.plugins.records import AlgorithmRecord, FormatRecord, ObserverRecord,
 
 if TYPE_CHECKING:
     from quark.plugins.events import Event
+    from quark.plugins.measuring import Moment
 
 hookimpl = pluggy.HookimplMarker(PROJECT)
 """Marks a function of a plugin as an implementation of the hook of the same name."""
@@ -52,7 +53,8 @@ class QuarkHooks(ModelHooks):
     one hook (``specname=``), their order (``tryfirst=``, ``trylast=``), and wrappers (``wrapper=True``),
     which get the results of only the plugin's own functions.
 
-    **The event hook** is for progress bars and loggers; it can neither change a result nor stop a run.
+    **The event hook** is for progress bars and loggers; it can neither change a result nor stop a run. **The
+    measuring hook** is for figures in reports, which need tensors; it changes nothing but the report.
     """
 
     @hookspec
@@ -319,4 +321,29 @@ class QuarkHooks(ModelHooks):
                 if event.name == "block_finished" and event.seconds_left is not None:
                     left = f"{event.block} of {event.total}, {event.seconds_left:.0f} s left"
                     logging.getLogger("acme_quant").info(left)
+        """
+
+    @hookspec
+    def quark_measure(self, moment: Moment) -> None:
+        """Measure tensors of a run while they are in memory, and add figures to its report.
+
+        Called on every process, and for runs inside other runs. The run waits for it, so its time adds to
+        that of the run. What it raises is logged once, and ignored.
+
+        Args:
+            moment: An instance of a subclass of `quark.plugins.measuring.Moment`. Ignore those that you do
+                not know, since later versions may add some.
+
+        Example::
+
+            # acme_quant/plugin.py
+            from quark.plugins import hookimpl
+            from quark.plugins.measuring import LayersRounded
+
+            @hookimpl
+            def quark_measure(moment):
+                if isinstance(moment, LayersRounded):
+                    for name in moment.layers:
+                        largest = moment.model.get_submodule(name).weight.detach().abs().max()
+                        moment.report.weights.setdefault(name, {})["acme_largest"] = float(largest)
         """

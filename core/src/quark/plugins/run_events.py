@@ -122,19 +122,15 @@ class RunEvents:
         self,
         outcome: str = "done",
         phases: Mapping[str, float] | None = None,
-        figures: Callable[[], Mapping[str, Any]] = dict,
+        figures: Mapping[str, Any] | None = None,
     ) -> None:
-        """Tell that the block is finished; ``figures`` is called only if there is a listener.
-
-        Other arguments are as in `BlockFinished`.
-        """
+        """Tell that the block is finished; arguments are as in `BlockFinished`."""
         if not self._block:
             return
         seconds = self._now() - self._block_begin
         self._left.finish(self._block["number"] - 1, seconds)
-        if self.is_heard:
-            times = {"seconds": seconds, "seconds_left": self._left.seconds, "phases": phases or {}}
-            self.tell(BlockFinished, **self._block, **times, outcome=outcome, figures=figures())
+        times = {"seconds": seconds, "seconds_left": self._left.seconds, "phases": phases or {}}
+        self.tell(BlockFinished, **self._block, **times, outcome=outcome, figures=figures or {})
         self._block = {}
 
     def blocks(self, blocks: Sequence[_Block]) -> Iterator[_Block]:

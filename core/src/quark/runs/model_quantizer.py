@@ -25,7 +25,7 @@ from quark.models.plan.plan_row import PlanRow
 from quark.plugins import quant_modes
 from quark.plugins.run_events import running
 from quark.runs.from_disk import quantize_checkpoint
-from quark.runs.quantize_run import quantize_run
+from quark.runs.quantize_block import quantize_run
 from quark.runs.run import Data, Run, plan_run
 from quark.runs.selected_algorithms import settings_told
 from quark.runs.sink import InPlaceSink

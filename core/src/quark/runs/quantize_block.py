@@ -17,7 +17,6 @@ from quark.calibration.block_calibration import BlockCalibration
 from quark.calibration.block_rounding import BlockRounding
 from quark.calibration.block_transforms import BlockTransforms
 from quark.calibration.block_tuning import BlockTuning
-from quark.calibration.figures import InputSample
 from quark.calibration.forwards import conducts_forwards, counting, without_cache
 from quark.calibration.lockstep import BlockRun, LockStep
 from quark.calibration.model_error import ModelError
@@ -33,9 +32,19 @@ from quark.models.plan.decoder_blocks import Block, decoder_blocks, rows_by_bloc
 from quark.models.plan.family import text_config
 from quark.models.plan.plan_row import PlanRow
 from quark.plugins.attribution import attributed
-from quark.runs.block_events import BlockEvents
+from quark.plugins.catalog import catalog
+from quark.plugins.measuring import ForwardsStarted, LayersRounded
+from quark.runs.run import Run
+from quark.runs.run_figures import size_of
 from quark.runs.sink import BlockResult, BlockSink
-from quark.runs.started_run import StartedRun
+from quark.runs.source import RunSource
+from quark.runs.started_run import FinishedRun, StartedRun, finish_run, start_run
+
+
+def quantize_run(run: Run, model: nn.Module, sink: BlockSink, source: RunSource | None = None) -> FinishedRun:
+    """Quantize ``model``, and return the `FinishedRun`."""
+    started = start_run(run, model, source)
+    return finish_run(started, sink, quantize_blocks(started, sink))
 
 
 @attributed("quantizing the model")
@@ -45,7 +54,7 @@ def quantize_blocks(started: StartedRun, sink: BlockSink) -> CalibrationReport:
 
     Layers outside the blocks come last, and are rounded to nearest.
 
-    When this returns, the sink has all layers; `quark.runs.quantize_run.finish_run` finishes the sink.
+    When this returns, the sink has all layers; `quark.runs.started_run.finish_run` finishes the sink.
 
     Args:
         started: The run. Transforms, rounding and sink change its model in place. The tensors outside the
@@ -66,13 +75,15 @@ def quantize_blocks(started: StartedRun, sink: BlockSink) -> CalibrationReport:
     with ExitStack() as stack:
         has_forwards = bool(run.needs_data) and (scales or None in finished)
         steps = stack.enter_context(_forwards(started, blocks, scales)) if has_forwards else None
-        told = BlockEvents(run.events, started.report, blocks, finished, sink, steps is not None)
-        for i, (block, rows, result) in enumerate(zip(blocks, rows_of, finished, strict=True)):
-            with told.block(i, rows):
+        others = ["done" if has_forwards or sink.wants(block) else "other process" for block in blocks]
+        outcomes = [other if result is None else "resumed" for other, result in zip(others, finished, strict=True)]
+        figures.expect(blocks, outcomes)
+        for i, (block, rows, result, outcome) in enumerate(zip(blocks, rows_of, finished, outcomes, strict=True)):
+            with figures.block(i, block, len(rows), outcome):
                 block_run = None if steps is None else steps.at(i)
                 if result is not None:
                     pass_finished_block(started, sink, block, rows, block_run, result)
-                elif block_run is not None or sink.wants(block):
+                elif outcome == "done":
                     quantize_block(started, sink, block, rows, block_run)
     finish_layers(started, sink, layers, scales)
     with figures.clock.phase("write"):
@@ -96,8 +107,8 @@ def _forwards(started: StartedRun, blocks: Sequence[Block], scales: ActivationSc
         stack.enter_context(without_cache(model))
         stack.enter_context(showing_all(model, run.plan.config.calibrate_all_experts))
         stack.enter_context(scales.watching(model))
-        if with_float:
-            stack.enter_context(figures.depth.watching(blocks))
+        moment = ForwardsStarted(model=model, blocks=blocks, with_float=with_float, report=started.report, until_end=stack)
+        catalog().measure(moment)
         if run.algorithms.is_sequential and not run.plan.attentions:
             figures.model_error = ModelError.of(model, blocks, run.data, run.plan.quantized)
         stack.enter_context(figures.model_error.watching())
@@ -124,7 +135,7 @@ def quantize_block(started: StartedRun, sink: BlockSink, block: Block, rows: Seq
     model, plan, phase = started.model, run.plan, figures.clock.phase
     with phase("load"):
         started.source.load(block)
-    size = sum(p.nbytes for p in block.module.parameters())
+    size = size_of(block)
 
     # Transforms, such as equalization and rotation, validated on held-out tokens.
     with figures.compared(block_run, block, rows, started.transforms), phase("transforms"):
@@ -139,7 +150,7 @@ def quantize_block(started: StartedRun, sink: BlockSink, block: Block, rows: Seq
     layers = quantized_layers(started, rows)
     attentions = [a for a in plan.attentions if block.owns(a.name)]
     scales = ActivationScales(layers, attentions, plan.config, plan.architecture, run.ranks)
-    rounded, inputs = set[str](), dict[str, InputSample]()
+    rounded, inputs = set[str](), dict[str, Mapping[str, Any]]()
     with counting(model, scales.experts.among(layers) if block_run else ()) as own_tokens, phase("forward"):
         if block_run is not None and run.algorithms.is_sequential:
             calibration = _calibration(started, block, rows, layers, block_run, scales)
@@ -152,7 +163,7 @@ def quantize_block(started: StartedRun, sink: BlockSink, block: Block, rows: Seq
     report.tokens |= {name: sum(count[name] for count in counts) for name in own_tokens}
 
     # Scales of activations, and weights that are rounded to nearest.
-    finish_layers(started, sink, layers, scales, rounded, inputs)
+    finish_layers(started, sink, layers, scales, block, rounded, inputs)
     passes = 0 if block_run is None else 2 if run.two_passes else 1
 
     # The sink takes the block: in place, or packed into a shard, with a journal entry and the block's
@@ -195,7 +206,7 @@ def pass_finished_block(
     run, is_sequential = started.run, started.run.algorithms.is_sequential
     model, plan = started.model, run.plan
     started.source.load(block)
-    size = sum(p.nbytes for p in block.module.parameters())
+    size = size_of(block)
     floats = [f for f in block_run.forwards if f.is_float or not is_sequential]
     has_floats = run.ranks.any(bool(floats))
     again = [t for t in started.transforms if has_floats or not t.needs]
@@ -302,13 +313,14 @@ def finish_layers(
     sink: BlockSink,
     layers: Mapping[str, QuantizedLayer],
     scales: ActivationScales,
+    block: Block | None = None,
     rounded: Collection[str] = (),
-    inputs: Mapping[str, InputSample] = MappingProxyType({}),
+    inputs: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> None:
     """Set missing scales of activations, and round other weights than ``rounded``, and biases.
 
-    The layers are measured for the report, then the sink gets all of them. ``inputs`` has input samples of
-    some layers, by name.
+    Plugins measure the layers of ``block``, or, without one, those outside all blocks; then the sink gets all
+    of them. ``inputs`` has what plugins keep of the inputs of some layers, by name.
     """
     with started.figures.clock.phase("solve"):
         scales.finish()
@@ -321,5 +333,7 @@ def finish_layers(
                 values, qparams = layer.bias_quantizer.quantizer.round_to_nearest(layer.bias.data)  # type: ignore[arg-type]
                 layer.bias = nn.Parameter(values, requires_grad=False)
                 layer.bias_quantizer.set_qparams(qparams)
-    started.figures.add_layers(started.model, layers, inputs)
+    with started.figures.clock.phase("report"):
+        name = None if block is None else block.name
+        catalog().measure(LayersRounded(block=name, model=started.model, layers=layers, inputs=inputs, report=started.report))
     sink.accept(layers)

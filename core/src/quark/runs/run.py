@@ -31,7 +31,7 @@ from quark.plugins.attribution import attributed
 from quark.plugins.events import RunPlanned
 from quark.plugins.run_events import SILENT, RunEvents
 from quark.runs.memory import SHARE, free_bytes, held_bytes, held_probabilities, tokens_in
-from quark.runs.selected_algorithms import Algorithms, algorithms_of, own_settings, refuse_excluded_schemes, registered_name
+from quark.runs.selected_algorithms import Algorithms, algorithms_of, own_settings, refuse_excluded_schemes, refuse_vectors, registered_name
 from quark.runs.source import carried_by
 
 Data = Iterable[Any] | Callable[[str], Iterable[Any] | None] | None
@@ -222,6 +222,7 @@ def plan_run(model: nn.Module, config: QConfig, codes_of: CodesOf = MappingProxy
     plan, algorithms = _resolved(model, attrs.evolve(plan, notes=(*plan.notes, *_notes(algorithms, plan))), algorithms)
     if algorithms.rounding_name is not None:
         plan = _with_rounding(plan, algorithms, {b.name for b in decoder_blocks(model, plan.architecture)})
+    refuse_vectors(algorithms, plan.rows)
     return Run(plan, algorithms)
 
 

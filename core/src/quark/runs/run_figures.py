@@ -1,4 +1,4 @@
-"""RunFigures: time, bytes and errors of each block, for the report of a run."""
+"""RunFigures: time, bytes and errors of each block, for the report and the listeners of a run."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import attrs
-from torch import nn
 
-from quark.calibration.figures import InputSample, LayerFigures
 from quark.calibration.lockstep import BlockRun
-from quark.calibration.model_error import DepthError, ModelError
+from quark.calibration.model_error import ModelError
 from quark.calibration.phases import PhaseClock
 from quark.calibration.plugin_checks import StartedTransform
 from quark.calibration.report import CalibrationReport
-from quark.models.layers import QuantizedLayer
 from quark.models.plan.decoder_blocks import Block
 from quark.models.plan.plan_row import PlanRow
+from quark.plugins.run_events import SILENT, RunEvents
 
 OUTSIDE = "(outside the blocks)"
 """The report's name for layers outside all blocks."""
@@ -25,31 +23,47 @@ OUTSIDE = "(outside the blocks)"
 
 @attrs.define(eq=False)
 class RunFigures:
-    """Collects the metrics of a run, block by block, in its calibration report.
+    """Collects the metrics of a run in its report, block by block, and tells listeners of the blocks.
 
     Attributes:
         report: The report, which gets the metrics as JSON values.
+        events: Tells listeners.
         tokens: The number of tokens of all calibration samples.
         streams: The number of forwards of each sample.
         clock: The time of the run.
-        depth: The errors of hidden states.
         model_error: The error of the last block's output.
         flops: Lower bound of the floating-point operations of the current block's statistics.
     """
 
     report: CalibrationReport
+    events: RunEvents = SILENT
     tokens: int = 0
     streams: int = 1
     clock: PhaseClock = attrs.field(factory=PhaseClock)
-    depth: DepthError = attrs.field(factory=DepthError)
     model_error: ModelError = attrs.field(factory=ModelError)
     flops: int = 0
 
-    def add_layers(self, model: nn.Module, layers: Mapping[str, QuantizedLayer], inputs: Mapping[str, InputSample]) -> None:
-        """Measure layers whose weights are rounded; ``model`` still has the float layers in their places."""
-        with self.clock.phase("report"):
-            figures = LayerFigures(self.report.weights, self.report.histograms)
-            figures.add({name: model.get_submodule(name) for name in layers}, layers, inputs)
+    def expect(self, blocks: Sequence[Block], outcomes: Sequence[str]) -> None:
+        """Prepare for all blocks; ``outcomes`` are as of `quark.plugins.BlockFinished`."""
+        is_heard = self.events.is_heard
+        self.events.expect([size_of(b) if is_heard and outcome == "done" else 0 for b, outcome in zip(blocks, outcomes, strict=True)])
+
+    @contextmanager
+    def block(self, number: int, block: Block, layers: int, outcome: str) -> Iterator[None]:
+        """Tell that a block is worked on, and, if the body succeeds, that it is finished.
+
+        Args:
+            number: 0 for the first block.
+            block: The block.
+            layers: How many of its layers are quantized.
+            outcome: As of `quark.plugins.BlockFinished`.
+        """
+        name = block.name or "model"
+        self.events.block_started(name, number)
+        yield
+        known = self.report.blocks.get(name, {})
+        figures = {"bytes": known.get("bytes"), "layers": layers, **known.get("weights", {})}
+        self.events.block_finished(outcome, known.get("seconds"), figures)
 
     @contextmanager
     def compared(
@@ -82,10 +96,8 @@ class RunFigures:
         row: dict[str, Any] = {"bytes": size, "seconds": self.clock.lap()}
         if block is not None and passes:
             row["flops"] = {"forward": passes * self.streams * _products(block, self.tokens, counts), "statistics": self.flops}
-        if block is not None and (hidden := self.depth.of(block.name)):
-            row["hidden"] = hidden
         self.flops = 0
-        self.report.blocks[name] = row
+        self.report.blocks[name] = row | self.report.blocks.get(name, {})
         self.report.seconds = dict(self.clock.seconds)
 
     def of_block(self, block: Block, names: Iterable[str], report: CalibrationReport) -> CalibrationReport:
@@ -102,6 +114,11 @@ class RunFigures:
         """Count the time of a block that an interrupted run has finished."""
         for row in report.blocks.values():
             self.clock.add(row["seconds"])
+
+
+def size_of(block: Block) -> int:
+    """Return the bytes of the parameters of a block."""
+    return sum(parameter.nbytes for parameter in block.module.parameters())
 
 
 def _products(block: Block, tokens: int, counts: Mapping[str, int]) -> int:

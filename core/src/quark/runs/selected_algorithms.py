@@ -22,6 +22,7 @@ from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError, UnsupportedError
 from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.quant_plan import QuantPlan
+from quark.numbers import quantizer_for
 from quark.plugins import AlgorithmRecord, algorithms, schemes
 from quark.plugins.attribution import attributed, origin
 
@@ -272,6 +273,29 @@ def refuse_excluded_schemes(rounding: str, rows: Iterable[PlanRow]) -> None:
             raise UnsupportedError(
                 f"the rounding '{rounding}' cannot round '{row.name}', whose weight is of the scheme '{name}': {excluded[name]}. Choose "
                 "another scheme for this layer, or leave the algorithm out"
+            )
+
+
+def refuse_vectors(algorithms: Algorithms, rows: Iterable[PlanRow]) -> None:
+    """Raise where an algorithm would choose single elements of a format that rounds several together.
+
+    Args:
+        algorithms: Of the run.
+        rows: Of the plan, each with the name of its rounding.
+
+    Raises:
+        UnsupportedError: That is so; the message names the algorithm, a layer and the format.
+    """
+    tuning = next(iter(algorithms.tunings), None)
+    for row in rows:
+        name = None if algorithms.rounding.rounds_vectors else row.algorithm
+        if row.config is None or row.config.weight is None or (name or tuning) is None:
+            continue
+        number_format = quantizer_for(row.config.weight, activation=False).stored_level.format
+        if number_format.vector > 1:
+            raise UnsupportedError(
+                f"'{name or tuning}' chooses the elements of a weight one by one, and '{number_format.name}' of '{row.name}' rounds "
+                f"{number_format.vector} of them together. Choose a rounding that does so (gptq, or none), or another scheme for this layer"
             )
 
 

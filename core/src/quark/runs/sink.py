@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -15,13 +13,11 @@ from quark.base.log import get_logger
 from quark.base.names import folded
 from quark.base.ranks import Ranks, owners
 from quark.checkpoint.content import CheckpointContent
-from quark.checkpoint.exporter import BlockStream, Exporter, ExportOptions
+from quark.checkpoint.exporter import BlockStream
 from quark.models.hf.tied_tensors import other_names
 from quark.models.layers import QuantizedLayer
-from quark.models.plan.decoder_blocks import Block, decoder_blocks
+from quark.models.plan.decoder_blocks import Block
 from quark.runs.journal import FinishedBlock, Journal
-from quark.runs.skeleton import quantized_skeleton
-from quark.runs.started_run import StartedRun
 
 
 @attrs.frozen
@@ -188,14 +184,16 @@ class SharedSink(CheckpointSink):
     """Writes the blocks of one rank. Each rank has blocks of about the same total size.
 
     Args:
-        started: The run, with its ranks, all of which write to the stream.
+        model: The model that contains the layers.
         stream: The export.
+        ranks: All of them write to the stream.
+        blocks: All blocks of the run.
     """
 
-    def __init__(self, started: StartedRun, stream: BlockStream) -> None:
-        super().__init__(started.model, stream)
-        self._ranks = started.run.ranks
-        self._owner_of = _owners(started.model, decoder_blocks(started.model, started.plan.architecture), self._ranks)
+    def __init__(self, model: nn.Module, stream: BlockStream, ranks: Ranks, blocks: list[Block]) -> None:
+        super().__init__(model, stream)
+        self._ranks = ranks
+        self._owner_of = _owners(model, blocks, ranks)
 
     def wants(self, block: Block) -> bool:
         """Return whether the block is this rank's."""
@@ -221,12 +219,6 @@ class IdleSink(InPlaceSink):
     def wants(self, block: Block) -> bool:
         """Return False."""
         return False
-
-
-def opened_stream(started: StartedRun, exporter: Exporter, directory: Path, options: ExportOptions) -> AbstractContextManager[BlockStream]:
-    """Return the context of the export of a started run to a directory."""
-    content = CheckpointContent(started.model, started.plan.config, started.plan)
-    return exporter.stream(content, quantized_skeleton(started.model, started.plan), directory, options)
 
 
 def _owners(model: nn.Module, blocks: list[Block], ranks: Ranks) -> Mapping[str, int]:

@@ -104,3 +104,11 @@ def test_flags_come_back_and_the_first_is_the_lowest_bit(flags: list[bool]) -> N
 def test_an_unknown_order_is_refused() -> None:
     with pytest.raises(ConfigError, match="use one of reorder, order"):
         pack_nibbles(torch.zeros(8, dtype=torch.uint8), "chaos")
+
+
+def test_a_transposed_row_is_packed_as_any_other() -> None:
+    """Zero points of one group in a row come so; torch takes any stride of it for contiguous."""
+    codes = torch.arange(16, dtype=torch.uint8) % 8
+    row = codes[:, None].t()
+    assert row.stride(0) == 1
+    assert torch.equal(pack_bits(row, 3), pack_bits(codes[None].clone(), 3))

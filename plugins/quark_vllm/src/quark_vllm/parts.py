@@ -176,5 +176,6 @@ def _cut_columns(weight: PackedWeight, columns: slice) -> PackedWeight:
                 scale = scale.narrow(axis, columns.start * many // weight.shape[1], few)
         return scale.contiguous()
 
-    own = attrs.evolve(attrs.evolve(qparams, outer_scale=None).map(cut_scale), outer_scale=qparams.outer_scale)
+    own = attrs.evolve(qparams, outer_scale=None, table=None).map(cut_scale)
+    own = attrs.evolve(own, outer_scale=qparams.outer_scale, table=qparams.table)
     return attrs.evolve(weight, tensors=weight.packing.pack(codes[:, columns].contiguous(), own), shape=shape)

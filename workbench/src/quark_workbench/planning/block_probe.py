@@ -26,10 +26,9 @@ from quark.models.hf.internals import input_embeddings, output_embeddings
 from quark.models.plan.decoder_blocks import Block, decoder_blocks
 from quark.runs.memory import SHARE, free_bytes
 from quark.runs.quantize_block import quantize_blocks
-from quark.runs.quantize_run import finish_run, start_run
 from quark.runs.run import Run, plan_run
-from quark.runs.sink import CheckpointSink, InPlaceSink, opened_stream
-from quark.runs.started_run import FinishedRun, StartedRun
+from quark.runs.sink import CheckpointSink, InPlaceSink
+from quark.runs.started_run import FinishedRun, StartedRun, finish_run, start_run
 from quark_workbench.planning.narrower_models import narrower_models
 from quark_workbench.planning.workload import Calibration, workload_of
 
@@ -298,6 +297,6 @@ def _seconds(
 
 
 def _streamed(started: StartedRun, exporter: Exporter, options: ExportOptions) -> FinishedRun:
-    with tempfile.TemporaryDirectory() as directory, opened_stream(started, exporter, Path(directory), options) as stream:
+    with tempfile.TemporaryDirectory() as directory, started.stream(exporter, Path(directory), options) as stream:
         sink = CheckpointSink(started.model, stream)
         return finish_run(started, sink, quantize_blocks(started, sink))

@@ -22,8 +22,8 @@ import torch
 
 from quark.base.machine import cores, processor, total_bytes
 from quark.base.names import without_numbers
+from quark.base.scalars import decibels
 from quark.base.version import VERSION, transformers_version
-from quark.calibration.figures import decibels
 from quark.calibration.phases import PHASES
 from quark.calibration.report import CalibrationReport
 from quark.checkpoint.content import CheckpointContent
@@ -32,6 +32,7 @@ from quark.models.hf.internals import source_of
 from quark.models.plan.decoder_blocks import decoder_blocks
 from quark.models.plan.plan_row import PlanRow
 from quark_workbench.report.flags import THRESHOLDS, flags_of
+from quark_workbench.report.layer_figures import keep_worst
 from quark_workbench.report.sizes import block_of, files_of, kind_of, sizes_of
 
 __all__ = ["FORMAT", "FORMAT_VERSION", "Facts", "contents_of", "machine", "probe", "with_flags"]
@@ -233,9 +234,11 @@ def _depth(report: CalibrationReport) -> dict[str, Any]:
 
 def _histograms(report: CalibrationReport) -> list[dict[str, Any]]:
     """Return the histograms of the worst layers, the worst first."""
-    ratio = {name: report.weights.get(name, {}).get("snr_db") for name in report.histograms}
-    order = sorted(report.histograms, key=lambda name: (ratio[name] is None, ratio[name] or 0.0))
-    return [{"layer": name, "input": None, **report.histograms[name]} for name in order]
+    worst = dict(report.histograms)
+    keep_worst(worst, report.weights)  # those of a resumed run, and of each process, are more
+    ratio = {name: report.weights.get(name, {}).get("snr_db") for name in worst}
+    order = sorted(worst, key=lambda name: (ratio[name] is None, ratio[name] or 0.0))
+    return [{"layer": name, "input": None, **worst[name]} for name in order]
 
 
 def _time(report: CalibrationReport, contents: Mapping[str, Any], facts: Facts) -> dict[str, Any]:

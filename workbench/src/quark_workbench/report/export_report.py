@@ -11,7 +11,6 @@ from torch import nn
 
 from quark.base.torch_state import own_torch_state
 from quark.calibration.batches import calls
-from quark.calibration.figures import LayerFigures
 from quark.calibration.report import CalibrationReport
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.reader import import_model_from_safetensors, packed_content
@@ -29,6 +28,7 @@ from quark.runs.source import CheckpointSource
 from quark_workbench.report.contents import Facts, contents_of, with_flags
 from quark_workbench.report.files import read_report
 from quark_workbench.report.hidden_states import NOT_COMPARABLE, hidden_errors
+from quark_workbench.report.layer_figures import LayerFigures
 
 __all__ = ["export_report"]
 

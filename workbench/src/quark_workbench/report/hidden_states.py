@@ -1,4 +1,4 @@
-"""Hidden states of a float checkpoint and its quantized model, compared block by block after a run."""
+"""Hidden states of a float model and the quantized one, compared block by block: in a run, or after it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from quark.algorithms import OutputError
+from quark.base.scalars import decibels
 from quark.calibration.batches import Call
 from quark.calibration.forwards import conducts_forwards, current_forward, without_cache
 from quark.calibration.lockstep import LockStep
-from quark.calibration.model_error import DEPTH_CALLS, depth_figures
 from quark.calibration.round_to_nearest import tensor_of
 from quark.calibration.transform_validation import BlockSource
 from quark.models.plan.decoder_blocks import Block, decoder_blocks
@@ -103,3 +103,65 @@ def _stepping(model: nn.Module, blocks: Sequence[Block], calls: Sequence[Call]) 
 def _error(entered: dict[int, Tensor], other: dict[int, Tensor]) -> float:
     errors = [OutputError.of(other[n], entered[n]) for n in entered if n in other]
     return float(depth_figures(errors).get("relative_error", 0.0))
+
+
+DEPTH_CALLS = 4
+"""Calibration samples whose hidden states are compared: a few thousand tokens determine the mean to about a
+tenth of a dB.
+"""
+
+
+class DepthError:
+    """Compares the hidden states of float and quantized forwards of the same calls, block by block.
+
+    The hidden states of the first `DEPTH_CALLS` calls are held from when one of the two forwards leaves a
+    block until the other does.
+    """
+
+    def __init__(self) -> None:
+        self._left: dict[tuple[str, int, bool], Tensor] = {}
+        self._errors: dict[str, list[OutputError]] = {}
+
+    @contextmanager
+    def watching(self, blocks: Sequence[Block]) -> Iterator[None]:
+        """Compare the outputs of the blocks while the body runs."""
+        with ExitStack() as stack:
+            for block in blocks:
+                stack.callback(block.module.register_forward_hook(self._hook(block.name)).remove)
+            yield
+
+    def of(self, block: str) -> dict[str, Any]:
+        """Return a block's error, as `depth_figures` does, and forget it; empty if nothing was compared."""
+        return depth_figures(self._errors.pop(block, []))
+
+    def _hook(self, name: str) -> Any:
+        def compare(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+            forward = current_forward()
+            if forward is None or forward.is_probe or forward.number >= DEPTH_CALLS:
+                return
+            hidden = tensor_of(output).flatten(0, -2)
+            other = self._left.pop((name, forward.number, not forward.is_float), None)
+            if other is None:
+                self._left[name, forward.number, forward.is_float] = hidden
+            else:
+                pair = (other, hidden) if forward.is_float else (hidden, other)
+                self._errors.setdefault(name, []).append(OutputError.of(*pair))
+
+        return compare
+
+
+def depth_figures(errors: Sequence[OutputError]) -> dict[str, Any]:
+    """Return the mean relative squared error of some tokens' hidden states, as such and in dB.
+
+    The second is the signal-to-noise ratio. Empty without tokens.
+
+    Returns:
+        ``relative_error``: ‖h − ĥ‖² ÷ ‖h‖² of each token, averaged, so that a token with massive activations
+            counts like any other;
+        ``snr_db``: −10 log10 of that, None without error; ``tokens``.
+    """
+    relative = torch.cat([error.relative for error in errors]) if errors else torch.zeros(0, dtype=torch.float32)
+    if not len(relative):
+        return {}
+    mean = float(relative.mean())
+    return {"relative_error": mean, "snr_db": decibels(1.0, mean), "tokens": len(relative)}

@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from quark.base.names import folded
-from quark.calibration.figures import decibels
+from quark.base.scalars import decibels
 from quark_workbench.report import heat_map, plots, selection_plots, units
 from quark_workbench.report.markup import style_sheet
 

@@ -180,7 +180,8 @@ def stored_tensors(name: str, module: QuantizerModule, values: Tensor, order: st
     """
     quantizer, qparams = module.quantizer, module.qparams
     assert qparams is not None
-    codes, complaint = _codes_and_complaint(name, module, values, order)
+    codes = module.codes_of(values.detach())
+    complaint = _complaint(name, module, values.detach(), codes, order)
     tensors = quantizer.pack(codes, qparams, order=order)
     announced = packed_meta(quantizer, tuple(values.shape), order)
     if any(n in announced and (t.shape, t.dtype) != (announced[n].shape, announced[n].dtype) for n, t in tensors.items()):
@@ -201,22 +202,23 @@ def checked_codes(name: str, module: QuantizerModule, values: Tensor) -> Tensor:
     Raises:
         ConfigError: The values are not on the grid, because they were changed after rounding.
     """
-    return _codes_and_complaint(name, module, values, "reorder")[0]
+    codes = module.codes_of(values.detach())
+    _complaint(name, module, values.detach(), codes, "reorder")
+    return codes
 
 
-def _codes_and_complaint(name: str, module: QuantizerModule, values: Tensor, order: str) -> tuple[Tensor, str | None]:
-    """Return the codes of values on a grid, and the error of the format that packs them, or None."""
+def _complaint(name: str, module: QuantizerModule, values: Tensor, codes: Tensor, order: str) -> str | None:
+    """Return why the format cannot pack these codes, or None; raise ConfigError if the values have others."""
     quantizer, qparams = module.quantizer, module.qparams
     assert qparams is not None
-    codes = module.codes_of(values.detach())
-    complaint = codes_error(quantizer, qparams, values.detach(), codes, order, is_rounded=not module.is_deferred)
+    complaint = codes_error(quantizer, qparams, values, codes, order, is_rounded=not module.is_deferred)
     if complaint is not None and complaint != LOSSY:
         names = [level.dtype.name for level in levels(quantizer.spec)]
         raise ConfigError(
             f"'{name}' cannot be stored as {' → '.join(names)}: it {complaint}. It was changed after it was quantized, or by a broken "
             "plugin: quantize the model again"
         )
-    return codes, complaint
+    return complaint
 
 
 def packed_meta(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from quark.errors import CalibrationError, UnsupportedError
 from quark.numbers import QParams, TensorQuantizer, quantizer_for
 from quark.numbers.on_grid import qparams_of_rows
 
-_BUFFERS = ("scale", "zero_point", "outer_scale", "codes")
+_BUFFERS = ("scale", "zero_point", "outer_scale", "table", "codes")
 
 
 class QuantizerModule(nn.Module):
@@ -31,7 +31,7 @@ class QuantizerModule(nn.Module):
 
     Attributes:
         quantizer: The `quark.numbers.TensorQuantizer` that does the arithmetic.
-        scale, zero_point, outer_scale: Buffers; None before `set_qparams`, or if the format has none.
+        scale, zero_point, outer_scale, table: Buffers; None before `set_qparams`, or if the format has none.
         codes: Buffer: codes of a weight that stays as stored in its checkpoint, or codes that its rounding
             has set, until the run has written them. None if codes follow from its values.
         is_deferred: Whether the scales belong to a weight that is still float: its codes are its values
@@ -43,6 +43,7 @@ class QuantizerModule(nn.Module):
     scale: Tensor | None
     zero_point: Tensor | None
     outer_scale: Tensor | None
+    table: Tensor | None
     codes: Tensor | None
 
     def __init__(self, spec: TensorSpec, *, activation: bool, quantizer: TensorQuantizer | None = None) -> None:
@@ -60,7 +61,7 @@ class QuantizerModule(nn.Module):
     @property
     def qparams(self) -> QParams | None:
         """The scales; None before `set_qparams`."""
-        return None if self.scale is None else QParams(self.scale, self.zero_point, self.outer_scale)
+        return None if self.scale is None else QParams(self.scale, self.zero_point, self.outer_scale, self.table)
 
     def set_qparams(self, qparams: QParams, *, is_deferred: bool = False, codes: Tensor | None = None) -> None:
         """Set the scales, which replace earlier ones, and the attributes ``is_deferred`` and ``codes``."""

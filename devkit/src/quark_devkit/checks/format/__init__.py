@@ -1,4 +1,4 @@
-"""Checks of number formats: rounding, codes, scales, whole tensors, algorithms, and accepted specs."""
+"""Checks of number formats: rounding, vectors, codes, scales, tensors, algorithms, accepted specs."""
 
-PARTS = ("rounding", "codes", "tensors", "algorithms", "specs")
+PARTS = ("rounding", "vectors", "codes", "tensors", "algorithms", "specs")
 """The modules with these checks."""

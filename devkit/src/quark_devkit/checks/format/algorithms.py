@@ -13,6 +13,7 @@ from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.errors import QuarkError
 from quark.numbers import WeightGrid
+from quark.plugins import algorithms
 from quark.runs import ModelQuantizer
 from quark_devkit.check import check, require
 from quark_devkit.checks.format.cases import Case, scaled_weight_cases
@@ -50,9 +51,9 @@ class _Model(nn.Module):
 
 def _roundings(subject: Subject) -> Iterator[tuple[str, AlgoConfig]]:
     """Registered roundings with settings for the tiny model's family."""
-    algorithms, scheme = subject.catalog.algorithms, next(iter(subject.catalog.schemes.names()), "")
-    for name in algorithms.names():
-        record = algorithms.get(name)
+    registered, scheme = subject.catalog.algorithms, next(iter(subject.catalog.schemes.names()), "")
+    for name in registered.names():
+        record = registered.get(name)
         if record.kind != "rounding" or record.processor is None:
             continue
         try:
@@ -65,15 +66,17 @@ def _roundings(subject: Subject) -> Iterator[tuple[str, AlgoConfig]]:
 
 @check("format", each=scaled_weight_cases)
 def serves_columns(case: Case) -> None:
-    """Column-wise algorithms get the values of round-to-nearest from `quark.numbers.WeightGrid`."""
+    """Algorithms that go by columns, or by vectors, get the values of round-to-nearest from
+    `quark.numbers.WeightGrid`.
+    """
     weight = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))
     transposed = weight.t().contiguous()
     grid = WeightGrid([case.quantizer], [SHAPE[0]], transposed)
     scales = grid.with_subscales(transposed, grid.fixed if grid.fixed is not None else grid.scales(transposed))
     by_column = transposed.clone()
     round_column = grid.rounder(scales)
-    for k in range(grid.columns):
-        round_column(by_column[k], k)
+    for k in range(0, grid.columns, grid.vector):
+        round_column(by_column[k] if grid.vector == 1 else by_column[k : k + grid.vector], k)
     same = torch.allclose(by_column.t(), case.quantizer.fake_quantize(weight), rtol=1e-6, atol=0)
     require(same, "rounds column by column to different values than as a whole")
 
@@ -81,10 +84,14 @@ def serves_columns(case: Case) -> None:
 @check("format")
 def is_rounded_by_every_algorithm(subject: Subject) -> None:
     """In every granularity, each registered rounding gives weights that the format represents exactly, with
-    an error close to round-to-nearest.
+    an error close to round-to-nearest. Those that do not round vectors are left out for such formats.
     """
     by_kind = {type(case.quantizer.granularity): case for case in scaled_weight_cases(subject)}
     for name, settings in _roundings(subject):
+        if next(iter(by_kind.values())).format.vector > 1 and not getattr(
+            algorithms().load_processor(name)(settings), "rounds_vectors", False
+        ):
+            continue
         for case in by_kind.values():
             torch.manual_seed(0)
             model, data = _Model(), [torch.randn(2, 32, SHAPE[1]) for _ in range(2)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import attrs
@@ -11,8 +12,8 @@ from torch import Tensor
 
 from quark.config.tensor import QTensorConfig
 from quark.numbers import NumberFormat, TensorQuantizer
-from quark_devkit.check import assume
-from quark_devkit.example_specs import Example, examples
+from quark_devkit.check import assume, require
+from quark_devkit.example_specs import SHAPE, Example, examples
 from quark_devkit.subject import Subject
 
 COLUMNS = 64
@@ -41,8 +42,8 @@ class Case:
 
     @property
     def format(self) -> NumberFormat:
-        """The format, with the spec's rounding."""
-        return self.quantizer.stored_level.format
+        """The format, with the spec's rounding, and with a table that it has learned, if it learns any."""
+        return _with_table(self.quantizer)
 
     @property
     def spec(self) -> QTensorConfig:
@@ -61,6 +62,22 @@ class Case:
 
     def __str__(self) -> str:
         return str(self.example)
+
+
+@lru_cache(maxsize=1024)
+def _with_table(quantizer: TensorQuantizer) -> NumberFormat:
+    number_format = quantizer.stored_level.format
+    if number_format.table_shape is None:
+        return number_format
+    weight = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))
+    table = quantizer.find_qparams(weight).table
+    require(table is not None, "has a table_shape, and gives scales without a table")
+    return number_format.with_table(table)  # type: ignore[arg-type]
+
+
+def refuse_vectors(case: Case) -> None:
+    """Raise NotApplicableError for formats whose elements are rounded together."""
+    assume(case.format.vector == 1, "elements are rounded together, and a single one has no order")
 
 
 def cases(subject: Subject) -> list[Case]:
@@ -125,7 +142,7 @@ def shares_bits(number_format: NumberFormat) -> bool:
 def all_codes(number_format: NumberFormat) -> Tensor | None:
     """Return every code, in the storage dtype; None if neighbours share bits, or above 2^16 codes."""
     dtype, count = number_format.storage_dtype, int(2**number_format.bits + 1e-6)
-    if shares_bits(number_format) or number_format.bits > _MOST_BITS:
+    if shares_bits(number_format) or number_format.vector > 1 or number_format.bits > _MOST_BITS:
         return None
     if dtype.is_floating_point:
         whole: Any = torch.uint8 if dtype.itemsize == 1 else torch.int16

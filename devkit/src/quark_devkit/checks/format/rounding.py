@@ -14,7 +14,7 @@ from quark.config.enums import RoundType
 from quark.errors import QuarkError
 from quark.numbers import NumberFormat, canonicalize, format_of
 from quark_devkit.check import CheckFailedError, NotApplicableError, assume, check, require
-from quark_devkit.checks.format.cases import Case, all_values, cases, numbers, one_case, shares_bits
+from quark_devkit.checks.format.cases import Case, all_values, cases, numbers, one_case, refuse_vectors, shares_bits
 from quark_devkit.random_states import random_states_kept
 
 _SLACK = 1e-6
@@ -69,6 +69,7 @@ def rounds_to_the_nearest_value(case: Case) -> None:
     """Up to ``max_magnitude``, a number is rounded to the nearest value, or within the record's
     ``error_bound``.
     """
+    refuse_vectors(case)
     t, bound = numbers(case), case.error_bound
     error = (_rounded(case, t).double() - t.double()).abs()
     if bound is not None:
@@ -94,6 +95,7 @@ def _distance(t: Tensor, values: Tensor) -> Tensor:
 @check("format", each=one_case)
 def rounds_in_order(case: Case) -> None:
     """Rounding is monotonic: a larger number is not rounded to a smaller value."""
+    refuse_vectors(case)
     assume(not shares_bits(case.format), "neighbours share bits, so a value depends on its neighbours")
     t = numbers(case, beyond=4).view(-1)
     falls = -_rounded(case, t).diff()
@@ -105,6 +107,7 @@ def saturates(case: Case) -> None:
     """Numbers beyond the largest value, including infinity, are rounded to it; the same holds for the
     smallest.
     """
+    refuse_vectors(case)
     assume(not case.quantizer.is_float, "the format casts, and a cast turns too large values into infinity")
     listed = all_values(case.format) if case.is_scale else None
     values = _rounded(case, numbers(case, beyond=8)) if listed is None else listed
@@ -119,6 +122,7 @@ def saturates(case: Case) -> None:
 def reaches_max_magnitude(case: Case) -> None:
     """Rounding moves ``max_magnitude`` by at most half the step between the two largest values of the
     format."""
+    refuse_vectors(case)
     top = case.max_magnitude
     require(0 < top < float("inf"), f"says max_magnitude={top}, not a positive number")
     magnitudes = _rounded(case, numbers(case, beyond=4)).abs().unique()
@@ -155,6 +159,7 @@ def makes_no_nan(case: Case) -> None:
 @check("format", each=cases)
 def rounds_zero_to_zero(case: Case) -> None:
     """0 is rounded to 0."""
+    refuse_vectors(case)
     assume(not case.is_scale, "the format holds only scales, which are never 0")
     rounded = _rounded(case, torch.zeros(1, 64))
     require(not bool(rounded.any()), f"rounds 0 to {float(rounded.abs().max())}")
@@ -199,7 +204,7 @@ def _by_method(case: Case, *methods: Any) -> Iterator[tuple[Any, NumberFormat]]:
             canonical = canonicalize(case.example.spec.set(round_method=method))[0]
             number_format = format_of(canonical)
             if number_format.spec_error(canonical) is None:
-                yield method, number_format
+                yield method, case.format if number_format.table_shape is not None else number_format
 
 
 @check("format", each=one_case)

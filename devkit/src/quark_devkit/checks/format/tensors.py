@@ -267,7 +267,7 @@ def keeps_broken_values_visible(case: Case) -> None:
             require(float(values[40, 7]) == bad, f"casts {bad} to {float(values[40, 7])}")
             continue
         require(not bool(values.isfinite().all()), f"rounds a tensor with {bad} to finite values")
-        if case.quantizer.granularity.is_local:
+        if case.quantizer.granularity.is_local and case.format.table_shape is None:  # all rows share a table
             require(torch.equal(values[:40], clean[:40]), f"rounds rows differently because another row holds {bad}")
 
 

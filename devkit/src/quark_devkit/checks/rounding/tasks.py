@@ -16,7 +16,7 @@ from quark.models.layers import QuantizedLayer, quantized_class
 from quark.numbers.on_grid import grid_error
 from quark_devkit.algorithm_runs import processor_of
 from quark_devkit.check import assume, require
-from quark_devkit.small_models import fitting
+from quark_devkit.small_models import fitting, has_vectors
 from quark_devkit.subject import Subject
 
 COLUMNS, ROWS, TOKENS = 128, 32, 384
@@ -122,6 +122,8 @@ def schemes_to_round(subject: Subject) -> dict[str, QLayerConfig]:
         NotApplicableError: There is no such scheme.
     """
     found = {name: config for name, config in fitting([(ROWS, COLUMNS)]).items() if name not in subject.record.excluded_schemes}
+    if not processor_of(subject).rounds_vectors:  # a run refuses these
+        found = {name: config for name, config in found.items() if not has_vectors(config)}
     assume(found, "it fits no scheme")
     return found
 

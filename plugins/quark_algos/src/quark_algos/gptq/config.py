@@ -199,6 +199,7 @@ class Recipe:
             reduces the held-out error.
         float64: Whether H is accumulated and factored in float64.
         modules: Patterns of the layers, relative to a block; empty for all.
+        vector: Columns that are rounded together, of the format.
     """
 
     block: int
@@ -212,6 +213,7 @@ class Recipe:
     is_careful: bool
     float64: bool
     modules: tuple[str, ...]
+    vector: int = 1
 
 
 BEST_SHARE = 0.5

@@ -51,12 +51,15 @@ class Factor:
         pivots: d ``[K]``.
         damping: λ as a share of the mean of H's diagonal.
         attempts: Number of attempts, each with stronger damping.
+        inner: Unit triangles that were divided out of A, of the vectors on its diagonal ``[K / v, v, v]``
+            (`quark_algos.gptq.vectors`); None for single columns.
     """
 
     a: Tensor
     pivots: Tensor
     damping: float
     attempts: int = 1
+    inner: Tensor | None = None
 
     def to(self, dtype: torch.dtype) -> Factor:
         """Return the factor in another precision."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from operator import call
 from typing import Any
 
@@ -20,7 +20,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from quark.algorithms import CrossMoment, Hessian, Hessian64, Metrics, Rounding, RoundingTask
+from quark.algorithms import CrossMoment, Hessian, Hessian64, Metrics, Rounding, RoundingTask, weight_quantizer
 from quark.base.names import folded
 from quark.base.parallel import beside, coarsely, one_thread, parallel_map, row_slices
 from quark.base.scalars import numbers
@@ -31,6 +31,8 @@ from quark.numbers.kernels import uses_kernels
 from quark_algos.gptq.config import GPTQConfig, QronosConfig, Recipe, is_named_by, recipe_of
 from quark_algos.gptq.correction import ErrorMoment, corrected
 from quark_algos.gptq.damping import NONE, Factor, SingularError, damped_diagonal, factor, percdamp_of
+from quark_algos.gptq.swept import Swept
+from quark_algos.gptq.vectors import by_vectors, descending, round_vectors
 from quark_algos.scale_search import COARSE, TO_A_QUARTER, search
 
 __all__ = ["BLOCK", "FEW", "SLICE", "Chooser", "ColumnRounding", "Rounder", "Swept", "ldlq", "ldlq_by_rows", "ldlq_choosing"]
@@ -79,6 +81,7 @@ class ColumnRounding(Rounding):
         self._hessian = Hessian64 if self._recipe.float64 else Hessian
         moment = CrossMoment if self._recipe.is_causal else ErrorMoment
         self.needs = (self._hessian, moment) if self._recipe.share else (self._hessian,)
+        self.rounds_vectors = not self._recipe.is_causal  # a column is corrected by those before it, of its own vector too
 
     def applies_to(self, name: str) -> bool:
         """Return whether the settings name this layer."""
@@ -98,7 +101,8 @@ class ColumnRounding(Rounding):
         hessian = task.statistic(self._hessian)
         largest = max(hessian.columns**2, sum(p.numel() for layer in task.layers.values() for p in layer.parameters()))
         with _saying_whose(task), coarsely(largest, hessian.device):
-            solver = hessian.derived(_prepared, self._fitting(hessian))
+            vector = weight_quantizer(next(iter(task.layers.values()))).quantizer.stored_level.format.vector
+            solver = hessian.derived(_prepared, self._fitting(hessian, vector))
             weights = task.stacked()
             causal, share = None, None
             if self._recipe.share:
@@ -106,7 +110,7 @@ class ColumnRounding(Rounding):
             few_tokens = hessian.tokens < hessian.columns
             if not few_tokens:  # with few tokens, a channel that was always 0 may have inputs in others
                 weights.wt[solver.dead] = 0
-            grid = weights.grid()
+            grid = weights.grid(hessian.matrix().diagonal())
             moments = solver.moments(hessian.matrix(), grid.group)
             rounded_rows = partial(_rounded_rows, wt=weights.wt, moments=moments, grid=grid, prepared=solver, causal=causal)
             rows = weights.wt.shape[1]
@@ -120,18 +124,19 @@ class ColumnRounding(Rounding):
             tokens = max(hessian.tokens, 1)
             return {name: metrics | {"dead": int(dead), "output_mse": mean / tokens} for name, mean in zip(losses, means, strict=True)}
 
-    def _fitting(self, hessian: Hessian) -> Recipe:
-        """Return the recipe for this Hessian.
+    def _fitting(self, hessian: Hessian, vector: int) -> Recipe:
+        """Return the recipe for this Hessian, and for vectors of that many columns.
 
-        Damping by the largest eigenvalue is converted to percdamp.
+        Damping by the largest eigenvalue is converted to percdamp. A block has whole vectors.
         """
         recipe = self._recipe
+        recipe = attrs.evolve(recipe, vector=vector, block=max(vector, recipe.block // vector * vector))
         if recipe.percdamp is not None:
             return recipe
         return attrs.evolve(recipe, percdamp=percdamp_of(hessian.matrix(), recipe.eigen_damping))
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, slots=False)
 class _Prepared:
     """The factor of a Hessian, its permutation, and other values that depend on no weight.
 
@@ -155,6 +160,11 @@ class _Prepared:
     def factor(self) -> Factor:
         """Factor of the damped H, channels in the order ``perm``; float32."""
         return self.factored()
+
+    @cached_property
+    def factor_of_vectors(self) -> Factor:
+        """The factor by which errors of whole vectors are compensated; `factor` where columns are single."""
+        return by_vectors(self.factor, self.recipe.vector)
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -180,7 +190,7 @@ def _prepared(hessian: Hessian, recipe: Recipe) -> _Prepared:
     assert recipe.percdamp is not None
     h, damping = hessian.matrix(), recipe.percdamp
     shrinkage = hessian.shrinkage() if recipe.is_careful else NONE
-    perm = torch.argsort(h.diagonal(), descending=True, stable=True) if recipe.act_order and recipe.static_groups else None
+    perm = descending(h.diagonal(), recipe.vector) if recipe.act_order and recipe.static_groups else None
     factored = beside(lambda: factor(h, damping, perm, shrinkage).to(torch.float32), h.device)
     return _Prepared(recipe, perm, None if perm is None else perm.tolist(), factored, h.diagonal() <= 0, shrinkage)
 
@@ -204,62 +214,23 @@ def _rounded_rows(
     if recipe.static_groups or grid.fixed is not None or grid.group == grid.columns:
         scales = _scales(wt, moments, grid, recipe)
         each = grid.with_subscales(wt, scales)
-        swept = ldlq_by_rows(wt, prepared.factor, grid, each, recipe.block, prepared.perm, causal, prepared.perm_on_host)
+        swept = ldlq_by_rows(wt, prepared.factor_of_vectors, grid, each, recipe.block, prepared.perm, causal, prepared.perm_on_host)
     else:
 
         def choose(t: Tensor, number: int) -> GroupScales:
             return _scales(t, None if moments is None else moments[number : number + 1], grid, recipe)
 
-        swept, scales = ldlq_choosing(wt, prepared.factor, grid, choose, causal)
+        swept, scales = ldlq_choosing(wt, prepared.factor_of_vectors, grid, choose, causal)
     return swept.q, swept.loss, scales
 
 
 def _scales(wt: Tensor, moments: Tensor | None, grid: WeightGrid, recipe: Recipe) -> GroupScales:
     """Return the scales of the groups of ``wt [m · group, N]``; ``moments`` as in `search`."""
-    if recipe.scales == "minmax":
+    if recipe.scales == "minmax" or grid.table is not None:  # a table fits the scales that it was learned under
         return grid.fixed or grid.scales(wt)
     if grid.fixed is not None and moments is None:
         return grid.fixed  # one scale for many rows, by plain squared errors, clips the weights of the channels that matter most
     return search(wt, grid, moments, COARSE if moments is None else TO_A_QUARTER)
-
-
-@attrs.frozen(eq=False)
-class Swept:
-    """A weight with rounded columns.
-
-    Attributes:
-        q: Qᵀ ``[K, N]``, channels in the original order.
-        e: Eᵀ ``[K, N]``, columns in rounding order.
-        loss: ``Σ_k d_k (t_k − q_k)²``, which is ``tr(E (H + λ I) Eᵀ)`` of each row ``[N]``.
-        order: The rounding order ``[K]``; None for the original order.
-        t: Tᵀ ``[K, N]``, the values before rounding, in rounding order; only with ``causal``.
-        causal: As in `ldlq`.
-    """
-
-    q: Tensor
-    e: Tensor
-    loss: Tensor
-    order: Tensor | None = None
-    t: Tensor | None = None
-    causal: Tensor | None = None
-
-    @classmethod
-    def room_for(cls, wt: Tensor, order: Tensor | None = None, causal: Tensor | None = None) -> Swept:
-        """Return an empty result with the shape of Wᵀ."""
-        t = None if causal is None else torch.empty_like(wt)
-        return cls(torch.empty_like(wt), torch.empty_like(wt), wt.new_zeros(wt.shape[1]), order, t, causal)
-
-    @classmethod
-    def beside(cls, parts: Sequence[Swept]) -> Swept:
-        """Join consecutive slices of rows, rounded in the same order, into one result."""
-        if len(parts) == 1:
-            return parts[0]
-        q, e, loss = (torch.cat([getattr(part, name) for part in parts], -1) for name in ("q", "e", "loss"))
-        return cls(q, e, loss, parts[0].order)
-
-    def places(self, start: int, stop: int) -> slice | Tensor:
-        """Return the positions in Q and W of the columns rounded from ``start`` to ``stop``."""
-        return slice(start, stop) if self.order is None else self.order[start:stop]
 
 
 def ldlq(
@@ -364,6 +335,9 @@ def _round_block(base: Tensor, part: Tensor, factor: Factor, rounded: Rounder, d
     ``base [block, N]`` is ``part`` as `_begun` returns it, and is overwritten.
     """
     a, e = factor.a, done.e[start : start + part.shape[0]]  # [block, N]
+    if factor.inner is not None:
+        round_vectors(base, part, factor, rounded, done, start)
+        return
     if (rounder := _rounder_of_kernel(rounded, base)) is not None:
         from quark_algos.gptq.column_kernel import round_block
 

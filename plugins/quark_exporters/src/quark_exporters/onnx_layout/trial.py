@@ -45,6 +45,8 @@ def _reason_against(quantizer: TensorQuantizer, opset: int, activation: bool) ->
     shape = next((s for s in _SHAPES if quantizer.shape_error(s) is None), None)
     if shape is None:
         return None  # no tensor has it; the run says why
+    if any(level.format.table_shape is not None for level in quantizer.levels):
+        return "learns a table for each weight, and no operator of ONNX takes values from one"
     x = _example(shape)
     qparams = None
     if not quantizer.is_float and not (activation and quantizer.is_dynamic):

@@ -204,7 +204,9 @@ def _folded(codes: Tensor, bits: int) -> Tensor:
     Missing codes of the last eight are 0. ``[…, K] → […, bits ceil(K / 8)]`` uint8.
     """
     # Eight codes are one number. Its neighbouring fields of 8 bits move together, then those of 16 and of 32.
-    eights = _whole(codes.view(torch.uint8), 8).contiguous().view(torch.int64)
+    whole = _whole(codes.view(torch.uint8), 8).contiguous()
+    # As one row: of a transposed row, torch takes any stride for contiguous, and casts none but 1.
+    eights = whole.view(-1).view(torch.int64).view(*whole.shape[:-1], -1)
     for width in (8, 16, 32):
         used = bits * width // 8
         low = sum(((1 << used) - 1) << place for place in range(0, 64, 2 * width))

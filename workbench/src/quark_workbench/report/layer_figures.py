@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from quark.base.parallel import one_thread
-from quark.errors import NonFiniteError
+from quark.base.scalars import decibels
 from quark.models.layers import QuantizedLayer, QuantizerModule
 from quark.models.layers.quantized_layers import linear_weight
 from quark.numbers import QParams
@@ -112,18 +112,9 @@ class LayerFigures:
             if name in inputs:
                 figures["input_peak_to_rms"] = _peak_to_rms(inputs[name].elements, *next(rows))
             self._weights[name] = figures
-            self._enter(name)
+            self._histograms[name] = {}
+            keep_worst(self._histograms, self._weights)
         self._fill_histograms(compared, inputs)
-
-    def _enter(self, name: str) -> None:
-        """Make room for the histograms of a layer if it is among the worst so far."""
-        order = {n: _rank(self._weights[n]["snr_db"]) for n in (*self._histograms, name)}
-        best = max(order, key=lambda n: order[n])
-        if len(self._histograms) == WORST:
-            if best == name:
-                return
-            del self._histograms[best]
-        self._histograms[name] = {}
 
     def _fill_histograms(self, compared: Mapping[str, tuple[Tensor, Tensor]], inputs: Mapping[str, InputSample]) -> None:
         """Compute the histograms of the compared layers that are still among the worst."""
@@ -134,13 +125,8 @@ class LayerFigures:
                 pairs[name, "input"] = inputs[name].values, inputs[name].rounded
         if pairs:
             for (name, what), made in zip(pairs, histograms(list(pairs.values())), strict=True):
-                if not (math.isfinite(made["low"]) and math.isfinite(made["high"])):
-                    raise NonFiniteError(
-                        f"the {what} of '{name}' holds NaN or Inf: activations overflow during calibration. Use another dtype or other "
-                        "data, and load the model again before the next attempt, because earlier blocks are already quantized",
-                        tensor=f"{name}.{what}",
-                    )
-                self._histograms[name][what] = made
+                if math.isfinite(made["low"]) and math.isfinite(made["high"]):
+                    self._histograms[name][what] = made
 
 
 def keep_worst(histograms: dict[str, dict[str, Any]], weights: Mapping[str, Mapping[str, Any]]) -> None:
@@ -148,19 +134,6 @@ def keep_worst(histograms: dict[str, dict[str, Any]], weights: Mapping[str, Mapp
     best_first = sorted(histograms, key=lambda name: _rank(weights[name]["snr_db"]), reverse=True)
     for name in best_first[: max(0, len(histograms) - WORST)]:
         del histograms[name]
-
-
-def decibels(signal: float, noise: float) -> float | None:
-    """Return 10 log10(signal ÷ noise) in dB.
-
-    None if that is not a finite number: without noise, or without signal.
-
-    >>> decibels(100.0, 1.0), decibels(1.0, 0.0)
-    (20.0, None)
-    """
-    if not (signal > 0 and noise > 0 and math.isfinite(signal) and math.isfinite(noise)):
-        return None
-    return 10 * math.log10(signal / noise)
 
 
 def histograms(pairs: Sequence[tuple[Tensor, Tensor | None]]) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from quark.algorithms import OutputError
-from quark.calibration.model_error import depth_figures
+from quark_workbench.report.hidden_states import depth_figures
 
 
 def test_the_error_is_the_mean_of_those_of_the_tokens() -> None:

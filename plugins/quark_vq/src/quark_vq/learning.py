@@ -1,0 +1,60 @@
+"""Codebooks of a weight: k-means of its vectors, weighted by how much the error of each element counts.
+
+The only loop is over iterations; each is a few operations on all vectors.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["FAR", "SAMPLE", "STEPS", "learned", "nearest"]
+
+SAMPLE = 1 << 15
+"""Vectors that a codebook is learned from, at most."""
+STEPS = 16
+"""Iterations of k-means."""
+PIECE = 1 << 20
+"""Distances that are computed at a time: about a second-level cache."""
+FAR = 2.0**40
+"""Magnitude at which scaled values are cut off, far beyond all entries: products with them stay finite."""
+_LEAST = 1e-4
+"""Least importance of an element, as a share of the mean: channels that are always 0 count as little."""
+
+
+def nearest(vectors: Tensor, entries: Tensor) -> Tensor:
+    """Return the number of the nearest of ``entries [K, d]`` for each of ``vectors [n, d]``, int64."""
+    offset = entries.square().sum(1).mul_(-0.5)
+    pieces = vectors.split(max(1, PIECE // len(entries)) if vectors.device.type == "cpu" else max(1, len(vectors)))
+    return torch.cat([torch.addmm(offset, piece, entries.t()).argmax(1) for piece in pieces])
+
+
+def learned(vectors: Tensor, importance: Tensor, count: int) -> Tensor:
+    """Return ``count`` entries for vectors, ``[count, d]``, float32, one of them 0.
+
+    The same arguments give the same entries. Vectors that are not finite count for nothing.
+
+    Args:
+        vectors: ``[n, d]``, float32.
+        importance: Factor of the squared error of each of their elements, ``[n, d]``, at least 0.
+        count: Number of entries.
+    """
+    chosen = torch.randperm(len(vectors), generator=torch.Generator().manual_seed(0))[:SAMPLE].to(vectors.device)
+    x, weight = vectors[chosen], importance[chosen]
+    least = torch.finfo(torch.float32).tiny
+    weight = (weight / weight.mean().clamp(min=least)).clamp_(min=_LEAST)
+    x, weight = torch.nan_to_num(x, 0.0, FAR, -FAR).clamp_(-FAR, FAR), torch.where(x.isfinite(), weight, 0)
+    numbers = torch.arange(count, device=x.device) % len(x)
+    entries = x[numbers].clone()
+    for _ in range(STEPS):
+        labels = nearest(x, entries)
+        total = torch.zeros_like(entries).index_add_(0, labels, weight)
+        sums = torch.zeros_like(entries).index_add_(0, labels, weight * x)
+        # An entry that no vector is nearest to becomes the vector that is farthest from its own.
+        error = (x - entries[labels]).square_().mul_(weight).sum(1)
+        farthest = x[error.topk(min(count, len(x))).indices]
+        is_empty = total[:, :1] == 0
+        place = (is_empty.cumsum(0) - 1).clamp_(min=0).squeeze(1) % len(x)
+        entries = torch.where(is_empty, farthest[place], sums / total.clamp(min=least))
+        entries[entries.square().sum(1).argmin()] = 0  # weights that were pruned stay 0
+    return entries

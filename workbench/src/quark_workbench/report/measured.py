@@ -1,0 +1,53 @@
+"""What the report measures in a run, while float weights are in memory: layers, inputs and hidden states."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from quark.calibration.report import CalibrationReport
+from quark.plugins.measuring import ForwardsStarted, InputSeen, LayersRounded, Moment
+from quark_workbench.report.hidden_states import DepthError
+from quark_workbench.report.layer_figures import InputSample, LayerFigures, keep_worst
+
+__all__ = ["measure"]
+
+_SAMPLE = "quark-workbench"
+"""The name under which a run keeps the sample of an input."""
+
+_depth_of: WeakKeyDictionary[CalibrationReport, DepthError] = WeakKeyDictionary()
+"""The errors of hidden states of each run, by its report, until they are in it."""
+
+
+def measure(moment: Moment) -> None:
+    """Add figures to the report of a run: of layers and inputs, as `LayerFigures`, and of blocks.
+
+    A block gets ``weights``, its ratios in short, which listeners hear; and ``hidden``, the error of the
+    hidden states behind it, as `depth_figures`, if calibration has forwards of the float model too.
+    """
+    if isinstance(moment, ForwardsStarted) and moment.with_float:
+        depth = _depth_of[moment.report] = DepthError()
+        moment.until_end.enter_context(depth.watching(moment.blocks))
+    elif isinstance(moment, InputSeen):
+        moment.samples[_SAMPLE] = InputSample.of(moment.x, moment.rounded)
+    elif isinstance(moment, LayersRounded):
+        samples = {name: kept[_SAMPLE] for name, kept in moment.inputs.items() if _SAMPLE in kept}
+        floats = {name: moment.model.get_submodule(name) for name in moment.layers}
+        LayerFigures(moment.report.weights, moment.report.histograms).add(floats, moment.layers, samples)
+        keep_worst(moment.report.histograms, moment.report.weights)  # a resumed run brings those of each finished block
+        if moment.block is not None:
+            of_block = moment.report.blocks.setdefault(moment.block or "model", {})
+            of_block["weights"] = _in_short(moment.report.weights, moment.layers)
+            if (errors := _depth_of.get(moment.report)) is not None and (hidden := errors.of(moment.block)):
+                of_block["hidden"] = hidden
+
+
+def _in_short(weights: Mapping[str, Mapping[str, Any]], names: Iterable[str]) -> dict[str, Any]:
+    """Return the median ratio of some layers, and the layer with the lowest; empty where none has a ratio."""
+    ratios = {name: ratio for name in names if (ratio := weights.get(name, {}).get("snr_db")) is not None}
+    if not ratios:
+        return {}
+    worst = min(ratios, key=lambda name: ratios[name])
+    return {"snr_db": statistics.median(ratios.values()), "worst": worst, "worst_snr_db": ratios[worst]}
