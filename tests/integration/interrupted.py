@@ -46,6 +46,8 @@ CASES: dict[str, dict[str, Any]] = {
     "a float forward beside it": {"scheme": "int4_wo_32", "algorithm": "gptaq"},
     "awq": {"scheme": "int4_wo_32", "algorithm": "awq"},
     "awq and gptq": {"scheme": "int4_wo_32", "algorithm": ["awq", "gptq"]},
+    "branches": {"scheme": "int4_wo_32", "algorithm": "lqer"},
+    "gptq and branches": {"scheme": "int4_wo_32", "algorithm": ["gptq", "lqer"]},
     "awq and a float forward": {"scheme": "int4_wo_32", "algorithm": ["awq", "gptaq"]},
     "static activations and cache": STATIC,
     "a transform before static activations": {"scheme": "int8", "algorithm": "smoothquant"},

@@ -76,13 +76,13 @@ def killer(source: Path, data: list[torch.Tensor], max_shard_bytes: int) -> Iter
 def test_a_run_that_is_killed_in_the_middle_of_a_write_is_resumed(source: Path, tmp_path: Path) -> None:
     rng = random.Random(15)
     with killer(source, DATA, 60_000) as jobs:
-        for name in ("round to nearest", "awq and gptq"):
+        for name in ("round to nearest", "awq and gptq", "gptq and branches"):
             (tmp_path / name).mkdir()
             jobs.compare(tmp_path / name, name, rng, kills=2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["round to nearest", "gptq", "awq", "awq and gptq", "static activations and cache"])
+@pytest.mark.parametrize("name", ["round to nearest", "gptq", "awq", "awq and gptq", "static activations and cache", "branches"])
 def test_a_run_of_the_tiny_model_is_killed_at_many_points_and_resumed(name: str, tmp_path: Path) -> None:
     rng = random.Random(name)
     with killer(tiny_model_dir(), calibration_batches(4, 64), 500_000) as jobs:

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 FENCE = re.compile(r'^(<!-- not run: [^\n]+ -->\n+)?```(\w+)(?: title="([^"]+)")?\n(.*?)^```', flags=re.MULTILINE | re.DOTALL)
 LONGEST_LINE = 100
-SLOW_CHECKS = re.compile(r"^\$ quark check .*--kind (rounding|transform|block_tuning|template)$", flags=re.MULTILINE)
+SLOW_CHECKS = re.compile(r"^\$ quark check .*--kind (rounding|transform|block_tuning|branch|template)$", flags=re.MULTILINE)
 TUTORIAL = ROOT / "docs/plugins/tutorial.md"
 
 

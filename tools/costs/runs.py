@@ -67,6 +67,7 @@ RUNS: Mapping[str, RunCase] = {
     "autosmoothquant": RunCase("int4_wo_64", ("autosmoothquant",)),
     "awq": RunCase("int4_wo_64", ("awq",)),
     "awq+gptq": RunCase("int4_wo_64", ("awq", "gptq")),
+    "lqer": RunCase("int4_wo_64", ("lqer",)),
     "rotation+gptq, mxfp4": RunCase("mxfp4", ("rotation", "gptq")),
     "rotation+smoothquant, int8": RunCase("int8", ("rotation", "smoothquant")),
     "awq+gptq+tuning, one epoch": RunCase("int4_wo_64", ("awq", "gptq", "tuning"), {"tuning": {"epochs": 1, "compute_dtype": "bfloat16"}}),

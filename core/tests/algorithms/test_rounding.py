@@ -35,6 +35,18 @@ def test_by_rows_gives_the_results_of_all_slices_in_order_on_every_rank(
     assert results == [expected] * size
 
 
+def test_layers_that_share_a_scale_are_observed_together() -> None:
+    config = quark.schemes().load_config("fp8")()
+    floats = {name: nn.Linear(8, 4, bias=False) for name in ("small", "large")}
+    nn.init.constant_(floats["small"].weight, 1.0)
+    nn.init.constant_(floats["large"].weight, -3.0)
+    layers = {name: quantized_class(layer).from_float(layer, config) for name, layer in floats.items()}
+    observer = RoundingTask(layers, shares_scale=True).shared_observer()
+    assert observer is not None
+    assert [float(end) for end in observer.range()] == [-3.0, 1.0]
+    assert RoundingTask(layers).shared_observer() is None
+
+
 @pytest.mark.parametrize(
     ("columns", "sizes", "are_shared"),
     [

@@ -11,6 +11,11 @@ import pytest
 from torch import nn
 
 from quark.checkpoint import BlockStream, CheckpointContent, Exporter, ExportOptions
+from quark.config.layer import QLayerConfig
+from quark.config.model import QConfig
+from quark.models.plan.family import architecture_of
+from quark.models.plan.quant_plan import make_plan
+from quark_tiny_model import tiny_model
 
 
 class Whole(Exporter):
@@ -24,6 +29,13 @@ class Written(BlockStream):
 
     def finish(self, content: CheckpointContent) -> None:
         """End."""
+
+
+def test_content_has_the_blocks_in_the_order_of_a_stream() -> None:
+    for model, names in ((tiny_model(), [f"model.layers.{i}" for i in range(3)]), (nn.Sequential(nn.Linear(2, 2)), [""])):
+        config = QConfig(QLayerConfig())
+        content = CheckpointContent(model, config, make_plan(model, config, architecture_of(model)))
+        assert [block.name for block in content.blocks] == names
 
 
 ARGUMENTS: Any = (None, nn.Linear(2, 2), Path("out"), ExportOptions())

@@ -58,6 +58,11 @@ class WrapsFarOut(Loud):
         return t.copy_(torch.where(t.abs() > 2.0**31, -8.0, t.round().clamp(-8, 7)).where(~t.isnan(), t))
 
 
+class WithoutCodes(Loud):
+    def decode(self, codes: Tensor) -> Tensor:
+        raise NotImplementedError("its values have no codes")
+
+
 class SaysTooMuch(Loud):
     def max_magnitude(self, spec: Any) -> float:
         return 15.0
@@ -263,7 +268,7 @@ FORMATS: dict[type, str] = {
     ScaleLost: "has scales that do not survive packing",
     ScaleHalf: "has scales that do not survive packing",
 }
-_NAMES = {mutant: f"broken_{mutant.__name__.lower()}" for mutant in (Loud, PackLooksAtDevice, *FORMATS)}
+_NAMES = {mutant: f"broken_{mutant.__name__.lower()}" for mutant in (Loud, WithoutCodes, PackLooksAtDevice, *FORMATS)}
 globals().update(
     {name: mutant(name=name, bits=4, signed=True, storage_dtype=torch.int8, packing=mutant.stored) for mutant, name in _NAMES.items()}
 )
@@ -307,6 +312,13 @@ def test_a_format_that_packs_otherwise_than_it_announces_is_named_with_the_layer
 
 def test_a_sound_one_is_not() -> None:
     plan(spec_of(_NAMES[Loud]))
+
+
+def test_activations_need_no_codes_which_nobody_stores() -> None:
+    spec = spec_of(_NAMES[WithoutCodes])
+    refuse_broken(quantizer_for(spec, activation=True), activation=True)
+    with pytest.raises(PluginError, match="its values have no codes"):
+        refuse_broken(quantizer_for(spec, activation=False), activation=False)
 
 
 @pytest.mark.parametrize("scheme", schemes().names())

@@ -39,12 +39,15 @@ RUNS: dict[str, dict[str, Any]] = {
     "SmoothQuant, static inputs and cache": {"scheme": "fp8", "algorithm": ["smoothquant"], "kv_cache_scheme": "fp8"},
     "GPTQ, static inputs and cache": {"scheme": "fp8", "algorithm": ["gptq"], "kv_cache_scheme": "fp8"},
     "rotation": {"scheme": "int4_wo_64", "algorithm": ["rotation"]},
+    "branches": {"scheme": "int4_wo_64", "algorithm": ["lqer"]},
+    "GPTQ and branches in two passes": {"scheme": "int4_wo_64", "algorithm": ["gptq", "lqer"], "activation_memory": 0},
 }
 EXPERTS: dict[str, dict[str, Any]] = {
     "GPTQ": {"scheme": "int4_wo_64", "algorithm": ["gptq"]},
     "GPTQ in two passes": {"scheme": "int4_wo_64", "algorithm": ["gptq"], "activation_memory": 0},
     "AWQ": {"scheme": "int4_wo_64", "algorithm": ["awq"]},
     "GPTQ, pooled static inputs": {"scheme": "fp8", "algorithm": ["gptq"]},
+    "GPTQ and branches": {"scheme": "int4_wo_64", "algorithm": ["gptq", "lqer"]},
 }
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from quark_devkit.check import Check, CheckFailedError, NotApplicableError
     from quark_devkit.classes import (
         BlockTuningConformance,
+        BranchConformance,
         Conformance,
         DatasetConformance,
         DistributionConformance,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BlockTuningConformance",
+    "BranchConformance",
     "Check",
     "CheckFailedError",
     "Conformance",

@@ -14,6 +14,7 @@ from quark.config.templates.algorithms import derived_config
 from quark.errors import QuarkError, UnsupportedError
 from quark.plugins import AlgorithmRecord, algorithms
 from quark.runs import ModelQuantizer
+from quark.runs.run import plan_run
 from quark_devkit.check import NotApplicableError, assume, complaining, require
 from quark_devkit.simulated_device import SimulatedDevice, simulated_device
 from quark_devkit.small_models import batches, coarse_scheme, logits, quantized, run_config, scheme_with_inputs, small_family, small_model
@@ -93,15 +94,17 @@ def run_with(subject: Subject) -> QConfig:
 
 
 def others(subject: Subject, kind: str) -> Iterator[tuple[AlgorithmRecord, AlgoConfig]]:
-    """Yield the other algorithms of a kind that can run with this one, with their settings."""
+    """Yield the other algorithms of a kind that a plan allows in the coarsest scheme, with their settings."""
     for record in algorithms():
         excluded = record.role is not None and record.role == subject.record.role
         if record.kind != kind or record.name == subject.name or excluded or record.processor is None:
             continue
         try:
-            yield record, settings_of(find_subject(subject.catalog, kind, record.name))
-        except QuarkError:  # other checks find algorithms that do not fit the small model or are broken
+            settings = settings_of(find_subject(subject.catalog, kind, record.name))
+            plan_run(small_model(), run_config(coarse_scheme(), settings))
+        except QuarkError:  # other checks find algorithms that do not fit the small model or its scheme, or are broken
             continue
+        yield record, settings
 
 
 def logit_error(scheme: str, *settings: AlgoConfig) -> float:

@@ -140,6 +140,10 @@ class BlockTuningConformance(Conformance, kind="block_tuning"):
     """Every check of a tuning."""
 
 
+class BranchConformance(Conformance, kind="branch"):
+    """Every check of an algorithm that puts branches beside layers."""
+
+
 class TemplateConformance(Conformance, kind="template"):
     """Every check of a template."""
 

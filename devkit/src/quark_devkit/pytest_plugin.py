@@ -44,7 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="KIND",
-        help="only subjects of this kind: format, observer, scheme, rounding, transform, block_tuning, template, layout …",
+        help="only subjects of this kind: format, observer, scheme, rounding, transform, block_tuning, branch, template, layout …",
     )
 
 

@@ -29,6 +29,7 @@ _REGISTRIES = {
     "rounding": "algorithms",
     "transform": "algorithms",
     "block_tuning": "algorithms",
+    "branch": "algorithms",
     "template": "templates",
     "layout": "exporters",
     "selector": "selectors",

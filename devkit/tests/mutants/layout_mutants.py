@@ -250,6 +250,11 @@ class TakesTheHeadForTied(Rewrites):
     changed = staticmethod(lambda tensors: {n: t for n, t in tensors.items() if n != "lm_head.weight"})
 
 
+class SilencesBranches(Rewrites):
+    holds_branches = True
+    changed = staticmethod(lambda tensors: {n: t * 0 if ".branch." in n else t for n, t in tensors.items()})
+
+
 def _callers() -> str:
     import traceback
 
@@ -357,6 +362,7 @@ MUTANTS = (
     _mutant("refuses_unknown_options", "refuses its own default", WrongDefault),
     _mutant("is_recognized", "writes another method than it reads", OtherMethod),
     _mutant("is_recognized", "is read by a method of another layout", Plain, quant_methods=("quark",)),
+    _mutant("keeps_branches_or_refuses_them", "writes zeros for branches", SilencesBranches),
     _mutant("reloads_to_the_same_logits", "halves the embedding", HalvesTheEmbedding),
     _mutant("reloads_to_the_same_logits", "drops biases", DropsBiases),
     _mutant("reloads_to_the_same_logits", "takes every head for a tied one", TakesTheHeadForTied),

@@ -41,6 +41,7 @@ MODULES = {
     "rounding": {"clipped.py", "clipped_settings.py"},
     "transform": {"balanced.py", "balanced_settings.py"},
     "block_tuning": {"nudged.py", "nudged_settings.py"},
+    "branch": {"channels.py", "channels_settings.py"},
     "template": {"lm.py", "modeling.py"},
     "layout": {"box.py"},
     "layer_type": {"gated.py"},

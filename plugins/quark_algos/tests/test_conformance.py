@@ -3,9 +3,14 @@
 import pytest
 
 from quark_algos.plugin import quark_register_algorithms
-from quark_devkit import BlockTuningConformance, RoundingConformance, TransformConformance
+from quark_devkit import BlockTuningConformance, BranchConformance, RoundingConformance, TransformConformance
 
-_BASES = {"rounding": RoundingConformance, "transform": TransformConformance, "block_tuning": BlockTuningConformance}
+_BASES = {
+    "rounding": RoundingConformance,
+    "transform": TransformConformance,
+    "block_tuning": BlockTuningConformance,
+    "branch": BranchConformance,
+}
 # The published steps of AutoRound take minutes over all checks. Qronos is GPTQ and the correction of GPTAQ,
 # AWQ searches as AutoSmoothQuant does and moves scale as SmoothQuant does: whole runs are made with these
 # two. Runs of all on an accelerator have more asked of them in tests/test_on_an_accelerator.py: the bits.

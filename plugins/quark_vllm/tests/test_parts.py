@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import quark
-from quark.models.layers import QuantEmbedding, QuantizedLayer, QuantLinear
+from quark.models.layers import Branch, QuantEmbedding, QuantizedLayer, QuantLinear
 from quark.models.layers.layers_from_codes import RunsFromCodes, runs_from_codes
 from quark.models.layers.packed_weight import FormatPacking, PackedWeight
 from quark_vllm.parts import cut_layer, cut_weight, reads_whole_input, rows_of_rank, shared_input
@@ -32,6 +32,16 @@ def layer_in(scheme: str, kind: type[QuantizedLayer] = QuantLinear) -> Any:
     layer.weight_quantizer.set_qparams(qparams)
     packing = FormatPacking(quantizer, "reorder", QuantizedLayer.as_stored)
     return runs_from_codes(layer, PackedWeight(packing, tensors, (ROWS, COLUMNS), torch.float32))
+
+
+class Doubled(Branch):
+    """Adds twice the first channels, and keeps the others from the weight."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x[..., :ROWS] + 1
+
+    def rest(self, x: Tensor) -> Tensor:
+        return torch.cat([torch.zeros_like(x[..., :ROWS]), x[..., ROWS:]], -1)
 
 
 def slices(size: int, ranks: int) -> list[slice]:
@@ -59,6 +69,23 @@ def test_rows_and_columns_of_ranks_are_those_of_the_whole(scheme: str, keeps_cod
         torch.testing.assert_close(sums + whole.bias, whole(x), rtol=0, atol=1e-5)
         assert all(isinstance(part, RunsFromCodes) == keeps_codes for part in (*by_row, *by_column)), "packed where that is wanted"
     assert torch.equal(whole(x), layer_in(scheme)(x)), "the whole layer stays as it is"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("keeps_codes", [False, True])
+@pytest.mark.parametrize("scheme", ["int4_wo_32", "int8", "ptpc_fp8"])
+def test_a_branch_adds_to_the_rows_and_columns_of_ranks_what_it_adds_to_the_whole(scheme: str, keeps_codes: bool, x: Tensor) -> None:
+    whole = layer_in(scheme)
+    whole._modules["branch"] = Doubled()
+    assert (whole(x) - layer_in(scheme)(x)).abs().min() > 0
+    for ranks in (1, 2, 4):
+        by_row = [cut_layer(whole, rows, slice(0, COLUMNS), keeps_codes=keeps_codes, **OPTIONS) for rows in slices(ROWS, ranks)]
+        torch.testing.assert_close(torch.cat([part(x) for part in by_row], -1), whole(x), rtol=0, atol=1e-5)
+        by_column = [cut_layer(whole, slice(0, ROWS), columns, keeps_codes=keeps_codes, **OPTIONS) for columns in slices(COLUMNS, ranks)]
+        assert all(map(reads_whole_input, by_column)), "each rank gathers, or none does"
+        sums = sum(part(x) - part.bias for part in by_column)
+        torch.testing.assert_close(sums + whole.bias, whole(x), rtol=0, atol=1e-5)
+        assert shared_input(by_row) is None, "the product alone is not the output"
 
 
 @torch.no_grad()

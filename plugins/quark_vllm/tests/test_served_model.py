@@ -3,6 +3,7 @@
 import pickle
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from quark.models.layers.layers_from_codes import Packed
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
 from quark_tiny_model import calibration_batches, tiny_model
 from quark_vllm.operator import Operation, announce, call
+from quark_vllm.parts import cut_layer
 from quark_vllm.served_model import CachedStates, ServedModel
 
 FUSED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
@@ -86,6 +88,22 @@ def test_matrices_of_rotations_have_no_place_in_a_runtime_and_rotate_inputs(tmp_
     assert torch.equal(states.changed(keys, 2, "key"), expected)
     assert torch.equal(states.changed(keys.view(5, 2, 64), 2, "key").flatten(1), expected)
     assert model.states("model.layers.0.mlp") is None
+
+
+def test_tensors_of_branches_have_no_place_in_a_runtime_and_come_with_the_layers(tmp_path: Path) -> None:
+    model = served(tmp_path / "out", config(algorithm="lqer"))
+    branches = [name for name in model._tensors if ".branch." in name]
+    assert branches
+    assert list(model.unread()) == branches
+    (layer,) = model.parts("model.layers.0.mlp.down_proj").values()
+    assert isinstance(layer, Packed)
+    quantized: Any = layer.unpack()
+    options: Any = {"keeps_codes": False, "dtype": torch.float32, "device": torch.device("cpu")}
+    part = cut_layer(layer, slice(0, 8), slice(0, quantized.in_features), **options)
+    x = torch.randn(3, quantized.in_features)
+    with torch.no_grad():
+        assert quantized.branch(x).abs().max() > 0
+        torch.testing.assert_close(part(x), quantized(x)[:, :8])
 
 
 def test_values_are_not_rotated() -> None:

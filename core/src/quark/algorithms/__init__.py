@@ -1,5 +1,6 @@
 """The base classes of algorithms, Transform, Rounding and Tuning; statistics; round-to-nearest."""
 
+from quark.algorithms.branching import Branching, BranchSite, BranchTask
 from quark.algorithms.rounding import (
     HeldOut,
     Metrics,
@@ -21,6 +22,9 @@ __all__ = [
     "AbsMax",
     "AbsMean",
     "BlockContext",
+    "BranchSite",
+    "BranchTask",
+    "Branching",
     "CrossMoment",
     "HeldOut",
     "Hessian",

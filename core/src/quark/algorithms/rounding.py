@@ -108,6 +108,18 @@ class RoundingTask:
         """
         return StackedWeights(self.layers, shares_scale=self.shares_scale)
 
+    def shared_observer(self) -> Observer | None:
+        """Return an observer of the range of all layers' weights together; None where they share no scale.
+
+        A rounding that finds scales layer by layer hands it to ``find_qparams`` of each quantizer.
+        """
+        if not self.shares_scale:
+            return None
+        observer = weight_quantizer(next(iter(self.layers.values()))).quantizer.observer()
+        for layer in self.layers.values():
+            observer.observe(float_weight(layer))
+        return observer
+
     def by_rows(self, work: Callable[[slice], T], rows: int) -> list[T]:
         """Return the results of ``work`` on consecutive slices of the rows, the same on all ranks.
 
@@ -266,7 +278,7 @@ class RoundToNearest(Rounding):
     @torch.no_grad()
     def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
         """Round the layers to nearest; there are no metrics."""
-        shared = _seen_by_all(task)
+        shared = task.shared_observer()
 
         def round_layer(layer: QuantizedLayer) -> None:
             quantizer, weight, is_deferred, codes = weight_quantizer(layer), float_weight(layer), False, None
@@ -294,17 +306,7 @@ class RoundToNearest(Rounding):
 
 def find_nearest_scales(task: RoundingTask) -> None:
     """Set the scales of round-to-nearest, and leave the weights float (`QuantizerModule.is_deferred`)."""
-    shared = _seen_by_all(task)
+    shared = task.shared_observer()
     for layer in task.layers.values():
         quantizer = weight_quantizer(layer)
         quantizer.set_qparams(quantizer.quantizer.find_qparams(float_weight(layer), shared), is_deferred=True)
-
-
-def _seen_by_all(task: RoundingTask) -> Observer | None:
-    """Return an observer of the range over the weights of all layers; None if they share no scale."""
-    if not task.shares_scale:
-        return None
-    observer = weight_quantizer(next(iter(task.layers.values()))).quantizer.observer()
-    for layer in task.layers.values():
-        observer.observe(float_weight(layer))
-    return observer

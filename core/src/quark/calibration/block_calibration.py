@@ -9,9 +9,10 @@ from typing import Any
 import attrs
 from torch import nn
 
-from quark.algorithms import RoundingTask
+from quark.algorithms import RoundingTask, Statistic
 from quark.base.ranks import Ranks
 from quark.calibration.activation_scales import ActivationScales
+from quark.calibration.block_branches import BlockBranches
 from quark.calibration.block_tuning import BlockTuning
 from quark.calibration.input_groups import InputGroups
 from quark.calibration.input_statistics import Collector
@@ -19,7 +20,8 @@ from quark.calibration.lockstep import BlockRun
 from quark.calibration.phases import PhaseClock
 from quark.calibration.plugin_checks import CheckedRounding
 from quark.calibration.report import CalibrationReport
-from quark.calibration.round_to_nearest import rounding_tasks
+from quark.calibration.round_to_nearest import round_to_nearest, rounding_tasks
+from quark.calibration.rounding_validation import round_validated
 from quark.models.layers import QuantizedLayer
 from quark.models.layers.experts import SeparateExperts
 from quark.models.plan.decoder_blocks import Block
@@ -40,6 +42,7 @@ class BlockCalibration(ABC):
         input_groups: Groups of layers that share an input; they belong to the run and learn from block to
             block.
         scales: Scales of the block's activations.
+        branches: Branches of the block's layers.
         clock: Measures the time of statistics and of the rounding.
         tuning: Tunes the rounded block before the forwards leave it; None if there is no tuning.
 
@@ -59,6 +62,7 @@ class BlockCalibration(ABC):
     _checked: CheckedRounding
     _input_groups: InputGroups
     _scales: ActivationScales
+    _branches: BlockBranches
     _clock: PhaseClock = attrs.field(factory=PhaseClock)
     _tuning: BlockTuning | None = None
     _routed: tuple[str, ...] = attrs.field(init=False)
@@ -78,6 +82,24 @@ class BlockCalibration(ABC):
     def _ranks(self) -> Ranks:
         """The ranks of the run; all of them round the block, each with its own forwards."""
         return self._block_run.grid.ranks
+
+    @property
+    def _needs(self) -> tuple[type[Statistic], ...]:
+        """The statistics of layers' inputs."""
+        return tuple(dict.fromkeys((*self._checked.rounding.needs, *self._branches.needs)))
+
+    def _is_observed(self, name: str) -> bool:
+        """Return whether a layer is rounded when the statistics of its input are complete."""
+        return name in self._chosen or (bool(self._branches.needs) and self._layers[name][1].branch is not None)
+
+    def _round_observed(self, layers: Mapping[str, QuantizedLayer], collector: Collector) -> None:
+        """Round layers of an input group, whose statistics are complete, and make their branches."""
+        chosen = {name: layer for name, layer in layers.items() if name in self._chosen}
+        tasks = self._tasks(chosen, collector)
+        with self._clock.phase("solve"), self._branches.made(layers, collector.statistics):
+            metrics = round_validated(self._checked, tasks)
+            round_to_nearest({name: layer for name, layer in layers.items() if name not in chosen}, self._input_groups.siblings)
+        self._keep(metrics, layers, collector)
 
     @abstractmethod
     def work(self) -> None:

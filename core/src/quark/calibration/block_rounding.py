@@ -24,7 +24,6 @@ from quark.calibration.forwards import Forward, current_forward, replaced_forwar
 from quark.calibration.input_statistics import Collector
 from quark.calibration.pause_points import PausePoint, PooledExperts, pooled_experts
 from quark.calibration.round_to_nearest import round_to_nearest
-from quark.calibration.rounding_validation import round_validated
 
 
 @attrs.frozen(eq=False)
@@ -85,8 +84,8 @@ class BlockRounding(BlockCalibration):
 
     def work(self) -> None:
         """Lead every forward through the block."""
-        others = {n: quantized for n, (_, quantized) in self._layers.items() if n not in self._chosen}
-        with self._clock.phase("solve"):
+        others = {n: quantized for n, (_, quantized) in self._layers.items() if not self._is_observed(n)}
+        with self._clock.phase("solve"), self._branches.made(others):
             self.rounded |= round_to_nearest(others, self._input_groups.siblings)
         layers = enumerate(self._layers.items())
         self._pause_points = {n: PausePoint(n, i, layer, quantized, self._block_run) for i, (n, (layer, quantized)) in layers}
@@ -129,7 +128,8 @@ class BlockRounding(BlockCalibration):
         """
         self._scales.finish()
         unreached = {n: p.quantized for n, p in self._pause_points.items() if n not in self.rounded}
-        self.rounded |= round_to_nearest(unreached, self._input_groups.siblings)
+        with self._branches.made(unreached):
+            self.rounded |= round_to_nearest(unreached, self._input_groups.siblings)
         for pause_point in self._pause_points.values():
             pause_point.done()
 
@@ -195,12 +195,9 @@ class BlockRounding(BlockCalibration):
             for x in inputs.values() if self._scales.wants(name, INPUT) else ():
                 self._scales.see(name, INPUT, x)
         self._scales.set_scales((m.name, INPUT) for m in members)
-        chosen = {m.name: m.quantized for m in members if m.name in self._chosen}
-        if chosen:
-            collector = self._statistics_of(leader, members, inputs)
-            tasks = self._tasks(chosen, collector)
-            with self._clock.phase("solve"):
-                self._keep(round_validated(self._checked, tasks), chosen, collector)
+        observed = {m.name: m.quantized for m in members if self._is_observed(m.name)}
+        if observed:
+            self._round_observed(observed, self._statistics_of(leader, members, inputs))
         self._set_output_scales(members, inputs)
         arrived = dict(leader.arrived)
         for pause_point in members:
@@ -210,7 +207,7 @@ class BlockRounding(BlockCalibration):
         static = [m for m in members if self._scales.wants(m.name, OUTPUT)]
         for pause_point in static:
             for x in inputs.values():
-                self._scales.see(pause_point.name, OUTPUT, pause_point.quantized.product(x))
+                self._scales.see(pause_point.name, OUTPUT, pause_point.quantized.with_branch(x))
         self._scales.set_scales((m.name, OUTPUT) for m in static)
 
     def _members(self, leader: PausePoint) -> list[PausePoint]:
@@ -238,7 +235,7 @@ class BlockRounding(BlockCalibration):
         rows, columns = weight.shape  # type: ignore[misc]
         counts = self._ranks.gather(sum(x.numel() // x.shape[-1] for x in inputs.values()))
         position = sum(counts[: self._ranks.rank])
-        kinds, grid = self._checked.rounding.needs, self._block_run.grid
+        kinds, grid = self._needs, self._block_run.grid
         # Tokens are routed differently in the float model, so inputs of its experts belong to other tokens.
         is_routed = leader.name.startswith(self._routed)
         floats = {f.number: x for f, x in leader.arrived.items() if f.is_float and not is_routed}

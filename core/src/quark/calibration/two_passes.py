@@ -23,7 +23,6 @@ from quark.calibration.forwards import Forward, current_forward, replaced_forwar
 from quark.calibration.input_groups import common_groups
 from quark.calibration.input_statistics import Collector
 from quark.calibration.round_to_nearest import round_to_nearest
-from quark.calibration.rounding_validation import round_validated
 from quark.models.layers import QuantizedLayer
 
 
@@ -77,13 +76,13 @@ class TwoPasses(BlockCalibration):
         def forward_of_layer(x: Tensor, *args: Any, **kwargs: Any) -> Any:
             forward = current_forward()
             if forward is None or forward.is_float:
-                if forward is not None and name in self._chosen:
+                if forward is not None and self._is_observed(name):
                     self._floats[name] = x
                 return plain(x, *args, **kwargs)
             if self._is_finished:
                 return QuantizedLayer.forward(quantized, x, *args, **kwargs)
             self._scales.see(name, INPUT, x)
-            if name in self._chosen:
+            if self._is_observed(name):
                 self._collect(name, quantized, x, forward)
             y = plain(x, *args, **kwargs)
             self._scales.see(name, OUTPUT, y)
@@ -116,7 +115,7 @@ class TwoPasses(BlockCalibration):
             first.setdefault(leader, x.numel() // x.shape[-1])
         count = first.get(leader, 0)  # calls are similar
         if leader not in self._collectors:
-            self._collectors[leader] = Collector(self._checked.rounding.needs, x.shape[-1], x.device, grid.calls * count, grid)
+            self._collectors[leader] = Collector(self._needs, x.shape[-1], x.device, grid.calls * count, grid)
         quantizer = quantized.input_quantizer
         # A static scale is unknown before all inputs have been observed.
         is_ready = quantizer is not None and quantizer.quantizer.is_dynamic
@@ -129,12 +128,11 @@ class TwoPasses(BlockCalibration):
             collector = self._collectors.pop(leader, None) if leader is not None else None
             if collector is None:  # no token of this rank has reached the layers
                 weight: Any = self._layers[names[0]][1].weight
-                collector = Collector(self._checked.rounding.needs, weight.shape[1], weight.device, 0, self._block_run.grid)
+                collector = Collector(self._needs, weight.shape[1], weight.device, 0, self._block_run.grid)
             with self._clock.phase("statistics"):
                 collector.complete()
-            tasks = self._tasks({name: self._layers[name][1] for name in names}, collector)
-            with self._clock.phase("solve"):
-                self._keep(round_validated(self._checked, tasks), names, collector)
+            self._round_observed({name: self._layers[name][1] for name in names}, collector)
         # The second pass may route tokens to an expert that the first did not reach.
         others = {n: quantized for n, (_, quantized) in self._layers.items() if n not in self.rounded}
-        self.rounded |= round_to_nearest(others, self._input_groups.siblings)
+        with self._branches.made(others):
+            self.rounded |= round_to_nearest(others, self._input_groups.siblings)

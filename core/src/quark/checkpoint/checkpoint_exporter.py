@@ -42,7 +42,7 @@ from quark.config.slot import ACTIVATIONS, PARAMETERS, Slot
 from quark.errors import UnsupportedError
 from quark.models.hf.internals import set_source, tied_on_loading
 from quark.models.plan.attention import AttentionRow
-from quark.models.plan.decoder_blocks import Block, decoder_blocks
+from quark.models.plan.decoder_blocks import Block
 from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.quant_plan import QuantPlan
 
@@ -237,7 +237,7 @@ class _Stream(BlockStream):
     @cached_property
     def _blocks(self) -> tuple[str, ...]:
         """The full names of the decoder blocks; only ``""`` if the model is one block."""
-        return tuple(block.name for block in decoder_blocks(self._content.model, self._content.plan.architecture))
+        return tuple(block.name for block in self._content.blocks)
 
     def write_float(self) -> None:
         """As `BlockStream.write_float`."""

@@ -5,6 +5,7 @@ Exporters write it, and readers return it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -15,6 +16,7 @@ from quark.base.names import folded
 from quark.config.model import QConfig
 from quark.errors import ConfigError
 from quark.models.layers.layers_from_codes import Packed
+from quark.models.plan.decoder_blocks import Block, decoder_blocks
 from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.quant_plan import QuantPlan, is_left_alone
 
@@ -34,6 +36,11 @@ class CheckpointContent:
     model: nn.Module
     config: QConfig
     plan: QuantPlan
+
+    @property
+    def blocks(self) -> Sequence[Block]:
+        """The decoder blocks in the order in which a stream is given them; the whole model if it has none."""
+        return decoder_blocks(self.model, self.plan.architecture)
 
 
 def content_of(model: Any) -> CheckpointContent:

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from quark.base.log import get_logger
+from quark.base.names import folded
 from quark.base.torch_state import own_torch_state
 from quark.checkpoint.atomic_directory import Leftover, building
 from quark.checkpoint.content import CheckpointContent, content_of
@@ -21,6 +22,7 @@ from quark.checkpoint.run_file import complete_run_file
 from quark.errors import UnknownNameError, UnsupportedError
 from quark.models.hf.internals import directory_of
 from quark.models.hf.json_files import config_file
+from quark.models.layers import Branch
 from quark.models.plan.one_layer import as_model
 from quark.models.plan.quant_plan import QuantPlan
 from quark.plugins import exporters
@@ -90,7 +92,7 @@ def refuse_unstorable(name: str, exporter: Exporter, content: CheckpointContent,
         UnsupportedError: It cannot; the message says why, and which installed layouts can.
     """
     try:
-        exporter.check(content, skeleton, options)
+        _check(name, exporter, content, skeleton, options)
     except UnsupportedError as error:
         others = layouts_that_hold(content, skeleton, besides=name)
         can = f"Layouts that hold this model: {', '.join(others)}" if others else "No other installed layout holds this model"
@@ -117,11 +119,21 @@ def layouts_that_hold(content: CheckpointContent, skeleton: nn.Module, *, beside
 
 def _holds(name: str, content: CheckpointContent, skeleton: nn.Module) -> bool:
     try:
-        exporter_of(name).check(content, skeleton, ExportOptions())
+        _check(name, exporter_of(name), content, skeleton, ExportOptions())
     except Exception as error:  # an error of another layout must not hide the error of the requested one
         get_logger(__name__).debug(f"The layout '{name}' does not hold this model: {error}")
         return False
     return True
+
+
+def _check(name: str, exporter: Exporter, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> None:
+    exporter.check(content, skeleton, options)
+    branched = [] if exporter.holds_branches else [n.rpartition(".")[0] for n, m in skeleton.named_modules() if isinstance(m, Branch)]
+    if branched:
+        raise UnsupportedError(
+            f"the layout '{name}' has no place for branches beside layers, and {len(branched)} layer(s) have one ({folded(branched)}): "
+            "choose a layout that holds them, or leave the algorithm out that adds them"
+        )
 
 
 @contextmanager

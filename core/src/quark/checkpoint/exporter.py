@@ -158,6 +158,8 @@ class Exporter(ABC):
     fails.
 
     Attributes:
+        holds_branches: Whether it writes the tensors of `quark.models.layers.Branch` modules and its reader
+            finds them; otherwise models with branches are refused.
         streams: Whether it writes block by block, with `stream`; other exporters get complete models. Its
             record has the capability ``streaming``.
         resumes: Whether `stream` continues the export of a killed process; its streams have the methods for
@@ -166,6 +168,7 @@ class Exporter(ABC):
             have the methods for this.
     """
 
+    holds_branches: ClassVar[bool] = False
     streams: ClassVar[bool] = False
     resumes: ClassVar[bool] = False
     shares: ClassVar[bool] = False

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import attrs
 from torch import nn
 
+from quark.algorithms.branching import BranchSite, branching_of
 from quark.checkpoint.provenance import refuse_unreadable
 from quark.checkpoint.restorers import restorers_of
 from quark.config.layer import QLayerConfig
@@ -41,7 +42,8 @@ def pack_model(
 ) -> QuantPlan:
     """Replace every layer that the configuration quantizes by a `Packed` layer, in place; return the plan.
 
-    Attention modules get quantizers. Algorithms that run with the model are restored.
+    Attention modules get quantizers, and layers their branches. Other algorithms that run with the model are
+    restored.
 
     Args:
         model: A float model, with weights on any device; they are not used.
@@ -71,6 +73,7 @@ def pack_model(
     refuse_misfits(rows)
     architecture = architecture_of(model)
     attentions = attention_rows(model, rows, quant_config, architecture)
+    branching = branching_of(quant_config)
     in_attention = {layer for a in attentions for layer, _ in a.states.values()}
     packed_of: dict[nn.Module, Packed] = {}
     for name, layer in list(model.named_modules(remove_duplicate=False)):
@@ -85,6 +88,8 @@ def pack_model(
                 holds_values = quant_config.weight_format == "fake_quantized"
                 made = PackedLayer(layer, own, pack_method, name, holds_values) if pack_layer is None else pack_layer(layer, own, name)
                 packed_of[layer] = made
+                if branching is not None:
+                    branching.add_to(made, BranchSite.of(name, layer, own))
             model.set_submodule(name, packed_of[layer])
     stored = [attrs.evolve(row, fused=True) for row in attentions] if states_with_attention else attentions
     _map_attention(model, stored, pack_method, eager=quant_config.softmax_quant_spec is not None)

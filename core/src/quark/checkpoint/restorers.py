@@ -53,6 +53,8 @@ def restorers_of(config: QConfig) -> list[Restorer]:
                     f"Run pip install {algorithms().kind.distribution}, or install another distribution that registers '{settings.name}'"
                 )
             continue
+        if algorithms().get(settings.name).kind == "branch":
+            continue  # `pack_model` puts branches back
         own = _own(settings)
         if own.runs_with_model():
             if algorithms().get(settings.name).restorer is None:

@@ -176,12 +176,14 @@ def _values_error(quantizer: TensorQuantizer, x: Tensor, activation: bool) -> st
     values: Any = quantizer.fake_quantize(beyond, qparams)
     if not isinstance(values, Tensor) or values.shape != x.shape:
         return f"rounds a tensor of shape {list(shape)} to {getattr(values, 'shape', values)}"
+    if activation:
+        return None  # nobody stores its codes
     if (error := off_grid(values, quantizer.dequantize(quantizer.codes_of(values, qparams), qparams))) is not None:
         return f"{error} (values beyond the range must saturate)"
     codes = quantizer.quantize(beyond, qparams)
     if off_grid(values, quantizer.dequantize(codes, qparams)) is not None:
         return "has codes that disagree with its rounded values: decode(encode(t)) differs from round(t)"
-    return None if activation else _packing_error(quantizer, codes, qparams)
+    return _packing_error(quantizer, codes, qparams)
 
 
 def _packing_error(quantizer: TensorQuantizer, codes: Tensor, qparams: QParams) -> str | None:

@@ -146,14 +146,15 @@ class AlgorithmRecord(Record):
     """An algorithm.
 
     Attributes:
-        kind: ``"transform"`` (changes weights, keeps the function), ``"rounding"`` (chooses codes) or
-            ``"block_tuning"`` (changes the codes of a rounding, by the output of the whole block).
+        kind: ``"transform"`` (changes weights, keeps the function), ``"rounding"`` (chooses codes),
+            ``"block_tuning"`` (changes the codes of a rounding, by the output of the whole block) or
+            ``"branch"`` (adds a small float computation beside layers).
         config: Reference to its `quark.config.algorithm.AlgoConfig` class.
         processor: Reference to the class that does the work; None if a distribution has only the
             configuration.
         restorer: Reference to a class with the protocol `quark.checkpoint.restorers.Restorer`, which is
             created with the settings. It restores the parts that the algorithm leaves in a model beside
-            weights. None if there are none.
+            weights. None if there are none; branches are restored without one.
         role: Effect of a transform or a tuning, in a word, such as ``"equalization"``. A run has at most one
             algorithm of each role. None for an algorithm that can be combined with all others.
         before: Algorithms or roles of the same kind that this transform or tuning must precede, if a run has
@@ -165,11 +166,11 @@ class AlgorithmRecord(Record):
             round-to-nearest; at least 1. See the check ``rounding:is_no_worse_than_round_to_nearest``.
 
     Raises:
-        ValueError: As `Record` does. Or a rounding has a role or a place in the order, although a run has
-            only one rounding. Or another kind has a field of roundings.
+        ValueError: As `Record` does. Or a rounding or a branch has a role or a place in the order, although
+            a run has only one of each. Or another kind has a field of roundings.
     """
 
-    kind: str = attrs.field(validator=attrs.validators.in_(("transform", "rounding", "block_tuning")))
+    kind: str = attrs.field(validator=attrs.validators.in_(("transform", "rounding", "block_tuning", "branch")))
     config: Reference = attrs.field(
         converter=as_reference, metadata=class_reference("quark.config.algorithm:AlgoConfig", options=settings_options, name="name.default")
     )
@@ -184,8 +185,8 @@ class AlgorithmRecord(Record):
     worst_ratio: float = attrs.field(default=1.0, validator=attrs.validators.ge(1))
 
     def __attrs_post_init__(self) -> None:
-        if self.kind == "rounding" and (self.role or self.before or self.after):
-            raise ValueError(f"role, before and after order transforms and tunings, and '{self.name}' is a rounding: leave them out")
+        if self.kind in ("rounding", "branch") and (self.role or self.before or self.after):
+            raise ValueError(f"role, before and after order transforms and tunings, and '{self.name}' is a {self.kind}: leave them out")
         if self.kind != "rounding" and (self.excluded_schemes or self.worst_ratio != 1):
             raise ValueError(f"excluded_schemes and worst_ratio are of roundings, and '{self.name}' is a {self.kind}: leave them out")
         own = {self.name, *self.aliases, *filter(None, [self.role])}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import RoundToNearest
+from quark.algorithms import BranchSite, RoundToNearest
 from quark.calibration.activation_scales import ActivationScales
 from quark.calibration.attention import install
 from quark.calibration.block_calibration import BlockCalibration
@@ -26,7 +26,7 @@ from quark.calibration.rounding_validation import round_validated
 from quark.calibration.two_passes import TwoPasses
 from quark.errors import CheckpointError
 from quark.models.hf.attention_switch import switch_attention
-from quark.models.layers import QuantizedLayer, quantized_class
+from quark.models.layers import QuantizedLayer, linear_weight, quantized_class
 from quark.models.layers.experts import showing_all
 from quark.models.plan.decoder_blocks import Block, decoder_blocks, rows_by_block
 from quark.models.plan.family import text_config
@@ -69,7 +69,7 @@ def quantize_blocks(started: StartedRun, sink: BlockSink) -> CalibrationReport:
     blocks = decoder_blocks(model, plan.architecture)
     rows_of = rows_by_block(blocks, plan.distinct)
     outside = [r for r in plan.distinct if not any(b.owns(r.name) for b in blocks)]
-    layers = quantized_layers(model, outside, started.source)
+    layers = quantized_layers(started, outside)
     scales = ActivationScales(layers, (), plan.config, plan.architecture, ranks)
     finished = ranks.broadcast([sink.finished(b) for b in blocks])
     with ExitStack() as stack:
@@ -147,7 +147,7 @@ def quantize_block(started: StartedRun, sink: BlockSink, block: Block, rows: Seq
 
     # Calibration and rounding: forwards pause at each input group until its statistics are complete and its
     # layers are rounded.
-    layers = quantized_layers(model, rows, started.source)
+    layers = quantized_layers(started, rows)
     attentions = [a for a in plan.attentions if block.owns(a.name)]
     scales = ActivationScales(layers, attentions, plan.config, plan.architecture, run.ranks)
     rounded, inputs = set[str](), dict[str, Mapping[str, Any]]()
@@ -215,7 +215,7 @@ def pass_finished_block(
             BlockTransforms(block_run, block, rows, again, plan.architecture, text_config(model)).apply()
     block_run.release(floats)
     if is_sequential:
-        layers = quantized_layers(model, rows)
+        layers = quantized_layers(started, rows, is_read=True)
         attentions = [a for a in plan.attentions if block.owns(a.name)]
         scales = ActivationScales(layers, attentions, plan.config, plan.architecture, run.ranks)
         install(model, scales.inside)
@@ -243,7 +243,7 @@ def _calibration(
         tuned = {row.name for row in rows if row.has_codes_to_choose}
         tuning = BlockTuning(block_run, block, pairs, tuned, started.tunings, keeps_floats=keeps_floats, clock=clock)
     kind = TwoPasses if run.two_passes else BlockRounding
-    return kind(block_run, block, pairs, run.chosen(rows), started.rounding, started.input_groups, scales, clock, tuning)
+    return kind(block_run, block, pairs, run.chosen(rows), started.rounding, started.input_groups, scales, started.branches, clock, tuning)
 
 
 def _rounded_without_statistics(
@@ -265,16 +265,17 @@ def _rounded_without_statistics(
         return set()
     with started.figures.clock.phase("solve"):
         own = {name: layer for name, layer in layers.items() if name in chosen}
-        metrics = round_validated(started.rounding, rounding_tasks(own, started.input_groups.siblings))
+        with started.branches.made(own):
+            metrics = round_validated(started.rounding, rounding_tasks(own, started.input_groups.siblings))
         report.layers |= {name: of_layer for name, of_layer in metrics.items() if of_layer}
         return set(own)
 
 
-def quantized_layers(model: nn.Module, rows: Iterable[PlanRow], source: RunSource | None = None) -> dict[str, QuantizedLayer]:
+def quantized_layers(started: StartedRun, rows: Iterable[PlanRow], *, is_read: bool = False) -> dict[str, QuantizedLayer]:
     """Return quantized layers by full name. Their weights are not rounded, and they are not in the model yet.
 
-    Layers that keep their quantization get their codes and scales from ``source``. Without ``source``, they
-    get none, since the finished block will be read.
+    Their branches are empty. Layers that keep their quantization get their codes and scales from the run's
+    source, unless ``is_read``: then the finished block will be read.
 
     Raises:
         CheckpointError: The codes do not give the values of the dequantized weight.
@@ -282,10 +283,12 @@ def quantized_layers(model: nn.Module, rows: Iterable[PlanRow], source: RunSourc
     layers: dict[str, QuantizedLayer] = {}
     kept = []
     for row in rows:
-        layer = model.get_submodule(row.name)
+        layer = started.model.get_submodule(row.name)
         layers[row.name] = quantized_class(layer).from_float(layer, row.quantized_to)
-        kept += [row.name] if row.is_kept else []
-    for name, coded in (source.coded(kept) if source is not None and kept else {}).items():
+        kept += [row.name] if row.is_kept and not is_read else []
+        if (branching := started.run.algorithms.branching) is not None:
+            branching.add_to(layers[row.name], BranchSite.of(row.name, layer, row.quantized_to), linear_weight(layer).device)
+    for name, coded in (started.source.coded(kept) if kept else {}).items():
         values = layers[name].weight
         coded.put_into(layers[name], name, keeps_codes=True)
         _refuse_other_values(name, layers[name].weight, values)  # type: ignore[arg-type]
@@ -323,7 +326,8 @@ def finish_layers(
         scales.finish()
         install(started.model, scales.inside)
         others = {n: layer for n, layer in layers.items() if n not in rounded}
-        round_to_nearest(others, started.input_groups.siblings, defers=not sink.needs_values)
+        with started.branches.made(others):
+            round_to_nearest(others, started.input_groups.siblings, defers=not sink.needs_values)
         for layer in layers.values():
             if layer.bias_quantizer is not None:
                 values, qparams = layer.bias_quantizer.quantizer.round_to_nearest(layer.bias.data)  # type: ignore[arg-type]

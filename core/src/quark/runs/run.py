@@ -214,6 +214,11 @@ def plan_run(model: nn.Module, config: QConfig, codes_of: CodesOf = MappingProxy
     carried = carried_by(model) if carried is None else carried
     plan = make_plan(model, config, architecture_of(model), codes_of).carrying(carried, model)
     _refuse_transforms(list(algorithms.transforms), plan, model)
+    if algorithms.branching is not None and plan.kept:
+        raise ConfigError(
+            f"'{algorithms.branching.name}' puts branches beside layers that the run rounds, and {len(plan.kept)} layer(s) are to stay "
+            f"quantized as they come: {folded(plan.kept)}. Set keep_prequantized_layers=False (--no-keep-prequantized), or leave it out"
+        )
     plan, algorithms = _resolved(model, attrs.evolve(plan, notes=(*plan.notes, *_notes(algorithms, plan))), algorithms)
     if algorithms.rounding_name is not None:
         plan = _with_rounding(plan, algorithms, {b.name for b in decoder_blocks(model, plan.architecture)})
@@ -250,13 +255,15 @@ def _refuse_transforms(names: Sequence[str], plan: QuantPlan, model: nn.Module) 
 
 
 def _notes(algorithms: Algorithms, plan: QuantPlan) -> list[str]:
-    """Return notes for a plan about its transforms and tunings."""
+    """Return notes for a plan about its transforms, tunings and branches."""
     notes = [_note(name) for name in algorithms.transforms]
     notes += [
         f"after rounding, each block is tuned by {name}, so that its output is closer to the float block's" for name in algorithms.tunings
     ]
     if notes and plan.architecture is not None and not plan.architecture.block_lists:
         notes.append(f"no blocks are known of '{plan.architecture.model_type}': the whole model is changed as one block")
+    if algorithms.branching is not None:
+        notes.append(f"beside layers, branches of {algorithms.branching.name}, whose tensors are made when a layer is rounded")
     return notes
 
 

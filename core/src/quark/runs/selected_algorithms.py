@@ -11,7 +11,8 @@ from typing import Any
 import attrs
 from torch import nn
 
-from quark.algorithms import Rounding, RoundToNearest, Transform, Tuning
+from quark.algorithms import Rounding, RoundToNearest, Statistic, Transform, Tuning
+from quark.algorithms.branching import CheckedBranching, branching_of
 from quark.calibration.plugin_checks import CheckedRounding, CheckedTuning, StartedTransform, refuse_strange
 from quark.config.algorithm import AlgoConfig, StoredAlgoConfig
 from quark.config.layer import levels
@@ -37,17 +38,24 @@ class Algorithms:
         rounding: Chooses codes.
         rounding_name: Registered name of the rounding; None for round-to-nearest.
         tunings: Tunings by registered name, in the order in which they are applied.
+        branching: Adds branches to layers; None if there are none.
     """
 
     transforms: Mapping[str, Transform] = attrs.field(factory=dict)
     rounding: Rounding = attrs.field(factory=RoundToNearest)
     rounding_name: str | None = None
     tunings: Mapping[str, Tuning] = attrs.field(factory=dict)
+    branching: CheckedBranching | None = None
+
+    @property
+    def needs(self) -> tuple[type[Statistic], ...]:
+        """Statistics of layers' inputs that the rounding and the branching need."""
+        return tuple(dict.fromkeys((*self.rounding.needs, *(self.branching.branching.needs if self.branching is not None else ()))))
 
     @property
     def is_sequential(self) -> bool:
         """Whether a block is rounded while calibration forwards wait inside it; they see rounded weights."""
-        return self.compensates or bool(self.tunings)
+        return bool(self.needs or self.tunings)
 
     @property
     def compensates(self) -> bool:
@@ -56,8 +64,8 @@ class Algorithms:
 
     @property
     def rounding_wants_float(self) -> bool:
-        """Whether the rounding compares the inputs of layers with their inputs in the float model."""
-        return any(kind.wants_float for kind in self.rounding.needs)
+        """Whether the rounding or the branching compares layers' inputs with those in the float model."""
+        return any(kind.wants_float for kind in self.needs)
 
     @property
     def streams(self) -> int:
@@ -75,6 +83,8 @@ class Algorithms:
         names = [name for name, transform in self.transforms.items() if transform.needs]
         if self.compensates and self.rounding_name not in names:
             names.append(self.rounding_name or type(self.rounding).__name__)
+        if self.branching is not None and self.branching.branching.needs:
+            names.append(self.branching.name)
         return [*names, *self.tunings]
 
     def with_settings(self, settings: AlgoConfig) -> Algorithms:
@@ -111,20 +121,22 @@ def algorithms_of(config: QConfig) -> Algorithms:
     for name in names:
         require_processor(name, named_in="algo_config")
     roundings = [name for name, record in records.items() if record.kind == "rounding"]
-    if len(roundings) > 1:
-        raise ConfigError(
-            f"'{roundings[0]}' and '{roundings[1]}' both choose the codes of weights: a run has one such algorithm. Name one of them"
-        )
+    branchings = [name for name, record in records.items() if record.kind == "branch"]
+    for alike, do in ((roundings, "choose the codes of weights"), (branchings, "put branches beside layers")):
+        if len(alike) > 1:
+            raise ConfigError(f"'{alike[0]}' and '{alike[1]}' both {do}: a run has one such algorithm. Name one of them")
     order_of = {kind: in_order({n: r for n, r in records.items() if r.kind == kind}) for kind in ("transform", "block_tuning")}
-    made = {registered_name(settings): _processor(own_settings(settings)) for settings in config.algo_config or []}
+    branching = branching_of(config)
+    settings_of = {registered_name(settings): own_settings(settings) for settings in config.algo_config or []}
+    made = {name: _processor(settings) for name, settings in settings_of.items() if name not in branchings}
     transforms: dict[str, Transform] = {name: made[name] for name in order_of["transform"]}
     tunings: dict[str, Tuning] = {name: made[name] for name in order_of["block_tuning"]}
     if roundings:
-        return Algorithms(transforms, made[roundings[0]], roundings[0], tunings)
+        return Algorithms(transforms, made[roundings[0]], roundings[0], tunings, branching)
     for name, transform in transforms.items():
         if (rounding := transform.rounding()) is not None:
-            return Algorithms(transforms, rounding, name, tunings)
-    return Algorithms(transforms, tunings=tunings)
+            return Algorithms(transforms, rounding, name, tunings, branching)
+    return Algorithms(transforms, tunings=tunings, branching=branching)
 
 
 def in_order(records: Mapping[str, AlgorithmRecord]) -> list[str]:

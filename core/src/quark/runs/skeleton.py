@@ -8,6 +8,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
+from quark.algorithms.branching import BranchSite, branching_of
 from quark.calibration.attention import attention_quantizers, install
 from quark.config.slot import Slot
 from quark.models.layers import QuantizedLayer, QuantizerModule, quantized_class
@@ -29,6 +30,9 @@ def quantized_skeleton(model: nn.Module, plan: QuantPlan) -> nn.Module:
     skeleton = _structure(model)
     modules = dict(skeleton.named_modules(remove_duplicate=False))
     layers = _quantized_layers(modules, plan.distinct)
+    if (branching := branching_of(plan.config)) is not None:
+        for row in plan.distinct:
+            branching.add_to(layers[row.name], BranchSite.of(row.name, modules[row.name], row.quantized_to))
     attention = attention_quantizers(layers, plan.attentions)
     for quantizers in attention.values():
         if PROBABILITIES in quantizers:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from quark.algorithms import Tuning
+from quark.calibration.block_branches import BlockBranches
 from quark.calibration.input_groups import InputGroups
 from quark.calibration.phases import PhaseClock
 from quark.calibration.plugin_checks import CheckedRounding, StartedTransform
@@ -81,6 +82,11 @@ class StartedRun:
         run = self.run
         clock = PhaseClock(changed=run.events.phase)
         return RunFigures(CalibrationReport(), run.events, tokens_in(run.data), run.algorithms.streams, clock)
+
+    @property
+    def branches(self) -> BlockBranches:
+        """The branches of the model's layers."""
+        return BlockBranches(self.run.algorithms.branching, self.model.get_submodule)
 
     @property
     def plan(self) -> QuantPlan:

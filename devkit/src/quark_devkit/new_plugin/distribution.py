@@ -81,6 +81,7 @@ PLUGIN_KINDS = (
     PluginKind("rounding", "algorithms", "clipped", "a rounding: narrower ranges if they reduce the output error", ("attrs", "torch")),
     PluginKind("transform", "algorithms", "balanced", "a transform: moves scale inside MLPs and keeps the function", ("attrs", "torch")),
     PluginKind("block_tuning", "algorithms", "nudged", "a tuning: rescales norms if that improves a rounded block", ("attrs", "torch")),
+    PluginKind("branch", "algorithms", "channels", "a branch beside layers: adds the error of a few channels in float", ("attrs", "torch")),
     PluginKind("template", "templates", "lm", "a model family: its class, and the facts about its structure", ("torch", "transformers")),
     PluginKind("layout", "exporters", "box", "a checkpoint layout: its exporter and its reader", ("safetensors", "torch")),
     PluginKind(

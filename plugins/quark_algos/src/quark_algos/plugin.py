@@ -1,4 +1,4 @@
-"""Registers four transforms, three roundings, two tunings and a selector."""
+"""Registers four transforms, three roundings, two tunings and a branch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TUNING: dict[str, Any] = {"kind": "block_tuning", "role": "block_tuning", "capa
 
 @hookimpl
 def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
-    """Yield the records of equalization, rotation, Hessian-based rounding and block tuning."""
+    """Yield the records of equalization, rotation, Hessian-based rounding, block tuning and LQER."""
     summary = "AWQ: searches the scales that protect channels with large activations best"
     yield _equalization("awq", "awq:Awq", "AWQConfig", "awq.awq", summary)
     summary = "SmoothQuant: moves part of the activations' range into the weights"
@@ -41,6 +41,14 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
         before=("equalization",),
         processor="quark_algos.rotation.transform:Rotate",
         restorer="quark_algos.rotation.restore:RestoreRotations",
+    )
+    yield AlgorithmRecord(
+        name="lqer",
+        kind="branch",
+        summary="LQER: a low-rank product beside each layer, which adds what rounding lost",
+        processor="quark_algos.lqer.lqer:LQER",
+        config="quark_algos.lqer.config:LQERConfig",
+        capabilities={"calibration"},
     )
 
 

@@ -11,9 +11,10 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.models.layers import QuantizerModule, QuantLinear
+from quark.models.layers import Branch, QuantizerModule, QuantLinear
 from quark.models.layers.layers_from_codes import Packed, RunsFromCodes, runs_from_codes
 from quark.models.layers.packed_weight import PackedWeight
+from quark.models.layers.quantized_layers import BRANCH
 
 __all__ = ["cut_layer", "cut_weight", "reads_whole_input", "rows_of_rank", "shared_input"]
 
@@ -34,8 +35,8 @@ def rows_of_rank(widths: Sequence[int], sizes: Sequence[int], rank: int, ranks: 
 
 
 def reads_whole_input(layer: nn.Module) -> bool:
-    """Return whether a layer needs its whole input, to rotate or quantize it."""
-    return bool(layer._forward_pre_hooks) or getattr(layer, "input_quantizer", None) is not None
+    """Return whether a layer needs its whole input: to rotate or quantize it, or for a branch."""
+    return bool(layer._forward_pre_hooks) or any(getattr(layer, name, None) is not None for name in ("input_quantizer", "branch"))
 
 
 def shared_input(layers: Sequence[nn.Module]) -> Callable[[Tensor], Tensor] | None:
@@ -47,7 +48,8 @@ def shared_input(layers: Sequence[nn.Module]) -> Callable[[Tensor], Tensor] | No
     first, *others = layers
     if not {type(layer) for layer in layers} <= {nn.Linear, QuantLinear}:
         return None
-    if any(layer._forward_hooks or getattr(layer, "output_quantizer", None) is not None for layer in layers):
+    changes = ("output_quantizer", "branch")
+    if any(layer._forward_hooks or any(getattr(layer, name, None) is not None for name in changes) for layer in layers):
         return None
     if others and (any(layer._forward_pre_hooks for layer in layers) or len({id(_of_input(layer)) for layer in layers}) > 1):
         return None
@@ -96,6 +98,8 @@ def cut_layer(layer: nn.Module, rows: slice, columns: slice, *, keeps_codes: boo
         part._parameters["weight"] = _parameter(whole.weight[rows, columns], dtype)
     if getattr(whole, "bias", None) is not None:
         part._parameters["bias"] = _parameter(whole.bias[rows], dtype)
+    if (branch := getattr(whole, "branch", None)) is not None:
+        part._modules[BRANCH] = _BranchPart(copy.deepcopy(branch), rows, adds=columns.start == 0)
     if isinstance(part, nn.Linear):
         part.out_features, part.in_features = rows.stop - rows.start, columns.stop - columns.start
         if part.in_features < whole.in_features and reads_whole_input(part):
@@ -113,10 +117,24 @@ def _take_columns(layer: nn.Module, columns: slice) -> None:
     """Let a layer multiply only some channels of its rotated and quantized input."""
     quantizer: Any = getattr(layer, "input_quantizer", None)
     taken = _Columns(columns)
-    if quantizer is not None:
-        layer.input_quantizer = nn.Sequential(quantizer, taken)
+    if quantizer is not None or getattr(layer, "branch", None) is not None:
+        layer.input_quantizer = nn.Sequential(*([] if quantizer is None else [quantizer]), taken)
     else:
         layer.register_forward_pre_hook(lambda _, args: (taken(args[0]), *args[1:]))
+
+
+class _BranchPart(Branch):
+    """The rows of a branch that one rank has; of ranks that divide the columns, the first adds it."""
+
+    def __init__(self, branch: Branch, rows: slice, *, adds: bool) -> None:
+        super().__init__()
+        self.branch, self._rows, self._adds = branch, rows, adds
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.branch(x)[..., self._rows] if self._adds else x.new_zeros(())
+
+    def rest(self, x: Tensor) -> Tensor:
+        return self.branch.rest(x)
 
 
 class _Columns(nn.Module):

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from quark.checkpoint.reader import packed_content
 from quark.errors import UnsupportedError
 from quark.models.hf.shards import DTYPES, check_shards
+from quark.models.layers import Branch
 from quark.models.layers.attention import BASIS, KEY, QUERY, VALUE
 from quark.models.layers.layers_from_codes import Packed
 
@@ -115,7 +116,8 @@ class ServedModel:
         modules, state = dict(self.model.named_modules()), self.model.state_dict(keep_vars=True)
         for name in self._tensors:
             owner = name.rpartition(".")[0]
-            if not isinstance(modules.get(owner), Packed) and (name not in state or not owner):
+            module = modules.get(owner)
+            if isinstance(module, Branch) or (not isinstance(module, Packed) and (name not in state or not owner)):
                 yield name
 
     def states(self, attention: str) -> CachedStates | None:

@@ -10,6 +10,7 @@ from quark.models.layers.convolutions import (
     QuantizedConvolution,
 )
 from quark.models.layers.quantized_layers import (
+    Branch,
     QuantConv1D,
     QuantEmbedding,
     QuantEmbeddingBag,
@@ -23,6 +24,7 @@ from quark.models.layers.quantized_layers import (
 from quark.models.layers.quantizer_module import QuantizerModule, RoundedParameter
 
 __all__ = [
+    "Branch",
     "QuantConv1D",
     "QuantConv1d",
     "QuantConv2d",

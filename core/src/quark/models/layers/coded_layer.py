@@ -242,4 +242,9 @@ def _packed_meta(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str)
 
     Operations on meta tensors take longer than packing a small layer, and shapes repeat.
     """
-    return quantizer.pack(*quantizer.empty_codes(shape), order=order)
+    tensors = quantizer.pack(*quantizer.empty_codes(shape), order=order)
+    if strange := [suffix for suffix in tensors if suffix and not suffix.isidentifier()]:
+        raise origin("formats", quantizer.stored_level.format.name).error(
+            f"packs a tensor of the suffix {strange[0]!r}, under which no reader would find it: name it with letters, digits and '_'"
+        )
+    return tensors

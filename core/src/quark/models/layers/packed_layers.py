@@ -22,7 +22,7 @@ from quark.models.layers.coded_layer import as_parameter, packed_meta, packed_sc
 from quark.models.layers.layer_types import LayerShape
 from quark.models.layers.layers_from_codes import Packed, runs_from_codes
 from quark.models.layers.packed_weight import FormatPacking, PackedWeight
-from quark.models.layers.quantized_layers import QuantizedLayer, linear_weight, quantized_class
+from quark.models.layers.quantized_layers import BRANCH, QuantizedLayer, linear_weight, quantized_class
 from quark.models.layers.quantizer_module import QuantizerModule
 from quark.numbers import canonicalize, quantizer_for
 
@@ -196,6 +196,8 @@ class PackedLayer(Packed):
         for name in self._others:
             others: dict[str, Any] = self._parameters if name in self._parameters else self._buffers
             (quantized._parameters if name in self._parameters else quantized._buffers)[name] = others[name]
+        if BRANCH in self._modules:
+            quantized._modules[BRANCH] = self._modules[BRANCH]
         return quantized.train(self.training)
 
     def extra_repr(self) -> str:

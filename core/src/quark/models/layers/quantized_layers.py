@@ -5,6 +5,7 @@ Convolutions are in `quark.models.layers.convolutions`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, Self, TypeVar
 
 from torch import Tensor, nn
@@ -17,6 +18,28 @@ from quark.models.layers.quantizer_module import QuantizerModule
 from quark.numbers import TensorQuantizer, quantizer_for
 
 _M = TypeVar("_M", bound=nn.Module)
+BRANCH = "branch"
+"""Name of the submodule of a quantized layer that is its `Branch`; also in checkpoints."""
+
+
+class Branch(nn.Module, ABC):
+    """Computes beside a quantized layer, from the same input; the layer adds the result to its own.
+
+    All tensors are parameters or persistent buffers: checkpoints hold them as ``branch.<name>`` of the layer.
+    """
+
+    @abstractmethod
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what is added to the layer's output, ``[…, out]``, of its float input ``x [..., in]``."""
+
+    def rest(self, x: Tensor) -> Tensor:
+        """Return the input that the layer's own weight multiplies in place of ``x``: by default ``x`` itself.
+
+        A branch that multiplies some channels in float, such as outliers, takes them away from the input's
+        quantizer here, and from the weight's by `quark.algorithms.Branching.weight_to_round`. Static scales
+        and statistics are of the whole input.
+        """
+        return x
 
 
 class QuantizedLayer(nn.Module):
@@ -95,11 +118,24 @@ class QuantizedLayer(nn.Module):
     # The float classes name and count their arguments differently; all take the input first.
     def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the float layer's output for the quantized input, with the output quantized."""
-        y = self.product(x, *args, **kwargs)
+        y = self.with_branch(x, *args, **kwargs)
         return y if self.output_quantizer is None else self.output_quantizer(y)
 
+    def with_branch(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the output before the output quantizer: the product, and what the branch of ``x`` adds."""
+        if (branch := self.branch) is None:
+            return self.product(x, *args, **kwargs)
+        y = self.product(branch.rest(x), *args, **kwargs)
+        return y + branch(x).to(y.dtype)
+
+    @property
+    def branch(self) -> Branch | None:
+        """The branch beside the layer; None without one."""
+        branch = self._modules.get(BRANCH)
+        return branch if isinstance(branch, Branch) else None
+
     def product(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the output before the output quantizer."""
+        """Return the product of the quantized input and the rounded weight, and the bias."""
         return super().forward(x if self.input_quantizer is None else self.input_quantizer(x), *args, **kwargs)
 
 

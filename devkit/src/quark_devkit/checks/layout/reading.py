@@ -16,17 +16,19 @@ from quark.checkpoint.inspection import inspect_checkpoint
 from quark.checkpoint.layout_reader import quantization_block, reader_of
 from quark.checkpoint.reader import import_model_from_safetensors
 from quark.checkpoint.transformers_loading import is_read_here, register_layouts
+from quark.errors import UnsupportedError
 from quark.models.hf.dequantizer import DequantizedTensors
 from quark.models.hf.file_tensors import FileTensors
 from quark.models.hf.loading import load_model
 from quark.models.hf.quantized_source import float_tensors_of
 from quark.models.hf.shards import check_shards
-from quark.plugins import exporters
+from quark.plugins import algorithms, exporters
 from quark.runs import ModelQuantizer
+from quark_devkit.algorithm_runs import settings_of
 from quark_devkit.check import assume, check, require
 from quark_devkit.checks.layout import REFUSALS, exported, first_stored, stored_exports, stored_model, temporary
 from quark_devkit.small_models import batches, logits, quantized, run_config, saved
-from quark_devkit.subject import Subject
+from quark_devkit.subject import Subject, find_subject
 from quark_devkit.whole_runs import require_reload, require_same_logits
 
 WRITTEN = {"quantization_config", "dtype", "torch_dtype", "transformers_version", "architectures", "_name_or_path"}
@@ -56,6 +58,23 @@ def is_recognized(subject: Subject) -> None:
         method = block.get("quant_method")
         require(subject.name in names, f"writes checkpoints with quant_method {method!r}, which its record does not recognize")
         require(len(names) == 1, f"writes checkpoints that also match the layout '{[n for n in names if n != subject.name][:1]}'")
+
+
+@check("layout", since=2)
+def keeps_branches_or_refuses_them(subject: Subject) -> None:
+    """A model with branches beside its layers has the same logits, to the bit, when it is read back; or the
+    layout refuses it."""
+    names = [record.name for record in algorithms() if record.kind == "branch" and record.processor is not None]
+    assume(names, "no installed algorithm puts branches beside layers: install quark-algos")
+    settings = settings_of(find_subject(subject.catalog, "branch", names[0]))
+    model = quantized(run_config(first_stored(subject), settings))
+    with temporary() as parent:
+        try:
+            export_with(subject.lookup_name, model, parent / "out")
+        except UnsupportedError:
+            return
+        _with_reader(subject)
+        require_same_logits(model, parent / "out")
 
 
 @check("layout")

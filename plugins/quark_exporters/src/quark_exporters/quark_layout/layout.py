@@ -32,6 +32,7 @@ class SafetensorsExporter(CheckpointExporter):
     """
 
     layout = "safetensors"
+    holds_branches = True
 
     def quantization_config(self, content: CheckpointContent, options: ExportOptions) -> dict[str, Any]:
         """As `CheckpointExporter.quantization_config`."""

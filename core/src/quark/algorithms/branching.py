@@ -1,0 +1,207 @@
+"""Branching: give layers a float branch beside their weights, such as a product of what rounding lost."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Self, TypeVar, cast
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from quark.algorithms.statistics import Statistic
+from quark.base.finite import is_finite
+from quark.config.algorithm import AlgoConfig, StoredAlgoConfig
+from quark.config.layer import QLayerConfig
+from quark.config.model import QConfig
+from quark.config.templates.algorithms import algo_config_from_dict
+from quark.models.layers import Branch, counts_as, linear_weight
+from quark.models.layers.quantized_layers import BRANCH
+from quark.plugins import algorithms
+from quark.plugins.attribution import Origin, attributed, origin
+from quark.plugins.expected import described
+
+S = TypeVar("S", bound=Statistic)
+
+
+@attrs.frozen(eq=False)
+class BranchSite:
+    """A linear layer that may get a branch: all that is known of it before a run, and again on reading.
+
+    Attributes:
+        name: Its full name.
+        shape: Of its weight, ``[out, in]``.
+        dtype: Of its weight.
+        config: How it is quantized.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    config: QLayerConfig
+
+    @classmethod
+    def of(cls, name: str, layer: nn.Module, config: QLayerConfig) -> Self | None:
+        """Return the site of a float layer; None if it is not linear, or its weight stays float."""
+        if counts_as(layer) is not nn.Linear or config.weight is None:
+            return None
+        rows, columns = linear_weight(layer).shape
+        return cls(name, (rows, columns), linear_weight(layer).dtype, config)
+
+
+@attrs.frozen(eq=False)
+class BranchTask:
+    """One layer whose branch is made.
+
+    Attributes:
+        site: The layer.
+        weight: Its float weight, ``[out, in]``, as transforms have left it.
+        statistics: Of its input, by class; empty for a layer that no calibration token has reached.
+        rounded: Its rounded weight, ``[out, in]``; None before it is rounded.
+    """
+
+    site: BranchSite
+    weight: Tensor
+    statistics: Mapping[type[Statistic], Statistic]
+    rounded: Tensor | None = None
+
+    def statistic(self, kind: type[S]) -> S | None:
+        """Return the statistic of that class of the layer's input; None where no token has reached it."""
+        return cast("S | None", self.statistics.get(kind))
+
+
+class Branching(ABC):
+    """Gives linear layers a `quark.models.layers.Branch`, whose output is added to the layer's own.
+
+    A subclass defines `branch` and `tensors`. A run has at most one. Its settings say ``runs_with_model()``.
+
+    Attributes:
+        needs: Statistics of the layers' inputs; without any, no data are wanted.
+    """
+
+    needs: Sequence[type[Statistic]] = ()
+
+    @abstractmethod
+    def branch(self, site: BranchSite) -> Branch | None:
+        """Return the branch of a layer, its tensors on the meta device; None for a layer without one.
+
+        Called with the meta device as torch's default, before any work and again when a checkpoint is read:
+        names, shapes and dtypes of the tensors lay out files, and depend on the arguments alone. All tensors
+        are parameters or persistent buffers.
+        """
+
+    def weight_to_round(self, task: BranchTask) -> Tensor:
+        """Return the weight that is rounded in place of the float one, of its shape and dtype.
+
+        By default it is the float one, and the branch has what rounding lost. A branch that takes a part of
+        the weight before leaves the rest.
+        """
+        return task.weight
+
+    @abstractmethod
+    def tensors(self, task: BranchTask) -> Mapping[str, Tensor]:
+        """Return the values of the branch's tensors, by the names in its state; the layer is rounded.
+
+        The result must not depend on any state of the program, such as random numbers.
+        """
+
+
+@attrs.frozen(eq=False)
+class CheckedBranching:
+    """A branching with checked results; errors name its plugin.
+
+    Attributes:
+        name: Registered name of the algorithm.
+        branching: Makes branches.
+        whose: The plugin it comes from.
+    """
+
+    name: str
+    branching: Branching
+    whose: Origin
+
+    def add_to(self, layer: nn.Module, site: BranchSite | None, device: torch.device | str = "meta") -> None:
+        """Give a layer its branch, with zeros for tensors.
+
+        Raises:
+            PluginError: The branching returns no branch, or one whose tensors no checkpoint would hold.
+        """
+        if site is None:
+            return
+        with attributed(f"declaring the branch of '{site.name}'", self.whose), torch.device("meta"):
+            branch = self.branching.branch(site)
+        if branch is None:
+            return
+        if not isinstance(branch, Branch):
+            raise self.whose.error(f"gives '{site.name}' {described(branch)} where a quark.models.layers.Branch is expected")
+        tensors = {**dict(branch.named_parameters()), **dict(branch.named_buffers())}
+        if strange := sorted(tensors.keys() ^ branch.state_dict().keys()) or [n for n, t in tensors.items() if not t.is_meta]:
+            raise self.whose.error(
+                f"gives '{site.name}' a branch whose '{strange[0]}' has values, or is not in its state: checkpoints could not be laid "
+                "out. Make each tensor a parameter or a persistent buffer, without a device"
+            )
+        if BRANCH in {**layer._modules, **layer._parameters, **layer._buffers}:
+            raise self.whose.error(
+                f"cannot put a branch beside '{site.name}', whose class has something of the name '{BRANCH}': leave it out"
+            )
+        layer._modules[BRANCH] = branch.to_empty(device=device).requires_grad_(False)
+        with torch.no_grad():
+            for tensor in branch.state_dict().values():
+                tensor.zero_()
+
+    def weight_to_round(self, task: BranchTask) -> Tensor:
+        """Return a weight, as `Branching.weight_to_round`. Raises PluginError if it is of another form."""
+        with attributed(f"taking the branch from the weight of '{task.site.name}'", self.whose):
+            weight = self.branching.weight_to_round(task)
+        self._refuse_misfit(task, "weight", weight, task.weight)
+        return weight
+
+    @torch.no_grad()
+    def fill(self, branch: nn.Module, task: BranchTask) -> None:
+        """Set the tensors of a branch.
+
+        Raises:
+            PluginError: They are not those that were declared, or not finite.
+        """
+        with attributed(f"making the branch of '{task.site.name}'", self.whose):
+            made, declared = dict(self.branching.tensors(task)), branch.state_dict(keep_vars=True)
+        if made.keys() != declared.keys():
+            raise self.whose.error(
+                f"makes {', '.join(map(repr, made)) or 'no tensors'} for the branch of '{task.site.name}', and has declared "
+                f"{', '.join(map(repr, declared)) or 'none'}: files are laid out beforehand, so return those that `branch` has"
+            )
+        for name, tensor in made.items():
+            self._refuse_misfit(task, name, tensor, declared[name])
+            declared[name].copy_(tensor)
+
+    def _refuse_misfit(self, task: BranchTask, name: str, tensor: Tensor, declared: Tensor) -> None:
+        if (tensor.shape, tensor.dtype) != (declared.shape, declared.dtype):
+            wanted = f"{declared.dtype}{list(declared.shape)}"
+            raise self.whose.error(
+                f"makes '{name}' for '{task.site.name}' as {tensor.dtype}{list(tensor.shape)} where {wanted} is declared: files are laid "
+                "out beforehand, so return what `branch` has"
+            )
+        if tensor.is_floating_point() and not is_finite(tensor.detach()):
+            raise self.whose.error(f"makes a '{name}' for '{task.site.name}' that holds NaN or Inf")
+
+
+def branching_of(config: QConfig) -> CheckedBranching | None:
+    """Return the branching that a configuration names, of a run or of a checkpoint; None without one."""
+    for settings in config.algo_config or ():
+        if settings.name in algorithms() and algorithms().get(settings.name).kind == "branch":
+            return checked_branching(settings)
+    return None
+
+
+def checked_branching(settings: AlgoConfig) -> CheckedBranching:
+    """Return the branching of settings, which may be those that a checkpoint stores."""
+    own = algo_config_from_dict(settings.to_dict()) if isinstance(settings, StoredAlgoConfig) else settings
+    whose, processor = origin("algorithms", settings.name), algorithms().load_processor(settings.name)
+    with attributed("being made of its settings", whose):
+        branching = processor(own)
+    if not isinstance(branching, Branching):
+        raise whose.error(f"makes {described(branching)}, whose class is no subclass of quark.algorithms.Branching: derive it from that")
+    if not own.runs_with_model():
+        raise whose.error("has settings that do not say runs_with_model(), so that readers would not look for its branches: return True")
+    return CheckedBranching(algorithms().get(settings.name).name, branching, whose)

@@ -1,0 +1,62 @@
+"""BlockBranches: the branches of a block's layers, each made when its layer is rounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
+
+import attrs
+from torch import nn
+
+from quark.algorithms import BranchSite, BranchTask, Statistic, float_weight, weight_quantizer
+from quark.algorithms.branching import CheckedBranching
+from quark.models.layers import QuantizedLayer
+from quark.models.layers.quantized_layers import linear_weight
+
+
+@attrs.frozen(eq=False)
+class BlockBranches:
+    """Makes branches from float weights, rounded weights and statistics of inputs.
+
+    Attributes:
+        branching: Of the run; None where layers get none.
+        float_layer: Returns the float layer of a full name.
+    """
+
+    branching: CheckedBranching | None
+    float_layer: Callable[[str], nn.Module]
+
+    @property
+    def needs(self) -> Sequence[type[Statistic]]:
+        """The statistics that branches are made from."""
+        return () if self.branching is None else self.branching.branching.needs
+
+    @contextmanager
+    def made(
+        self, layers: Mapping[str, QuantizedLayer], statistics: Mapping[type[Statistic], Statistic] = MappingProxyType({})
+    ) -> Iterator[None]:
+        """Make the branches of those layers that have one; the body rounds the weights of all.
+
+        Args:
+            layers: By full name, their weights float.
+            statistics: Of their input.
+        """
+        tasks = {name: self._task(name, layer, statistics) for name, layer in layers.items() if layer.branch is not None}
+        for name, task in tasks.items():
+            assert self.branching is not None
+            if (weight := self.branching.weight_to_round(task)) is not task.weight:
+                layers[name].weight = nn.Parameter(weight, requires_grad=False)
+        yield
+        for name, task in tasks.items():
+            layer, branch = layers[name], layers[name].branch
+            assert self.branching is not None
+            assert branch is not None
+            rounded = weight_quantizer(layer).rows_of(float_weight(layer), None)
+            self.branching.fill(branch, attrs.evolve(task, rounded=rounded.detach()))
+
+    def _task(self, name: str, layer: QuantizedLayer, statistics: Mapping[type[Statistic], Statistic]) -> BranchTask:
+        float_layer = self.float_layer(name)
+        site = BranchSite.of(name, float_layer, layer.layer_config)
+        assert site is not None
+        return BranchTask(site, linear_weight(float_layer).detach(), statistics)

@@ -1,0 +1,179 @@
+"""Checks of branches: declared before any work, made for every layer, and there again in a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from quark.algorithms import BranchSite, BranchTask, Statistic
+from quark.algorithms.branching import CheckedBranching, checked_branching
+from quark.config.algorithm import AlgoConfig
+from quark.errors import QuarkError
+from quark.models.layers import Branch, QuantizedLayer, QuantLinear
+from quark.plugins import schemes
+from quark_devkit.algorithm_runs import HARM, logit_error, others, run_with, schemes_for, settings_of, valid_settings
+from quark_devkit.check import check, complaining, require
+from quark_devkit.checks import algorithm
+from quark_devkit.option_effects import digest
+from quark_devkit.random_states import random_states_kept
+from quark_devkit.small_models import coarse_scheme, fitting_schemes, quantized, run_config
+from quark_devkit.subject import Subject
+from quark_devkit.transformed_models import different_parameters
+from quark_devkit.whole_runs import require_same_by_two_ranks
+
+_SHAPES = ((96, 64), (64, 128), (1, 64), (64, 64))
+"""Shapes of weights: more outputs than inputs, fewer, and one."""
+
+
+@check("branch")
+def is_made_of_its_settings(subject: Subject) -> None:
+    """The processor, called with settings, gives a `quark.algorithms.Branching`, and these say that it runs
+    with the model."""
+    _branching(subject)
+
+
+checks_of_settings = tuple(map(check("branch"), algorithm.OF_SETTINGS))
+
+
+calibration_is_declared = check("branch")(algorithm.calibration_is_declared)
+
+
+@check("branch")
+def is_declared_by_its_arguments_alone(subject: Subject) -> None:
+    """The names, shapes and dtypes of a branch's tensors are the same for another object of the same
+    settings, asked in another order, and under another default dtype: readers ask so."""
+    sites = [_site(shape, dtype) for shape in _SHAPES for dtype in (torch.float32, torch.bfloat16)]
+    first = [_declared(_branching(subject), site) for site in sites]
+    before = torch.get_default_dtype()
+    with ExitStack() as stack:
+        stack.callback(torch.set_default_dtype, before)
+        torch.set_default_dtype(torch.bfloat16 if before is not torch.bfloat16 else torch.float32)
+        other = _branching(subject)
+        again = [_declared(other, site) for site in reversed(sites)][::-1]
+    different = [site for site, one, two in zip(sites, first, again, strict=True) if one != two]
+    where = "" if not different else f"weight {list(different[0].shape)} of {different[0].dtype}"
+    require(not different, f"declares other tensors for a {where} the second time: files are laid out by the first")
+
+
+@check("branch")
+def makes_what_it_declares(subject: Subject) -> None:
+    """Of layers of any shape and dtype, with and without statistics of their input, it makes the tensors
+    that it has declared, finite, and leaves the weight as it is."""
+    branching = _branching(subject)
+    for shape in _SHAPES:
+        for dtype in (torch.float32, torch.bfloat16):
+            for tokens in (None, 0, 5, 300):
+                _make(branching, _site(shape, dtype), tokens)
+
+
+@check("branch")
+def makes_branches_in_every_format(subject: Subject) -> None:
+    """Of each kind of weights, a run with it finishes."""
+    for scheme in fitting_schemes():
+        with complaining(f"stops a run in {scheme}", QuarkError):
+            quantized(run_config(scheme, valid_settings(subject)))
+
+
+@check("branch", level="advisory", since=2)
+def heeds_its_options(subject: Subject) -> None:
+    """Another value of each option changes the small model, is refused, or is declared to change cost
+    alone."""
+
+    def results(settings: AlgoConfig) -> Iterator[str]:
+        yield digest(*quantized(run_config(coarse_scheme(), settings)).state_dict().values())
+
+    algorithm.options_have_effects(subject, results)
+
+
+@check("branch", level="advisory")
+def adds_something(subject: Subject) -> None:
+    """At least one layer of the small model has a branch, and some branch has other values than zeros."""
+    branches = _branches(quantized(run_with(subject)))
+    require(branches, "puts no branch beside any layer of the small model: other checks show little of it")
+    require(any(bool(t.any()) for branch in branches.values() for t in branch.state_dict().values()), "makes branches of zeros alone")
+
+
+@check("branch")
+def does_no_harm(subject: Subject) -> None:
+    """Logits are as near to the float model's as without it, or nearer, to a factor of 1.5."""
+    for scheme in schemes_for(subject):
+        ratio = logit_error(scheme, valid_settings(subject)) / logit_error(scheme)
+        require(ratio <= HARM, f"makes logits {ratio:.3g} times as wrong as without it ({scheme})")
+
+
+@check("branch")
+def composes_with_others(subject: Subject) -> None:
+    """A run with it and each registered rounding or transform finishes, and comes as near the float model's
+    logits as that alone."""
+    scheme = coarse_scheme()
+    for other, settings in (*others(subject, "rounding"), *others(subject, "transform")):
+        ratio = logit_error(scheme, settings, valid_settings(subject)) / logit_error(scheme, settings)
+        require(ratio <= HARM, f"makes logits {ratio:.3g} times as wrong beside the {other.kind} '{other.name}' as that does alone")
+
+
+@check("branch")
+def is_deterministic(subject: Subject) -> None:
+    """Two runs give the same parameters, to the bit, and leave the random states of the process as they
+    are."""
+    config = run_with(subject)
+    with random_states_kept():
+        different = different_parameters(quantized(config), quantized(config))
+    require(not different, f"makes another '{different[0] if different else ''}' the second time")
+
+
+@check("branch")
+def is_the_same_on_two_ranks(subject: Subject) -> None:
+    """Two processes that share the calibration samples come to the tensors of one, to the bit."""
+    require_same_by_two_ranks(run_with(subject))
+
+
+works_on_an_accelerator = check("branch", level="advisory")(algorithm.works_on_an_accelerator)
+checks_of_runs = tuple(map(check("branch"), algorithm.OF_RUNS))
+
+
+def _branching(subject: Subject) -> CheckedBranching:
+    return checked_branching(settings_of(subject))
+
+
+def _site(shape: tuple[int, int], dtype: torch.dtype) -> BranchSite:
+    return BranchSite("model.layers.0.mlp.up_proj", shape, dtype, schemes().load_config(coarse_scheme())())
+
+
+def _declared(branching: CheckedBranching, site: BranchSite) -> Mapping[str, object]:
+    """Return shape and dtype of each tensor of a branch, by name."""
+    layer = _layer(branching, site)
+    branch = layer.branch
+    return {} if branch is None else {name: (tuple(t.shape), t.dtype) for name, t in branch.state_dict().items()}
+
+
+def _layer(branching: CheckedBranching, site: BranchSite) -> QuantizedLayer:
+    rows, columns = site.shape
+    layer = QuantLinear.from_float(torch.nn.Linear(columns, rows, dtype=site.dtype), site.config)
+    branching.add_to(layer, site, "cpu")
+    return layer
+
+
+def _make(branching: CheckedBranching, site: BranchSite, tokens: int | None) -> None:
+    """Let a branching make the branch of a layer, from that many tokens; None is without statistics."""
+    branch = _layer(branching, site).branch
+    if branch is None:
+        return
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(site.shape, generator=generator).to(site.dtype)
+    statistics: dict[type[Statistic], Statistic] = {}
+    for kind in branching.branching.needs if tokens is not None else ():
+        statistics[kind] = kind(site.shape[1], torch.device("cpu"))
+        statistics[kind].update(torch.randn(tokens or 0, site.shape[1], generator=generator).to(site.dtype))
+    task, kept = BranchTask(site, weight, statistics), weight.clone()
+    with complaining(f"cannot make the branch of a weight {list(site.shape)} of {site.dtype} from {tokens} tokens", QuarkError):
+        to_round = branching.weight_to_round(task)
+        rounded = (to_round.float() * 2).round().div(2).to(site.dtype)
+        branching.fill(branch, BranchTask(site, weight, statistics, rounded))
+    require(torch.equal(weight, kept), "changes the float weight")
+
+
+def _branches(model: Any) -> dict[str, Branch]:
+    return {name: module for name, module in model.named_modules() if isinstance(module, Branch)}

@@ -1,0 +1,1 @@
+"""LQER: a low-rank product beside each layer, which adds what rounding lost."""
