@@ -21,7 +21,7 @@ TAKES = {
     "Wav2Vec2ForCTC": "input_values",
     "CLIPModel": "pixel_values",
 }
-IN_PYTHON, BATCHES = "run the model and its reference in Python", "give them to quark.runs.ModelQuantizer in Python"
+IN_PYTHON, BATCHES = "run the model and its reference in Python", "to quark.runs.ModelQuantizer in Python"
 COMMANDS: dict[str, tuple[list[str], str]] = {
     "quantize": (
         ["quantize", "model", "out", "--scheme", "int8", "--calib", "text.txt"],

@@ -153,7 +153,7 @@ def test_a_tokenizer_of_another_vocabulary_is_told(sources: Path, program: Progr
     AutoModelForCausalLM.from_config(smaller, dtype=torch.bfloat16).save_pretrained(directory)
     code, said = program("evaluate", directory, "--text", sources / "text.txt", "--seq-len", 32, "--limit", 1)
     assert code == 2
-    assert "a vocabulary of 64" in said
+    assert "the vocabulary in its config.json has 64" in said
 
 
 def test_a_config_that_names_files_elsewhere_gets_none_of_them(sources: Path, program: Program, tmp_path: Path) -> None:

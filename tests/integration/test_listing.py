@@ -53,10 +53,19 @@ def test_every_kind_is_listed_without_torch(kind: str) -> None:
     assert not loaded & {"torch", "transformers", "numpy"}
 
 
+OTHERS = {
+    "commands": {"quark-devkit", "quark-tiny-model"},
+    "formats": {"quark-vq"},
+    "observers": {"quark-vq"},
+    "schemes": {"quark-vq"},
+}
+"""Distributions that have records of a kind beside the one that messages name."""
+
+
 def test_each_kind_comes_from_the_distribution_that_messages_say_to_install() -> None:
     for kind in registries.KINDS:
         registry = getattr(quark, kind.plural)()
-        others = {"quark-devkit", "quark-tiny-model"} if kind.plural == "commands" else set()
+        others = OTHERS.get(kind.plural, set())
         assert {registry.source(name).distribution for name in registry.names()} == {kind.distribution, *others}
 
 

@@ -280,7 +280,7 @@ def test_a_model_quantized_already_is_refused() -> None:
 
 
 def test_freeze_of_a_float_model_is_refused() -> None:
-    with pytest.raises(ConfigError, match="has not been quantized"):
+    with pytest.raises(ConfigError, match="needs a model that quantize_model has returned"):
         ModelQuantizer.freeze(llama())
 
 

@@ -19,7 +19,7 @@ from quark.runs import ModelQuantizer
 from quark_devkit.small_models import batches, logits, run_config, small_model
 
 INT8: Any = number_format("int8")
-OWN = ("codebook", "scale_codebook", "scale_2", "table")
+OWN = ("codebook", "scale_codebook", "scale_2", "lookup")
 
 
 @attrs.frozen

@@ -119,6 +119,17 @@ def saved(directory: Path, dtype: torch.dtype = torch.bfloat16) -> Path:
     return directory
 
 
+def small_tokenizer() -> Any:
+    """Return a byte-level tokenizer without merges, with as many tokens as the small model has."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())[:VOCABULARY]
+    tokenizer = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(letters)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
 def coarse_scheme() -> str:
     """Return the name of the weight-only scheme with the fewest bits that fits the small model.
 

@@ -55,7 +55,7 @@ def kinds(tensors: dict[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype
     return {k: (v.shape, v.dtype) for k, v in tensors.items()}
 
 
-@pytest.mark.parametrize("scheme", [s for s in quark.schemes().names() if s not in DIFFERENT])
+@pytest.mark.parametrize("scheme", [s for s in quark.schemes().names() if s not in DIFFERENT and (GOLDEN / s).is_dir()])
 def test_the_export_equals_the_recording(scheme: str, tmp_path: Path) -> None:
     ours, theirs = exports(scheme, tmp_path / "out")
     assert kinds(ours) == kinds(theirs)

@@ -10,7 +10,7 @@ from transformers import Gemma3Config
 from typer.testing import CliRunner
 
 from quark.errors import ConfigError, UnknownNameError
-from quark_tiny_model import tiny_model_dir
+from quark_tiny_model import tiny_model_dir, tiny_tokenizer
 from quark_workbench.cli.main import program
 
 
@@ -26,5 +26,6 @@ def test_the_context_of_a_multimodal_model_is_that_of_its_text_part(tmp_path: Pa
     config = Gemma3Config(text_config=text | {"head_dim": 16, "vocab_size": 64, "max_position_embeddings": 48})
     config.architectures = ["Gemma3ForConditionalGeneration"]
     config.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"windows of 49 tokens exceed the context length of .* \(48\): use --seq-len 48 or less"):
         CliRunner().invoke(program(), ["evaluate", str(tmp_path), "--seq-len", "49"], catch_exceptions=False)

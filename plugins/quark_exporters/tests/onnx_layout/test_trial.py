@@ -16,8 +16,8 @@ from quark_exporters.onnx_layout.trial import reason_against
 
 
 def quantizers() -> list[tuple[TensorQuantizer, bool]]:
-    """The quantizers of all schemes, and whether each is of an activation."""
-    layers: list[QLayerConfig] = [quark.schemes().get(name).config.load()() for name in quark.schemes().names()]
+    """The quantizers of all schemes without codebooks, and whether each is of an activation."""
+    layers: list[QLayerConfig] = [quark.schemes().get(name).config.load()() for name in quark.schemes().names() if name[:2] != "vq"]
     specs = [(spec, is_input) for layer in layers for spec, is_input in ((layer.weight, False), (layer.input_tensors, True))]
     return [(quantizer_for(spec, activation=is_input), is_input) for spec, is_input in specs if spec is not None]
 

@@ -13,7 +13,11 @@ from quark.numbers.self_check import refuse_broken
 from quark_schemes.formats.block_float import Microexponent
 
 FIELDS: dict[str, dict[str, Any]] = {
-    **{name: {} for name in quark.formats().names() if name not in ("mx", "fp8_e8m0", "fp8_e5m3") and not number_format(name).is_cast},
+    **{
+        name: {}
+        for name in quark.formats().names()
+        if name not in ("mx", "fp8_e8m0", "fp8_e5m3") and not number_format(name).is_cast and number_format(name).vector == 1
+    },
     "uint4 asymmetric": {"dtype": "uint4", "symmetric": False},
     "int8 searched": {"dtype": "int8", "observer_cls": "PerGroupMSEObserver"},
     "fp4 e8m0": {"dtype": "fp4", "scale_format": "e8m0"},

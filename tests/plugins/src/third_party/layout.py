@@ -24,6 +24,6 @@ def quark_register_exporters() -> Iterator[ExporterRecord]:
         exporter="third_party.single_file:SingleFileExporter",
         reader="third_party.single_file:SingleFileReader",
         quant_methods=("third-party-box",),
-        marks={"container": "torch"},
-        files=("tensors.pt",),
+        marks={"container": "box"},
+        files=("tensors.box",),
     )

@@ -1,4 +1,4 @@
-"""The single-file layout: the box layout's names, in one file that ``torch.save`` writes."""
+"""The single-file layout: the box layout's names, in one safetensors file with another ending."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from quark.checkpoint import CheckpointContent, Exporter, ExportOptions, ReadsOwnFiles
@@ -18,7 +18,7 @@ from quark.models.layers import QuantizedLayer
 from quark.models.layers.coded_layer import stored_tensors
 from third_party.box import METHOD, BoxExporter, BoxReader
 
-FILE = "tensors.pt"
+FILE = "tensors.box"
 
 
 def tensors_of(content: CheckpointContent, order: str) -> Iterator[tuple[str, Tensor]]:
@@ -44,6 +44,7 @@ def write_config(content: CheckpointContent, out: Path, order: str, **marks: str
     config: Any = getattr(content.model, "config", None)
     dtype = next(tensor.dtype for tensor in content.model.parameters() if tensor.is_floating_point())
     data = config.to_dict() | {"dtype": str(dtype).removeprefix("torch.")} if config is not None else {}
+    data.pop("_name_or_path", None)  # a directory of this machine
     (out / "config.json").write_text(json.dumps({**data, "quantization_config": block}), encoding="utf-8")
 
 
@@ -65,8 +66,8 @@ class SingleFileExporter(Exporter):
 
     def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
         self.check(content, content.model, options)
-        torch.save(dict(tensors_of(content, options.pack_method)), out / FILE)
-        write_config(content, out, options.pack_method, container="torch")
+        save_file({name: tensor.contiguous() for name, tensor in tensors_of(content, options.pack_method)}, out / FILE)
+        write_config(content, out, options.pack_method, container="box")
         write_companions(content, out, options)
 
 
@@ -74,4 +75,4 @@ class SingleFileReader(BoxReader, ReadsOwnFiles):
     """Reads it."""
 
     def tensors(self, directory: Path) -> Iterator[tuple[str, Tensor]]:
-        yield from torch.load(directory / FILE, weights_only=True).items()
+        yield from load_file(directory / FILE).items()

@@ -19,7 +19,7 @@ from quark_devkit.checks.layout import exported, first_stored, stored_model, tem
 from quark_devkit.fresh_process import in_fresh_process
 from quark_devkit.option_effects import require_effects
 from quark_devkit.side_effects import side_effects
-from quark_devkit.small_models import batches, run_config, saved
+from quark_devkit.small_models import batches, run_config, saved, small_tokenizer
 from quark_devkit.subject import Subject
 from quark_devkit.whole_runs import contents
 
@@ -82,9 +82,10 @@ def heeds_its_options(subject: Subject) -> None:
     """Other values of each option of its own change a file, each in another way, are refused, or are declared
     to change cost alone."""
     name, model = subject.lookup_name, stored_model(subject)
+    tokenizer = small_tokenizer() if subject.declares("tokenizer_inside") else None
 
     def results(values: dict[str, object]) -> list[object]:
-        with exported(subject, model, ExportOptions(own=values)) as out:
+        with exported(subject, model, ExportOptions(own=values, tokenizer=tokenizer)) as out:
             return [contents(out)]
 
     require_effects(exporters().options(name), results)  # type: ignore[arg-type]

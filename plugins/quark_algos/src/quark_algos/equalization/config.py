@@ -109,7 +109,9 @@ class SmoothQuantConfig(_EqualizationConfig):
     alpha: Annotated[float, OptionNote(examples=(0.25, 0.75))] = attrs.field(
         default=of_preset(1.0), validator=[validators.ge(0), validators.le(1)]
     )
-    scale_clamp_min: Annotated[float, OptionNote(examples=(0.5, 2.0))] = attrs.field(default=1e-3, validator=positive)
+    scale_clamp_min: Annotated[float, OptionNote(examples=(2.0, 4.0), beside={"preset": "reference"})] = attrs.field(
+        default=1e-3, validator=positive
+    )
     scaling_layers: list[dict[str, Any]] = attrs.field(factory=list)
     model_decoder_layers: str = attrs.field(default="", metadata=UNUSED)
 

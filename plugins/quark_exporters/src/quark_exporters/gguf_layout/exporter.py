@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 import torch
@@ -20,6 +20,7 @@ from quark.checkpoint import BlockStream, CheckpointContent, Exporter, ExportOpt
 from quark.checkpoint.model_tensors import Region, warn_of_left_out
 from quark.errors import ConfigError, MissingPluginError, UnsupportedError
 from quark.models.plan.decoder_blocks import Block, decoder_blocks
+from quark.plugins import OptionNote
 from quark_exporters.gguf_layout.metadata import family_of, write_metadata
 from quark_exporters.gguf_layout.tensors import FLOAT_TYPES, GgufTensor, TensorWriter
 from quark_exporters.gguf_layout.vocabulary import write_vocabulary
@@ -49,7 +50,12 @@ class GgufExporter(Exporter):
 
     streams = True
 
-    def __init__(self, float_type: str = "auto", tokenizer_pre: str = "", file_name: str = FILE) -> None:
+    def __init__(
+        self,
+        float_type: str = "auto",
+        tokenizer_pre: Annotated[str, OptionNote(examples=("llama-bpe", "qwen2"))] = "",
+        file_name: str = FILE,
+    ) -> None:
         if float_type not in ("auto", *FLOAT_TYPES):
             raise ConfigError(f"float_type is {float_type!r}: use one of auto, {', '.join(FLOAT_TYPES)}")
         if Path(file_name).name != file_name or Path(file_name).suffix != ".gguf":
