@@ -33,11 +33,11 @@ BAR = 0.6
 
 def work(args: argparse.Namespace) -> None:
     """Quantize as one of the ranks, and print the seconds of the slowest rank."""
-    from quark.base.process_group import ranks_of_environment
     from quark.models.hf.tokenizer import load_tokenizer
     from quark.runs import quantize_checkpoint
     from quark.torch import LLMTemplate
     from quark_workbench.data import read_samples, token_sequences
+    from quark_workbench.process_group import ranks_of_environment
 
     torch.set_num_threads(1)
     data = token_sequences(load_tokenizer(args.model), read_samples(args.text), args.calls, args.length)

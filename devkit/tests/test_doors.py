@@ -29,10 +29,10 @@ class Acme:
 
     @hookimpl
     def quark_register_observers(self) -> list[ObserverRecord]:
-        good = "quark_schemes.observers.histogram:PerTensorPercentileObserver"
+        good = "quark_schemes.observers.percentile:PerTensorPercentileObserver"
         return [
             ObserverRecord(name="acme_good", class_name="PerTensorPercentileObserver", observer=good),
-            ObserverRecord(name="acme_lost", class_name="Lost", observer="quark_schemes.observers.histogram:Lost"),
+            ObserverRecord(name="acme_lost", class_name="Lost", observer="quark_schemes.observers.percentile:Lost"),
         ]
 
 

@@ -15,7 +15,7 @@ from quark_tiny_model import tiny_model_dir
 
 from .program import run
 
-MOST_CALLS: dict[str | None, int] = {None: 25, "gptq": 25, "awq": 29}
+MOST_CALLS: dict[str | None, int] = {None: 25, "gptq": 25, "awq": 25}
 """From the command to the deepest rounding of a run, whichever that is: round-to-nearest rounds a weight while it
 is encoded for its file, GPTQ also while it searches scales, and AWQ while it validates its scales on copies.
 """

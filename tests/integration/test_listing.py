@@ -90,6 +90,7 @@ def test_plugins_are_listed_with_what_they_provide() -> None:
     for row in report["plugins"]:
         provided.update(row["provides"])
     assert provided.pop("listeners") == 1  # the display of runs: listeners are no records
+    assert provided.pop("measuring") == 1  # the figures of reports
     assert provided == {kind: len(getattr(quark, kind)()) for kind in KINDS}
     assert "torch" not in loaded
 

@@ -73,7 +73,7 @@ def test_code_for_plugin_authors_imports_public_names_only() -> None:
 def test_a_private_name_is_none_of_the_public_ones() -> None:
     public = public_names()
     assert {"quark.checkpoint.stored_tensors", "quark.models.plan.quant_plan.QuantPlan", "quark.algorithms.Validation"} <= public
-    private = ("quark.models.hf.internals.source_of", "quark.config.slot.Slot", "quark.checkpoint.destination.COMPANIONS")
+    private = ("quark.models.hf.internals.source_of", "quark.config.fields.checked", "quark.checkpoint.destination.COMPANIONS")
     assert not public & set(private)
 
 

@@ -136,6 +136,18 @@ def test_a_plugin_that_listens_is_listed() -> None:
     assert row["provides"] == {"listeners": 1}
 
 
+def test_a_plugin_that_only_measures_is_listed() -> None:
+    class Measuring:
+        @hookimpl
+        def quark_measure(self, moment: object) -> None:
+            pass
+
+    catalog = Catalog()
+    catalog.add(Measuring(), Source("acme-quant", "1.0"))
+    (row,) = [row for row in plugins_report(catalog)["plugins"] if row["distribution"] == "acme-quant"]
+    assert row["provides"] == {"measuring": 1}
+
+
 def test_listings_do_not_make_the_classes_of_events() -> None:
     code = "import quark, sys; quark.schemes().names(); print('quark.plugins.events' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

@@ -18,8 +18,8 @@ import torch
 from quark.calibration.report import CalibrationReport
 from quark.config.layer import QLayerConfig
 from quark.plugins import BlockFinished, Catalog, QuarkHooks, RunStarted
-from quark.plugins.expected import KEY
 from quark.plugins.measuring import LayersRounded
+from quark.plugins.record_fields import KEY
 from quark.plugins.registries import KINDS
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples/acme_quant/src/acme_quant"

@@ -7,21 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import importlib_metadata
 
 from quark.base.names import closest
 from quark.errors import ConfigError, UnknownNameError
 from quark.plugins import Catalog
-from quark.plugins.discovery import CORE, name_in, normalized
+from quark.plugins.discovery import normalized
 from quark.plugins.program_records import ExporterRecord
 from quark.plugins.records import AlgorithmRecord, Record
-from quark.plugins.registries import BUILT_IN
 from quark.plugins.registry import Registered
+from quark_devkit.own_catalog import among_its_own
 
 __all__ = ["KINDS", "Subject", "distributions", "find_subject", "subjects"]
 
-SUITE = "quark-devkit"
-"""The suite's own distribution, which stays active during checks."""
 _REGISTRIES = {
     "format": "formats",
     "observer": "observers",
@@ -126,7 +123,7 @@ def subjects(catalog: Catalog, distribution: str, kinds: Sequence[str] = KINDS, 
         )
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise ConfigError(f"{unknown[0]!r} is not a kind of subject: use one of {', '.join(KINDS)}")
-    own = _among_its_own(catalog, wanted)
+    own = among_its_own(catalog, wanted)
     for kind in (kind for kind in KINDS if kind in kinds):
         if kind == "distribution":
             yield Subject(kind, wanted, wanted, versions[wanted], None, catalog, source_directory)
@@ -160,22 +157,7 @@ def find_subject(catalog: Catalog, kind: str, name: str) -> Subject:
             else "it is registered as another kind of algorithm"
         )
         raise ConfigError(f"'{record.name}' cannot be checked as {kind}: {why}")
-    return Subject(kind, record.name, source.distribution, source.version, record, _among_its_own(catalog, source.distribution))
-
-
-def _among_its_own(catalog: Catalog, distribution: str) -> Catalog:
-    """Return the plugins of a distribution, of its requirements, the built-in ones and the suite."""
-    new = list(dict.fromkeys((distribution, SUITE)))
-    names = {*BUILT_IN, *new}
-    while new and not distributions(catalog).keys() <= names | {CORE}:
-        try:
-            required = importlib_metadata.requires(new.pop()) or ()
-        except importlib_metadata.PackageNotFoundError:  # what the running program has added
-            continue
-        fresh = {name_in(text) for text in required} - names
-        names |= fresh
-        new += fresh
-    return catalog.among(names)
+    return Subject(kind, record.name, source.distribution, source.version, record, among_its_own(catalog, source.distribution))
 
 
 def _is_of(kind: str, record: Record) -> bool:

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from quark.base.lazy import ObjectRef
-from quark.config.layer import QLayerConfig, TensorSpec
-from quark.config.slot import Slot
+from quark.config.layer import QLayerConfig, Slot, TensorSpec
 from quark.config.tensor import QTensorConfig
 from quark.models.layers import QuantizedConvolution, QuantizedLayer
 from quark.models.layers.layer_types import LayerShape

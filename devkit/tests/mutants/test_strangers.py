@@ -16,6 +16,7 @@ from quark.config.tensor import QTensorConfig
 from quark.plugins import Catalog, FormatRecord, Record, SchemeRecord, Source, schemes
 from quark.plugins.discovery import discover
 from quark_devkit import Subject, all_checks, find_subject, run_check, subjects
+from quark_devkit.own_catalog import among
 
 from . import template_mutants
 from .broken_formats import Plain
@@ -90,7 +91,7 @@ def test_what_is_registered_later_is_seen() -> None:
 
 def test_where_there_is_no_stranger_nothing_is_copied() -> None:
     catalog = Catalog(discover())
-    assert catalog.among(source.distribution for source in catalog.sources()) is catalog
+    assert among(catalog, (source.distribution for source in catalog.sources())) is catalog
 
 
 @pytest.mark.parametrize("requires", ["Stranger_Quant>=1", "a-bridge", "stranger-quant; extra == 'more'"])

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import pytest
 
 import quark
-from quark.config.layer import levels
-from quark.config.slot import Slot
+from quark.config.layer import Slot, levels
 from quark.config.templates import QuantizationScheme, QuantizationSchemeCollection
 from quark_schemes import schemes
 

@@ -12,6 +12,7 @@ from quark.plugins.catalog import catalog, using
 from quark.plugins.measuring import LayersRounded
 from quark.runs import ModelQuantizer, quantize_checkpoint
 from quark.torch import LLMTemplate
+from quark_devkit.own_catalog import among
 from quark_devkit.whole_runs import interrupted_behind
 from quark_tiny_model import calibration_batches, tiny_model, tiny_model_dir
 from quark_workbench.report import ReportOptions, read_report
@@ -57,7 +58,7 @@ def test_without_the_workbench_a_run_has_the_same_weights_and_no_such_figures() 
     others = {source.distribution for source in catalog().sources()} - {"quark-workbench"}
     data = calibration_batches(4, 128)
     expected: Any = ModelQuantizer(config()).quantize_model(tiny_model(), data)
-    with using(catalog().among(others)):
+    with using(among(catalog(), others)):
         found: Any = ModelQuantizer(config()).quantize_model(tiny_model(), data)
     assert {name: tensor.tolist() for name, tensor in found.state_dict().items()} == {
         name: tensor.tolist() for name, tensor in expected.state_dict().items()

@@ -20,7 +20,7 @@ from quark.models.layers import Branch, counts_as, linear_weight
 from quark.models.layers.quantized_layers import BRANCH
 from quark.plugins import algorithms
 from quark.plugins.attribution import Origin, attributed, origin
-from quark.plugins.expected import described
+from quark.plugins.record_fields import described
 
 S = TypeVar("S", bound=Statistic)
 

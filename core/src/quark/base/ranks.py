@@ -3,8 +3,8 @@
 A run of one process uses the same code, with nothing to exchange.
 
 Every exchange is collective: all ranks call the same ones in the same order. Calibration samples, and sums
-over them, are divided by `quark.calibration.sample_grid`; `quark.base.process_group` starts the processes'
-connection.
+over them, are divided by `quark.calibration.sample_grid`. Whoever starts the processes connects them by a
+`Group`; with ``torchrun``, that is `quark_workbench.process_group` of the distribution quark-workbench.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from quark.base.ranks import ALONE, Ranks
 from quark.calibration.attention import attention_quantizers, calibrating
 from quark.calibration.forwards import is_counted
 from quark.config.architecture import Architecture
+from quark.config.layer import Slot
 from quark.config.model import QConfig
-from quark.config.slot import Slot
 from quark.errors import CalibrationError, NonFiniteError
 from quark.models.layers import QuantizedLayer, QuantizerModule
 from quark.models.layers.attention import KEY, PROBABILITIES, QUERY, VALUE

@@ -11,8 +11,7 @@ from torch import nn
 
 from quark.algorithms import BranchSite, BranchTask, Statistic, float_weight, weight_quantizer
 from quark.algorithms.branching import CheckedBranching
-from quark.models.layers import QuantizedLayer
-from quark.models.layers.quantized_layers import linear_weight
+from quark.models.layers import QuantizedLayer, linear_weight
 
 
 @attrs.frozen(eq=False)

@@ -19,8 +19,7 @@ from quark.calibration.held_out import held_out_ends
 from quark.calibration.lockstep import BlockRun
 from quark.calibration.phases import PhaseClock
 from quark.calibration.round_to_nearest import tensor_of
-from quark.models.layers import QuantizedLayer
-from quark.models.layers.quantized_layers import linear_weight
+from quark.models.layers import QuantizedLayer, linear_weight
 from quark.models.plan.decoder_blocks import Block
 from quark.numbers import QParams
 

@@ -20,8 +20,7 @@ import attrs
 from greenlet import GreenletExit
 from torch import Tensor, nn
 
-from quark.algorithms import OutputError
-from quark.algorithms.validation import validated
+from quark.algorithms import OutputError, validated
 from quark.calibration.batches import Call, ids_of
 from quark.calibration.forwards import Forward, current_forward
 from quark.calibration.lockstep import BlockRun

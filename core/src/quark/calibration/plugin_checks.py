@@ -44,7 +44,7 @@ from quark.models.plan.quant_plan import QuantPlan
 from quark.numbers import on_grid
 from quark.numbers.on_grid import grid_error, scales_error
 from quark.plugins.attribution import Origin, attributed
-from quark.plugins.expected import described
+from quark.plugins.record_fields import described
 
 _COLUMNS, _ROWS = 509, 512
 """Words of 8 bytes in a row (a prime number), and number of rows in a block: 2 MB, which fits into a cache.

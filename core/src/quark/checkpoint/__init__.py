@@ -13,7 +13,7 @@ from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, StoredCo
 from quark.checkpoint.packed_model import pack_model
 from quark.checkpoint.reader import import_model_from_safetensors
 from quark.checkpoint.transformers_loading import map_to_quark, register_layouts
-from quark.config.slot import Slot
+from quark.config.layer import Slot
 from quark.models.hf.dequantizer import Dequantizer, FloatTensor, LayerCodes
 from quark.models.hf.loading import running_from_codes, unpack_model
 from quark.models.layers.coded_layer import CodedLayer, stored_tensors

@@ -38,7 +38,7 @@ from quark.checkpoint.model_tensors import (
 )
 from quark.checkpoint.shard_layout import ShardLayout
 from quark.checkpoint.shard_writer import ShardWriter
-from quark.config.slot import ACTIVATIONS, PARAMETERS, Slot
+from quark.config.layer import ACTIVATIONS, PARAMETERS, Slot
 from quark.errors import UnsupportedError
 from quark.models.hf.internals import set_source, tied_on_loading
 from quark.models.plan.attention import AttentionRow

@@ -19,8 +19,7 @@ from quark.checkpoint.layout_reader import quantization_block
 from quark.errors import OutputError, QuarkError
 from quark.models.hf.custom_code import code_of
 from quark.models.hf.tokenizer import TOKENIZER_FILES
-from quark.plugins import exporters
-from quark.plugins.program_records import ExporterRecord
+from quark.plugins import ExporterRecord, exporters
 
 COMPANIONS = (
     *TOKENIZER_FILES,

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from quark.checkpoint.exporter import ExportOptions
 from quark.checkpoint.layer_storage import LayerStorage, meta_tensors
 from quark.checkpoint.model_tensors import activation_tensors, is_stored, scale_suffixes
-from quark.config.layer import QLayerConfig
-from quark.config.slot import ACTIVATIONS, Slot
+from quark.config.layer import ACTIVATIONS, QLayerConfig, Slot
 from quark.models.layers import QuantizedLayer, QuantizerModule
 from quark.models.layers.coded_layer import CodedLayer, as_parameter, checked_codes, packed_meta, restore, stored_tensors
 from quark.models.layers.layer_types import LayerShape

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from quark.base.log import silenced
 from quark.base.names import folded
-from quark.checkpoint.headers import place_headers
+from quark.checkpoint.announced_tensors import place_headers
 from quark.checkpoint.layout_reader import ReadsOwnFiles, layout_for, quantization_block, reader_of
 from quark.checkpoint.reader import fill_zero_points, placed_by, prepared, tie
 from quark.checkpoint.run_file import verify as verified

@@ -26,12 +26,11 @@ from quark.config.model import QConfig
 from quark.errors import CheckpointError
 from quark.models.hf.dequantizer import LayerCodes
 from quark.models.hf.shards import check_shards
-from quark.models.layers import QuantizedLayer, quantized_class
+from quark.models.layers import QuantizedLayer, linear_weight, quantized_class
 from quark.models.layers.coded_layer import CodedLayer
 from quark.models.layers.layers_from_codes import Packed, runs_from_codes
 from quark.models.layers.packed_layers import without_weights
 from quark.models.layers.packed_weight import PackedWeight
-from quark.models.layers.quantized_layers import linear_weight
 from quark.models.plan.quant_plan import QuantPlan
 from quark.numbers import QParams, TensorQuantizer, quantizer_for
 

@@ -10,9 +10,8 @@ from torch import nn
 from quark.algorithms.branching import BranchSite, branching_of
 from quark.checkpoint.provenance import refuse_unreadable
 from quark.checkpoint.restorers import restorers_of
-from quark.config.layer import QLayerConfig
+from quark.config.layer import QLayerConfig, Slot
 from quark.config.model import QConfig
-from quark.config.slot import Slot
 from quark.models.hf.attention_switch import switch_attention
 from quark.models.layers import counts_as
 from quark.models.layers.attention import PROBABILITIES, STORED_STATES

@@ -30,7 +30,7 @@ from quark.models.layers.packed_layers import PackedLayer, PackedScales
 from quark.models.plan.one_layer import as_model, put_back
 from quark.models.plan.quant_plan import QuantPlan
 from quark.plugins.attribution import Origin, attributed, origin
-from quark.plugins.expected import described
+from quark.plugins.record_fields import described
 
 
 @attributed("reading a checkpoint")

@@ -19,7 +19,7 @@ from torch import nn
 from quark.base.log import get_logger
 from quark.base.names import folded
 from quark.base.version import refuse_unfit_environment, transformers_version
-from quark.checkpoint.headers import refuse_misfits, refuse_misfits_of
+from quark.checkpoint.announced_tensors import refuse_misfits, refuse_misfits_of
 from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, StoredConfig, layout_for, reader_of
 from quark.checkpoint.provenance import refuse_unreadable
 from quark.checkpoint.reader import import_model_from_safetensors

@@ -1,4 +1,4 @@
-"""QLayerConfig: which tensors of a layer are quantized, and how.
+"""QLayerConfig: which tensors of a layer are quantized, and how; Slot: each of these tensors.
 
 AMD Quark has two names for this class.
 """
@@ -6,17 +6,62 @@ AMD Quark has two names for this class.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 import attrs
 
 from quark.config.enums import DeviceType, QSchemeType
 from quark.config.fields import checked, value_of, with_dataclass_view
-from quark.config.slot import Slot
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
 
-__all__ = ["QLayerConfig", "TensorSpec", "levels"]
+__all__ = ["ACTIVATIONS", "PARAMETERS", "QLayerConfig", "Slot", "TensorSpec", "levels"]
+
+
+class Slot(StrEnum):
+    """A tensor of a layer. As a string, it is the field name in `quark.config.layer.QLayerConfig`.
+
+    >>> slot = Slot.input_tensors
+    >>> slot.quantizer_attribute, slot.checkpoint_prefix, slot.is_activation
+    ('input_quantizer', 'input', True)
+    """
+
+    input_tensors = "input_tensors"
+    output_tensors = "output_tensors"
+    weight = "weight"
+    bias = "bias"
+
+    @cached_property
+    def label(self) -> str:
+        """Its word in messages: ``"input"``."""
+        return self.value.removesuffix("_tensors")
+
+    @property
+    def checkpoint_prefix(self) -> str:
+        """First word of the names of its tensors in a checkpoint: ``"input"`` of ``input_scale``.
+
+        Source: AMD Quark 0.13.
+        """
+        return self.label
+
+    @cached_property
+    def quantizer_attribute(self) -> str:
+        """Attribute of a `QuantizedLayer` that holds its quantizer: ``"input_quantizer"``."""
+        return f"{self.label}_quantizer"
+
+    @cached_property
+    def is_activation(self) -> bool:
+        """Whether it is an activation, quantized in each forward, and not a parameter."""
+        return self in (Slot.input_tensors, Slot.output_tensors)
+
+
+PARAMETERS = (Slot.weight, Slot.bias)
+"""The slots whose tensors are parameters, in the order of checkpoints."""
+
+ACTIVATIONS = (Slot.input_tensors, Slot.output_tensors)
+"""The slots whose tensors are activations."""
 
 TensorSpec = QTensorConfig | Sequence[QTensorConfig]
 """One level, or a list of levels, each of which quantizes the result of the level before it."""

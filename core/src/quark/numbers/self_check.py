@@ -13,9 +13,8 @@ from quark.numbers.observer import Observer
 from quark.numbers.on_grid import LOSSY, off_grid, same_bits, scale_values_error, scales_error
 from quark.numbers.single_level import SingleLevelQuantizer
 from quark.numbers.tensor_quantizer import TensorQuantizer
-from quark.plugins import observers
+from quark.plugins import Source, observers
 from quark.plugins.attribution import Origin, attributed, origin
-from quark.plugins.discovery import Source
 
 _SHAPES = ((16, 64), (16, 128), (64, 64), (128, 128), (16, 256), (256, 256), (16, 1024), (1024, 1024))
 """Shapes of the tensor, smallest first: the first one that the granularity can divide is used."""

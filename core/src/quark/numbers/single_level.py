@@ -7,7 +7,8 @@ many steps there are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 import attrs
 import torch
@@ -152,10 +153,11 @@ class SingleLevelQuantizer(TensorQuantizer):
         return self.qparams_from(observer)
 
     def round_to_nearest(self, x: Tensor, *, out: Tensor | None = None) -> tuple[Tensor, QParams]:
-        if (fused := fused_rounding(self, x)) is not None and fused.finds_scales:
+        fused = fused_rounding(self, x)
+        if fused is not None and fused.finds_scales:
             result = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
             return result, fused.found(x, result)
-        is_whole = self.is_float or not self.granularity.is_local or self.format.table_shape is not None
+        is_whole = fused is not None or self.is_float or not self.granularity.is_local or self.format.table_shape is not None
         if is_whole or x.numel() == 0 or not (out is None or out.is_contiguous()):
             qparams = self.find_qparams(x)
             return self.fake_quantize(x, qparams, out=out), qparams
@@ -163,8 +165,9 @@ class SingleLevelQuantizer(TensorQuantizer):
         return result, in_parts(x, result, self.granularity.scale_shape(tuple(x.shape)), self._round_part)
 
     def _round_part(self, x: Tensor, out: Tensor) -> QParams:
-        qparams = self._observed(x)
-        self.fake_quantize(x, qparams, out=out)
+        qparams, rows = self._observed(x), self.granularity.rows(out)
+        self._round_tiles(self.format, True, self._tiles(x, rows, qparams))
+        self._put_back(rows, out)
         return qparams
 
     def fake_quantize(self, x: Tensor, qparams: QParams | None = None, *, out: Tensor | None = None) -> Tensor:
@@ -183,20 +186,18 @@ class SingleLevelQuantizer(TensorQuantizer):
         return self._rounded(x, qparams, torch.empty(x.shape, dtype=torch.float32, device=x.device), rescale=False)
 
     def _rounded(self, x: Tensor, qparams: QParams, result: Tensor, *, rescale: bool) -> Tensor:
-        number_format = self._format(qparams)
+        return self._filled(x, result, qparams, partial(self._round_tiles, self._format(qparams), rescale))
 
-        def work(tiles: Sequence[Tile]) -> None:
-            for source, place, scale, factor, zero in tiles:
-                # A float32 result is its own scratch memory for scaled values: one tile less in the cache.
-                has_room = place.dtype is torch.float32 and place.is_contiguous() and place.storage_offset() % 2 == 0
-                t = number_format.round_(self._scaled(source, factor, place if has_room else _room(source)), zero)
-                if zero is not None:
-                    t.sub_(zero)
-                if rescale:
-                    t.mul_(scale)
-                keep_finite_(t if t is place else place.copy_(t))
-
-        return self._filled(x, result, qparams, work)
+    def _round_tiles(self, number_format: NumberFormat, rescale: bool, tiles: Iterable[Tile]) -> None:
+        for source, place, scale, factor, zero in tiles:
+            # A float32 result is its own scratch memory for scaled values: one tile less in the cache.
+            has_room = place.dtype is torch.float32 and place.is_contiguous() and place.storage_offset() % 2 == 0
+            t = number_format.round_(self._scaled(source, factor, place if has_room else _room(source)), zero)
+            if zero is not None:
+                t.sub_(zero)
+            if rescale:
+                t.mul_(scale)
+            keep_finite_(t if t is place else place.copy_(t))
 
     def quantize(self, x: Tensor, qparams: QParams) -> Tensor:
         if self.is_float:
@@ -277,9 +278,13 @@ class SingleLevelQuantizer(TensorQuantizer):
         tiles = list(self._tiles(x, rows, qparams))
         count = max(1, CHUNK_ELEMENTS // max(TILE_ELEMENTS, 1))
         parallel_map(work, [tiles[i : i + count] for i in range(0, len(tiles), count)], x.device)
-        if rows.data_ptr() != result.data_ptr():  # not a view of it
-            result.copy_(self.granularity.restore(rows, tuple(result.shape)))
+        self._put_back(rows, result)
         return result
+
+    def _put_back(self, rows: Tensor, result: Tensor) -> None:
+        """Copy the ``rows`` of a result into it, if they are no view of it."""
+        if rows.data_ptr() != result.data_ptr():
+            result.copy_(self.granularity.restore(rows, tuple(result.shape)))
 
     def _scaled(self, source: Tensor, factor: Tensor, out: Tensor) -> Tensor:
         """Write the scaled values of one tile to ``out``, float32, and return it."""

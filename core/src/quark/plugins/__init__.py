@@ -167,9 +167,9 @@ def commands() -> registries.CommandRegistry:
 def documented_object(name: str) -> Any:
     """Return the object that a plugin exports under a name of AMD Quark's public API.
 
-    See `quark.plugins.catalog.Exports.load`.
+    Errors as of `Catalog.exported`.
     """
-    return _catalog().exports.load(name)
+    return _catalog().exported(name)
 
 
 def __getattr__(name: str) -> Any:

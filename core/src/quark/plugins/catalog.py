@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from quark.base.lazy import Reference
 from quark.base.version import VERSION
 from quark.errors import AmbiguousNameError, PluginError, UnknownNameError
 from quark.plugins import core_plugin, registries
@@ -19,63 +18,11 @@ from quark.plugins.collection import EVENT_HOOK, Collection, Listener, Listeners
 from quark.plugins.discovery import CORE, Candidate, Settings, Source, discover
 from quark.plugins.failures import PluginFailure, warn_of_unstated, warn_once
 from quark.plugins.registries import BUILT_IN, KINDS
-from quark.plugins.registry import Registered, Registry, load_for, not_there, unreplaced
+from quark.plugins.registry import Registry, load_for, not_there, unreplaced
 
 if TYPE_CHECKING:
     from quark.plugins.events import Event
     from quark.plugins.measuring import Moment
-
-
-@attrs.frozen
-class Exports:
-    """The exports of all records of a catalog."""
-
-    catalog: Catalog
-
-    def load(self, name: str) -> Any:
-        """Return the object that a record exports as ``name``, a plain name or ``"module:name"``.
-
-        Raises:
-            UnknownNameError: (a ValueError) No record provides it. The message says which distribution may be
-                missing.
-            AmbiguousNameError: (a ValueError) Two distributions provide different objects under this name.
-            PluginError: The record's reference cannot be loaded.
-        """
-        claims = self._claims(name)
-        if not claims:
-            known = sorted({key for entry in self._entries() for key in entry.record.exports})
-            missing = filter(None, [self.catalog.missing()])
-            message = not_there(f"no installed plugin provides '{name}'.", name, known, [*missing], self.catalog.failures())
-            raise UnknownNameError(message, kind="public name", name=name, known=known)
-        if len({c.record.exports[name] for c in claims}) > 1:
-            raise AmbiguousNameError(
-                f"'{name}' is provided by {' and by '.join(dict.fromkeys(str(c.source) for c in claims))}, each with its own object. "
-                f'Leave one out with QUARK_DISABLED_PLUGINS, or let one record say replaces="{claims[0].source.distribution}"'
-            )
-        return load_for(claims[0].record.exports[name], f"the public name '{name}'", claims[0].source)
-
-    def names(self) -> list[str]:
-        """Return all plain names of AMD Quark's public API that plugins provide, sorted."""
-        return sorted({key for entry in self._entries() for key in entry.record.exports if ":" not in key})
-
-    def modules(self) -> dict[str, dict[str, Reference]]:
-        """Return the modules of AMD Quark's public API that plugins provide: module → name → reference.
-
-        Names that two records claim are left out; `load` raises for them.
-        """
-        out: dict[str, dict[str, Reference]] = {}
-        for key in sorted({key for entry in self._entries() for key in entry.record.exports if ":" in key}):
-            module, _, name = key.partition(":")
-            references = {c.record.exports[key] for c in self._claims(key)}
-            if len(references) == 1:
-                out.setdefault(module, {})[name] = references.pop()
-        return out
-
-    def _entries(self) -> Iterator[Registered]:
-        return (entry for registry in self.catalog.registries.values() for entry in registry.claims())
-
-    def _claims(self, name: str) -> list[Registered]:
-        return unreplaced(entry for entry in self._entries() if name in entry.record.exports)
 
 
 class Catalog:
@@ -86,7 +33,13 @@ class Catalog:
         settings: Which plugins to leave out, and whether failures are raised.
 
     Attributes:
+        collection: What the plugins provide.
+        distributions: Distributions with plugins, active or not.
+        left_out: Plugins that a variable leaves out, with the variable.
         is_strict: Whether failures are raised (``QUARK_STRICT_PLUGINS``).
+        registries: The registries by kind, in the plural.
+        listeners: The event hooks of the plugins.
+        measuring: Their hooks that measure runs.
 
     Raises:
         PluginError: A plugin failed and ``settings.strict`` is set.
@@ -105,22 +58,23 @@ class Catalog:
     quant_modes: registries.QuantModeRegistry
     graph_ops: registries.GraphOpRegistry
     commands: registries.CommandRegistry
+    listeners: Listeners
+    measuring: Listeners
 
     def __init__(self, candidates: Iterable[Candidate] = (), settings: Settings | None = None) -> None:
         settings = settings or Settings()
         candidates = tuple(candidates)
         self.left_out: dict[Source, str] = {c.source: variable for c in candidates if (variable := settings.left_out_by(c.source))}
-        self._installed = frozenset(c.source.distribution for c in candidates)
-        self._views: dict[object, Catalog] = {}
+        self.distributions = frozenset(c.source.distribution for c in candidates)
         self.is_strict = settings.strict
-        self._collection = Collection(strict=settings.strict)
+        self.collection = Collection(strict=settings.strict)
         self.registries: dict[str, Registry[Any]] = {
-            kind.plural: kind.registry(kind, self._collection.records[kind.plural], self.failures, self.missing) for kind in KINDS
+            kind.plural: kind.registry(kind, self.collection.records[kind.plural], self.failures, self.missing) for kind in KINDS
         }
         vars(self).update(self.registries)
-        self.exports = Exports(self)
-        self._collection.add_plugin(core_plugin, Source(CORE, VERSION, core_plugin.__name__, "core"))
-        self._collection.add_candidates(c for c in candidates if c.source not in self.left_out)
+        self.listeners, self.measuring = self.collection.listeners, self.collection.measuring
+        self.collection.add_plugin(core_plugin, Source(CORE, VERSION, core_plugin.__name__, "core"))
+        self.collection.add_candidates(c for c in candidates if c.source not in self.left_out)
 
     @classmethod
     def installed(cls, path: Iterable[str] | None = None, environ: Mapping[str, str] | None = None) -> Catalog:
@@ -132,63 +86,53 @@ class Catalog:
 
     def add(self, plugin: object, source: Source) -> None:
         """Add a plugin object that belongs to no distribution, such as a listener of the running program."""
-        self._collection.add_plugin(plugin, source)
-
-    def among(self, distributions: Iterable[str]) -> Catalog:
-        """Return the catalog of these distributions and the core, without importing anything again.
-
-        If no others are installed, that is this catalog itself.
-
-        Args:
-            distributions: Normalized names.
-        """
-        wanted, mine = frozenset(distributions) | {CORE}, self._collection
-        everyone = {*mine.sources, *self.left_out, *(entry.source for entries in mine.records.values() for entry in entries)}
-        if {source.distribution for source in everyone} <= wanted:
-            return self
-        key = (wanted, len(mine.sources), len(mine.failures), *(registry.revision for registry in self.registries.values()))
-        if key not in self._views:
-            view = self._views[key] = Catalog()
-            view._installed = self._installed & wanted
-            view.left_out = {source: variable for source, variable in self.left_out.items() if source.distribution in wanted}
-            view._collection.sources = {source: api for source, api in mine.sources.items() if source.distribution in wanted}
-            view._collection.failures += [failure for failure in mine.failures if failure.source.distribution in wanted]
-            for plural, entries in mine.records.items():
-                view._collection.records[plural][:] = [entry for entry in entries if entry.source.distribution in wanted]
-            for all_of, of_view in ((mine.listeners, view.listeners), (mine.measuring, view._collection.measuring)):
-                for whose, listener in all_of:
-                    if getattr(whose, "distribution", None) in wanted:
-                        of_view.add(whose, listener)
-        return self._views[key]
+        self.collection.add_plugin(plugin, source)
 
     def sources(self) -> tuple[Source, ...]:
         """Return plugins that were imported and registered."""
-        return tuple(self._collection.sources)
+        return tuple(self.collection.sources)
 
     def failures(self) -> tuple[PluginFailure, ...]:
         """Return the failures of plugins, in order."""
-        return tuple(self._collection.failures)
+        return tuple(self.collection.failures)
 
     def api(self, source: Source) -> ApiRange | None:
         """Return the versions of the plugin API that a plugin states, ``(lowest, highest)``, or None."""
-        return self._collection.sources.get(source)
+        return self.collection.sources.get(source)
 
     def unstated(self) -> tuple[Source, ...]:
         """Return plugins with records that do not state the version of the plugin API."""
         with_records = {claim.source for registry in self.registries.values() for claim in registry.claims()}
-        return tuple(s for s, api in self._collection.sources.items() if api is None and s in with_records and s.distribution != CORE)
+        return tuple(s for s, api in self.collection.sources.items() if api is None and s in with_records and s.distribution != CORE)
 
     def missing(self, distributions: Sequence[str] = BUILT_IN) -> str:
         """Return a sentence about missing built-in distributions and how to get them, or an empty text."""
-        absent = [d for d in distributions if d not in self._installed and d != CORE]
+        absent = [d for d in distributions if d not in self.distributions and d != CORE]
         sentences = [f"The built-in ones come with {d}, which is not installed: pip install {d}." for d in absent]
         sentences += [f"{variable} leaves out {source}." for source, variable in self.left_out.items()]
         return " ".join(sentences)
 
-    @property
-    def listeners(self) -> Listeners:
-        """The event hooks of the plugins."""
-        return self._collection.listeners
+    def exported(self, name: str) -> Any:
+        """Return the object that a record exports as ``name``, a plain name or ``"module:name"``.
+
+        Raises:
+            UnknownNameError: (a ValueError) No record provides it. The message says which distribution may be
+                missing.
+            AmbiguousNameError: (a ValueError) Two distributions provide different objects under this name.
+            PluginError: The record's reference cannot be loaded.
+        """
+        entries = [entry for registry in self.registries.values() for entry in registry.claims()]
+        claims = unreplaced(entry for entry in entries if name in entry.record.exports)
+        if not claims:
+            known = sorted({key for entry in entries for key in entry.record.exports})
+            message = not_there(f"no installed plugin provides '{name}'.", name, known, [*filter(None, [self.missing()])], self.failures())
+            raise UnknownNameError(message, kind="public name", name=name, known=known)
+        if len({c.record.exports[name] for c in claims}) > 1:
+            raise AmbiguousNameError(
+                f"'{name}' is provided by {' and by '.join(dict.fromkeys(str(c.source) for c in claims))}, each with its own object. "
+                f'Leave one out with QUARK_DISABLED_PLUGINS, or let one record say replaces="{claims[0].source.distribution}"'
+            )
+        return load_for(claims[0].record.exports[name], f"the public name '{name}'", claims[0].source)
 
     def emit(self, event: Event) -> None:
         """Pass an event to the plugins that listen."""
@@ -196,7 +140,7 @@ class Catalog:
 
     def measure(self, moment: Moment) -> None:
         """Let plugins measure a run at a moment of it; none can do harm by an error."""
-        self._collection.measuring.emit(moment)
+        self.measuring.emit(moment)
 
 
 _lock = threading.RLock()

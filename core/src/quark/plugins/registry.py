@@ -16,9 +16,9 @@ from quark.base.lazy import Reference
 from quark.base.names import closest
 from quark.errors import AmbiguousNameError, ConfigError, PluginError, UnknownNameError, UnsupportedError
 from quark.plugins.discovery import RUN_TIME, Source, normalized
-from quark.plugins.expected import KEY, Expected
 from quark.plugins.failures import PluginFailure, leave_out
 from quark.plugins.options import Option
+from quark.plugins.record_fields import KEY, Expected
 from quark.plugins.records import Record
 
 R = TypeVar("R", bound=Record)

@@ -102,7 +102,7 @@ def quantize_checkpoint(
         restart: Whether to discard finished blocks of an earlier run to ``out``.
         report: Writes the report of the finished run beside the weights; None writes none.
         ranks: The processes that share the run and its files
-            (`quark.base.process_group.ranks_of_environment`).
+            (`quark_workbench.process_group.ranks_of_environment`).
         build: Makes the model without its weights; by default the class that config.json names.
 
     Returns:

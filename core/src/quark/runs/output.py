@@ -12,11 +12,10 @@ from torch import nn
 
 from quark.base.log import get_logger
 from quark.base.ranks import ALONE, Ranks
+from quark.checkpoint import CheckpointContent, Exporter, ExportOptions
 from quark.checkpoint.atomic_directory import Leftover, refuse_unfinished_run
-from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.destination import refuse_used_directory
 from quark.checkpoint.export import exporter_of, exporting, refuse_unstorable
-from quark.checkpoint.exporter import Exporter, ExportOptions
 from quark.errors import ConfigError, OutputError, UnsupportedError
 from quark.models.plan.quant_plan import QuantPlan
 from quark.runs.identity import RunIdentity, is_finished_run

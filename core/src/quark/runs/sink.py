@@ -12,8 +12,7 @@ from torch import nn
 from quark.base.log import get_logger
 from quark.base.names import folded
 from quark.base.ranks import Ranks, owners
-from quark.checkpoint.content import CheckpointContent
-from quark.checkpoint.exporter import BlockStream
+from quark.checkpoint import BlockStream, CheckpointContent
 from quark.models.hf.tied_tensors import other_names
 from quark.models.layers import QuantizedLayer
 from quark.models.plan.decoder_blocks import Block

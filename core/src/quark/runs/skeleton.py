@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from quark.algorithms.branching import BranchSite, branching_of
 from quark.calibration.attention import attention_quantizers, install
-from quark.config.slot import Slot
+from quark.config.layer import Slot
 from quark.models.layers import QuantizedLayer, QuantizerModule, quantized_class
 from quark.models.layers.attention import PROBABILITIES
 from quark.models.layers.quantized_layers import copied

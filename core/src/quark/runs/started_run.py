@@ -19,8 +19,7 @@ from quark.calibration.plugin_checks import CheckedRounding, StartedTransform
 from quark.calibration.report import CalibrationReport
 from quark.calibration.spilled_inputs import SpilledInputs
 from quark.calibration.transform_validation import TransformValidation, validate_transforms
-from quark.checkpoint.content import CheckpointContent
-from quark.checkpoint.exporter import BlockStream, Exporter, ExportOptions
+from quark.checkpoint import BlockStream, CheckpointContent, Exporter, ExportOptions
 from quark.checkpoint.save_pretrained import set_results
 from quark.config.model import QConfig
 from quark.models.plan.decoder_blocks import decoder_blocks

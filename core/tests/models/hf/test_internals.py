@@ -25,7 +25,7 @@ from transformers.models.qwen3_moe.configuration_qwen3_moe import Qwen3MoeConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts, Qwen3MoeForCausalLM
 from transformers.quantizers import quantizer_quark
 
-from quark.config.slot import Slot
+from quark.config.layer import Slot
 from quark.models.hf import internals
 from quark_tiny_model import tiny_model
 

@@ -12,6 +12,7 @@ FP4 above all with nothing between 4 and 6: there the largest value of a group i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -101,9 +102,7 @@ def search(wt: Tensor, grid: WeightGrid, moments: Tensor | None, coarse: Sequenc
         return _search_spanning(wt, grid, grid.spans, moments)
     factors, in_powers = stretched(grid), grid.has_powers_of_two
 
-    def search_rows(rows: slice) -> GroupScales:
-        return _search_rows(wt[:, rows].contiguous(), rows, grid, moments, POWERS[1:] if in_powers else (*coarse[1:], *factors), in_powers)
-
+    search_rows = partial(_search_rows, wt, grid, moments, POWERS[1:] if in_powers else (*coarse[1:], *factors), in_powers)
     return GroupScales.beside(parallel_map(search_rows, _pieces(wt), wt.device))
 
 
@@ -137,13 +136,13 @@ class _Best:
 
 
 def _search_rows(
-    w: Tensor, rows: slice, grid: WeightGrid, moments: Tensor | None, factors: tuple[float, ...], in_powers: bool
+    wt: Tensor, grid: WeightGrid, moments: Tensor | None, factors: tuple[float, ...], in_powers: bool, rows: slice
 ) -> GroupScales:
     """Return the best scales of some rows.
 
     It tries ``factors`` first, then factors near the best unless scales are powers of two.
     """
-    grid = grid.of_rows(rows)
+    w, grid = wt[:, rows].contiguous(), grid.of_rows(rows)
     low, high = grid.ranges(w)
     scratch = torch.empty_like(w)
 

@@ -20,6 +20,7 @@ from quark_amd.import_paths import IN_EXAMPLES, NAMES, WITH_NAMES_OF_PLUGINS
 
 if TYPE_CHECKING:
     from quark.base.lazy import Reference
+    from quark.plugins.registry import Registered
 
 __all__ = ["PublicModules", "find_spec", "load", "public_names"]
 
@@ -60,13 +61,11 @@ def load(module: str, name: str) -> Any:
 
 def public_names(module: str) -> list[str]:
     """Return the names of a public module, sorted, for its ``__dir__`` and ``__all__``."""
-    from quark.plugins.catalog import catalog  # plugins are read only when their names are asked for
-
     names = {name for name in NAMES.get(module, ()) if not name.startswith("_")}
     if module in IN_EXAMPLES:
         names |= set(_example(module).__all__)
     if module in WITH_NAMES_OF_PLUGINS:
-        names |= set(catalog().exports.names())
+        names |= {name for module, name in _exports() if not module}
     elif module.startswith(_BY_PLUGINS):
         exported = _modules_of_plugins()
         below = (known.removeprefix(f"{module}.") for known in exported if known.startswith(f"{module}."))
@@ -115,9 +114,32 @@ def _of_a_plugin(module: str, name: str) -> Any:
 
 
 def _modules_of_plugins() -> Mapping[str, Mapping[str, Reference]]:
-    from quark.plugins.catalog import catalog  # plugins are read only when such a module is asked for
+    """Return the modules that plugins provide: module → name → reference.
 
-    return catalog().exports.modules()
+    Names that records claim for different objects are left out.
+    """
+    modules: dict[str, dict[str, Reference]] = {}
+    for (module, name), references in _exports().items():
+        if module and len(references) == 1:
+            modules.setdefault(module, {}).update(dict.fromkeys([name], *references))
+    return modules
+
+
+def _exports() -> dict[tuple[str, str], set[Reference]]:
+    """Return the exports of plugins, sorted: module, empty for a plain name, and name → references."""
+    from quark.plugins.catalog import catalog  # plugins are read only when their names are asked for
+    from quark.plugins.registry import unreplaced
+
+    claims: dict[str, list[Registered]] = {}
+    for registry in catalog().registries.values():
+        for claim in registry.claims():
+            for key in claim.record.exports:
+                claims.setdefault(key, []).append(claim)
+    return {
+        (module, name): {claim.record.exports[key] for claim in unreplaced(claims[key])}
+        for key in sorted(claims)
+        for module, _, name in [key.rpartition(":")]
+    }
 
 
 def _example(module: str) -> ModuleType:

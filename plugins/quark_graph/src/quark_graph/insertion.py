@@ -15,8 +15,7 @@ from torch import Tensor, fx, nn
 from quark.base.finite import is_finite
 from quark.base.names import folded
 from quark.calibration.batches import Call
-from quark.config.layer import QLayerConfig, TensorSpec
-from quark.config.slot import PARAMETERS, Slot
+from quark.config.layer import PARAMETERS, QLayerConfig, Slot, TensorSpec
 from quark.errors import CalibrationError, ConfigError, NonFiniteError, QuarkError
 from quark.models.layers import QuantizerModule, RoundedParameter
 from quark.numbers import Observer, TensorQuantizer

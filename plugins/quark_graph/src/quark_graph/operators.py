@@ -11,8 +11,7 @@ import attrs
 import torch
 from torch import Tensor, fx
 
-from quark.config.layer import TensorSpec
-from quark.config.slot import Slot
+from quark.config.layer import Slot, TensorSpec
 from quark.errors import ConfigError
 from quark.models.layers.layer_types import LayerShape
 from quark.numbers import TensorQuantizer, output_first_shape, quantizer_for

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import attrs
 from torch import fx
 
-from quark.config.layer import QLayerConfig, TensorSpec
-from quark.config.slot import Slot
+from quark.config.layer import QLayerConfig, Slot, TensorSpec
 from quark.numbers import TensorQuantizer, quantizer_for
 from quark_graph.operators import Operator
 

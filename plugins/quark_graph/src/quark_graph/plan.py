@@ -10,9 +10,8 @@ from torch import fx
 
 from quark.base.names import closest, folded, matches
 from quark.config.describe import describe_layer
-from quark.config.layer import QLayerConfig
+from quark.config.layer import ACTIVATIONS, PARAMETERS, QLayerConfig
 from quark.config.model import QConfig
-from quark.config.slot import ACTIVATIONS, PARAMETERS
 from quark.errors import ConfigError, UnsupportedError
 from quark.models.plan.rules import Rule, resolution
 from quark.numbers import quantizer_for

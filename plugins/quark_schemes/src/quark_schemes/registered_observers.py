@@ -46,7 +46,7 @@ OBSERVERS: tuple[ObserverRecord, ...] = (
     _observer("per_block_mx_diffs", "min_max:PerBlockMXDiffsObserver", "smallest and largest value, one range per block of an MX format"),
     _observer(
         "per_tensor_percentile",
-        "histogram:PerTensorPercentileObserver",
+        "percentile:PerTensorPercentileObserver",
         "the range that holds a given percentage of the values",
         options=(Option("percentile", float, 99.99999999, "Percentage of the values in the range: above 0, to 100; asymmetric from 50."),),
     ),

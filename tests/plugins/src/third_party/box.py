@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn
 
 from quark.checkpoint import CheckpointContent, CheckpointExporter, ExportOptions, LayoutReader, StoredConfig
+from quark.config.layer import Slot
 from quark.config.model import QConfig
-from quark.config.slot import Slot
 from quark.errors import UnsupportedError
 from quark.models.layers import QuantizedLayer, QuantizerModule
 

@@ -77,7 +77,8 @@ def record_report(catalog: Catalog, kind: str, name: str) -> dict[str, Any]:
 
 def _plugin(source: Source, status: str, catalog: Catalog) -> dict[str, Any]:
     counts = {kind: sum(c.source == source for c in registry.claims()) for kind, registry in catalog.registries.items()}
-    counts["listeners"] = sum(whose == source for whose, _ in catalog.listeners)
+    hooks = {"listeners": catalog.listeners, "measuring": catalog.measuring}
+    counts |= {name: sum(whose == source for whose, _ in listeners) for name, listeners in hooks.items()}
     return attrs.asdict(source) | {"status": status, "provides": {kind: n for kind, n in counts.items() if n}}
 
 

@@ -120,7 +120,7 @@ def _base_scheme(config: ConfigOptions, selection: SelectionOptions) -> str | No
     """
     if selection.mixed is None:
         return None
-    from quark.base.process_group import is_one_of_many
+    from quark_workbench.process_group import is_one_of_many
 
     if config.scheme is not None:
         raise ConfigError(
@@ -136,8 +136,8 @@ def _base_scheme(config: ConfigOptions, selection: SelectionOptions) -> str | No
 @contextmanager
 def _ranks(device: str, is_deterministic: bool) -> Iterator[tuple[Ranks, str]]:
     """Yield the processes of the run and this one's device; only the first process logs more than errors."""
-    from quark.base.process_group import ranks_of_environment
     from quark.models.hf.loading import torch_device
+    from quark_workbench.process_group import ranks_of_environment
 
     with ranks_of_environment(torch_device(device), is_deterministic=is_deterministic) as (ranks, own):
         if not ranks.is_first:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from quark.base.names import folded
-from quark.checkpoint.headers import refuse_misfits
+from quark.checkpoint.announced_tensors import refuse_misfits
 from quark.checkpoint.layout_reader import ReadsOwnFiles
 from quark.checkpoint.reader import OpenedCheckpoint, fill_zero_points, place, placed_by, tie
 from quark.errors import CheckpointError, UnsupportedError

@@ -12,8 +12,8 @@ from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError, UnknownNameError
 from quark.plugins import SchemeRecord, schemes
 from quark.plugins.attribution import attributed, origin
-from quark.plugins.expected import described
 from quark.plugins.options import called, checked
+from quark.plugins.record_fields import described
 from quark.plugins.records import RunTimeScheme
 
 RUN_TIME_SUMMARY = "registered by this program"

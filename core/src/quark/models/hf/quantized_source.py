@@ -24,7 +24,7 @@ from quark.models.layers.quantized_layers import QuantizedLayer
 from quark.plugins import exporters
 from quark.plugins.attribution import attributed, origin
 from quark.plugins.catalog import catalog
-from quark.plugins.expected import described
+from quark.plugins.record_fields import described
 
 _KEY = "quantization_config"
 _OF_TRANSFORMERS = ("hf_quantizer", "is_quantized", "quantization_method")

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from quark.base.log import get_logger
-from quark.config.layer import QLayerConfig, levels
-from quark.config.slot import Slot
+from quark.config.layer import QLayerConfig, Slot, levels
 from quark.errors import CheckpointError, ConfigError
 from quark.models.layers.quantized_layers import QuantizedLayer
 from quark.models.layers.quantizer_module import QuantizerModule

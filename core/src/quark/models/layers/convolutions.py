@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from quark.config.layer import TensorSpec
-from quark.config.slot import Slot
+from quark.config.layer import Slot, TensorSpec
 from quark.models.layers.layer_types import LayerShape
 from quark.models.layers.quantized_layers import QuantizedLayer
 from quark.numbers import ChannelsLast, KernelMatrix, TensorQuantizer, quantizer_for, viewed

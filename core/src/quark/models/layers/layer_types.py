@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from quark.base.lazy import ObjectRef, Reference
-from quark.config.slot import Slot
+from quark.config.layer import Slot
 from quark.errors import ConfigError
 from quark.numbers import output_first_shape
 from quark.plugins import LayerTypeRecord, layer_types

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quark.config.layer import QLayerConfig, TensorSpec
-from quark.config.slot import ACTIVATIONS, PARAMETERS, Slot
+from quark.config.layer import ACTIVATIONS, PARAMETERS, QLayerConfig, Slot, TensorSpec
 from quark.errors import CheckpointError
 from quark.models.layers.coded_layer import as_parameter, packed_meta, packed_scales, restore
 from quark.models.layers.layer_types import LayerShape

@@ -10,8 +10,7 @@ from typing import Any, Self, TypeVar
 
 from torch import Tensor, nn
 
-from quark.config.layer import QLayerConfig, TensorSpec
-from quark.config.slot import ACTIVATIONS, PARAMETERS, Slot
+from quark.config.layer import ACTIVATIONS, PARAMETERS, QLayerConfig, Slot, TensorSpec
 from quark.errors import ConfigError
 from quark.models.layers.layer_types import LayerShape, is_transposed, layer_type_of
 from quark.models.layers.quantizer_module import QuantizerModule

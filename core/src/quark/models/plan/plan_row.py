@@ -5,8 +5,7 @@ from __future__ import annotations
 import attrs
 from torch import nn
 
-from quark.config.layer import QLayerConfig, TensorSpec
-from quark.config.slot import Slot
+from quark.config.layer import QLayerConfig, Slot, TensorSpec
 from quark.models.layers.layer_types import LayerShape, layer_type_of_class
 from quark.numbers import TensorQuantizer, quantizer_for
 from quark.plugins import layer_types

@@ -11,9 +11,8 @@ from torch import nn
 
 from quark.base.names import folded
 from quark.config.architecture import Architecture
-from quark.config.layer import QLayerConfig, TensorSpec, levels
+from quark.config.layer import ACTIVATIONS, QLayerConfig, Slot, TensorSpec, levels
 from quark.config.model import QConfig
-from quark.config.slot import ACTIVATIONS, Slot
 from quark.errors import ConfigError
 from quark.models.hf.dequantizer import LayerCodes
 from quark.models.layers.layer_types import LayerShape, layer_type_of

@@ -12,9 +12,9 @@ from quark.base.lazy import LazyRef
 from quark.base.log import unprintable
 from quark.errors import QuarkError
 from quark.plugins.discovery import CORE, RUN_TIME, normalized
-from quark.plugins.expected import KEY
 from quark.plugins.model_records import LayerTypeRecord, TemplateRecord
 from quark.plugins.program_records import ExporterRecord
+from quark.plugins.record_fields import KEY
 from quark.plugins.records import ObserverRecord, Record
 from quark.plugins.registries import BUILT_IN
 from quark.plugins.registry import Registered, Registry

@@ -9,7 +9,6 @@ from quark_algos.rotation.config import OnlineRotationConfig as OnlineRotationCo
 from quark_algos.rotation.config import QuaRotConfig as QuaRotConfig
 from quark_algos.rotation.config import RotationConfig as RotationConfig
 from quark_algos.tuning.documented import AutoRoundConfig as AutoRoundConfig
-from quark_schemes.observers.histogram import PerTensorPercentileObserver as PerTensorPercentileObserver
 from quark_schemes.observers.histogram_ranges import PerTensorHistogramObserver as PerTensorHistogramObserver
 from quark_schemes.observers.histogram_ranges import PerTensorHistogramObserverPro as PerTensorHistogramObserverPro
 from quark_schemes.observers.min_max import MinMaxObserver as MinMaxObserver
@@ -25,6 +24,7 @@ from quark_schemes.observers.min_max import PlaceholderObserver as PlaceholderOb
 from quark_schemes.observers.mse import PerChannelMSEObserver as PerChannelMSEObserver
 from quark_schemes.observers.mse import PerGroupMSEObserver as PerGroupMSEObserver
 from quark_schemes.observers.mse import PerTensorMSEObserver as PerTensorMSEObserver
+from quark_schemes.observers.percentile import PerTensorPercentileObserver as PerTensorPercentileObserver
 from quark_schemes.observers.power_of_two_scales import PerChannelPowOf2MinMSEObserver as PerChannelPowOf2MinMSEObserver
 from quark_schemes.observers.power_of_two_scales import PerChannelPowOf2MinMaxObserver as PerChannelPowOf2MinMaxObserver
 from quark_schemes.observers.power_of_two_scales import PerTensorPowOf2MinMSEObserver as PerTensorPowOf2MinMSEObserver

@@ -15,8 +15,7 @@ from torch import Tensor
 from quark.base.log import get_logger
 from quark.checkpoint import FloatTensor
 from quark.checkpoint.provenance import refuse_unreadable
-from quark.config.layer import QLayerConfig, TensorSpec
-from quark.config.slot import PARAMETERS, Slot
+from quark.config.layer import PARAMETERS, QLayerConfig, Slot, TensorSpec
 from quark.errors import CheckpointError, UnsupportedError
 from quark.models.hf.missing_tensors import misfit
 from quark.models.layers.coded_layer import packed_meta, packed_scales

@@ -12,7 +12,7 @@ from torch import nn
 from quark.base.log import get_logger
 from quark.checkpoint import CheckpointContent, CheckpointExporter, ExportOptions, LayoutReader, StoredConfig
 from quark.checkpoint.model_tensors import STORED_PROBABILITIES
-from quark.config.slot import Slot
+from quark.config.layer import Slot
 from quark.models.hf.shards import check_shards
 from quark.models.hf.tied_tensors import module_at
 from quark.models.layers.attention import PROBABILITIES

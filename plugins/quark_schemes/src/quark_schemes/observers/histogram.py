@@ -1,4 +1,4 @@
-"""Histograms that merge exactly, the observers that choose one range per tensor from them, and percentiles.
+"""Histograms that merge exactly, and the base of observers that choose one range per tensor from them.
 
 Bins on either side of 0 have the width ``2^k / BINS``, where ``2^k`` is the smallest power of two above every
 observed magnitude; zeros have a bin of their own. When ``k`` grows, neighbouring bins merge pairwise, so that
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import ClassVar
 
 import attrs
 import torch
@@ -21,7 +20,7 @@ from quark.config.tensor import QTensorConfig
 from quark.numbers import TILE_ELEMENTS, Granularity, Observer
 from quark_schemes.observers import ServingObserver
 
-__all__ = ["BINS", "Distribution", "Histogram", "HistogramObserver", "PerTensorPercentileObserver"]
+__all__ = ["BINS", "Distribution", "Histogram", "HistogramObserver"]
 
 
 BINS = 1 << 13
@@ -243,35 +242,3 @@ class HistogramObserver(ServingObserver):
 
 def _scalar(value: Tensor | float, device: torch.device) -> Tensor:
     return torch.as_tensor(value, dtype=torch.float32, device=device).reshape(())
-
-
-class PerTensorPercentileObserver(HistogramObserver):
-    """One range per tensor, which contains ``percentile`` percent of the values.
-
-    Symmetric: ``(-t, t)`` where ``t`` is that percentile of the magnitudes. Asymmetric: from the
-    ``100 - percentile`` to the ``percentile`` of the values; so each side may be clipped. Zeros count like
-    any value. The option ``percentile`` replaces AMD Quark's default, which is close to the largest value.
-
-    Attributes:
-        percentile: Percentile above 0 and up to 100; at least 50 for asymmetric ranges.
-    """
-
-    options = ("percentile",)
-    percentile: ClassVar[float] = 99.99999999
-
-    @classmethod
-    def spec_error(cls, spec: QTensorConfig) -> str | None:
-        value = dict(spec.observer_options).get("percentile", cls.percentile)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 100:
-            return f"{cls.__name__} cannot use percentile={value!r}: give a number above 0 and up to 100, such as 99.9"
-        if spec.symmetric is False and value < 50:
-            return f"{cls.__name__} cannot use percentile={value!r} for an asymmetric range, since its ends would cross: give 50 to 100"
-        return super().spec_error(spec)
-
-    def _choose(self, histogram: Histogram) -> tuple[Tensor | float, Tensor | float]:
-        share = float(dict(self.spec.observer_options).get("percentile", self.percentile)) / 100
-        if self.is_symmetric:
-            threshold = histogram.distribution(magnitudes=True).quantile(share)
-            return -threshold, threshold
-        values = histogram.distribution()
-        return values.quantile(1 - share), values.quantile(share)

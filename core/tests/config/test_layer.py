@@ -2,8 +2,7 @@
 
 import attrs
 
-from quark.config.layer import QLayerConfig
-from quark.config.slot import ACTIVATIONS, PARAMETERS, Slot
+from quark.config.layer import ACTIVATIONS, PARAMETERS, QLayerConfig, Slot
 from quark.models.layers import QuantizedLayer
 
 

@@ -17,14 +17,14 @@ import pytest
 import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from quark.base import process_group
-from quark.base.process_group import _ProcessGroup, is_one_of_many, ranks_of_environment
 from quark.base.ranks import ALONE
 from quark.checkpoint.atomic_directory import finished_blocks
 from quark.errors import ConfigError, RankError
 from quark.runs.run_figures import OUTSIDE
 from quark_devkit.whole_runs import contents
 from quark_tiny_model import tiny_model_dir
+from quark_workbench import process_group
+from quark_workbench.process_group import _ProcessGroup, is_one_of_many, ranks_of_environment
 
 CPU = torch.device("cpu")
 CALIBRATED = ("--calib", str(tiny_model_dir() / "held_out.txt"), "--num-calib", "7", "--seq-len", "48", "--deterministic")
@@ -128,7 +128,7 @@ FORKS = pytest.mark.posix("the processes of these tests are forks")
 
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
-    command = [sys.executable, str(Path(__file__).parents[1] / "forked_processes.py")]
+    command = [sys.executable, str(Path(__file__).with_name("forked_processes.py"))]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as program:
         yield Processes(program, tmp_path_factory.mktemp("processes"))
@@ -234,7 +234,7 @@ def test_a_rank_tells_what_has_happened_unless_the_first_does(store: Any, is_tol
 
 ALONE_IN_THE_END = """
 import os, sys, torch
-from quark.base.process_group import ranks_of_environment
+from quark_workbench.process_group import ranks_of_environment
 from quark_workbench.cli import main
 try:
     with ranks_of_environment(torch.device("cpu")) as (ranks, _):

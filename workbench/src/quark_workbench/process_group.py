@@ -23,6 +23,8 @@ from quark.base.log import get_logger
 from quark.base.ranks import Ranks
 from quark.errors import ConfigError, RankError, UnsupportedError
 
+__all__ = ["is_one_of_many", "ranks_of_environment"]
+
 TIMEOUT = timedelta(minutes=30)
 """Maximum time that a rank waits for the others in an exchange: longer than any work that one rank does
 alone.

@@ -1,0 +1,69 @@
+"""The catalog of some distributions: a record is checked beside those that its distribution needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from weakref import WeakKeyDictionary
+
+import importlib_metadata
+
+from quark.plugins import Catalog
+from quark.plugins.discovery import CORE, name_in
+from quark.plugins.registries import BUILT_IN
+
+__all__ = ["among", "among_its_own"]
+
+SUITE = "quark-devkit"
+"""The suite's own distribution, which stays active during checks."""
+_views: WeakKeyDictionary[Catalog, dict[object, Catalog]] = WeakKeyDictionary()
+
+
+def among_its_own(catalog: Catalog, distribution: str) -> Catalog:
+    """Return the plugins of a distribution, of its requirements, the built-in ones and the suite."""
+    new = list(dict.fromkeys((distribution, SUITE)))
+    names = {*BUILT_IN, *new}
+    while new and not _distributions(catalog) <= names | {CORE}:
+        try:
+            required = importlib_metadata.requires(new.pop()) or ()
+        except importlib_metadata.PackageNotFoundError:  # what the running program has added
+            continue
+        fresh = {name_in(text) for text in required} - names
+        names |= fresh
+        new += fresh
+    return among(catalog, names)
+
+
+def among(catalog: Catalog, distributions: Iterable[str]) -> Catalog:
+    """Return the catalog of these distributions and the core, without importing anything again.
+
+    If no others are installed, that is the given catalog.
+
+    Args:
+        catalog: All plugins.
+        distributions: Normalized names.
+    """
+    wanted, all_of = frozenset(distributions) | {CORE}, catalog.collection
+    if _distributions(catalog) <= wanted:
+        return catalog
+    key = (wanted, len(all_of.sources), len(all_of.failures), *(registry.revision for registry in catalog.registries.values()))
+    views = _views.setdefault(catalog, {})
+    if key not in views:
+        view = views[key] = Catalog()
+        view.distributions = catalog.distributions & wanted
+        view.left_out = {source: variable for source, variable in catalog.left_out.items() if source.distribution in wanted}
+        of_view = view.collection
+        of_view.sources = {source: api for source, api in all_of.sources.items() if source.distribution in wanted}
+        of_view.failures += [failure for failure in all_of.failures if failure.source.distribution in wanted]
+        for plural, entries in all_of.records.items():
+            of_view.records[plural][:] = [entry for entry in entries if entry.source.distribution in wanted]
+        for all_hooks, hooks in ((all_of.listeners, of_view.listeners), (all_of.measuring, of_view.measuring)):
+            for whose, listener in all_hooks:
+                if getattr(whose, "distribution", None) in wanted:
+                    hooks.add(whose, listener)
+    return views[key]
+
+
+def _distributions(catalog: Catalog) -> set[str]:
+    """Return all distributions with plugins or records, in use or left out."""
+    claims = (claim.source for entries in catalog.collection.records.values() for claim in entries)
+    return {source.distribution for source in (*catalog.sources(), *catalog.left_out, *claims)}
