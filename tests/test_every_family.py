@@ -23,6 +23,7 @@ from quark.models.layers import QuantizedLayer
 from quark.models.layers.layer_types import planned_names
 from quark.models.plan.inferred_architecture import infer_architecture
 from quark.models.plan.rules import first_match
+from quark.runs.from_disk import quantize_checkpoint
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark.torch.quantization import Int4PerChannelSpec
 from tests.kit.small_families import FAMILIES, float_outputs, small_config, small_model
@@ -129,6 +130,20 @@ def test_a_reloaded_model_computes_and_shows_what_was_written(family: str, codes
         assert_same(looks(way(family, tmp_path), layers), shown)
         assert {names for names in kept if not any(names <= again for again in aliases(loaded))} == set(), way
         assert all(any(names <= own for own in before) for names in aliases(loaded)), "nothing is tied that was not"
+
+
+@pytest.mark.one_in(6)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_checkpoint_is_quantized_from_disk_as_in_memory(family: str, tmp_path: Path) -> None:
+    if not hasattr(transformers, family):
+        pytest.skip(f"transformers {transformers.__version__} has no {family}")
+    small_model(family).save_pretrained(tmp_path / "float")  # type: ignore[operator]
+    config = QConfig(QLayerConfig(weight=CODES["int4"]))
+    quantize_checkpoint(tmp_path / "float", tmp_path / "disk", config)
+    model = by_transformers(family, tmp_path / "float")
+    export_safetensors(ModelQuantizer(config).quantize_model(model), tmp_path / "memory")
+    in_memory, from_disk = ((tmp_path / place / "model.safetensors").read_bytes() for place in ("memory", "disk"))
+    assert in_memory == from_disk
 
 
 class ChoosesByTopK(TorchFunctionMode):

@@ -14,6 +14,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from quark.checkpoint.inspection import inspect_checkpoint
 from quark.errors import CheckpointError, QuarkError
 from quark.models.hf.internals import kept_in_float32
 from quark.models.hf.skeleton import meta_model
@@ -198,6 +199,35 @@ def test_of_an_unknown_family_what_is_sure_to_multiply_is_quantized_and_no_code_
     assert {"output", "projector", "mtp.fc", "lm.blocks.0.mlp.router", "lm.blocks.0.mlp.score", "lm.blocks.2.attn.q"} <= set(exclude)
     assert (tmp_path / "out" / "code.py").is_file()
     assert not (tmp_path / "it has run").exists()
+
+
+def test_a_result_is_inspected_by_names_and_shapes(
+    unknown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    quantize_without_model(unknown, out, "int4_wo_32")
+    assert run("inspect", out, "--without-model", monkeypatch=monkeypatch) == 0
+    assert "vllm_cuda" in capsys.readouterr().out
+    assert run("inspect", out, "--without-model", "--trust-remote-code", monkeypatch=monkeypatch) != 0
+    assert "leave out --trust-remote-code" in capsys.readouterr().err
+    assert run("inspect", out, monkeypatch=monkeypatch) != 0
+    assert "give --trust-remote-code" in capsys.readouterr().err
+    stored = load_file(out / "model.safetensors")
+    del stored["lm.blocks.0.attn.q.weight_scale"]
+    save_file(stored, out / "model.safetensors", {"format": "pt"})
+    assert run("inspect", out, "--without-model", monkeypatch=monkeypatch) != 0
+    assert "lm.blocks.0.attn.q.weight_scale" in capsys.readouterr().err
+    assert not (tmp_path / "it has run").exists()
+
+
+@pytest.mark.parametrize("scheme", ["int4_wo_32", "mxfp4", "ptpc_fp8"])
+def test_an_inspection_by_names_finds_what_that_of_the_class_does(scheme: str, tmp_path: Path) -> None:
+    quantize_without_model(tiny_model_dir(), tmp_path / "out", scheme)
+    by_class, by_names = (inspect_checkpoint(tmp_path / "out", build=build) for build in (None, named_model))
+    assert not by_names.damage
+    assert by_class.runtimes
+    told = [[(one.runtime, {*one.methods}, one.loads, one.own_layers) for one in found.runtimes] for found in (by_class, by_names)]
+    assert told[0] == told[1]  # layers are in the order of the files there
 
 
 def test_the_plan_says_what_names_do_not_tell(unknown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

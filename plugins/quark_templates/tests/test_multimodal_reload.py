@@ -17,6 +17,7 @@ from quark.errors import CalibrationError, UnsupportedError
 from quark.models.hf.loading import load_model
 from quark.models.hf.skeleton import empty_model, meta_model
 from quark.models.layers.experts import SeparateExperts
+from quark.runs.from_disk import quantize_checkpoint
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_templates.plugin import MULTIMODAL, TEXT_PARTS
 
@@ -49,6 +50,18 @@ def test_a_model_quantized_on_text_alone_is_read_back_to_the_bit(model_type: str
         return
     by_transformers = type(read).from_pretrained(tmp_path / "out")
     assert torch.equal(logits(by_transformers), logits(model))
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("model_type", sorted(MULTIMODAL | TEXT_PARTS, key=lambda name: "moe" not in name))
+def test_a_checkpoint_is_quantized_from_disk_as_in_memory(model_type: str, tmp_path: Path) -> None:
+    """It has the names and axes of published checkpoints: conversions of some ask for the model's tensors."""
+    model_of(model_type).save_pretrained(tmp_path / "float")
+    config = LLMTemplate.get(model_type).get_config("int4_wo_32")
+    export_safetensors(ModelQuantizer(config).quantize_model(load_model(tmp_path / "float")), tmp_path / "memory")
+    quantize_checkpoint(tmp_path / "float", tmp_path / "disk", config)
+    in_memory, from_disk = ((tmp_path / place / "model.safetensors").read_bytes() for place in ("memory", "disk"))
+    assert in_memory == from_disk
 
 
 @pytest.mark.parametrize("seeing_type", ["gemma3", "mllama"])

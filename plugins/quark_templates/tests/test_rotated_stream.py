@@ -11,9 +11,11 @@ import attrs
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import WhisperConfig, WhisperForCausalLM
 
 from quark.config.architecture import Architecture
 from quark.config.templates.algorithms import refusal
+from quark.models.plan.family import architecture_of
 from quark.torch.quantization.config.algo_configs import get_algo_config
 from quark_algos.rotation.config import RotationConfig
 from quark_algos.rotation.fold import fold_r2
@@ -192,3 +194,11 @@ def test_a_gate_on_single_channels_forbids_rotated_values(model_type: str) -> No
     expected = logits(model, batch)
     assert rotate_values(model, attrs.evolve(facts, unsupported={}), heads_of(model)) >= 1
     assert distance(logits(model, batch), expected) > 1e-3
+
+
+def test_the_stream_of_a_decoder_that_attends_to_an_encoder_is_not_rotated_without_the_encoder() -> None:
+    sizes = {"vocab_size": 64, "d_model": 32, "decoder_layers": 1, "decoder_attention_heads": 4, "decoder_ffn_dim": 64, "encoder_layers": 0}
+    model = WhisperForCausalLM(WhisperConfig(**sizes, pad_token_id=0))
+    facts = architecture_of(model)
+    assert facts is not None
+    assert "cross-attention" in (RotationConfig.r1_refusal(facts) or "")

@@ -71,6 +71,28 @@ def test_vectors_that_are_not_finite_count_for_nothing() -> None:
     assert bool(learned(x, torch.ones_like(x), 16).isfinite().all())
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_importance_that_is_not_finite_counts_for_nothing(value: float) -> None:
+    x, importance = vectors(4000, 2), torch.ones(4000, 2)
+    importance[::50, 1] = value
+    entries = learned(x, importance, 16)
+    assert float((entries[nearest(x, entries)] - x).square().mean()) < 0.15
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("scheme", sorted(name for name in schemes().names() if name.startswith("vq")))
+def test_a_value_that_is_not_finite_spoils_its_own_scale_alone(scheme: str, value: float) -> None:
+    quantizer = quantizer_for(schemes().load_config(scheme)().weight, activation=False)
+    x = torch.randn(256, 128, generator=torch.Generator().manual_seed(0))
+    spoiled = x.clone()
+    spoiled[3, 5] = value
+    rounded, expected = quantizer.fake_quantize(spoiled), quantizer.fake_quantize(x)
+    others = torch.ones_like(x, dtype=torch.bool)
+    others[3, : 64 if scheme.endswith("g64") else 128] = False
+    assert torch.equal(rounded.isfinite(), others)
+    assert float((rounded - x)[others].square().mean()) < 1.02 * float((expected - x)[others].square().mean())
+
+
 def test_rounding_in_a_metric_takes_the_entry_of_least_error_in_it() -> None:
     entries, t = vectors(256, 4), vectors(500, 4) * 0.8
     root = torch.randn(4, 4, generator=torch.Generator().manual_seed(3))

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from quark.checkpoint import import_model_from_safetensors
 from quark.config.layer import QLayerConfig
 from quark.config.tensor import QTensorConfig
-from quark.errors import UnsupportedError
+from quark.errors import NonFiniteError, UnsupportedError
 from quark.plugins import exporters
 from quark.runs import quantize_checkpoint
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
@@ -48,6 +48,23 @@ def test_two_bits_beat_integers_of_as_many(algorithm: str | None) -> None:
     integers = config("vq2", algorithm)
     integers.global_quant_config = QLayerConfig(weight=spec)
     assert divergence(quantized(config("vq2", algorithm))) < 0.75 * divergence(quantized(integers))
+
+
+LAYER = "model.layers.0.mlp.up_proj"
+
+
+@pytest.mark.parametrize("algorithm", [None, "gptq"])
+def test_a_weight_with_nan_is_named_before_anything_is_changed_or_written(algorithm: str | None, tmp_path: Path) -> None:
+    model = tiny_model()
+    with torch.no_grad():
+        model.get_submodule(LAYER).weight[3, 5] = torch.nan
+    model.save_pretrained(tmp_path / "float")
+    data = calibration_batches(4, 64) if algorithm else None
+    with pytest.raises(NonFiniteError, match=rf"{LAYER}\.weight.*Nothing has been changed.*damaged"):
+        ModelQuantizer(config("vq2", algorithm)).quantize_model(model, data)
+    with pytest.raises(NonFiniteError, match=rf"{LAYER}\.weight.*damaged"):
+        quantize_checkpoint(tmp_path / "float", tmp_path / "out", config("vq2", algorithm), data)
+    assert not (tmp_path / "out").exists()
 
 
 @torch.no_grad()

@@ -207,6 +207,7 @@ class Transform(TransformRun):
         """Return transforms that each do a part of this one, by name for reports, the simplest first.
 
         If ``is_validated``, each is validated like the whole. If two differ by no more than the standard
-        error, the first is used. Each has its ``settings``.
+        error, the first is used. If none lowers the error, one that is not ``is_validated`` itself is used,
+        because its effect does not show in outputs. Each has its ``settings``.
         """
         return {}

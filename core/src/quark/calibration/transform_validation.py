@@ -151,7 +151,8 @@ def _candidates(name: str, transform: Transform, behind: Sequence[Transform], mo
 def _choice(candidates: Sequence[_Candidate]) -> TransformValidation:
     """Return the chosen candidate.
 
-    Each in turn replaces the one before if its error is smaller by more than the standard error.
+    Each in turn replaces the one before if its error is smaller by more than the standard error. If none
+    does, the part that is not validated itself remains.
     """
     nothing, whole = candidates[0], candidates[-1]
     assert whole.transform is not None
@@ -162,7 +163,7 @@ def _choice(candidates: Sequence[_Candidate]) -> TransformValidation:
         if validated(best.errors, candidate.errors).is_improvement:
             best = candidate
     if best.transform is None:
-        best = whole
+        best = next((c for c in candidates[1:] if c.transform is not None and not c.transform.is_validated), whole)
     assert best.transform is not None
     validation = validated(nothing.errors, best.errors)
     parts = {c.name: validated(nothing.errors, c.errors).after for c in candidates[1:]} if len(candidates) > 2 else {}

@@ -126,7 +126,9 @@ class Inspection:
 
 
 @attributed("inspecting a checkpoint")
-def inspect_checkpoint(directory: str | Path, *, trust_remote_code: bool = False, verify: bool = False) -> Inspection:
+def inspect_checkpoint(
+    directory: str | Path, *, trust_remote_code: bool = False, verify: bool = False, build: Callable[[Path], nn.Module] | None = None
+) -> Inspection:
     """Return an `Inspection`: the damage of a checkpoint, and its support by runtimes.
 
     Scales are read, and weights only to ``verify`` them.
@@ -136,6 +138,7 @@ def inspect_checkpoint(directory: str | Path, *, trust_remote_code: bool = False
         trust_remote_code: Whether code that comes with the checkpoint may run.
         verify: Whether to compare all bytes with the checksums from when they were written
             (`quark.checkpoint.run_file.verify`); if they differ, nothing else is inspected.
+        build: Makes the float model of the directory; by default the class that config.json names.
 
     Raises:
         CheckpointError: It is not a quantized checkpoint, no installed layout reads it, or there are no
@@ -154,7 +157,7 @@ def inspect_checkpoint(directory: str | Path, *, trust_remote_code: bool = False
     reader, shards = reader_of(layout), check_shards(path)
     with naming(path / "config.json"):
         stored = reader.configuration(block, path)
-    model: Any = empty_model(path, None, trust_remote_code=trust_remote_code)
+    model: Any = empty_model(path, None, trust_remote_code=trust_remote_code) if build is None else build(path)
     plan = prepared(reader, model, stored, path, origin("exporters", layout))
     heads = {name for name, module in model.named_modules() if module is output_embeddings(model)} or {"lm_head"}
     misfits, missing = _placed(model, placed_by(reader, model, stored.config), shards, stored.config.exclude)

@@ -139,7 +139,7 @@ class SingleLevelQuantizer(TensorQuantizer):
         shape = tuple(x.shape)
         expanded = self.granularity.expand_scale(qparams.scale.float(), shape)
         scale = expanded.repeat_interleave(x.shape[1] // expanded.shape[1], 1)
-        squares = (scale / scale.amax()).square()
+        squares = (scale / scale.nan_to_num(0.0, 0.0).amax()).square()  # NaN in a row says nothing about others
         table = self.format.learned_table(x.float() / scale, squares if importance is None else squares * importance.to(squares))
         return attrs.evolve(qparams, table=table)
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
-from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedModel
 
 from quark.checkpoint import import_model_from_safetensors
 from quark.checkpoint.inspection import inspect_checkpoint
@@ -47,6 +47,13 @@ SMALL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidd
 )
 def test_the_class_that_a_config_names_is_built(model_type: str, name: str) -> None:
     assert model_class(AutoConfig.for_model(model_type, architectures=[name]), FILE).type is getattr(transformers, name)
+
+
+@pytest.mark.skipif("internlm3" not in CONFIG_MAPPING, reason="this transformers has no InternLM3")
+def test_a_family_may_have_the_class_of_another() -> None:
+    config = AutoConfig.for_model("internlm3", architectures=["LlamaForCausalLM"])
+    found = model_class(config, FILE)
+    assert (found.type, found.config) == (LlamaForCausalLM, config)
 
 
 def test_of_several_names_the_first_that_is_known_counts() -> None:

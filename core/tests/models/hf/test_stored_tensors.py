@@ -11,13 +11,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import MixtralConfig, MixtralForCausalLM
+from transformers import MixtralConfig, MixtralForCausalLM, Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration
 from transformers.core_model_loading import ConversionOps, WeightConverter
 
+from quark.config.model import QConfig
 from quark.errors import CheckpointError
 from quark.models.hf.shards import check_shards
 from quark.models.hf.skeleton import skeleton
 from quark.models.hf.stored_tensors import Recipe, StoredTensors
+from quark.models.plan.mixtures import separate_experts
+from quark.plugins import schemes
 from quark_tiny_model import tiny_model, tiny_model_dir
 
 CPU = torch.device("cpu")
@@ -56,6 +59,23 @@ def test_experts_that_are_stored_one_by_one_are_joined_as_transformers_does(tmp_
     stored = opened(tmp_path)
     joined = [recipe for recipe in stored.recipes if recipe.conversion is not None]
     assert {len(recipe.sources) for recipe in joined} == {11, 22}, "experts are stored one by one"
+    read, expected = values(stored, torch.float32), model.state_dict()
+    assert read.keys() == expected.keys()
+    assert all(torch.equal(read[name], expected[name]) for name in expected)
+
+
+def test_conversions_see_the_model_as_transformers_knows_it_when_its_experts_are_separate(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16}
+    text = {**sizes, "vocab_size": 64, "intermediate_size": 64, "moe_intermediate_size": 48, "num_experts": 4, "num_experts_per_tok": 2}
+    vision = {"hidden_size": 32, "num_heads": 2, "depth": 1, "intermediate_size": 64, "out_hidden_size": 32, "deepstack_visual_indexes": []}
+    model = Qwen3VLMoeForConditionalGeneration(Qwen3VLMoeConfig(text_config=text, vision_config=vision))
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    published = {name: t.transpose(1, 2).contiguous() if ".experts." in name else t for name, t in tensors.items()}
+    save_file(published, tmp_path / "model.safetensors", {"format": "pt"})
+    empty = skeleton(tmp_path, "auto", CPU)
+    stored = StoredTensors(empty, check_shards(tmp_path), tmp_path)
+    assert separate_experts(empty, QConfig(schemes().load_config("int4_wo_per_channel")()))
     read, expected = values(stored, torch.float32), model.state_dict()
     assert read.keys() == expected.keys()
     assert all(torch.equal(read[name], expected[name]) for name in expected)

@@ -6,6 +6,7 @@ It is enough to quantize block by block, or nothing at all.
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import attrs
 import pytest
@@ -16,6 +17,7 @@ from transformers import (
     AlbertForMaskedLM,
     AutoConfig,
     AutoModelForCausalLM,
+    BartForCausalLM,
     BertConfig,
     BertForMaskedLM,
     LlamaConfig,
@@ -29,6 +31,7 @@ from transformers import (
     T5Config,
     T5EncoderModel,
     T5ForSequenceClassification,
+    WhisperForCausalLM,
 )
 
 from quark.config.architecture import Architecture
@@ -173,6 +176,16 @@ def test_the_names_of_a_family_are_found_below_other_modules_and_without_its_dec
     assert below is not None
     assert below.block_lists == ("transformer.encoder.block", "transformer.decoder.block")
     assert fitted(facts, BertForMaskedLM(BertConfig(**SMALL, intermediate_size=64))) is None
+
+
+@pytest.mark.parametrize("kind", [BartForCausalLM, WhisperForCausalLM])
+def test_a_decoder_without_its_encoder_has_its_blocks_once(kind: Any) -> None:
+    sizes = {"vocab_size": 64, "d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 64}
+    model = kind(kind.config_class(**sizes, encoder_layers=0, pad_token_id=0))
+    facts = architecture_of(model)
+    assert facts is not None
+    assert (facts.encoder_blocks, facts.decoder_blocks) == ((), "model.decoder.layers")
+    assert [block.name for block in decoder_blocks(model, facts)] == ["model.decoder.layers.0", "model.decoder.layers.1"]
 
 
 def test_the_plan_says_that_blocks_were_inferred() -> None:

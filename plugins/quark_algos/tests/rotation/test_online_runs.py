@@ -216,6 +216,25 @@ def test_r3_rotates_queries_and_keys_where_keys_are_quantized_and_reloads(tmp_pa
     assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out", local_files_only=True)), expected)
 
 
+@pytest.mark.parametrize("others", [{}, {"r1": True}, {"r1": True, "r2": True, "r4": True}], ids=str)
+def test_the_best_preset_applies_r3_whatever_it_finds_of_the_others(
+    others: dict[str, bool], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No rotation of layers gains anything with NVFP4 here, and no output shows what R3 does to the cache."""
+    asked = {"r1": False, "r4": False, "preset": "best"}
+    configs = (rotated("nvfp4", asked={**asked, **more}, **CACHE) for more in ({"r3": False}, {**others, "r3": True}))
+    plain, model = (quantized(attrs.evolve(config, separate_kv_scales=True)) for config in configs)
+    found = settings_of(model)
+    assert (found.r1, found.r2, found.r3, found.r4) == (False, False, True, False)
+    keys = [m.get_submodule("model.layers.0.self_attn").key_quantizer.scale for m in (model, plain)]
+    assert not torch.equal(*keys)
+    assert any("(r3); validation cannot tell" in note for note in model.quark_plan.notes)
+    assert any("No rotation but r3 is applied" in r.message for r in caplog.records) == bool(others)
+    assert model.quark_report.validated.get("rotation", {"chosen": "r3"})["chosen"] == "r3"
+    export_safetensors(model, tmp_path / "out")
+    assert torch.equal(logits(import_model_from_safetensors(None, tmp_path / "out", device="cpu")), logits(model))
+
+
 def test_all_four_go_together_and_r3_is_left_out_where_it_would_do_nothing() -> None:
     asked = {"r1": True, "r2": True, "r3": True, "r4": True}
     both = [quantized(rotated("fp8", asked=asked, **options)) for options in (CACHE, {})]

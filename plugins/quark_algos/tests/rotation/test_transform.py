@@ -118,8 +118,9 @@ def test_a_family_that_cannot_be_rotated_says_why() -> None:
 
 def test_parts_are_judged_apart_with_the_fewest_first() -> None:
     parts = settings(r1=True, r2=True, r3=True, r4=True).parts()
-    assert list(parts) == ["r1", "r2", "online", "r1 + r2", "r1 + online", "r2 + online"]
+    assert list(parts) == ["r3", "r1", "r2", "online", "r1 + r2", "r1 + online", "r2 + online"]
     assert [(p.r1, p.r2, p.r4) for p in parts.values()] == [
+        (False, False, False),
         (True, False, False),
         (False, True, False),
         (False, False, True),

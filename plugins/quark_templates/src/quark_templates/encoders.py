@@ -152,6 +152,7 @@ BART = Architecture(
     position_embeddings="model.decoder.embed_positions",
     exclude_layers_name=("lm_head", "classification_head*", "qa_outputs"),
     fused=(("q_proj", "k_proj", "v_proj"),),
+    unsupported={"rotation.r1": "cross-attention adds to the residual stream of its decoder, with or without its encoder"},
 )
 
 WHISPER = attrs.evolve(

@@ -32,7 +32,8 @@ def nearest(vectors: Tensor, entries: Tensor) -> Tensor:
 def learned(vectors: Tensor, importance: Tensor, count: int) -> Tensor:
     """Return ``count`` entries for vectors, ``[count, d]``, float32, one of them 0.
 
-    The same arguments give the same entries. Vectors that are not finite count for nothing.
+    The same arguments give the same entries. Elements that are not finite, or whose importance is not, count
+    for nothing.
 
     Args:
         vectors: ``[n, d]``, float32.
@@ -42,8 +43,10 @@ def learned(vectors: Tensor, importance: Tensor, count: int) -> Tensor:
     chosen = torch.randperm(len(vectors), generator=torch.Generator().manual_seed(0))[:SAMPLE].to(vectors.device)
     x, weight = vectors[chosen], importance[chosen]
     least = torch.finfo(torch.float32).tiny
-    weight = (weight / weight.mean().clamp(min=least)).clamp_(min=_LEAST)
-    x, weight = torch.nan_to_num(x, 0.0, FAR, -FAR).clamp_(-FAR, FAR), torch.where(x.isfinite(), weight, 0)
+    counts = x.isfinite() & weight.isfinite()
+    weight = torch.where(counts, weight, 0)
+    weight = torch.where(counts, (weight / weight.mean().clamp(min=least)).clamp_(min=_LEAST), 0)
+    x = torch.nan_to_num(x, 0.0, FAR, -FAR).clamp_(-FAR, FAR)
     numbers = torch.arange(count, device=x.device) % len(x)
     entries = x[numbers].clone()
     for _ in range(STEPS):

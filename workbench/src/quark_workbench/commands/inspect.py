@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quark.errors import CheckpointError
+from quark.errors import CheckpointError, ConfigError
 from quark_workbench.commands.run_options import TrustRemoteCode
 
 if TYPE_CHECKING:
@@ -21,17 +21,27 @@ def inspect(
     checkpoint: Annotated[Path, typer.Argument(help="Directory of a quantized checkpoint.")],
     verify: Annotated[bool, typer.Option("--verify", help="Read all files and compare them with the checksums that quark wrote.")] = False,
     trust_remote_code: TrustRemoteCode = False,
+    without_model: Annotated[
+        bool,
+        typer.Option(
+            "--without-model", help="Go by the names and shapes of the tensors alone, as after quantize --without-model: no code runs."
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the inspection as JSON.")] = False,
 ) -> None:
     """Print whether a quantized checkpoint is complete, which runtimes load it, and why others do not.
 
     The runtimes need not be installed, since quark knows the rules of their readers. Only --verify reads
-    weights.
+    weights. --without-model cannot tell which tensors of the float model are missing.
     """
     # Torch and transformers are imported here, not above: `quark --help` does without them.
     from quark.checkpoint.inspection import inspect_checkpoint
+    from quark_workbench.without_model import named_model
 
-    inspection = inspect_checkpoint(checkpoint, trust_remote_code=trust_remote_code, verify=verify)
+    if without_model and trust_remote_code:
+        raise ConfigError("--without-model runs no code: leave out --trust-remote-code")
+    build = named_model if without_model else None
+    inspection = inspect_checkpoint(checkpoint, trust_remote_code=trust_remote_code, verify=verify, build=build)
     typer.echo(json.dumps(inspection.to_dict(), indent=2) if as_json else "\n".join(_lines(inspection)))
     if inspection.damage:
         raise CheckpointError(f"'{checkpoint}' is damaged: export or download it again")

@@ -65,6 +65,12 @@ class NamedModel(nn.Module):
         """Yield nothing: the model has what is stored, and computes no tensor."""
         return iter(())
 
+    def tie_weights(self) -> None:
+        """Give the head the tensor of the embeddings once more, if both have one tensor."""
+        for name, source in self.all_tied_weights_keys.items():
+            head, embeddings = (self.get_submodule(one.rpartition(".")[0]) for one in (name, source))
+            head._parameters["weight"] = embeddings._parameters["weight"]
+
     def forward(self, *_: Any, **__: Any) -> Tensor:
         """Raise UnsupportedError: the model's own code alone can run it."""
         raise UnsupportedError("this model was made of the names of its tensors, and cannot run: leave out --without-model")

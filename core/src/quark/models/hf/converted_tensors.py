@@ -55,7 +55,7 @@ class Conversion:
 
         Args:
             tensors: The sources, by full name; meta tensors give meta tensors.
-            model: The transformers model, which some operations use.
+            model: The transformers model, or its configuration and tensors, which some operations use.
 
         Raises:
             CheckpointError: Sources of the converter are missing.
@@ -117,7 +117,7 @@ class ConvertedTensors:
         directory: The checkpoint, for messages.
         converters: transformers' ``WeightConverter``, from the user or the model's template.
         has_place: Whether the model has a place for a tensor of that name.
-        model: The transformers model, which some operations use.
+        model: The transformers model, or its configuration and tensors, which some operations use.
 
     Attributes:
         meta: As in `quark.models.hf.file_tensors.TensorFiles`.

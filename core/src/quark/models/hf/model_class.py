@@ -102,7 +102,10 @@ def is_of_its_config(model: nn.Module) -> bool:
 
 
 def config_for(model_type: Any, config: Any) -> Any:
-    """Return the config, or its part for this model class; None if there is no such part."""
+    """Return the config, or its part for this model class; None if the class takes neither.
+
+    Some families have the class of another one, which is registered for their config.
+    """
     wanted = getattr(model_type, "config_class", None)
     if wanted is None or isinstance(config, wanted):
         return config
@@ -111,7 +114,7 @@ def config_for(model_type: Any, config: Any) -> Any:
             if (block := getattr(config, "quantization_config", None)) is not None:
                 part.quantization_config = block
             return part
-    return None
+    return config if any(model_type in model_classes(auto, config) for auto in _auto_classes()) else None
 
 
 def _of_own_code(auto_map: dict[str, Any], names: list[str]) -> Any:

@@ -49,7 +49,7 @@ class Recipe:
 
         Args:
             stored: The sources by full name; meta tensors give meta tensors.
-            model: The transformers model, whose configuration some conversions read.
+            model: The transformers model or its `ModelAsLoaded`, which some conversions read.
         """
         if self.conversion is None:
             return {self.targets[0]: stored[self.sources[0][1]]}
@@ -58,6 +58,23 @@ class Recipe:
             converter.add_tensor(self.targets[0], name, pattern, stored[name])
         results: dict[str, Any] = converter.convert(self.targets[0], model=model, config=model.config)
         return {name: value[0] if isinstance(value, list) else value for name, value in results.items()}
+
+
+@attrs.frozen(eq=False)
+class ModelAsLoaded:
+    """What transformers' conversions see of a model, even after its experts are separated.
+
+    Attributes:
+        config: Its configuration.
+        state: Its tensors by full name, from before any module is replaced.
+    """
+
+    config: Any
+    state: Mapping[str, Tensor]
+
+    def get_parameter(self, name: str) -> Tensor:
+        """Return a tensor by full name."""
+        return self.state[name]
 
 
 class StoredTensors:
@@ -93,9 +110,10 @@ class StoredTensors:
         converters: Sequence[Any] = (),
         float_tensors: Sequence[FloatTensor] | None = None,
     ) -> None:
-        self._model = model
-        self._directory = directory
         state: dict[str, Tensor] = model.state_dict(keep_vars=True)
+        self._model = ModelAsLoaded(model.config, state)
+        self._kind = type(model).__name__
+        self._directory = directory
         if float_tensors is None:
             refuse_codes(shards, directory)
         files = FileTensors(shards)
@@ -104,7 +122,7 @@ class StoredTensors:
         self._files = files
         self._layers = dict(_layers(names, float_tensors or ()))
         self.codes_of = {name: codes for name, (_, codes) in self._layers.items()}
-        self._tensors = ConvertedTensors(float_files, directory, converters, lambda name: names.find(name) is not None, model)
+        self._tensors = ConvertedTensors(float_files, directory, converters, lambda name: names.find(name) is not None, self._model)
         recipes, unused = _recipes(names, self._tensors.meta)
         self.recipes = [self._checked(recipe, state) for recipe in recipes]
         refuse_missing(list(without_source(state, (name for recipe in self.recipes for name in recipe.targets))), model, directory)
@@ -124,7 +142,7 @@ class StoredTensors:
             targets = recipe.make(stored, self._model)
         except (RuntimeError, ValueError, IndexError, KeyError) as error:
             raise CheckpointError(
-                f"'{self._directory}': {names} cannot be turned into '{recipe.targets[0]}' of this {type(self._model).__name__} ({error}): "
+                f"'{self._directory}': {names} cannot be turned into '{recipe.targets[0]}' of this {self._kind} ({error}): "
                 "the checkpoint is of another model, or incomplete"
             ) from error
         for name, tensor in targets.items():

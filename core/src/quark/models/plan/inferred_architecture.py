@@ -92,15 +92,15 @@ def fitted(architecture: Architecture, model: nn.Module) -> Architecture | None:
 
     A family's names are those of its language model. In the model without a head, ``model.layers`` is
     ``layers``; a classifier may have it below another module. Missing parts have no name: an encoder alone
-    has no ``decoder_blocks``.
+    has no ``decoder_blocks``, and a decoder alone no ``encoder_blocks``.
     """
     modules = [name for name, _ in model.named_modules()]
     if not architecture.block_lists or set(modules).issuperset(architecture.block_lists):
         return architecture
-    stems = next((stems for name in architecture.block_lists if (stems := _stems(name, modules)) is not None), None)
-    if stems is None:
+    stems = [stems for name in architecture.block_lists if (stems := _stems(name, modules)) is not None]
+    if not stems:
         return None
-    old, new = stems
+    old, new = min(stems, key=lambda pair: pair[0].count("."))  # the end of a decoder's name may be that of its encoder's
 
     def place(name: str | None) -> str | None:
         moved = new + name.removeprefix(old) if name is not None and name.startswith(old) else name

@@ -94,7 +94,8 @@ class RotationConfig(AlgoConfig):
         train_smooth: Learn equalization scales as well; not supported.
         smooth_positions: Mappings of ``train_smooth``; not used.
         preset: ``"best"`` omits R1, R2 or the online rotations if they do not reduce the error on held-out
-            tokens; ``"reference"`` applies all and warns.
+            tokens; ``"reference"`` applies all and warns. Both apply R3, which changes a quantized cache
+            alone: that error does not show it.
         random: Accepted from configurations before 0.12.
     """
 
@@ -102,7 +103,7 @@ class RotationConfig(AlgoConfig):
     scaling_layers: dict[str, list[dict[str, Any]]] | list[dict[str, Any]]
     r1: bool = True
     r2: bool = False
-    r3: Annotated[bool, OptionNote(beside={"r1": True})] = False  # alone, "best" leaves it out: no cache is validated
+    r3: bool = False
     r4: bool = False
     rotation_size: Annotated[int | None, OptionNote(beside={"r1": True})] = None
     random_r1: Annotated[bool, OptionNote(beside={"r1": True})] = False
@@ -134,18 +135,22 @@ class RotationConfig(AlgoConfig):
         """Return whether a rotation is folded into experts or runs before their layers: R1 or R4."""
         return self.r1 or self._rotates_inputs()
 
+    def is_r3_alone(self) -> bool:
+        """Return whether R3 is on, and no rotation that changes the output of blocks with a float cache."""
+        return self.r3 and not (self.r1 or self.r2 or self._rotates_inputs())
+
     def parts(self) -> dict[str, Self]:
         """Return settings with a part of the rotations that change the output of blocks.
 
         Keys are the names of the rotations, smallest sets first.
 
-        The parts are R1, R2, and all online rotations except R3, which are validated separately. Empty if
-        only one of them is on.
+        The parts are R1, R2, and all online rotations except R3, which are validated separately. R3, if it is
+        on, is in all of them, and alone in the first. Empty if only one rotation is on.
         """
         folded_r1 = self.r1 and not self.online_r1_rotation
         present = [name for name, is_on in (("r1", folded_r1), ("r2", self.r2), ("online", self._rotates_inputs())) if is_on]
-        subsets = chain.from_iterable(combinations(present, count) for count in range(1, len(present)))
-        return {" + ".join(subset): self._only(subset, folded_r1) for subset in subsets}
+        subsets = chain.from_iterable(combinations(present, count) for count in range(0 if self.r3 else 1, len(present)))
+        return {" + ".join(subset) or "r3": self._only(subset, folded_r1) for subset in subsets}
 
     def _rotates_inputs(self) -> bool:
         """Return whether layer inputs are rotated online: by R4, R1 online, or by name."""

@@ -44,7 +44,8 @@ class Rotate(Transform):
     so copies of the blocks are rotated first, with R1, R2 and the online rotations in all combinations,
     together with the rest of the run. The preset ``"best"`` uses the combination with the smallest held-out
     output error, or none; ``"reference"`` applies all and logs the errors if they do not fall. Without
-    calibration data there is no validation, and a warning says so.
+    calibration data there is no validation, and a warning says so. R3 has an effect on a quantized cache
+    alone, which the copies do not have: it is always applied, and a note of the plan says so.
 
     Args:
         settings: A `RotationConfig`.
@@ -53,7 +54,6 @@ class Rotate(Transform):
         UnsupportedError: The settings ask for learned rotations, or for input scales before a rotation.
     """
 
-    is_validated = True
     settings: RotationConfig
 
     def __init__(self, settings: AlgoConfig) -> None:
@@ -64,6 +64,7 @@ class Rotate(Transform):
                 f"rotation with {', '.join(refused)} is not supported, since rotations here are Hadamard matrices: leave it out"
             )
         self.settings = settings
+        self.is_validated = not settings.is_r3_alone()
 
     def alternatives(self) -> Mapping[str, Rotate]:
         """Return rotations with some of R1, R2 and the online ones.
@@ -107,7 +108,10 @@ class Rotate(Transform):
         elif requested.r4:
             notes.append("r4 is left out: no down projection is quantized")
         if heads:
-            notes.append(f"queries and keys of {len(heads)} attention modules are rotated while the model runs")
+            notes.append(
+                f"queries and keys of {len(heads)} attention modules are rotated while the model runs (r3); validation cannot tell whether "
+                "this reduces the error of the quantized cache"
+            )
         elif requested.r3:
             notes.append("r3 is left out: no keys are quantized after the rotary embedding (kv_cache_post_rope)")
         return ResolvedSettings(settings, tuple(notes))
@@ -119,7 +123,8 @@ class Rotate(Transform):
     def accepts(self, validation: Validation | None) -> bool:
         """Return whether to keep the rotation.
 
-        It is kept if the output error falls, without validation, or with the preset "reference".
+        It is kept if the output error falls, without validation, with the preset "reference", or if it is R3
+        alone.
         """
         if validation is None:
             get_logger(__name__).warning(
@@ -128,6 +133,12 @@ class Rotate(Transform):
             )
             return True
         if validation.is_improvement:
+            return True
+        if self.settings.is_r3_alone():
+            get_logger(__name__).warning(
+                f"No rotation but r3 is applied, since none reduces the output error on {validation.tokens} held-out tokens. Validation "
+                "cannot tell whether r3 reduces the error of the quantized cache; preset='reference' would apply all rotations."
+            )
             return True
         is_accepted = self.settings.preset == "reference"
         errors = f"{validation.before:.2g} to {validation.after:.2g}, standard error {validation.standard_error:.1g}"
