@@ -56,10 +56,11 @@ def prepare_format(subject: Subject) -> None:
 
     with suppress(NotApplicableError):
         for case in cases(subject)[:4]:
+            number_format = case.quantizer.stored_level.format  # without a table: no weight is there to learn it from
             qparams = case.quantizer.empty_qparams((64, 64), "meta")
-            codes = torch.empty(64, 64, dtype=case.format.storage_dtype, device="meta")
+            codes = torch.empty(64, 64, dtype=number_format.storage_dtype, device="meta")
             case.quantizer.pack(codes, qparams)
-            _ = case.max_magnitude
+            number_format.max_magnitude(case.spec)
 
 
 def of_observer(subject: Subject) -> dict[str, Any]:
