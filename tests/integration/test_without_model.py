@@ -234,8 +234,8 @@ def test_the_plan_says_what_names_do_not_tell(unknown: Path, tmp_path: Path, mon
     assert run("plan", unknown, "--scheme", "int4_wo_32", "--without-model", "--no-probe", monkeypatch=monkeypatch) == 0
     text = capsys.readouterr().out
     assert "taken for embeddings: lm.tok_embeddings; for the head: output" in text
-    assert "they predict more tokens, and stay float unless a pattern names them: mtp*, lm.blocks.2.*" in text
-    assert "no matrix called weight: lm.conv.weight" in text
+    assert "predict more tokens, and stay float unless --layer names them: mtp*, lm.blocks.2.*" in text
+    assert "(no matrix called weight): lm.conv.weight" in text
     assert "towers for images and sound stay float" in text
 
 
@@ -276,9 +276,9 @@ def test_every_layout_that_can_hold_the_layers_takes_them(exporter: str, tmp_pat
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--scheme", "fp8"), "calibration forwards are needed by activations with static scales"),
-        (("--scheme", "int4_wo_32", "--algorithm", "gptq"), "the algorithm 'gptq' goes by the model's structure"),
-        (("--scheme", "int4_wo_32", "--algorithm", "rotation"), "the algorithm 'rotation' goes by the model's structure"),
+        (("--scheme", "fp8"), "needs calibration forwards for activations with static scales"),
+        (("--scheme", "int4_wo_32", "--algorithm", "gptq"), "the algorithm 'gptq' needs the outputs of the model"),
+        (("--scheme", "int4_wo_32", "--algorithm", "rotation"), "the algorithm 'rotation' needs the outputs of the model"),
         (("--scheme", "int4_wo_32", "--trust-remote-code"), "leave out --mixed"),
         (("--mixed", "int4_wo_32,ptpc_fp8", "--kl-budget", "0.1"), "leave out --mixed"),
     ],
@@ -295,7 +295,7 @@ def test_what_needs_forwards_is_refused_before_any_work(
 def test_a_plan_lists_what_refuses_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     source = checkpoint(tmp_path / "source")
     assert run("plan", source, "--without-model", "--scheme", "fp8", "--no-probe", monkeypatch=monkeypatch) == 2
-    assert "calibration forwards are needed by activations with static scales" in capsys.readouterr().err
+    assert "needs calibration forwards for activations with static scales" in capsys.readouterr().err
 
 
 def _without(path: Path) -> None:
@@ -323,12 +323,12 @@ def _with_a_name(name: str) -> Callable[[Path], None]:
     [
         (_without, "has no config.json"),
         (_broken, "is no JSON file"),
-        (_of_another_type, "says model_type = 3"),
-        (_with_a_name(".".join("a" * 40)), "no tensor of a model has such a name"),
-        (_with_a_name("model.norm"), "no tensor of a model has such a name"),
-        (_with_a_name("model..weight"), "no tensor of a model has such a name"),
-        (_with_a_name("config.weight"), "no tensor of a model has such a name"),
-        (_with_a_name("training"), "no tensor of a model has such a name"),
+        (_of_another_type, "has model_type = 3"),
+        (_with_a_name(".".join("a" * 40)), "tensors with invalid names"),
+        (_with_a_name("model.norm"), "tensors with invalid names"),
+        (_with_a_name("model..weight"), "tensors with invalid names"),
+        (_with_a_name("config.weight"), "tensors with invalid names"),
+        (_with_a_name("training"), "tensors with invalid names"),
     ],
 )
 def test_a_damaged_checkpoint_is_refused(damage: Callable[[Path], None], message: str, tmp_path: Path) -> None:

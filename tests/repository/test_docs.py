@@ -24,10 +24,12 @@ from quark_devkit.catalogue import all_checks, checks_of
 from quark_tiny_model import held_out_text, tiny_model, tiny_model_dir
 from quark_workbench.cli import listing
 from quark_workbench.cli.main import program
+from tools.docs.sections import new_plugin_file
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 FENCE = re.compile(r'^(<!-- not run: [^\n]+ -->\n+)?```(\w+)(?: title="([^"]+)")?\n(.*?)^```', flags=re.MULTILINE | re.DOTALL)
+NEW_PLUGIN = re.compile(r"^\{\{ new_plugin (\w+) (\S+) \}\}$", flags=re.MULTILINE)
 LONGEST_LINE = 100
 SLOW_CHECKS = re.compile(r"^\$ quark check .*--kind (rounding|transform|block_tuning|branch|template)$", flags=re.MULTILINE)
 TUTORIAL = ROOT / "docs/plugins/tutorial.md"
@@ -42,8 +44,12 @@ class Block(NamedTuple):
     code: str
 
 
-def blocks(page: Path) -> list[Block]:
-    return [Block(not m[1], m[2], m[3] or "", m[4]) for m in FENCE.finditer(page.read_text(encoding="utf-8"))]
+def blocks(page: Path, *, generated: bool = True) -> list[Block]:
+    """The blocks of a page, by default with those that show what `quark new-plugin` writes."""
+    text = page.read_text(encoding="utf-8")
+    if generated:
+        text = NEW_PLUGIN.sub(lambda m: new_plugin_file(m[1], m[2]), text)
+    return [Block(not m[1], m[2], m[3] or "", m[4]) for m in FENCE.finditer(text)]
 
 
 def named(page: Path) -> str:
@@ -189,9 +195,9 @@ def test_code_is_in_a_language_and_fits_the_page() -> None:
     defects = []
     for page in PAGES:
         fences = re.findall(r"^ *```.*$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
-        if len(fences) != 2 * len(blocks(page)):
+        if len(fences) != 2 * len(blocks(page, generated=False)):
             defects.append(f"{named(page)}: a fence is not closed, or is indented")
-        for block in blocks(page):
+        for block in blocks(page, generated=False):
             if block.language not in {"python", "console", "toml", "text", "json"}:
                 defects.append(f"{named(page)}: code in {block.language}")
             if block.language == "python":

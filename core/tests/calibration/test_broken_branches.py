@@ -93,17 +93,17 @@ class OutsideTheState(Sound):
 
 
 MADE = {
-    OtherShape: r"makes 'shift' for 'model.layers.0.self_attn.q_proj' as torch.float32\[3\] where torch.float32\[256\] is declared",
-    OtherDtype: r"as torch.float64\[256\] where torch.float32\[256\] is declared: files are laid out beforehand",
-    OtherNames: "makes 'offset' for the branch of 'model.layers.0.self_attn.q_proj', and has declared 'shift'",
+    OtherShape: r"makes 'shift' for 'model.layers.0.self_attn.q_proj' as torch.float32\[3\], but has declared torch.float32\[256\]",
+    OtherDtype: r"as torch.float64\[256\], but has declared torch.float32\[256\]: return tensors of the declared",
+    OtherNames: "makes 'offset' for the branch of 'model.layers.0.self_attn.q_proj', but has declared 'shift'",
     NotANumber: "makes a 'shift' for 'model.layers.0.self_attn.q_proj' that holds NaN or Inf",
     RoundsAnother: r"makes 'weight' for 'model.layers.0.self_attn.q_proj' as torch.float32\[2, 256\]",
     Raises: "raised RuntimeError: boom",
 }
 DECLARED = {
-    NoBranch: "where a quark.models.layers.Branch is expected",
-    WithValues: "a branch whose 'shift' has values, or is not in its state",
-    OutsideTheState: "a branch whose 'hidden' has values, or is not in its state",
+    NoBranch: "instead of a branch: return a quark.models.layers.Branch",
+    WithValues: "a branch whose tensor 'shift' has a device",
+    OutsideTheState: "a branch whose tensor 'hidden' has a device, or is not in its state_dict",
 }
 
 
@@ -130,10 +130,10 @@ def test_a_sound_one_is_none_of_them(quantized: Quantized) -> None:
 
 
 def test_settings_that_do_not_say_what_runs_are_refused_in_the_plan(quantized: Quantized) -> None:
-    with pytest.raises(PluginError, match=r"has settings that do not say runs_with_model\(\)"):
+    with pytest.raises(PluginError, match=r"has settings whose runs_with_model\(\) is False"):
         quantized(Sound)
 
 
 def test_another_object_than_a_branching_is_refused_in_the_plan(quantized: Quantized) -> None:
-    with pytest.raises(PluginError, match=r"whose class is no subclass of quark\.algorithms\.Branching"):
+    with pytest.raises(PluginError, match=r"which is not a branching: derive its class from quark\.algorithms\.Branching"):
         quantized(object, runs=True)

@@ -1,4 +1,4 @@
-"""Extent of a check: quick for the first minute of work, usual, and thorough for a release."""
+"""How much the checks do: quick in the first minute of work, the default, and thorough before a release."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WHOLE_RUNS = frozenset(
         "writes_the_same_from_disk",
     }
 )
-"""Names of checks that take the most time, for many plugins of their kinds."""
+"""Names of the checks that take the most time."""
 LAWS = frozenset(
     {
         "does_the_same_again",
@@ -62,18 +62,18 @@ _IS_THOROUGH = ContextVar("is_thorough", default=False)
 
 
 def quick(checks: Iterable[Check]) -> tuple[Check, ...]:
-    """Return the checks that take a moment: those without whole runs and processes of their own."""
+    """Return the checks that take a moment: they make no whole run and start no process."""
     return tuple(check for check in checks if check.name not in WHOLE_RUNS | LAWS | _OF_DISTRIBUTIONS)
 
 
 def is_thorough() -> bool:
-    """Return whether checks try every case and repetition, also of work that takes seconds."""
+    """Return whether checks try every case and repetition, even if the work takes seconds."""
     return _IS_THOROUGH.get()
 
 
 @contextmanager
 def thoroughly(is_thorough: bool = True, /) -> Iterator[None]:
-    """Let checks of the body try every case and repetition, as before a release."""
+    """Let checks in the body try every case and repetition, as before a release."""
     token = _IS_THOROUGH.set(is_thorough)
     try:
         yield

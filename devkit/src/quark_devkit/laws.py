@@ -1,8 +1,9 @@
 """Laws of every kind of plugin: the same results anywhere, and nothing of the process changed or kept.
 
-Each kind of checks has a function that lets a subject do its work once and returns the results (`Work`). It
-is run here, and in a fresh process: with an empty environment, other hashes, another default dtype, on other
-numbers of threads, and for the first time within transformers' state in which a checkpoint's model is built.
+Each kind has a function that lets a subject work once and returns the results (`Work`). The checks call it
+in this process and in a fresh one. The fresh process has an empty environment and other hashes. It first
+loads the plugin on the meta device in bfloat16, as transformers does when it builds a model. Then it repeats
+the work in other default dtypes and on other numbers of threads.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ from quark_devkit.works import PREPARATIONS, WORKS, Work
 __all__ = ["laws_of"]
 
 EXACT = ("format", "observer", "scheme", "dataset", "metric")
-"""Kinds whose results have the same bits on any number of threads; others may sum in another order."""
+"""Kinds whose results have the same bits on any number of threads. Other kinds may sum in another order."""
 IN_CALLERS_STATE = ("format", "observer", "scheme", "metric", "layout")
-"""Kinds that are called in the default dtype of a program; of others the core sets it, or layers have it."""
+"""Kinds that programs call in their own default dtype. For others, the core or the layers set the dtype."""
 THREADS = (3, 2, 4, 5)
 DTYPES = (torch.bfloat16, torch.float64)
 SLOW = 1.0
-"""CPU seconds of work that is repeated in one other dtype and on one other number of threads only."""
+"""CPU seconds above which work is repeated in only one other dtype and on one other number of threads."""
 CHANCE = 0.005
-"""Share of elements that may differ where products are summed in another order on more threads."""
+"""Share of elements that may differ if more threads sum products in another order."""
 _SHOWN = 3
 
 
@@ -53,12 +54,12 @@ class Observation:
     """The observations of a subject's work in a fresh process.
 
     Attributes:
-        first: Digests of the results of the first time, by name.
-        again: Likewise, of the second time.
-        by_dtype: Likewise, by the default dtype of the process.
-        other_threads: What differs on other numbers of threads, each as ``"'values' on 3 threads"``.
-        changed: State of the process that is not as it was before.
-        alive: Tensors and modules that are still there after a second time.
+        first: Digests of the first results, by name.
+        again: Digests of the second results.
+        by_dtype: Digests of the results, by the default dtype of the process.
+        other_threads: Results that differ on other numbers of threads, each as ``"'values' on 3 threads"``.
+        changed: Names of the state of the process that the work changed.
+        alive: Tensors and modules that still exist after the second time.
     """
 
     first: Mapping[str, str]
@@ -77,8 +78,8 @@ def laws_of(kind: str) -> tuple[Check, ...]:
 
     @check(kind, since=2)
     def does_the_same_in_a_fresh_process(subject: Subject) -> None:
-        """Its results are those of a fresh process, to the bit: with an empty environment, other hashes, and
-        first loaded on the meta device in bfloat16."""
+        """Its results in a fresh process are the same, to the bit. That process has an empty environment and
+        other hashes, and first loads the plugin on the meta device in bfloat16."""
         seen, here = observed(subject).first, _digests(WORKS[kind](subject))
         _require_same(here, seen, "in a fresh process, with an empty environment and other hashes, loaded on the meta device in bfloat16")
 
@@ -93,7 +94,7 @@ def laws_of(kind: str) -> tuple[Check, ...]:
         """Its results do not depend on torch's default dtype, which a program sets to build its models."""
         seen = observed(subject)
         for dtype, results in seen.by_dtype.items():
-            _require_same(seen.first, results, f"where the default dtype is {dtype}: name the dtype of every tensor that you make")
+            _require_same(seen.first, results, f"with {dtype} as the default dtype: name the dtype of every tensor that you make")
 
     @check(kind, since=2)
     def does_the_same_on_any_number_of_threads(subject: Subject) -> None:
@@ -104,14 +105,13 @@ def laws_of(kind: str) -> tuple[Check, ...]:
     @check(kind, since=2)
     def leaves_the_process_as_it_was(subject: Subject) -> None:
         """Leave everything that all code shares as it was, when it is loaded and used: logging, warnings,
-        defaults of torch, threads, random states, environment, classes of others."""
+        torch's defaults, threads, random states, the environment, classes of others."""
         changed = observed(subject).changed
         require(not changed, f"changes {_some(changed)}, which all code of a process shares")
 
     @check(kind, since=2)
     def keeps_nothing_alive(subject: Subject) -> None:
-        """After its work it keeps no tensor and no module that it was given or has made: a long run fills the
-        memory."""
+        """After its work it keeps no tensor and no module, because a long run would fill the memory."""
         alive = observed(subject).alive
         require(not alive, f"keeps {_some(alive)} alive after its work")
 
@@ -149,7 +149,7 @@ def _observe(kind: str, name: str, thorough: bool) -> Observation:
 
 
 def _warm_up() -> None:
-    """Let libraries do what they do when they are first used, which is no doing of a plugin."""
+    """Use torch once, so that its first-use effects are not taken for effects of the plugin."""
     layer = nn.Linear(64, 64)
     layer(torch.randn(2, 64)).square().mean().backward()
     torch.linalg.cholesky(torch.eye(4))
@@ -167,7 +167,7 @@ def _empty_environment() -> Iterator[None]:
 
 
 def _load_on_meta(subject: Subject) -> None:
-    """Load all that the record points at as transformers does: on the meta device, in bfloat16."""
+    """Load the code of the record on the meta device in bfloat16, as transformers does."""
     torch.set_default_dtype(torch.bfloat16)
     try:
         with torch.device("meta"):
@@ -189,7 +189,7 @@ def _with_default_dtype(dtype: torch.dtype, work: Work, subject: Subject) -> Map
 
 
 def _on_threads(kind: str, subject: Subject, first: Mapping[str, Any], counts: Sequence[int]) -> tuple[list[str], list[str]]:
-    """Return what differs on other numbers of threads, and the number itself where the work changes it."""
+    """Return the results that differ on other numbers of threads, and changes of that number."""
     different, changed = [], []
     for count in counts:
         with threads(count) if kind in EXACT else _said_to_be(count):
@@ -202,7 +202,7 @@ def _on_threads(kind: str, subject: Subject, first: Mapping[str, Any], counts: S
 
 @contextmanager
 def _said_to_be(count: int) -> Iterator[None]:
-    """Let torch say that it has so many threads, on one: on several, small layers take long."""
+    """Make torch report that number of threads and use one: small layers are slow on several."""
     before, said = (torch.get_num_threads, torch.set_num_threads), threading.local()
     torch.get_num_threads = lambda: getattr(said, "count", count)
     torch.set_num_threads = lambda nthreads: setattr(said, "count", nthreads)
@@ -227,7 +227,7 @@ def _large_objects() -> list[Any]:
 
 
 def _alive_beside(known: list[Any]) -> tuple[str, ...]:
-    """Return the tensors and modules that are there now and are not known, as texts."""
+    """Return descriptions of the tensors and modules that exist now and are not known."""
     before = {id(one()) for one in known}
     new = [one for one in _tensors_and_modules() if id(one) not in before]
     return tuple(f"a tensor {list(one.shape)}" if isinstance(one, Tensor) else f"a {type(one).__name__}" for one in new)

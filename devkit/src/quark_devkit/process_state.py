@@ -1,4 +1,4 @@
-"""State that all code of a process shares, and what of it has changed: logging, torch's defaults, classes."""
+"""State that all code of a process shares, such as logging, torch's defaults and classes, and its changes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import Any
 __all__ = ["changes", "shared_state"]
 
 _PATCHED = ("quark.", "quark_workbench.", "torch.nn.", "transformers.modeling_utils", "transformers.models.llama.")
-"""Modules whose functions and methods nobody else may replace; beside `_PATCHED_WHOLE`."""
+"""Prefixes of modules whose functions and methods no plugin may replace."""
 _PATCHED_WHOLE = ("builtins", "io", "json", "logging", "os", "random", "torch", "torch._tensor", "transformers", "warnings")
 
 
 def shared_state() -> dict[str, Any]:
-    """Return the state that all code of this process shares, by name; of torch if it is loaded."""
+    """Return the state that all code of this process shares, by name. It includes torch if that is loaded."""
     root = logging.getLogger()
     state: dict[str, Any] = {
         "the working directory": os.getcwd(),
@@ -43,7 +43,7 @@ def shared_state() -> dict[str, Any]:
 
 
 def changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Return the names of what is not as it was; what an import in between has brought is no change."""
+    """Return the names of the state that changed. Additions by an import in between are no change."""
     changed = [name for name, value in before.items() if name not in after or after[name] != value]
     return changed + [name for name in after if name not in before and name.startswith("the environment variable")]
 
@@ -80,7 +80,7 @@ def _of_loggers() -> dict[str, Any]:
 
 
 def _of_modules() -> dict[str, Any]:
-    """Return functions, classes and methods of the core and of libraries, as the objects that they are."""
+    """Return the functions, classes and methods of the core and of libraries, by name."""
     found: dict[str, Any] = {}
     for name, module in list(sys.modules.items()):
         if module is None or not (name in _PATCHED_WHOLE or name.startswith(_PATCHED)):

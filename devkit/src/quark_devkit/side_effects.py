@@ -1,6 +1,6 @@
-"""Side effects of code: files, programs, network, pickles, and what all code of a process shares.
+"""Side effects of code: files, programs, network, pickles, and changes of state that all code shares.
 
-Nothing here may import torch: listings are watched by it.
+This module must not import torch, because it also watches listings.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC
 
 @contextmanager
 def side_effects() -> Iterator[list[str]]:
-    """Yield a list that holds, after the body, its side effects as predicates: ``"starts a program"``.
+    """Yield a list that gets the side effects of the body, as predicates: ``"starts a program"``.
 
-    An audit hook stays for the life of the process, so this is for a process of its own.
+    Use it in a process of its own: Python never removes an audit hook.
     """
     effects: list[str] = []
     is_watching = True
@@ -44,7 +44,7 @@ def side_effects() -> Iterator[list[str]]:
 
 
 def _effect_of(event: str, arguments: tuple[Any, ...]) -> str | None:
-    """Return the audit event as a predicate; None for one that does no harm."""
+    """Return the audit event as a predicate; None if the event is harmless."""
     if event in _PROGRAMS:
         return "starts a program"
     if event in _NETWORK:

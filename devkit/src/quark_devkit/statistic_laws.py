@@ -1,4 +1,4 @@
-"""Laws of statistics: a sum over tokens is the same in any batches, and merged of parts in any grouping."""
+"""Laws of statistics: batches of the tokens and the order of merged parts change no result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Feed = Callable[[Statistic, slice], None]
 
 
 def statistics_by_grouping(make: Callable[[], Statistic], feed: Feed) -> dict[str, Statistic]:
-    """Return statistics of the same tokens, by how they were made; the first one got all tokens at once.
+    """Return statistics of the same tokens, by the way they were made. The first got all tokens at once.
 
     Args:
         make: Makes an empty statistic.
@@ -56,15 +56,15 @@ def statistics_by_grouping(make: Callable[[], Statistic], feed: Feed) -> dict[st
 
 
 def require_sum(kind: type[Statistic], columns: int, x: Tensor, reference: Tensor) -> None:
-    """Require that a statistic counts and gives the same of the same tokens, in any batches and grouping.
+    """Require that a statistic of the same tokens does not depend on batches and on the grouping of parts.
 
-    A sample of tokens has to have some of nearly every batch.
+    A statistic that samples tokens must sample nearly every batch.
 
     Args:
-        kind: Its class.
-        columns: Of the inputs.
+        kind: The class of the statistic.
+        columns: Columns of the inputs.
         x: Inputs of 384 tokens.
-        reference: Likewise, in the float model.
+        reference: Inputs of the same tokens in the float model.
     """
 
     def feed(statistic: Statistic, tokens: slice) -> None:
@@ -89,7 +89,7 @@ def require_sum(kind: type[Statistic], columns: int, x: Tensor, reference: Tenso
 
 
 def _facts(statistic: Statistic) -> dict[str, Tensor]:
-    """Return the tensors and floats that a statistic gives by public names, or else all that it holds."""
+    """Return the tensors and floats of the public members of a statistic, or else of all members."""
     found: dict[str, Tensor] = {}
     for name in dir(statistic):
         if name.startswith("_") or hasattr(Statistic, name):
@@ -111,7 +111,7 @@ def _tensors(name: str, value: Any) -> list[tuple[str, Tensor]]:
 
 
 def _batches_in(sample: Tensor | None, x: Tensor) -> int | None:
-    """Return from how many of the batches rows come; None if they are no tokens: this is no sample."""
+    """Return the number of batches that the rows come from; None if the rows are not tokens."""
     if sample is None or sample.ndim != 2 or sample.shape[1] != x.shape[1] or not len(sample):
         return None
     is_same = (sample[:, None, :].float() == x[None]).all(-1)

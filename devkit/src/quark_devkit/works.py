@@ -1,7 +1,7 @@
-"""Works: what a subject of each kind does once, with results to compare, for the laws of every kind.
+"""The work of a subject of each kind: it runs once and returns results, which the laws of every kind compare.
 
-Data are made in float32 whatever the default dtype is. Modules of checks are imported in the functions, since
-those of other kinds are not needed.
+The data are float32, whatever the default dtype is. Each function imports the checks of its kind, so that
+other kinds are not imported.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from quark_devkit.subject import Subject
 __all__ = ["PREPARATIONS", "WORKS", "Work", "wide_data"]
 
 Work = Callable[[Subject], Mapping[str, Any]]
-"""Lets a subject do its work once and returns the results, tensors or other values, by a name of each."""
+"""Lets a subject work once, and returns tensors or other values by name."""
 _SHAPES = ((64, 64), (1, 1000), (1, 4097), (2, 14336), (3, 1))
 """Shapes of tensors: a square, one row of a length without a small divisor, wide rows, and one column."""
 
 
 def wide_data(shape: tuple[int, ...], seed: int = 0) -> Tensor:
-    """Return normal values, float32, the same each time, whose last ones are as large as the first ones."""
+    """Return normal values, float32, the same each time. The last values are as large as the first."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
 
 
@@ -51,15 +51,16 @@ def of_format(subject: Subject) -> dict[str, Any]:
 
 
 def prepare_format(subject: Subject) -> None:
-    """Make quantizers of the format and ask them what a model without weights asks."""
+    """Make quantizers of the format, and call them as a model on the meta device does."""
     from quark_devkit.checks.format.cases import cases
 
     with suppress(NotApplicableError):
         for case in cases(subject)[:4]:
+            number_format = case.quantizer.stored_level.format  # without a table: no weight is there to learn it from
             qparams = case.quantizer.empty_qparams((64, 64), "meta")
-            codes = torch.empty(64, 64, dtype=case.format.storage_dtype, device="meta")
+            codes = torch.empty(64, 64, dtype=number_format.storage_dtype, device="meta")
             case.quantizer.pack(codes, qparams)
-            _ = case.max_magnitude
+            number_format.max_magnitude(case.spec)
 
 
 def of_observer(subject: Subject) -> dict[str, Any]:
@@ -105,7 +106,7 @@ def of_rounding(subject: Subject) -> dict[str, Any]:
 
 
 def of_transform(subject: Subject) -> dict[str, Any]:
-    """Return the parameters of the small model behind it, unrounded."""
+    """Return the parameters of the small model after the transform, not rounded."""
     from quark_devkit.algorithm_runs import schemes_for, valid_settings
     from quark_devkit.transformed_models import transformed
 
@@ -123,7 +124,7 @@ def of_block_tuning(subject: Subject) -> dict[str, Any]:
 
 
 def of_layout(subject: Subject) -> dict[str, Any]:
-    """Return the files of an export of the small model, and the logits of what is read from them."""
+    """Return the files of an export of the small model, and the logits of the reloaded model."""
     from quark.checkpoint.reader import import_model_from_safetensors
     from quark_devkit.checks.layout import exported
     from quark_devkit.small_models import logits
@@ -192,4 +193,4 @@ WORKS: dict[str, Work] = {
 }
 """The work of each kind of record. A template is facts, and an operator of a graph is torch's own."""
 PREPARATIONS: dict[str, Callable[[Subject], None]] = {"format": prepare_format}
-"""What is asked of a record while a model is built, before any data are there."""
+"""Calls to a record while a model is built, before there are any data."""

@@ -16,6 +16,8 @@ from quark_devkit.new_plugin import PLUGIN_KINDS, new_distribution
 
 NAME = "lumen-quant"
 KINDS = [kind.name for kind in PLUGIN_KINDS]
+PLUGINS = [plugin for kind in PLUGIN_KINDS for plugin in kind.plugins]
+"""All kinds and their companions: a generated distribution has one record of each."""
 
 
 def candidates(directory: Path) -> tuple[Candidate, ...]:

@@ -20,7 +20,7 @@ from quark.plugins.discovery import normalized
 from quark_devkit.new_plugin import PLUGIN_KINDS, PluginKind, new_distribution
 from quark_devkit.new_plugin.distribution import Naming
 
-from .conftest import KINDS, NAME, candidates
+from .conftest import KINDS, NAME, PLUGINS, candidates
 
 PACKAGE = "lumen_quant"
 FILES = {
@@ -36,6 +36,7 @@ FILES = {
 MODULES = {
     "scheme": {"w4a8.py"},
     "format": {"int3.py"},
+    "vector": {"pairs.py", "pairs_g32.py"},
     "observer": {"quantile.py"},
     "selector": {"ends.py"},
     "rounding": {"clipped.py", "clipped_settings.py"},
@@ -93,20 +94,21 @@ def test_one_kind_alone_is_a_whole_distribution_that_registers_it(
     claims = {
         plural: [c.record for c in registry.claims() if c.source.distribution == name] for plural, registry in catalog.registries.items()
     }
-    assert {plural: len(records) for plural, records in claims.items() if records} == {kind.registry: 1}
-    (record,) = claims[kind.registry]
-    assert record.name == f"{Naming.of(name).prefix}_{kind.ending}"
-    assert record.summary
+    assert {plural: len(records) for plural, records in claims.items() if records} == {plugin.registry: 1 for plugin in kind.plugins}
     assert catalog.unstated() == ()
     test = (directory / "tests" / "test_conformance.py").read_text(encoding="utf-8")
-    assert f'({kind.conformance}):\n    subject = "{record.name}"\n' in test
+    for plugin in kind.plugins:
+        (record,) = claims[plugin.registry]
+        assert record.name == f"{Naming.of(name).prefix}_{plugin.ending}"
+        assert record.summary
+        assert f'({plugin.conformance}):\n    subject = "{record.name}"\n' in test
     assert f'(DistributionConformance):\n    subject = "{name}"\n' in test
 
 
 def test_all_kinds_go_into_one_distribution(everything: Path, installed: Catalog) -> None:
     assert written(everything) == FILES | {f"src/{PACKAGE}/{module}" for modules in MODULES.values() for module in modules}
     names = [c.record.name for registry in installed.registries.values() for c in registry.claims() if c.source.distribution == NAME]
-    assert sorted(names) == sorted(f"lumen_{kind.ending}" for kind in PLUGIN_KINDS)
+    assert sorted(names) == sorted(f"lumen_{kind.ending}" for kind in PLUGINS)
 
 
 def test_its_plugin_imports_no_torch(everything: Path) -> None:
@@ -205,4 +207,4 @@ def test_what_cannot_be_written_is_said_before_anything_is(tmp_path: Path) -> No
 
 def test_every_folder_of_templates_is_a_kind() -> None:
     folders = {path.name for path in (Path(quark_devkit.new_plugin.__file__).parent / "templates").iterdir()}
-    assert folders == {*KINDS, "distribution"}
+    assert folders == {*(kind.name for kind in PLUGINS), "distribution"}

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from quark_devkit.new_plugin import PLUGIN_KINDS, new_distribution
+from quark_devkit.new_plugin import new_distribution
+
+from .conftest import KINDS, PLUGINS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 NAME = "lumen-quant"
@@ -45,7 +47,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory, environment: Environment) -> Path:
     """The source of the distribution, which is installed."""
-    directory = new_distribution(NAME, [kind.name for kind in PLUGIN_KINDS], tmp_path_factory.mktemp("new") / NAME)
+    directory = new_distribution(NAME, KINDS, tmp_path_factory.mktemp("new") / NAME)
     environment.run("-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", str(directory), where=directory)
     return directory
 
@@ -55,7 +57,7 @@ def test_quark_finds_it(environment: Environment, directory: Path, tmp_path: Pat
     report: Any = json.loads(environment.run("-c", code, "plugins", "--json", where=tmp_path))
     (row,) = (row for row in report["plugins"] if row["distribution"] == NAME)
     assert row["status"] == "active"
-    assert sum(row["provides"].values()) == len(PLUGIN_KINDS)
+    assert sum(row["provides"].values()) == len(PLUGINS)
 
 
 def test_its_own_tests_pass(environment: Environment, directory: Path) -> None:
@@ -69,7 +71,7 @@ def test_quark_check_finds_nothing_wrong(environment: Environment, directory: Pa
     assert report["conformant"]
     assert {"failed", "unexpected", "expected"} & set(report["counts"]) == set()
     names = {(result["kind"], result["name"]) for result in report["results"] if result["kind"] != "distribution"}
-    assert names <= {(kind.name, f"lumen_{kind.ending}") for kind in PLUGIN_KINDS}
+    assert names <= {(kind.subject, f"lumen_{kind.ending}") for kind in PLUGINS}
     wheel = {result["check"]: result["outcome"] for result in report["results"] if "wheel" in result["check"]}
     assert wheel
     assert set(wheel.values()) == {"passed"}

@@ -68,7 +68,7 @@ def test_a_dtype_that_is_none_is_none(dtype: object) -> None:
 @pytest.mark.parametrize("values", [{"model_type": 3}, {"architectures": "Acme"}, {"architectures": [3]}])
 def test_values_of_other_types_are_refused(values: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(values))
-    with pytest.raises(CheckpointError, match="it is damaged"):
+    with pytest.raises(CheckpointError, match="The file is damaged"):
         StoredConfig.read(tmp_path)
 
 

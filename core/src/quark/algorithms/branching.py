@@ -27,13 +27,13 @@ S = TypeVar("S", bound=Statistic)
 
 @attrs.frozen(eq=False)
 class BranchSite:
-    """A linear layer that may get a branch: all that is known of it before a run, and again on reading.
+    """A linear layer that may get a branch, as known before a run and when a checkpoint is read.
 
     Attributes:
-        name: Its full name.
-        shape: Of its weight, ``[out, in]``.
-        dtype: Of its weight.
-        config: How it is quantized.
+        name: Full name of the layer.
+        shape: Shape of the weight, ``[out, in]``.
+        dtype: Dtype of the weight.
+        config: Quantization of the layer.
     """
 
     name: str
@@ -56,9 +56,9 @@ class BranchTask:
 
     Attributes:
         site: The layer.
-        weight: Its float weight, ``[out, in]``, as transforms have left it.
-        statistics: Of its input, by class; empty for a layer that no calibration token has reached.
-        rounded: Its rounded weight, ``[out, in]``; None before it is rounded.
+        weight: The float weight after the transforms, ``[out, in]``.
+        statistics: Statistics of the input, by class; empty if no calibration token has reached the layer.
+        rounded: The rounded weight, ``[out, in]``; None before rounding.
     """
 
     site: BranchSite
@@ -67,17 +67,18 @@ class BranchTask:
     rounded: Tensor | None = None
 
     def statistic(self, kind: type[S]) -> S | None:
-        """Return the statistic of that class of the layer's input; None where no token has reached it."""
+        """Return the statistic of that class of the layer's input; None if no token has reached the layer."""
         return cast("S | None", self.statistics.get(kind))
 
 
 class Branching(ABC):
     """Gives linear layers a `quark.models.layers.Branch`, whose output is added to the layer's own.
 
-    A subclass defines `branch` and `tensors`. A run has at most one. Its settings say ``runs_with_model()``.
+    A subclass defines `branch` and `tensors`. A run has at most one. ``runs_with_model()`` of its settings
+    returns True.
 
     Attributes:
-        needs: Statistics of the layers' inputs; without any, no data are wanted.
+        needs: Statistics of the layers' inputs. If it is empty, no calibration data are needed.
     """
 
     needs: Sequence[type[Statistic]] = ()
@@ -86,35 +87,36 @@ class Branching(ABC):
     def branch(self, site: BranchSite) -> Branch | None:
         """Return the branch of a layer, its tensors on the meta device; None for a layer without one.
 
-        Called with the meta device as torch's default, before any work and again when a checkpoint is read:
-        names, shapes and dtypes of the tensors lay out files, and depend on the arguments alone. All tensors
-        are parameters or persistent buffers.
+        A run calls it before any work, and a reader calls it again, with the meta device as torch's default.
+        Files are laid out by the names, shapes and dtypes of the tensors, so these depend on ``site`` alone.
+        All tensors are parameters or persistent buffers.
         """
 
     def weight_to_round(self, task: BranchTask) -> Tensor:
         """Return the weight that is rounded in place of the float one, of its shape and dtype.
 
-        By default it is the float one, and the branch has what rounding lost. A branch that takes a part of
-        the weight before leaves the rest.
+        By default it is the float weight, and the branch gets the rounding error. Override it to give a part
+        of the weight to the branch before rounding.
         """
         return task.weight
 
     @abstractmethod
     def tensors(self, task: BranchTask) -> Mapping[str, Tensor]:
-        """Return the values of the branch's tensors, by the names in its state; the layer is rounded.
+        """Return the values of the branch's tensors, by their names in its ``state_dict()``.
 
-        The result must not depend on any state of the program, such as random numbers.
+        It is called after the layer is rounded. The result must not depend on state of the program, such as
+        random numbers.
         """
 
 
 @attrs.frozen(eq=False)
 class CheckedBranching:
-    """A branching with checked results; errors name its plugin.
+    """A branching whose results are checked; errors name its plugin.
 
     Attributes:
         name: Registered name of the algorithm.
-        branching: Makes branches.
-        whose: The plugin it comes from.
+        branching: The branching of the plugin.
+        whose: The plugin.
     """
 
     name: str
@@ -125,7 +127,7 @@ class CheckedBranching:
         """Give a layer its branch, with zeros for tensors.
 
         Raises:
-            PluginError: The branching returns no branch, or one whose tensors no checkpoint would hold.
+            PluginError: The result is not a branch, or a checkpoint cannot hold its tensors.
         """
         if site is None:
             return
@@ -134,16 +136,18 @@ class CheckedBranching:
         if branch is None:
             return
         if not isinstance(branch, Branch):
-            raise self.whose.error(f"gives '{site.name}' {described(branch)} where a quark.models.layers.Branch is expected")
+            raise self.whose.error(
+                f"gives '{site.name}' {described(branch)} instead of a branch: return a quark.models.layers.Branch or None"
+            )
         tensors = {**dict(branch.named_parameters()), **dict(branch.named_buffers())}
         if strange := sorted(tensors.keys() ^ branch.state_dict().keys()) or [n for n, t in tensors.items() if not t.is_meta]:
             raise self.whose.error(
-                f"gives '{site.name}' a branch whose '{strange[0]}' has values, or is not in its state: checkpoints could not be laid "
-                "out. Make each tensor a parameter or a persistent buffer, without a device"
+                f"gives '{site.name}' a branch whose tensor '{strange[0]}' has a device, or is not in its state_dict(). "
+                "Make each tensor a parameter or a persistent buffer, without a device"
             )
         if BRANCH in {**layer._modules, **layer._parameters, **layer._buffers}:
             raise self.whose.error(
-                f"cannot put a branch beside '{site.name}', whose class has something of the name '{BRANCH}': leave it out"
+                f"cannot put a branch beside '{site.name}', because its class already has the name '{BRANCH}': exclude the layer"
             )
         layer._modules[BRANCH] = branch.to_empty(device=device).requires_grad_(False)
         with torch.no_grad():
@@ -162,14 +166,14 @@ class CheckedBranching:
         """Set the tensors of a branch.
 
         Raises:
-            PluginError: They are not those that were declared, or not finite.
+            PluginError: The tensors differ from the declared ones, or are not finite.
         """
         with attributed(f"making the branch of '{task.site.name}'", self.whose):
             made, declared = dict(self.branching.tensors(task)), branch.state_dict(keep_vars=True)
         if made.keys() != declared.keys():
             raise self.whose.error(
-                f"makes {', '.join(map(repr, made)) or 'no tensors'} for the branch of '{task.site.name}', and has declared "
-                f"{', '.join(map(repr, declared)) or 'none'}: files are laid out beforehand, so return those that `branch` has"
+                f"makes {', '.join(map(repr, made)) or 'no tensors'} for the branch of '{task.site.name}', but has declared "
+                f"{', '.join(map(repr, declared)) or 'none'}: return the tensors that `branch` declares"
             )
         for name, tensor in made.items():
             self._refuse_misfit(task, name, tensor, declared[name])
@@ -179,15 +183,15 @@ class CheckedBranching:
         if (tensor.shape, tensor.dtype) != (declared.shape, declared.dtype):
             wanted = f"{declared.dtype}{list(declared.shape)}"
             raise self.whose.error(
-                f"makes '{name}' for '{task.site.name}' as {tensor.dtype}{list(tensor.shape)} where {wanted} is declared: files are laid "
-                "out beforehand, so return what `branch` has"
+                f"makes '{name}' for '{task.site.name}' as {tensor.dtype}{list(tensor.shape)}, but has declared {wanted}: "
+                "return tensors of the declared shape and dtype"
             )
         if tensor.is_floating_point() and not is_finite(tensor.detach()):
-            raise self.whose.error(f"makes a '{name}' for '{task.site.name}' that holds NaN or Inf")
+            raise self.whose.error(f"makes a '{name}' for '{task.site.name}' that holds NaN or Inf: return finite values")
 
 
 def branching_of(config: QConfig) -> CheckedBranching | None:
-    """Return the branching that a configuration names, of a run or of a checkpoint; None without one."""
+    """Return the branching that the configuration of a run or a checkpoint names; None if it names none."""
     for settings in config.algo_config or ():
         if settings.name in algorithms() and algorithms().get(settings.name).kind == "branch":
             return checked_branching(settings)
@@ -195,13 +199,13 @@ def branching_of(config: QConfig) -> CheckedBranching | None:
 
 
 def checked_branching(settings: AlgoConfig) -> CheckedBranching:
-    """Return the branching of settings, which may be those that a checkpoint stores."""
+    """Return the branching of settings, also of settings that a checkpoint stores."""
     own = algo_config_from_dict(settings.to_dict()) if isinstance(settings, StoredAlgoConfig) else settings
     whose, processor = origin("algorithms", settings.name), algorithms().load_processor(settings.name)
     with attributed("being made of its settings", whose):
         branching = processor(own)
     if not isinstance(branching, Branching):
-        raise whose.error(f"makes {described(branching)}, whose class is no subclass of quark.algorithms.Branching: derive it from that")
+        raise whose.error(f"makes {described(branching)}, which is not a branching: derive its class from quark.algorithms.Branching")
     if not own.runs_with_model():
-        raise whose.error("has settings that do not say runs_with_model(), so that readers would not look for its branches: return True")
+        raise whose.error("has settings whose runs_with_model() is False, so readers would not find its branches: return True")
     return CheckedBranching(algorithms().get(settings.name).name, branching, whose)

@@ -109,9 +109,9 @@ class RoundingTask:
         return StackedWeights(self.layers, shares_scale=self.shares_scale)
 
     def shared_observer(self) -> Observer | None:
-        """Return an observer of the range of all layers' weights together; None where they share no scale.
+        """Return an observer of the range of all layers' weights together; None if they share no scale.
 
-        A rounding that finds scales layer by layer hands it to ``find_qparams`` of each quantizer.
+        A rounding that finds scales layer by layer passes it to ``find_qparams`` of each quantizer.
         """
         if not self.shares_scale:
             return None

@@ -38,8 +38,8 @@ class QParams:
         outer_scale: Scale of the scales, float32: ``[]`` for the whole tensor, ``[O]`` for the rows of a
             weight ``[O, I]``, or None. No other shape is supported, such as one for each super-block of a
             row, because `quark.numbers.WeightGrid` finds the scales of single groups of columns.
-        table: Values that a format has learned for the whole tensor, float32, of its ``table_shape``, such as
-            a codebook; of any sign. All rows use it. None for formats without one.
+        table: Table that the format has learned for the whole tensor, such as a codebook: float32, of any
+            sign, with the format's ``table_shape``. All rows use it. None for formats without one.
     """
 
     scale: Tensor
@@ -134,9 +134,9 @@ class NumberFormat(ABC):
         is_cast: Whether the format has no scales, and values are only cast to ``storage_dtype``.
         default_observer: Public name of the observer for specs that name none.
         packing: Storage of codes and scales in a checkpoint.
-        vector: How many elements in a row one code describes: they are rounded together. The last axis of
-            what the methods get then holds whole vectors, and each element has its part of the bits of the
-            code. 1: elements are rounded one by one.
+        vector: Number of neighbouring elements that one code describes, and that are rounded together. The
+            last axis of each argument then holds whole vectors, and each element stores a part of the bits of
+            the code. With 1, elements are rounded one by one.
         table_shape: Shape of the table that the format learns for each weight (`learned_table`); None if it
             has none.
     """
@@ -277,28 +277,29 @@ class NumberFormat(ABC):
         return None
 
     def learned_table(self, t: Tensor, importance: Tensor) -> Tensor:
-        """Return the table for a weight, of `table_shape`, float32; formats with a table owe it.
+        """Return the table for a weight, of `table_shape`, float32. Formats with a table must define it.
 
         The same arguments give the same table.
 
         Args:
             t: The weight in units of its scales, ``[O, I]``, float32; not to be changed.
-            importance: Factor of the squared error of each element of ``t``, of its shape: the square of its
-                scale ÷ the largest one, times the second moment of its input channel if that is known.
+            importance: Factor of the squared error of each element, in the shape of ``t``: the square of the
+                element's scale ÷ the largest scale, times the second moment of its input channel if known.
         """
         raise NotImplementedError
 
     def with_table(self, table: Tensor) -> NumberFormat:
-        """Return the format whose values are those of a table; formats with a table owe it.
+        """Return the format with the values of a table. Formats with a table must define it.
 
-        The format itself has no values. `round_`, `encode` and `decode` are asked of the result alone.
+        The format without a table has no values. quark calls `round_`, `encode` and `decode` only on the
+        result.
         """
         raise NotImplementedError
 
     def round_in_(self, t: Tensor, metric: Tensor) -> Tensor:
-        """Round vectors ``t [n, vector]`` in place to those of least ``e M eᵀ``, e the error; return ``t``.
+        """Round vectors ``t [n, vector]`` in place, so that the errors e have least ``e M eᵀ``; return ``t``.
 
-        Formats override it for roundings that compensate errors in other columns; by default it is `round_`.
+        Override it for roundings that compensate errors in other columns. The default is `round_`.
 
         Args:
             t: Scaled values, float32.

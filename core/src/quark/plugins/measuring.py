@@ -1,4 +1,4 @@
-"""Moments of a run at which plugins can measure tensors for its report. Making one imports nothing."""
+"""Moments of a run at which plugins can measure tensors for its report. This module imports no torch."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import attrs
 
 @attrs.frozen(kw_only=True, eq=False)
 class Moment:
-    """A moment of a run; its fields are objects of the run, in place.
+    """A moment of a run. Its fields are the objects of the run, not copies.
 
-    A plugin reads them while its hook runs, holds none of them, and changes none but the report. What it adds
-    to the report of a block, as JSON values, the run keeps over a resume, and joins from all processes.
+    A plugin may read them while its hook runs. It must not keep them, and may change only the report. The run
+    keeps added figures of a block, which are JSON values, over a resume and gathers them from all processes.
     """
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class ForwardsStarted(Moment):
-    """Calibration forwards are about to enter the model; nothing in a decoder block has been changed.
+    """Calibration forwards are about to start; no decoder block has been changed.
 
     Attributes:
         model: The float model.
@@ -28,7 +28,7 @@ class ForwardsStarted(Moment):
         with_float: Whether each call has a second forward, of the float model
             (`quark.calibration.forwards.current_forward` says which one runs).
         report: The report of the run (`quark.calibration.report.CalibrationReport`).
-        until_end: Takes what is to be undone when the forwards have ended, such as hooks.
+        until_end: Closes the contexts that you enter, such as hooks, when the forwards have ended.
     """
 
     model: Any
@@ -44,9 +44,8 @@ class InputSeen(Moment):
 
     Attributes:
         x: The input, float, ``[tokens, K]``: a view of a larger tensor.
-        rounded: The same as the layers read it; None where the input is not quantized.
-        samples: Takes what a plugin keeps of it, under the plugin's name; `LayersRounded.inputs` has it
-            again.
+        rounded: The quantized input, which the layers read; None if the input is not quantized.
+        samples: Store your sample here under the name of your plugin. `LayersRounded.inputs` returns it.
     """
 
     x: Any
@@ -56,14 +55,14 @@ class InputSeen(Moment):
 
 @attrs.frozen(kw_only=True, eq=False)
 class LayersRounded(Moment):
-    """The layers of a block are rounded; the model has the float layers in their places for the last time.
+    """The layers of a block are rounded. The model still has the float layers, for the last time.
 
     Attributes:
-        block: Full name of the block, which all forwards have left; None for what lies outside the blocks.
+        block: Full name of the block, which all forwards have left; None for layers outside the blocks.
         model: The model.
         layers: The quantized layers, by full name.
-        inputs: What plugins have kept of the inputs of some of them (`InputSeen.samples`), by full name.
-        report: As of `ForwardsStarted`; its ``weights``, ``histograms`` and ``blocks`` take figures.
+        inputs: Samples that plugins have stored (`InputSeen.samples`), by full name, for some layers.
+        report: The report of the run. Its ``weights``, ``histograms`` and ``blocks`` take figures.
     """
 
     block: str | None

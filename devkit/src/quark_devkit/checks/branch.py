@@ -1,4 +1,4 @@
-"""Checks of branches: declared before any work, made for every layer, and there again in a checkpoint."""
+"""Checks of branches: they are declared before any work, made for every layer, and stored in checkpoints."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _SHAPES = ((96, 64), (64, 128), (1, 64), (64, 64))
 
 @check("branch")
 def is_made_of_its_settings(subject: Subject) -> None:
-    """The processor, called with settings, gives a `quark.algorithms.Branching`, and these say that it runs
-    with the model."""
+    """The processor, called with settings, returns a `quark.algorithms.Branching`. The settings return True
+    from ``runs_with_model()``."""
     _branching(subject)
 
 
@@ -43,8 +43,8 @@ calibration_is_declared = check("branch")(algorithm.calibration_is_declared)
 
 @check("branch")
 def is_declared_by_its_arguments_alone(subject: Subject) -> None:
-    """The names, shapes and dtypes of a branch's tensors are the same for another object of the same
-    settings, asked in another order, and under another default dtype: readers ask so."""
+    """A second object with the same settings declares the same names, shapes and dtypes, in another order of
+    layers and with another default dtype. Readers rely on it."""
     sites = [_site(shape, dtype) for shape in _SHAPES for dtype in (torch.float32, torch.bfloat16)]
     first = [_declared(_branching(subject), site) for site in sites]
     before = torch.get_default_dtype()
@@ -55,13 +55,13 @@ def is_declared_by_its_arguments_alone(subject: Subject) -> None:
         again = [_declared(other, site) for site in reversed(sites)][::-1]
     different = [site for site, one, two in zip(sites, first, again, strict=True) if one != two]
     where = "" if not different else f"weight {list(different[0].shape)} of {different[0].dtype}"
-    require(not different, f"declares other tensors for a {where} the second time: files are laid out by the first")
+    require(not different, f"declares other tensors for a {where} the second time: compute names, shapes and dtypes from the site alone")
 
 
 @check("branch")
 def makes_what_it_declares(subject: Subject) -> None:
-    """Of layers of any shape and dtype, with and without statistics of their input, it makes the tensors
-    that it has declared, finite, and leaves the weight as it is."""
+    """It makes the tensors that it has declared, for layers of any shape and dtype, with and without
+    statistics of the input. The tensors are finite, and the float weight stays unchanged."""
     branching = _branching(subject)
     for shape in _SHAPES:
         for dtype in (torch.float32, torch.bfloat16):
@@ -71,7 +71,7 @@ def makes_what_it_declares(subject: Subject) -> None:
 
 @check("branch")
 def makes_branches_in_every_format(subject: Subject) -> None:
-    """Of each kind of weights, a run with it finishes."""
+    """A run with it finishes for each kind of weights."""
     for scheme in fitting_schemes():
         with complaining(f"stops a run in {scheme}", QuarkError):
             quantized(run_config(scheme, valid_settings(subject)))
@@ -79,8 +79,8 @@ def makes_branches_in_every_format(subject: Subject) -> None:
 
 @check("branch", level="advisory", since=2)
 def heeds_its_options(subject: Subject) -> None:
-    """Another value of each option changes the small model, is refused, or is declared to change cost
-    alone."""
+    """Another value of each option changes the small model, or raises an error, or is declared to change only
+    the cost."""
 
     def results(settings: AlgoConfig) -> Iterator[str]:
         yield digest(*quantized(run_config(coarse_scheme(), settings)).state_dict().values())
@@ -90,15 +90,15 @@ def heeds_its_options(subject: Subject) -> None:
 
 @check("branch", level="advisory")
 def adds_something(subject: Subject) -> None:
-    """At least one layer of the small model has a branch, and some branch has other values than zeros."""
+    """At least one layer of the small model has a branch, and at least one branch is not zero."""
     branches = _branches(quantized(run_with(subject)))
     require(branches, "puts no branch beside any layer of the small model: other checks show little of it")
-    require(any(bool(t.any()) for branch in branches.values() for t in branch.state_dict().values()), "makes branches of zeros alone")
+    require(any(bool(t.any()) for branch in branches.values() for t in branch.state_dict().values()), "makes only branches of zeros")
 
 
 @check("branch")
 def does_no_harm(subject: Subject) -> None:
-    """Logits are as near to the float model's as without it, or nearer, to a factor of 1.5."""
+    """The error of the logits is at most 1.5 times the error without it."""
     for scheme in schemes_for(subject):
         ratio = logit_error(scheme, valid_settings(subject)) / logit_error(scheme)
         require(ratio <= HARM, f"makes logits {ratio:.3g} times as wrong as without it ({scheme})")
@@ -106,8 +106,8 @@ def does_no_harm(subject: Subject) -> None:
 
 @check("branch")
 def composes_with_others(subject: Subject) -> None:
-    """A run with it and each registered rounding or transform finishes, and comes as near the float model's
-    logits as that alone."""
+    """A run with it and any registered rounding or transform finishes. The error of the logits is at most 1.5
+    times the error of that algorithm alone."""
     scheme = coarse_scheme()
     for other, settings in (*others(subject, "rounding"), *others(subject, "transform")):
         ratio = logit_error(scheme, settings, valid_settings(subject)) / logit_error(scheme, settings)
@@ -126,7 +126,7 @@ def is_deterministic(subject: Subject) -> None:
 
 @check("branch")
 def is_the_same_on_two_ranks(subject: Subject) -> None:
-    """Two processes that share the calibration samples come to the tensors of one, to the bit."""
+    """Two processes that share the calibration samples give the tensors of one process, to the bit."""
     require_same_by_two_ranks(run_with(subject))
 
 
@@ -157,7 +157,7 @@ def _layer(branching: CheckedBranching, site: BranchSite) -> QuantizedLayer:
 
 
 def _make(branching: CheckedBranching, site: BranchSite, tokens: int | None) -> None:
-    """Let a branching make the branch of a layer, from that many tokens; None is without statistics."""
+    """Let a branching make the branch of a layer from that many tokens; None for no statistics."""
     branch = _layer(branching, site).branch
     if branch is None:
         return

@@ -45,11 +45,13 @@ class PluginKind:
     """One kind.
 
     Attributes:
-        name: The conformance suite's name; with ``-`` for ``_``, also the command-line option.
+        name: Folder of its templates; with ``-`` for ``_``, also the command-line option.
         registry: Registry of its records, such as ``"algorithms"``.
         ending: Suffix of the generated record's name: ``"w4a8"`` in ``"acme_w4a8"``.
         summary: Description for ``--help``.
         requires: Requirements of the code besides quark-core, without versions.
+        subject: The conformance suite's name of the kind, if it is not ``name``.
+        companions: Plugins that are written with it, such as a scheme for a format.
     """
 
     name: str
@@ -57,6 +59,13 @@ class PluginKind:
     ending: str
     summary: str
     requires: tuple[str, ...] = ()
+    subject: str = attrs.field(default=attrs.Factory(lambda self: self.name, takes_self=True))
+    companions: tuple[PluginKind, ...] = ()
+
+    @property
+    def plugins(self) -> tuple[PluginKind, ...]:
+        """Return this kind and its companions: a record for each."""
+        return (self, *self.companions)
 
     @property
     def option(self) -> str:
@@ -71,12 +80,21 @@ class PluginKind:
     @property
     def conformance(self) -> str:
         """Return the class of `quark_devkit` whose subclasses test a plugin of this kind."""
-        return f"{self.name.title().replace('_', '')}Conformance"
+        return f"{self.subject.title().replace('_', '')}Conformance"
 
 
 PLUGIN_KINDS = (
     PluginKind("scheme", "schemes", "w4a8", "INT4 weights in groups, INT8 inputs per token, from existing formats", ("quark-schemes",)),
     PluginKind("format", "formats", "int3", "a number format: 3-bit integers and their packing", ("torch",)),
+    PluginKind(
+        "vector",
+        "formats",
+        "pairs",
+        "a number format that rounds pairs of weights to a learned codebook, and its scheme",
+        ("torch",),
+        subject="format",
+        companions=(PluginKind("vector_scheme", "schemes", "pairs_g32", "its scheme", ("quark-schemes",), subject="scheme"),),
+    ),
     PluginKind("observer", "observers", "quantile", "an observer: a range from a quantile of the magnitudes", ("torch",)),
     PluginKind("rounding", "algorithms", "clipped", "a rounding: narrower ranges if they reduce the output error", ("attrs", "torch")),
     PluginKind("transform", "algorithms", "balanced", "a transform: moves scale inside MLPs and keeps the function", ("attrs", "torch")),
@@ -126,6 +144,7 @@ def new_distribution(name: str, kinds: Iterable[str], directory: Path | None = N
 
 def rendered(naming: Naming, kinds: Sequence[PluginKind]) -> dict[str, str]:
     """Return the text of every file of a distribution, by its path."""
+    kinds = [plugin for kind in kinds for plugin in kind.plugins]
     values = _values(naming, kinds)
     texts = {path.format(package=naming.package): _render(f"distribution/{name}", values) for name, path in _WHOLE.items()}
     texts[f"src/{naming.package}/py.typed"] = ""
@@ -158,7 +177,7 @@ def _values(naming: Naming, kinds: Sequence[PluginKind]) -> dict[str, str]:
     classes = {kind.conformance for kind in kinds} | {"DistributionConformance"}
     return names | {
         "api": str((API_VERSION, API_VERSION)),
-        "kinds": _enumerated([kind.name.replace("_", " ") for kind in kinds]),
+        "kinds": _enumerated(list(dict.fromkeys(kind.subject.replace("_", " ") for kind in kinds))),
         "dependencies": "\n".join(f'  "{requirement}",' for requirement in _requirements(kinds)),
         "hooks": _hooks(kinds, names),
         "tests": "".join(_test(kind, naming) for kind in kinds).rstrip("\n"),
@@ -280,4 +299,4 @@ class Naming:
 
     def class_of(self, ending: str) -> str:
         """Return the name of a class for the record with that ending: ``"AcmeInt3"`` for ``"int3"``."""
-        return f"{self.class_prefix}{ending.capitalize()}"
+        return self.class_prefix + "".join(word.capitalize() for word in ending.split("_"))

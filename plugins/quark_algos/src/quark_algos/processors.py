@@ -40,8 +40,8 @@ class Processor:
         >>> from torch import nn
         >>> GptqProcessor(nn.Linear(8, 8), None, [])
         Traceback (most recent call last):
-        quark.errors.ConfigError: GptqProcessor has no scheme for this Linear: set model.quant_config to a
-        QConfig...
+        quark.errors.ConfigError: GptqProcessor has no scheme for this Linear: set model.quant_config to
+        a QConfig first...
     """
 
     def __init__(self, model: nn.Module, quant_algo_config: AlgoConfig, calib_data: Iterable[Any] | None = None) -> None:

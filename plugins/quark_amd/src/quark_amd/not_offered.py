@@ -20,7 +20,7 @@ def not_offered(name: str, instead: str) -> Callable[..., Any]:
 
     >>> not_offered("save_params", "use export_safetensors")()
     Traceback (most recent call last):
-    quark.errors.UnsupportedError: save_params is not offered: use export_safetensors
+    quark.errors.UnsupportedError: save_params is not supported: use export_safetensors
     """
 
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:

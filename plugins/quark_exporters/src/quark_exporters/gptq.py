@@ -3,8 +3,8 @@
 ===========  ==============================================================================================
 tensor       contents
 ===========  ==============================================================================================
-``qweight``  int32 ``[I · bits / 32, O]``: codes of a column, a stream of bits from the lowest on
-``qzeros``   int32 ``[groups, O · bits / 32]``: zero points of a row, packed alike; often 1 less (`_offset`)
+``qweight``  int32 ``[I · bits / 32, O]``: codes of a column, as a stream of bits, lowest first
+``qzeros``   int32 ``[groups, O · bits / 32]``: zero points of a row, packed alike, often minus 1 (`_offset`)
 ``scales``   ``[groups, O]``
 ``g_idx``    int32 ``[I]``: the group of each input channel; without it, neighbours share a group
 ===========  ==============================================================================================
@@ -76,7 +76,7 @@ def _offset(block: Mapping[str, Any]) -> int:
 def _group_size(block: Mapping[str, Any]) -> int:
     size = block.get("group_size", 128)
     if not isinstance(size, int) or isinstance(size, bool) or (size < 1 and size != -1):
-        raise ConfigError(f"quantization_config says group_size={size!r}: a positive number or -1 is expected")
+        raise ConfigError(f"quantization_config has group_size={size!r}, which is no size of groups: write a positive number or -1")
     return size
 
 

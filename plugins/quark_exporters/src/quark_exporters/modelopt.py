@@ -67,6 +67,6 @@ def _fp4(layer: str, stored: Mapping[str, Tensor]) -> FloatTensor:
         return blocks.values(e2m1_values(tensors[codes]), tensors[scale].float() * tensors[outer], None, dtype)
 
     if f"{layer}.pre_quant_scale" in stored:
-        raise UnsupportedError(f"'{layer}' has a pre_quant_scale for its input, which quark does not read: quantize it without AWQ")
+        raise UnsupportedError(f"'{layer}' has a pre_quant_scale for its input, which quark does not read: use a checkpoint without AWQ")
     left_out = (*(name for name in [f"{layer}.input_scale"] if name in stored), *cache_scales(layer, stored))
     return FloatTensor(name=codes, shape=(rows, 2 * half), sources=(codes, scale, outer), make=make, left_out=left_out)

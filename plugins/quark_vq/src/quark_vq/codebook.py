@@ -1,4 +1,4 @@
-"""Codebook: a number format whose codes each stand for several neighbouring elements of a weight."""
+"""Codebook: a number format in which one code describes several neighbouring elements of a weight."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class CodebookPacking(Packing):
 class Codebook(NumberFormat):
     """``vector`` neighbouring weights are one of the entries of a codebook that is learned for each weight.
 
-    The scale is what the observer finds, such as the root of the mean square of a channel; entries are in
-    units of it.
+    The observer finds the scale, such as the root of the mean square of a channel. Entries are in units of
+    the scale.
 
     Attributes:
         name: Registered name.
@@ -80,7 +80,7 @@ class Codebook(NumberFormat):
 
     def spec_error(self, spec: QTensorConfig) -> str | None:
         if spec.scale_format not in (None, "bfloat16"):
-            return f"{self.name} has scales in bfloat16, and not in {spec.scale_format}: leave out scale_format"
+            return f"{self.name} has scales in bfloat16, but the spec says {spec.scale_format}: leave out scale_format"
         return super().spec_error(spec.set(scale_format=None))
 
     def canonicalize(self, spec: QTensorConfig) -> TensorSpec:
@@ -90,7 +90,7 @@ class Codebook(NumberFormat):
         limits = torch.finfo(torch.bfloat16)
         size = torch.maximum(-low, high)
         scale = size.clamp(limits.tiny, limits.max).to(torch.bfloat16).float()
-        return QParams(torch.where(size.isfinite(), scale, size))  # of an infinite value, infinite: it is not hidden
+        return QParams(torch.where(size.isfinite(), scale, size))  # an infinite value keeps an infinite scale
 
     def learned_table(self, t: Tensor, importance: Tensor) -> Tensor:
         vectors, weight = t.reshape(-1, self.vector), importance.expand_as(t).reshape(-1, self.vector)
@@ -111,7 +111,7 @@ class Codebook(NumberFormat):
 
 
 def _without_entries() -> NotImplementedError:
-    return NotImplementedError("a codebook has no values before it is learned: ask with_table(table) for them")
+    return NotImplementedError("a codebook has no values before it is learned: call with_table(table) first")
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -1,6 +1,6 @@
-"""Codebooks of a weight: k-means of its vectors, weighted by how much the error of each element counts.
+"""Learns the codebook of a weight by k-means of its vectors, weighted by the importance of each element.
 
-The only loop is over iterations; each is a few operations on all vectors.
+The only loop is over iterations. Each iteration is a few operations on all vectors.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from torch import Tensor
 __all__ = ["FAR", "SAMPLE", "STEPS", "learned", "nearest"]
 
 SAMPLE = 1 << 15
-"""Vectors that a codebook is learned from, at most."""
+"""Largest number of vectors that a codebook is learned from."""
 STEPS = 16
 """Iterations of k-means."""
 PIECE = 1 << 20
-"""Distances that are computed at a time: about a second-level cache."""
+"""Number of distances that are computed at a time; they fit a second-level cache."""
 FAR = 2.0**40
-"""Magnitude at which scaled values are cut off, far beyond all entries: products with them stay finite."""
+"""Scaled values are clamped to this magnitude, far beyond all entries, so that products stay finite."""
 _LEAST = 1e-4
-"""Least importance of an element, as a share of the mean: channels that are always 0 count as little."""
+"""Lowest importance of an element, as a share of the mean, for channels that are always 0."""
 
 
 def nearest(vectors: Tensor, entries: Tensor) -> Tensor:
@@ -32,12 +32,12 @@ def nearest(vectors: Tensor, entries: Tensor) -> Tensor:
 def learned(vectors: Tensor, importance: Tensor, count: int) -> Tensor:
     """Return ``count`` entries for vectors, ``[count, d]``, float32, one of them 0.
 
-    The same arguments give the same entries. Elements that are not finite, or whose importance is not, count
-    for nothing.
+    The same arguments give the same entries. Elements that are not finite, or whose importance is not, are
+    ignored.
 
     Args:
         vectors: ``[n, d]``, float32.
-        importance: Factor of the squared error of each of their elements, ``[n, d]``, at least 0.
+        importance: Factor of the squared error of each element, ``[n, d]``, at least 0.
         count: Number of entries.
     """
     chosen = torch.randperm(len(vectors), generator=torch.Generator().manual_seed(0))[:SAMPLE].to(vectors.device)
@@ -53,7 +53,7 @@ def learned(vectors: Tensor, importance: Tensor, count: int) -> Tensor:
         labels = nearest(x, entries)
         total = torch.zeros_like(entries).index_add_(0, labels, weight)
         sums = torch.zeros_like(entries).index_add_(0, labels, weight * x)
-        # An entry that no vector is nearest to becomes the vector that is farthest from its own.
+        # An entry without vectors becomes the vector that is farthest from its entry.
         error = (x - entries[labels]).square_().mul_(weight).sum(1)
         farthest = x[error.topk(min(count, len(x))).indices]
         is_empty = total[:, :1] == 0

@@ -13,7 +13,7 @@ __all__ = ["RMSObserver"]
 
 
 class RMSObserver(Observer):
-    """The root of the mean square. A codebook has entries for outliers, so that no range has to span them."""
+    """The root of the mean square. Outliers may lie outside: a codebook has entries for them."""
 
     def __init__(self, spec: QTensorConfig, granularity: Granularity) -> None:
         super().__init__(spec, granularity)

@@ -1,4 +1,4 @@
-"""The schemes: weights alone, with a scale for each output channel, or for each group of 64 of a row."""
+"""The schemes quantize only weights, with a scale for each output channel or for each group of 64 columns."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from quark.config.tensor import QTensorConfig
 __all__ = ["vq2", "vq2_g64", "vq3", "vq3_g64"]
 
 _GROUP = 64
-"""Columns of a group. Its scale is the largest magnitude, so that entries lie near it.
+"""Columns of a group. The scale is the largest magnitude, so that entries lie near it.
 
-A scale of the mean square leaves the few large weights, on which a channel may depend, far from all entries.
+With the root of the mean square as the scale, the few large weights would be far from all entries.
 """
 
 

@@ -24,7 +24,7 @@ from quark_workbench.evaluate.metrics import Mean
 __all__ = ["Classifier", "Embedder", "Reranker", "RewardModel", "TextFigures", "TextKind", "kendall_tau", "text_kind"]
 
 _POOLINGS = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "last": "lasttoken"}
-"""Poolings, and the ends of their keys in sentence-transformers' configuration."""
+"""Poolings, and the last part of their keys in the configuration of sentence-transformers."""
 
 
 @attrs.frozen
@@ -32,11 +32,11 @@ class TextFigures:
     """How well a model agrees with its reference over texts.
 
     Attributes:
-        kind: Of the model: embedder, reranker, reward model or classifier.
-        metric: What ``value`` is.
+        kind: Kind of the model: embedder, reranker, reward model or classifier.
+        metric: Name of ``value``.
         value: The mean over texts, queries or tokens; 1 is full agreement.
-        error: Its standard error over texts or queries; None if it is not known.
-        lowest: The least of the values of which it is the mean; None if there is one.
+        error: Its standard error over texts or queries; None if unknown.
+        lowest: The lowest of the averaged values; None if there is only one.
         texts: Number of texts.
         others: Further figures by name.
     """
@@ -54,8 +54,8 @@ class TextKind(ABC):
     """A kind of model that takes whole texts.
 
     Args:
-        tokenizer: Of the models.
-        length: Tokens of a text at most.
+        tokenizer: Tokenizer of the models.
+        length: Largest number of tokens of a text.
         pooling: How hidden states become an embedding: mean, max, cls or last.
     """
 
@@ -75,29 +75,29 @@ class TextKind(ABC):
             UnsupportedError: The models cannot be called with the texts alone.
         """
         if len(texts) < 2:
-            raise ConfigError(f"{len(texts)} text(s) are too few to compare a {self.name} with its reference: give at least 2")
+            raise ConfigError(f"a {self.name} cannot be compared on {len(texts)} text(s): give at least 2")
         with own_torch_state(), running("evaluate", source=type(model).__name__) as events, evaluating(model, reference):
             events.phase("evaluate")
             return self.figures(*(self.judged(one, texts) for one in (model, reference)))
 
     def outputs(self, model: Any, text: str, pair: str | None = None) -> Any:
-        """Return what a model gives for a text, or for two that belong together."""
+        """Return the outputs of a model for a text, or for a pair of texts."""
         encoded = self.tokenizer(text, pair, truncation=True, max_length=self.length, return_tensors="pt")
         device = next(model.parameters()).device
         try:
             return model(**{name: value.to(device) for name, value in encoded.items()})
         except (TypeError, ValueError) as error:
             raise UnsupportedError(
-                f"a {type(model).__name__} cannot be called with a text alone ({error}): compare its outputs in Python"
+                f"a {type(model).__name__} needs more inputs than a text ({error}). Compare its outputs in Python"
             ) from error
 
     @abstractmethod
     def judged(self, model: nn.Module, texts: Sequence[str]) -> list[Tensor]:
-        """Return what a model says of texts, float64, on the CPU."""
+        """Return the judgement of a model on each text or query, float64, on the CPU."""
 
     @abstractmethod
     def figures(self, given: list[Tensor], expected: list[Tensor]) -> TextFigures:
-        """Return the figures of what a model and its reference say."""
+        """Return the figures from the judgements of a model and of its reference."""
 
 
 class Embedder(TextKind):
@@ -111,7 +111,7 @@ class Embedder(TextKind):
         return [self._pooled(self.outputs(body, text).last_hidden_state[0].double().cpu()) for text in texts]
 
     def figures(self, given: list[Tensor], expected: list[Tensor]) -> TextFigures:
-        """Return the cosines, and the share of texts whose nearest other text is the same."""
+        """Return the mean cosine, and the share of texts with the same nearest other text."""
         one, other = (nn.functional.normalize(torch.stack(vectors), dim=-1) for vectors in (given, expected))
         cosines = (one * other).sum(-1)
         nearest = [(vectors @ vectors.T).fill_diagonal_(-math.inf).argmax(-1) for vectors in (one, other)]
@@ -119,12 +119,12 @@ class Embedder(TextKind):
         return _figures(self, cosines, len(given), {"nearest text is the same": same})
 
     def _pooled(self, states: Tensor) -> Tensor:
-        """Return the embedding of one text, of the hidden states of its tokens ``[T, H]``."""
+        """Return the embedding of one text from the hidden states of its tokens ``[T, H]``."""
         return {"mean": states.mean(0), "max": states.amax(0), "cls": states[0], "last": states[-1]}[self.pooling]
 
 
 class RewardModel(TextKind):
-    """Gives one number for each text, by which texts are ranked."""
+    """Gives a score to each text. The scores rank the texts."""
 
     name, metric = "reward model", "Kendall's tau of scores"
 
@@ -143,9 +143,9 @@ class RewardModel(TextKind):
 
 
 class Reranker(RewardModel):
-    """Gives one number for a query and a text.
+    """Gives a score to a pair of a query and a text.
 
-    Queries are the first words of some texts, and each ranks all texts.
+    The queries are the first words of some texts. Each query ranks all texts.
     """
 
     name = "reranker"
@@ -169,24 +169,25 @@ class Classifier(TextKind):
         return [torch.log_softmax(one.flatten(0, -2), -1) for one in logits]
 
     def figures(self, given: list[Tensor], expected: list[Tensor]) -> TextFigures:
-        """Return the share of equal classes, and how far their probabilities diverge from the reference's."""
+        """Return the share of equal classes, and the KL divergence of the probabilities."""
         shares = torch.stack([(one.argmax(-1) == other.argmax(-1)).double().mean() for one, other in zip(given, expected, strict=True)])
         kl = [(other.exp() * (other - one)).sum(-1).mean() for one, other in zip(given, expected, strict=True)]
         return _figures(self, shares, len(given), {"KL divergence in nats": max(0.0, float(torch.stack(kl).mean()))})
 
 
 def text_kind(path: Path, model_class: type, config: Any, tokenizer: Any, length: int | None = None) -> TextKind | None:
-    """Return the kind of a checkpoint's model, by its class and configuration; None of all other models.
+    """Return the kind of a checkpoint's model, by its class and configuration; None for any other model.
 
     A checkpoint of sentence-transformers is an embedder, and so is a model without a head. A model with one
-    label is a reward model if it is of a family of decoders, and otherwise a reranker, which takes pairs.
+    label is a reward model if its family is a family of decoders. Otherwise it is a reranker, which takes
+    pairs.
 
     Args:
         path: The checkpoint.
         model_class: The class of its model.
         config: Its transformers config.
         tokenizer: Its tokenizer.
-        length: Tokens of a text at most; None for what the checkpoint says, 512 at most.
+        length: Largest number of tokens of a text; None for the limit of the checkpoint, at most 512.
     """
     name, labels = model_class.__name__, getattr(config, "num_labels", None)
     context = getattr(config.get_text_config(), "max_position_embeddings", None)
@@ -226,18 +227,18 @@ def _figures(kind: TextKind, values: Tensor, texts: int, others: dict[str, float
 
 
 def _is_of_decoders(config: Any) -> bool:
-    """Return whether a family has a class that goes on with a text, and none that fills gaps in one."""
+    """Return whether a family has a class for causal language modeling, and none for masked."""
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
     return bool(model_classes(AutoModelForCausalLM, config)) and not model_classes(AutoModelForMaskedLM, config)
 
 
 def _pooling(path: Path) -> str:
-    """Return how sentence-transformers pools the hidden states of a checkpoint; mean if nothing says it.
+    """Return how sentence-transformers pools the hidden states of a checkpoint; mean if no file says it.
 
     Raises:
-        CheckpointError: The pooling is damaged.
-        UnsupportedError: It is none of those that are known here.
+        CheckpointError: The file of the pooling is damaged.
+        UnsupportedError: The pooling is not one of `_POOLINGS`.
     """
     folder = next((folder for folder, kind in sentence_modules(path) if kind.endswith("Pooling")), None)
     if folder is None or ".." in Path(folder).parts or Path(folder).is_absolute():
@@ -250,11 +251,13 @@ def _pooling(path: Path) -> str:
         if wanted == [f"pooling_mode_{end}"] or named in ([name], [end]):
             return name
     ways = ", ".join(named + wanted) or "nothing"
-    raise UnsupportedError(f"'{file}' pools by {ways}, and here embeddings are pooled by one of {', '.join(_POOLINGS)}")
+    raise UnsupportedError(
+        f"'{file}' pools by {ways}, which quark evaluate cannot do. It can pool by {', '.join(_POOLINGS)}: compare the model in Python"
+    )
 
 
 def _sentence_length(path: Path) -> int | None:
-    """Return how many tokens sentence-transformers gives a checkpoint's model; None if nothing says it."""
+    """Return the number of tokens that sentence-transformers gives the model; None if no file says it."""
     file = path / "sentence_bert_config.json"
     try:
         length = read_json(file).get("max_seq_length") if file.is_file() else None

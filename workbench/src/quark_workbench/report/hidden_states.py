@@ -1,4 +1,4 @@
-"""Hidden states of a float model and the quantized one, compared block by block: in a run, or after it."""
+"""Compares the hidden states of the float and the quantized model block by block, in a run or after it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ __all__ = ["NOT_COMPARABLE", "hidden_errors"]
 
 NOT_COMPARABLE = "The hidden states cannot be compared, since a transform, such as a rotation, changed their basis."
 _SAME_BASIS = 0.5
-"""Relative squared error at the first block above which the hidden states have another basis; random states
-have 2.
+"""If the relative squared error at the first block is larger, the hidden states have another basis. Random
+states have 2.
 """
 
 

@@ -1,4 +1,4 @@
-"""What the report measures in a run, while float weights are in memory: layers, inputs and hidden states."""
+"""Measures layers, inputs and hidden states for the report, while the float weights are in memory."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from quark_workbench.report.layer_figures import InputSample, LayerFigures, keep
 __all__ = ["measure"]
 
 _SAMPLE = "quark-workbench"
-"""The name under which a run keeps the sample of an input."""
+"""Name under which the run keeps samples of inputs."""
 
 _depth_of: WeakKeyDictionary[CalibrationReport, DepthError] = WeakKeyDictionary()
-"""The errors of hidden states of each run, by its report, until they are in it."""
+"""Errors of hidden states that are not yet in the report, by the report of the run."""
 
 
 def measure(moment: Moment) -> None:
-    """Add figures to the report of a run: of layers and inputs, as `LayerFigures`, and of blocks.
+    """Add figures of layers, inputs (`LayerFigures`) and blocks to the report of a run.
 
-    A block gets ``weights``, its ratios in short, which listeners hear; and ``hidden``, the error of the
-    hidden states behind it, as `depth_figures`, if calibration has forwards of the float model too.
+    A block gets ``weights``, a summary of its ratios, which events contain. It gets ``hidden``, the error of
+    the hidden states after it (`depth_figures`), if calibration also has forwards of the float model.
     """
     if isinstance(moment, ForwardsStarted) and moment.with_float:
         depth = _depth_of[moment.report] = DepthError()
@@ -36,7 +36,7 @@ def measure(moment: Moment) -> None:
         samples = {name: kept[_SAMPLE] for name, kept in moment.inputs.items() if _SAMPLE in kept}
         floats = {name: moment.model.get_submodule(name) for name in moment.layers}
         LayerFigures(moment.report.weights, moment.report.histograms).add(floats, moment.layers, samples)
-        keep_worst(moment.report.histograms, moment.report.weights)  # a resumed run brings those of each finished block
+        keep_worst(moment.report.histograms, moment.report.weights)  # a resumed run has the histograms of each finished block
         if moment.block is not None:
             of_block = moment.report.blocks.setdefault(moment.block or "model", {})
             of_block["weights"] = _in_short(moment.report.weights, moment.layers)
@@ -45,7 +45,7 @@ def measure(moment: Moment) -> None:
 
 
 def _in_short(weights: Mapping[str, Mapping[str, Any]], names: Iterable[str]) -> dict[str, Any]:
-    """Return the median ratio of some layers, and the layer with the lowest; empty where none has a ratio."""
+    """Return the median ratio of some layers, and the layer with the lowest; empty if none has a ratio."""
     ratios = {name: ratio for name in names if (ratio := weights.get(name, {}).get("snr_db")) is not None}
     if not ratios:
         return {}

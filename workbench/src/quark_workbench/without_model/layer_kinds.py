@@ -12,11 +12,11 @@ __all__ = ["LayerKinds", "is_of_a_tower", "predicts_ahead"]
 
 _WORD = re.compile(r"[^a-zA-Z0-9]+|(?<=[a-z])(?=[A-Z])")
 _LOOKUPS = frozenset({"embed", "embeds", "emb", "embedding", "embeddings", "wte", "wpe", "codebook", "codebooks"})
-"""Words in the last part of the name of a module that looks up rows, such as ``embed_tokens``."""
+"""Words in the last part of the name of an embedding, such as ``embed_tokens``."""
 _TABLES = frozenset({"shared", "relative_attention_bias"})
-"""Last parts of names of such modules: those of T5."""
+"""Last parts of the names of further embeddings, in T5."""
 _PRODUCTS = frozenset({"proj", "projs", "projection", "projector", "out", "dense", "linear", "fc", "mlp", "fc1", "fc2"})
-"""Words of a module that multiplies all the same, such as ``embed_out``."""
+"""Words in the name of a linear layer, even if it has a word of an embedding, such as ``embed_out``."""
 _NORMS = re.compile(r"norm(?!al)|^ln_?\w?$", re.IGNORECASE)
 _TOWERS = re.compile(r"vision|visual|vit$|^vit|image|audio|speech|sound|video|acoustic|pixel", re.IGNORECASE)
 _AHEAD = re.compile(r"^(mtp|nextn|eagle|medusa|draft)(_|$)|_mtp$|(^|_)nextn(_|$)|multi_token", re.IGNORECASE)
@@ -42,12 +42,12 @@ def predicts_ahead(name: str) -> bool:
 
 @attrs.frozen
 class LayerKinds:
-    """Tells what the tensors ``weight`` and ``bias`` of a module are.
+    """Tells the kind of a module from its tensors ``weight`` and ``bias``.
 
     Attributes:
-        transposed: Whether weights with a bias are stored ``[in, out]``, as those of GPT-2, since biases of
-            some fit no other way, and none fits the usual way alone.
-        is_mixed: Whether biases of some layers fit one way and those of others the other.
+        transposed: Whether weights with a bias are stored ``[in, out]``, as in GPT-2. The biases of some
+            layers fit only this order, and no bias fits only the usual order.
+        is_mixed: Whether some biases fit only one order and some only the other.
     """
 
     transposed: bool = False
@@ -55,7 +55,7 @@ class LayerKinds:
 
     @classmethod
     def of(cls, layers: Iterable[Mapping[str, Tensor]]) -> LayerKinds:
-        """Return the kinds of a checkpoint with modules of these tensors."""
+        """Return the kinds for a checkpoint whose modules have these tensors."""
         ways = set()
         for tensors in layers:
             weight, bias = tensors.get("weight"), tensors.get("bias")
@@ -65,7 +65,7 @@ class LayerKinds:
         return cls(transposed=is_transposed and not is_usual, is_mixed=is_transposed and is_usual)
 
     def kind(self, name: str, tensors: Mapping[str, Tensor]) -> str:
-        """Return ``linear``, ``transposed``, ``embedding``, or why the module is none of them.
+        """Return ``linear``, ``transposed``, ``embedding``, or the reason why the module is none of them.
 
         Args:
             name: Full name of the module.

@@ -1,4 +1,4 @@
-"""The family of a model that was made of names: its blocks, and the layers that stay float, by safe rules."""
+"""The family of a model made from names: safe rules find its blocks and the layers that stay float."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _BLOCKS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _ROUTERS = ("*router*", "*.gate")
 _HEADS = ("lm_head", "output", "embed_out", "head", "output_layer", "proj_out", "unembed")
 _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
-"""Layers that runtimes have as one, by the ends of their names, in most families."""
+"""Ends of the names of layers that runtimes fuse, in most families."""
 
 
 def input_table(model: nn.Module) -> Any:
-    """Return the embeddings with as many rows as the vocabulary, or else the most; None without any."""
+    """Return the embeddings with the rows of the vocabulary, or else the largest; None if there are none."""
     config: Any = model.config
     rows = config.number("vocab_size", "padded_vocab_size")
     tables = [m for n, m in model.named_modules() if isinstance(m, nn.Embedding) and not (is_of_a_tower(n) or predicts_ahead(n))]
@@ -37,22 +37,22 @@ def input_table(model: nn.Module) -> Any:
 
 
 def output_head(model: nn.Module) -> Any:
-    """Return the linear layer with the name of a head and as many rows as the embeddings; None without it."""
+    """Return the linear layer with the name of a head and the rows of the embeddings; None if absent."""
     embeddings = input_table(model)
     heads = (m for n, m in model.named_modules() if isinstance(m, nn.Linear) and n.rpartition(".")[2] in _HEADS and not predicts_ahead(n))
     return next((m for m in heads if embeddings is not None and m.out_features == embeddings.num_embeddings), None)
 
 
 def family_of(model: nn.Module, floats: Mapping[str, Sequence[str]]) -> StatedFamily:
-    """Return the facts about a model that was made of names, and notes on what names do not tell.
+    """Return the facts about a model that was made from names, and notes for the plan.
 
-    Where a template is registered for its model type, the template says what stays float. Otherwise linear
-    layers outside the blocks do, routers and gates, and towers for images and sound. Layers that predict
-    ahead stay float either way.
+    A template that is registered for the model type says which layers stay float. Without one, these stay
+    float: linear layers outside the blocks, routers, gates, and towers for images and sound. Layers that
+    predict more tokens always stay float.
 
     Args:
         model: The model.
-        floats: Names of the tensors of two or more axes that are in no layer, by the reason.
+        floats: Names of the tensors with two or more axes that are in no layer, by the reason.
     """
     config: Any = model.config
     lists = [*_block_lists(model)]
@@ -78,7 +78,7 @@ def family_of(model: nn.Module, floats: Mapping[str, Sequence[str]]) -> StatedFa
 
 
 def _registered(model_type: str) -> Architecture | None:
-    """Return the facts of a model type's template, or its patterns if it has no more; None without one."""
+    """Return the facts of a model type's template, or only its patterns; None if there is no template."""
     facts = templates().find_architecture(model_type)
     if facts is not None or model_type not in templates():
         return facts
@@ -97,13 +97,13 @@ def _block_lists(model: nn.Module) -> Iterator[str]:
 
 
 def _decoder(model: nn.Module, lists: Sequence[str]) -> str | None:
-    """Return the list of the decoder's blocks: the largest that is of no tower and predicts nothing ahead."""
+    """Return the list of the decoder's blocks: the largest outside towers and layers that predict ahead."""
     sizes = {name: sum(p.numel() for p in model.get_submodule(name).parameters()) for name in lists}
     return max(lists, key=lambda name: (not (is_of_a_tower(name) or predicts_ahead(name)), sizes[name]), default=None)
 
 
 def _left_in_float(model: nn.Module, lists: Sequence[str], decoder: str | None) -> Iterator[str]:
-    """Yield full names and patterns of the layers that stay float where nobody knows the family."""
+    """Yield full names and patterns of the layers that stay float if the family is unknown."""
     inside = tuple(f"{name}." for name in lists)
     layers = {name: module for name, module in model.named_modules() if counts_as(module) is not None}
     yield from (name for name in layers if not name.startswith(inside))
@@ -113,9 +113,9 @@ def _left_in_float(model: nn.Module, lists: Sequence[str], decoder: str | None) 
 
 
 def _of_stored_names(registered: Architecture, lists: Sequence[str], decoder: str | None) -> list[str]:
-    """Return patterns of a template as they are for stored names, which may lack the ``model.`` of modules.
+    """Return the patterns of a template for stored names, which may lack the prefix ``model.`` of modules.
 
-    If the template leaves a tower in float, all towers stay so.
+    If the template leaves a tower in float, all towers stay float.
     """
     patterns = registered.exclude_layers_name
     towers = [f"{name}.*" for name in lists if is_of_a_tower(name) and name != decoder]
@@ -124,7 +124,7 @@ def _of_stored_names(registered: Architecture, lists: Sequence[str], decoder: st
 
 
 def _routers(model: nn.Module) -> Iterator[str]:
-    """Yield patterns of routers: by their names, or as wide as there are experts in a module beside them."""
+    """Yield patterns of routers. Their names tell, or they have one row for each expert beside them."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     named = [pattern for pattern in _ROUTERS if any(fnmatchcase(name, pattern) for name in layers)]
     yield from named
@@ -138,19 +138,19 @@ def _routers(model: nn.Module) -> Iterator[str]:
 
 
 def _number_of_experts(name: str, module: nn.Module) -> int:
-    """Return how many experts a module holds; 0 if it holds none."""
+    """Return the number of experts of a module; 0 if it has none."""
     if isinstance(module, StackedExperts):
         return next(module.parameters()).shape[0]
     return len(module) if isinstance(module, nn.ModuleList) and "expert" in name.rpartition(".")[2].lower() else 0
 
 
 def _in_every_block(name: str) -> str:
-    """Return a pattern for the layers of all blocks that have the name of one, but for numbers."""
+    """Return a pattern for the layer of that name in all blocks."""
     return ".".join("*" if part.isdecimal() else part for part in name.split("."))
 
 
 def _ahead(model: nn.Module, decoder: str | None) -> Iterator[str]:
-    """Yield patterns of the layers that predict more tokens: by their names, or behind the last block."""
+    """Yield patterns of the layers that predict more tokens: by name, or after the last block."""
     outermost: list[str] = []
     for name, _ in model.named_modules():
         if name and predicts_ahead(name) and not name.startswith(tuple(f"{one}." for one in outermost)):
@@ -163,7 +163,7 @@ def _ahead(model: nn.Module, decoder: str | None) -> Iterator[str]:
 
 
 def _experts(model: nn.Module, decoder: str | None) -> str | None:
-    """Return the name in a block of the module that holds the experts; None without any."""
+    """Return the name, within a block, of the module that holds the experts; None if there is none."""
     names = (name for name, _ in model.named_modules() if decoder is not None and name.startswith(f"{decoder}."))
     holder = next((name for name in names if name.rpartition(".")[2] == "experts"), None)
     return None if holder is None else holder.removeprefix(f"{decoder}.").partition(".")[2]
@@ -172,17 +172,17 @@ def _experts(model: nn.Module, decoder: str | None) -> str | None:
 def _notes(
     model: nn.Module, facts: Architecture, floats: Mapping[str, Sequence[str]], ahead: Sequence[str], *, is_known: bool
 ) -> Iterator[str]:
-    """Yield what the plan says of decisions by names alone."""
-    yield "made without the model: layers are told by the names and shapes of tensors, and nothing has been run"
+    """Yield the notes of the plan on decisions by names."""
+    yield "made without the model class: names and shapes of tensors tell the layers"
     if not is_known:
-        yield "by names, for want of a template: layers outside the blocks, routers and towers for images and sound stay float"
+        yield "no template is known: layers outside the blocks, routers and towers for images and sound stay float"
     tables = [name for name, module in model.named_modules() if isinstance(module, nn.Embedding)]
     yield f"taken for embeddings: {folded(tables) or 'none'}; for the head: {facts.head or 'none'}"
     if ties := getattr(model, "all_tied_weights_keys", {}):
         yield f"taken for tied: {folded(f'{one} = {other}' for one, other in ties.items())}"
     if transposed := [name for name, module in model.named_modules() if type(module).__name__ == "Conv1D"]:
-        yield f"stored [in, out], by the length of their biases: {folded(transposed)}"
+        yield f"stored [in, out], as the length of the biases shows: {folded(transposed)}"
     if ahead:
-        yield f"they predict more tokens, and stay float unless a pattern names them: {folded(ahead)}"
+        yield f"predict more tokens, and stay float unless --layer names them: {folded(ahead)}"
     for why, names in floats.items():
-        yield f"{len(names)} tensor(s) stay as they are, {why}: {folded(names)}"
+        yield f"{len(names)} tensor(s) stay unchanged ({why}): {folded(names)}"

@@ -1,4 +1,4 @@
-"""NamedModel: modules on the meta device, made of the names and shapes of a checkpoint's tensors."""
+"""NamedModel: modules on the meta device, made from the names and shapes of a checkpoint's tensors."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from quark_workbench.without_model.stored_config import StoredConfig
 __all__ = ["NamedModel", "named_model"]
 
 _DEEPEST = 32
-"""Parts of a name at most: modules are walked by recursion, and no model has half as many."""
+"""Largest number of parts of a name, because modules are walked by recursion. No model has half as many."""
 _GENERATES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 _HEAD = "lm_head"
 
 
 class NamedModel(nn.Module):
-    """The model of a checkpoint whose class is not known: it has all tensors, and cannot run.
+    """The model of a checkpoint without a known class. It has all tensors, but cannot run.
 
     Attributes:
         config: The values of its config.json.
-        stated_family: What is known of its family, and how its tensors were read.
-        all_tied_weights_keys: The tied tensors, as models of transformers have them.
-        base_model_prefix: Likewise; no name begins so.
+        stated_family: Facts about its family, and notes on how its tensors were read.
+        all_tied_weights_keys: The tied tensors, as in models of transformers.
+        base_model_prefix: As in models of transformers; no name begins with it.
     """
 
     config: Any
@@ -62,7 +62,7 @@ class NamedModel(nn.Module):
         return output_head(self)
 
     def named_non_persistent_buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield nothing: the model has what is stored, and computes no tensor."""
+        """Yield nothing, because the model has only stored tensors."""
         return iter(())
 
     def tie_weights(self) -> None:
@@ -72,35 +72,34 @@ class NamedModel(nn.Module):
             head._parameters["weight"] = embeddings._parameters["weight"]
 
     def forward(self, *_: Any, **__: Any) -> Tensor:
-        """Raise UnsupportedError: the model's own code alone can run it."""
-        raise UnsupportedError("this model was made of the names of its tensors, and cannot run: leave out --without-model")
+        """Raise UnsupportedError, because only the model's own code can run it."""
+        raise UnsupportedError("this model cannot run, because it was made from the names of its tensors: leave out --without-model")
 
 
 def named_model(path: Path, dtype: str = "auto", device: torch.device | None = None, *, trust_remote_code: bool = False) -> nn.Module:
-    """Return the model of a checkpoint, made of the headers of its files; none of its code is run.
+    """Return the model of a checkpoint, made from the headers of its files, without running its code.
 
-    A matrix ``….weight`` is a linear layer, unless its name says that it is an embedding or a norm, or its
-    bias that it is transposed. Stacked experts are a mixture that can be taken apart; everything else keeps
-    its tensors and stays float. Tensors in the checkpoint's main dtype get ``dtype``, or that of config.json;
-    others keep theirs.
+    A matrix ``….weight`` is a linear layer, unless its name says that it is an embedding or a norm. Its bias
+    may show that it is transposed. Stacked experts become a `StackedExperts`. All other tensors stay float.
+    Tensors in the checkpoint's main dtype get ``dtype``, or the dtype of config.json; others keep theirs.
 
-    It is called as `quark.models.hf.skeleton.skeleton`.
+    The arguments are those of `quark.models.hf.skeleton.skeleton`.
 
     Args:
         path: Directory of the checkpoint.
-        dtype: A key of float32, bfloat16, float16; ``auto`` takes what the checkpoint says.
-        device: Has no effect; nothing is computed.
-        trust_remote_code: Has no effect; nothing is run.
+        dtype: A key of float32, bfloat16, float16; ``auto`` takes the dtype of the checkpoint.
+        device: Has no effect, because nothing is computed.
+        trust_remote_code: Has no effect, because no code is run.
 
     Raises:
         CheckpointError: The checkpoint is damaged, or has no config.json.
-        ConfigError: It is quantized, and no installed layout dequantizes it.
+        ConfigError: The checkpoint is quantized, and no installed layout dequantizes it.
     """
     chosen, config = torch_dtype(dtype), StoredConfig.read(path)
     config = config if chosen is None else config.in_dtype(chosen)
     tensors = _in_dtype(_stored(path), chosen or config.dtype)
     if not tensors:
-        raise CheckpointError(f"'{path}' has no tensors: fetch it again")
+        raise CheckpointError(f"'{path}' has no tensors. Fetch it again")
     root = _Node.of(tensors, path)
     hidden = config.number("hidden_size", "d_model", "n_embd", "dim", "model_dim") or _width(tensors)
     builder = _Builder(LayerKinds.of(node.tensors for _, node in root.walk("")), hidden)
@@ -117,16 +116,16 @@ def named_model(path: Path, dtype: str = "auto", device: torch.device | None = N
 
 
 def _stored(path: Path) -> dict[str, Tensor]:
-    """Return all tensors of a checkpoint on the meta device; in place of codes, what they stand for."""
+    """Return all tensors of a checkpoint on the meta device, with float tensors in place of codes."""
     shards = check_shards(path)
-    with silenced():  # whoever reads them says that they are dequantized
+    with silenced():  # the source of the run logs that it dequantizes them
         made = float_tensors_of(path, shards)
     files = FileTensors(shards)
     return files.meta if made is None else DequantizedTensors(files, made, path).meta
 
 
 def _in_dtype(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
-    """Return tensors, those in the floating-point dtype of most elements in ``dtype``."""
+    """Return the tensors. Those in the main floating-point dtype, by elements, are cast to ``dtype``."""
     sizes: Counter[torch.dtype] = Counter()
     for tensor in tensors.values():
         if tensor.is_floating_point():
@@ -143,7 +142,7 @@ def _width(tensors: Mapping[str, Tensor]) -> int | None:
 
 @attrs.define(eq=False)
 class _Node:
-    """A module that is to be made: its tensors and children by name."""
+    """The plan of a module: its tensors and children by name."""
 
     tensors: dict[str, Tensor] = attrs.field(factory=dict)
     children: dict[str, _Node] = attrs.field(factory=dict)
@@ -165,7 +164,7 @@ class _Node:
         wrong += [f"{name}.{leaf}" for name, node in root.walk("") for leaf in node.tensors.keys() & node.children.keys()]
         wrong += [name for name in (*root.children, *root.tensors) if hasattr(NamedModel(), name) or name in NamedModel.__annotations__]
         if wrong:
-            raise CheckpointError(f"'{path}' holds {folded(wrong)}, and no tensor of a model has such a name: fetch the checkpoint again")
+            raise CheckpointError(f"'{path}' has tensors with invalid names, {folded(wrong)}. Fetch the checkpoint again")
         return root
 
     def walk(self, name: str) -> Iterator[tuple[str, _Node]]:
@@ -181,7 +180,7 @@ class _Node:
 
 
 class _Part(nn.Module):
-    """A module of which nothing is known but its tensors."""
+    """A module of an unknown kind. Only its tensors are known."""
 
 
 @attrs.define(eq=False)
@@ -189,7 +188,7 @@ class _Builder:
     """Makes modules of nodes.
 
     Attributes:
-        kinds: Tells what the tensors of a module are.
+        kinds: Tells the kind of a module from its tensors.
         hidden: The width of the hidden states; None if it is not known.
         floats: Names of tensors of two or more axes that stay as they are, by the reason.
     """
@@ -247,9 +246,9 @@ _LAYERS = {"linear": _linear, "transposed": _transposed, "embedding": _embedding
 
 
 def _tie(model: NamedModel) -> None:
-    """Let the head and the embeddings have one tensor, if config.json says so or no head is stored.
+    """Tie the head to the embeddings, if config.json says so or no head is stored.
 
-    A head that is stored all the same stays apart if its values differ, as the source of the run finds out.
+    If a head is stored and its values differ, the source of the run keeps it apart.
     """
     config: StoredConfig = model.config
     embeddings, head, says = input_table(model), output_head(model), config.ties_head()

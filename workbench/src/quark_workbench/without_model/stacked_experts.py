@@ -1,4 +1,4 @@
-"""Stacked experts: matrices of all experts of a mixture in one tensor, told apart by names and shapes."""
+"""Stacked experts: one tensor holds a matrix of every expert. Names and shapes tell the matrices apart."""
 
 from __future__ import annotations
 
@@ -36,12 +36,14 @@ class StackedExperts(nn.Module):
             place._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
 
     def forward(self, *_: object) -> Tensor:
-        """Raise UnsupportedError: what lies between the matrices is not known."""
-        raise UnsupportedError("this checkpoint is quantized without its model, which alone can run its experts")
+        """Raise UnsupportedError, because the computation between the matrices is unknown."""
+        raise UnsupportedError(
+            "the experts cannot run, because the checkpoint is quantized without its model class. Leave out --without-model"
+        )
 
 
 def is_stack(name: str, tensors: Mapping[str, Tensor], hidden: int | None) -> bool:
-    """Return whether the tensors of a module are those of stacked experts that can be told apart.
+    """Return whether the tensors of a module are stacked experts whose matrices can be told apart.
 
     Args:
         name: Full name of the module.
@@ -64,9 +66,9 @@ def parts_of_stack(module: nn.Module, names: Sequence[str]) -> ExpertParts | Non
 def _taken_apart(tensors: Mapping[str, Tensor], hidden: int | None) -> ExpertParts | None:
     """Return the matrices of each expert, ``[experts, out, in]``; None if their order is not known.
 
-    Shapes tell the order: always if gate and up are one tensor, twice as wide as the other, and otherwise by
-    the width of the hidden states. The halves of ``gate_up_proj`` are apart if there are no biases:
-    where there are, gpt-oss stores them in turns.
+    Shapes tell the order. If gate and up are one tensor, it is twice as wide as the other; otherwise the
+    width of the hidden states decides. ``gate_up_proj`` without biases has the gate in its first half. With
+    biases it stays whole, because gpt-oss stores gate and up in turns.
     """
     own = {name.removesuffix(".weight").removesuffix("_weight"): tensor for name, tensor in tensors.items()}
     weights = {name: tensor for name, tensor in own.items() if tensor.ndim == 3 and tensor.is_floating_point()}
@@ -99,4 +101,6 @@ def _is_transposed(inputs: Sequence[Tensor], output: Tensor, hidden: int | None)
 
 
 def _unknown_gate(_: Sequence[Tensor]) -> Tensor:
-    raise UnsupportedError("this checkpoint is quantized without its model, which alone knows the activation of its experts")
+    raise UnsupportedError(
+        "the activation of the experts is unknown, because the checkpoint is quantized without its model class. Leave out --without-model"
+    )

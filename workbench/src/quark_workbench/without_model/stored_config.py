@@ -1,4 +1,4 @@
-"""StoredConfig: the values of a checkpoint's config.json, whatever model they are of."""
+"""StoredConfig: the values of a checkpoint's config.json, for any model."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ __all__ = ["StoredConfig"]
 
 _QUANTIZATION = "quantization_config"
 _TEXT = ("text_config", "llm_config", "language_config", "thinker_config")
-"""Keys under which configs of several models have the one of the model that makes text."""
+"""Keys of the text model's config, if a config describes several models."""
 _DTYPE = ("dtype", "torch_dtype")
 
 
 class StoredConfig:
     """The values of a config.json, as attributes, in place of a config of transformers.
 
-    Nothing is looked up by them and no code is run. `to_json_string` gives the values as they were read, with
-    the dtype, the ties and the quantization that the result has.
+    It looks nothing up and runs no code. `to_json_string` returns the values that were read, with the dtype,
+    the tied head and the quantization of the result.
 
     Args:
         values: The values.
-        directory: The checkpoint that they are of.
+        directory: Their checkpoint.
     """
 
     def __init__(self, values: Mapping[str, Any], directory: str = "") -> None:
@@ -38,7 +38,7 @@ class StoredConfig:
 
     @classmethod
     def read(cls, directory: Path) -> StoredConfig:
-        """Return the config of a checkpoint, without what says how the checkpoint is quantized.
+        """Return the config of a checkpoint, without its quantization_config.
 
         Raises:
             CheckpointError: There is no config.json, or it is damaged.
@@ -47,10 +47,10 @@ class StoredConfig:
         values = read_json(file)
         kind, classes = values.get("model_type"), values.get("architectures")
         if kind is not None and not isinstance(kind, str):
-            raise CheckpointError(f"'{file}' says model_type = {kind!r} where a name is expected: it is damaged, fetch it again")
+            raise CheckpointError(f"'{file}' has model_type = {kind!r}, which is not a name. The file is damaged: fetch it again")
         if classes is not None and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
             raise CheckpointError(
-                f"'{file}' says architectures = {classes!r} where a list of names is expected: it is damaged, fetch it again"
+                f"'{file}' has architectures = {classes!r}, which is not a list of names. The file is damaged: fetch it again"
             )
         values.pop(_QUANTIZATION, None)
         for key in _TEXT:
@@ -68,7 +68,7 @@ class StoredConfig:
         raise AttributeError(f"the config.json of the checkpoint has no '{name}'")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set what an export changes; a class and a dtype stay as the file has them."""
+        """Set a value that an export changes; ignore all others, such as the class and the dtype."""
         if name == "name_or_path":
             self.__dict__[name] = value
         elif name in (_QUANTIZATION, "tie_word_embeddings"):
@@ -76,7 +76,7 @@ class StoredConfig:
 
     @property
     def name(self) -> str:
-        """The model type; if there is none, the name of the first class, or a word for it."""
+        """The model type; if there is none, the name of the first class, or ``"unknown"``."""
         return str(self.values.get("model_type") or next(iter(self.values.get("architectures") or ()), "unknown"))
 
     @property
@@ -95,17 +95,17 @@ class StoredConfig:
         return config
 
     def number(self, *keys: str) -> int | None:
-        """Return the first whole number under one of the keys, of the model or of the one that makes text."""
+        """Return the first whole number under one of the keys, of the config or of its text model."""
         numbers = (part.get(key) for part in self._parts() for key in keys)
         return next((n for n in numbers if isinstance(n, int) and not isinstance(n, bool)), None)
 
     def ties_head(self) -> bool | None:
-        """Return whether the file says that the head is the embeddings; None if it does not say."""
+        """Return whether the file ties the head to the embeddings; None if it does not say."""
         said = (part.get("tie_word_embeddings") for part in self._parts())
         return next((one for one in said if isinstance(one, bool)), None)
 
     def get_text_config(self) -> StoredConfig:
-        """Return the config of the model that makes text."""
+        """Return the config of the text model."""
         return StoredConfig([*self._parts()][-1])
 
     def to_json_string(self) -> str:
@@ -113,7 +113,7 @@ class StoredConfig:
         return json.dumps(self.values, indent=2) + "\n"
 
     def to_json_file(self, path: str | Path) -> None:
-        """Write the content of the result's config.json; exporters know a config by this method."""
+        """Write the content of the result's config.json. Exporters recognize a config by this method."""
         Path(path).write_text(self.to_json_string(), encoding="utf-8", newline="\n")
 
     def _parts(self) -> Iterator[dict[str, Any]]:

@@ -11,21 +11,21 @@ from quark_devkit.example_specs import SHAPE
 
 _COUNT = 4096
 _SLACK = 1e-4
-"""Of a distance: formats may compare squares of distances in float32."""
+"""Slack of a distance, because formats may compare squares of distances in float32."""
 
 
 def _vectors(case: Case) -> Tensor:
     """Return random numbers about as large as those of a weight, in rows of `COLUMNS`."""
     vector = case.format.vector
     assume(vector > 1, "elements are rounded one by one")
-    require(COLUMNS % vector == 0, f"rounds {vector} elements together, which do not divide a group of {COLUMNS}")
+    require(COLUMNS % vector == 0, f"rounds {vector} elements together, but {COLUMNS} columns are no multiple of that")
     generator = torch.Generator().manual_seed(0)
     return torch.randn(_COUNT * vector // COLUMNS, COLUMNS, generator=generator) * case.max_magnitude
 
 
 @check("format", each=one_case, since=2)
 def rounds_each_vector_by_itself(case: Case) -> None:
-    """A vector is rounded to the same values whatever the vectors beside it are, and wherever it lies."""
+    """The rounding of a vector does not depend on its place or on the vectors beside it."""
     t = _vectors(case)
     rounded = case.format.round_(t.clone()).view(-1, case.format.vector)
     order = torch.randperm(len(rounded), generator=torch.Generator().manual_seed(1))
@@ -36,13 +36,13 @@ def rounds_each_vector_by_itself(case: Case) -> None:
 
 @check("format", each=one_case, since=2)
 def rounds_to_the_nearest_vector(case: Case) -> None:
-    """None of the vectors that numbers are rounded to is nearer than the one that was chosen, or nearer by
-    more than the record's ``error_bound``; and there are no more of them than codes tell apart."""
+    """No value of the format is nearer than the chosen one by more than the record's ``error_bound``. The
+    format has at most as many values as codes."""
     vectors = _vectors(case).view(-1, case.format.vector)
     rounded = case.format.round_(vectors.clone().view(-1, COLUMNS)).view(vectors.shape)
     known = rounded.unique(dim=0)
     codes = 2 ** (case.format.bits * case.format.vector)
-    require(len(known) <= codes, f"has {len(known)} vectors, and {case.format.bits:g} bits of an element tell {codes:g} apart")
+    require(len(known) <= codes, f"has {len(known)} vectors, but {case.format.bits:g} bits for each element give only {codes:g} codes")
     chosen = (vectors.double() - rounded.double()).norm(dim=1)
     nearest = torch.cdist(vectors.double(), known.double()).amin(1)
     worse = float((chosen - nearest).max())
@@ -52,8 +52,8 @@ def rounds_to_the_nearest_vector(case: Case) -> None:
 
 @check("format", each=scaled_weight_cases, since=2)
 def learns_the_same_table(case: Case) -> None:
-    """The table of a weight is the same each time, of the declared shape, finite, in float32, and has come
-    out of nothing but the weight, which stays as it is."""
+    """The table of a weight is the same each time. It has the declared shape and is finite float32, and
+    learning does not change the weight."""
     shape = case.quantizer.stored_level.format.table_shape
     assume(shape is not None, "the format has no table")
     weight = torch.randn(SHAPE, generator=torch.Generator().manual_seed(2))
@@ -61,7 +61,7 @@ def learns_the_same_table(case: Case) -> None:
     tables = [case.quantizer.find_qparams(weight).table for _ in range(2)]
     require(torch.equal(weight, before), "changes the weight from which it learns a table")
     for table in tables:
-        require(table is not None and tuple(table.shape) == shape, f"learns no table of its table_shape {list(shape or ())}")
+        require(table is not None and tuple(table.shape) == shape, f"does not learn a table of its table_shape {list(shape or ())}")
         require(
             table is not None and table.dtype is torch.float32 and bool(table.isfinite().all()), "learns a table that is not finite float32"
         )

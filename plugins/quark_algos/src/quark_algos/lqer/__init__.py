@@ -1,1 +1,1 @@
-"""LQER: a low-rank product beside each layer, which adds what rounding lost."""
+"""LQER: a low-rank product beside each layer, which adds the rounding error."""

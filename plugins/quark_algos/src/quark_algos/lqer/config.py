@@ -23,13 +23,13 @@ class LQERConfig(AlgoConfig):
     """Settings of LQER: low-rank quantization error reconstruction.
 
     Attributes:
-        rank: Rank of the product; at most the smaller side of the weight. It takes ``rank · (in + out)``
-            numbers in the model's dtype.
-        scaling: By what the error of the weight is weighed: ``"abs_mean"``, the mean magnitude of each input
-            channel (L²QER); ``"hessian"``, the second moment of the input, which makes the output error of
-            the layer least (QERA); or ``"none"``, which needs no data (LQER).
-        from_weight: Whether the product takes its part of the weight before the rest is rounded, as in
-            SVDQuant; it is made again of what rounding then leaves.
+        rank: Rank of the product, limited by the smaller side of the weight. The product stores
+            ``rank · (in + out)`` numbers in the model's dtype.
+        scaling: Weights of the error: ``"abs_mean"`` takes the mean magnitude of each input channel (L²QER).
+            ``"hessian"`` takes the second moment of the input, and minimizes the output error (QERA).
+            ``"none"`` needs no data (LQER).
+        from_weight: Whether a product is subtracted from the weight before rounding, as in SVDQuant. The
+            final product is then made from the rounding error.
     """
 
     name: str = "lqer"

@@ -5,7 +5,7 @@ Notation, after the papers: ``W [N, K]`` is the float weight, ``Q`` the rounded 
 computes ``Q x + B (A x)`` with ``B A = U Uᵀ E``, the product of rank r for which ``‖(E − B A) S‖`` is least.
 
 Sources: Zhang et al., "LQER", 2024 (S is diagonal); Zhang et al., "QERA", 2024 (``S Sᵀ`` is the second moment
-of the input); Li et al., "SVDQuant", 2024 (a part of W is taken before).
+of the input); Li et al., "SVDQuant", 2024 (a part of W is subtracted before rounding).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class LQER(Branching):
         return LowRank(min(self._settings.rank, rows, columns), columns, rows, site.dtype)
 
     def weight_to_round(self, task: BranchTask) -> Tensor:
-        """Return the weight, or what the product of the weight itself leaves of it."""
+        """Return the weight; with ``from_weight``, minus its own low-rank product."""
         if not self._settings.from_weight:
             return task.weight
         a, b = self._product(task, task.weight.double())
@@ -84,7 +84,7 @@ class LQER(Branching):
         return a / size[:, None], u * size
 
     def _weighed(self, task: BranchTask, error: Tensor) -> Tensor:
-        """Return ``E S``; E itself where nothing is known of the input."""
+        """Return ``E S``; E itself if there is no statistic of the input."""
         statistic = None if self._statistic is None else task.statistic(self._statistic)
         if isinstance(statistic, AbsMean) and statistic.tokens:
             return error * statistic.value.double().clamp(min=torch.finfo(torch.float32).tiny)
@@ -109,5 +109,5 @@ def _left_singular_vectors(matrix: Tensor, rank: int) -> Tensor:
     if rows <= columns:
         return torch.linalg.eigh(matrix @ matrix.t()).eigenvectors[:, -rank:].flip(1)
     v = torch.linalg.eigh(matrix.t() @ matrix).eigenvectors[:, -rank:].flip(1)  # [K, rank]
-    # The columns of M V are orthogonal; QR gives them unit length, also those without any.
+    # The columns of M V are orthogonal; QR gives them unit length, also columns of zeros.
     return torch.linalg.qr(matrix @ v).Q
