@@ -135,7 +135,7 @@ def test_every_public_name_is_described_once_or_linked() -> None:
 
 
 def test_a_section_keeps_only_links_that_lead_somewhere() -> None:
-    text = sections.section("ARCHITECTURE.md: The folders of the core, from the bottom to the top", "explanation/one-run.md")
+    text = sections.section("ARCHITECTURE.md: The folders of the core, bottom to top", "explanation/one-run.md")
     assert "`CONTRIBUTING.md`" in text
     assert "](CONTRIBUTING.md" not in text
     with pytest.raises(ValueError, match=r"docs/a\.md: ARCHITECTURE\.md has no heading 'No such'"):
