@@ -3,11 +3,13 @@ installed."""
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
 
-from quark.config.enums import Dtype
+from quark.config.enums import Dtype, QSchemeType
+from quark.config.layer import Slot
 from quark.errors import UnknownNameError
 
 
@@ -73,6 +75,15 @@ def test_formats_survive_copies_and_pickles(name: str) -> None:
     dtype = Dtype(name)
     assert copy.deepcopy(dtype) == dtype == pickle.loads(pickle.dumps(dtype))
     assert repr(dtype) == f"<Dtype.{name}: '{name}'>"
+
+
+@pytest.mark.parametrize("value", [Dtype.int4, Dtype("acme_nf3"), QSchemeType.per_group, Slot.input_tensors], ids=str)
+def test_values_are_sent_by_value_whatever_python_does(value: Any) -> None:
+    """Python up to 3.11.3 pickles members of enums as an attribute of the class, and sends `getattr`."""
+    kind, arguments = value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+    assert (kind, arguments) == (type(value), (value.value,))
+    assert "__reduce_ex__" in {name for base in type(value).__mro__[:-3] for name in vars(base)}
+    assert b"getattr" not in pickle.dumps(value)
 
 
 def test_documented_formats_are_single_objects() -> None:

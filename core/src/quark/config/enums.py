@@ -38,6 +38,10 @@ class _Vocabulary(Enum):
                 return member
         raise ConfigError(f"{cls.__name__} has no member {text!r}; it has {', '.join(cls.__members__)}")
 
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Copy and pickle by value: Python up to 3.11.3 looks a value up among the members."""
+        return type(self), (self.value,)
+
 
 class _OpenVocabulary(_Vocabulary):
     """A vocabulary whose values may have other names than its members.

@@ -33,6 +33,10 @@ class Slot(StrEnum):
     weight = "weight"
     bias = "bias"
 
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Copy and pickle by value: Python up to 3.11.3 sends `getattr`, which no rank accepts."""
+        return type(self), (self.value,)
+
     @cached_property
     def label(self) -> str:
         """Its word in messages: ``"input"``."""

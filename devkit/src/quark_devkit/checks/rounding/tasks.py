@@ -97,7 +97,9 @@ def rounded(
     columns = int(float_weight(next(iter(layers.values()))).shape[1])
     made = statistics(rounding, [inputs(0, columns=columns) if data is None else data], columns) if given is None else given
     validation = None if held_out is None else HeldOut(held_out.x, held_out.reference)
-    return rounding.round(RoundingTask(layers, made, held_out=validation))
+    has_table = any(layer.weight_quantizer.quantizer.stored_level.format.table_shape is not None for layer in layers.values())  # type: ignore[union-attr]
+    tasks = [{name: layer} for name, layer in layers.items()] if has_table else [layers]  # as runs do
+    return {name: one for task in tasks for name, one in rounding.round(RoundingTask(task, made, held_out=validation)).items()}
 
 
 def require_on_grid(layers: Iterable[QuantizedLayer], where: str = "") -> None:
