@@ -42,6 +42,8 @@ __all__ = [
     "with_cache",
 ]
 
+NOISE = 3
+"""Bits of weights at which a small model is so wrong that nothing makes it much worse."""
 VOCABULARY, HIDDEN, INTERMEDIATE, BLOCKS, HEADS, KV_HEADS = 96, 64, 128, 2, 4, 2
 _SHAPES = ((HIDDEN, HIDDEN), (HIDDEN, INTERMEDIATE))
 """Shapes of the small model's layers, which a scheme must fit."""
@@ -223,6 +225,7 @@ def _coarsest(shapes: Iterable[tuple[int, int]], wanted: str) -> str:
     """Return the weight-only scheme of single elements with the fewest bits that fits these shapes."""
     of_weights = {name: config for name, config in fitting(shapes).items() if config.input_tensors is None}
     found = [(_bits(config), name) for name, config in of_weights.items() if len(levels(config.weight)) == 1 and not has_vectors(config)]
+    found = [one for one in found if one[0] > NOISE] or found
     assume(found, f"no registered scheme quantizes weights alone and fits {wanted}")
     return min(found)[1]
 

@@ -190,7 +190,7 @@ MUTANTS = (
     mutant("says_whether_it_takes_indices", "says that its input is indices", lookup=True, planned_as="embedding"),
     mutant("computes_what_the_layer_computes", "forgets the gain", ForgetsGain),
     mutant("keeps_what_the_layer_has", "copies tensors", CopiesTensors),
-    mutant("keeps_what_the_layer_has", "copies the weight", CopiesTheWeight, "has a copy of the weight before anything is rounded"),
+    mutant("keeps_what_the_layer_has", "copies the weight", CopiesTheWeight, "copies the weight before anything is rounded"),
     mutant("keeps_what_the_layer_has", "forgets hooks", ForgetsHooks),
     mutant("keeps_dtype_and_device", "makes float32 of 16-bit weights", AlwaysFloat32),
     mutant("keeps_dtype_and_device", "makes data up", LeavesMeta),

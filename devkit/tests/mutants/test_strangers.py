@@ -30,7 +30,7 @@ class Fails(Plain):
     """A format of fewer bits than any other, which the suite takes for coarse weights; no run survives it."""
 
     name = "stranger_format"
-    bits = 0.5
+    bits = 3.5
 
     def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
         raise ZeroDivisionError
@@ -43,7 +43,7 @@ def stranger_scheme() -> QLayerConfig:
 
 
 STRANGERS: tuple[Record, ...] = (
-    FormatRecord(name="stranger_format", bits=0.5, format=ObjectRef(Fails()), capabilities={"zero_point"}),
+    FormatRecord(name="stranger_format", bits=3.5, format=ObjectRef(Fails()), capabilities={"zero_point"}),
     SchemeRecord(name="stranger_coarse", summary="of a stranger", config=ObjectRef(stranger_scheme)),
 )
 

@@ -74,6 +74,8 @@ def _part(layers: Sequence[nn.Module], config: QLayerConfig, quadratic: Quadrati
     step = max(1, sum(w.shape[0] for w in weights) // _ROWS) if quantizer.granularity.is_local else 1
     weights = [w[::step] for w in weights]
     rows = [w.shape[0] for w in weights]
+    if quantizer.stored_level.format.table_shape is not None:
+        rows = [sum(rows)]  # the search shares a table between layers that have one each
 
     def grid_of(wt: Tensor) -> WeightGrid:
         return WeightGrid([quantizer] * len(rows), rows, wt)
