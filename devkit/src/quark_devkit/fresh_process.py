@@ -6,6 +6,7 @@ except on Windows.
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import sys
@@ -65,14 +66,12 @@ def _context() -> BaseContext:
     """Return how processes start: as forks of a server with the imports, or alone on Windows."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
-    from multiprocessing import forkserver  # which not every system has
-
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(_PRELOADED))
     seed = os.environ.get("PYTHONHASHSEED")
     os.environ["PYTHONHASHSEED"] = _OTHER_SEEDS[seed == _OTHER_SEEDS[0]]
     try:
-        forkserver.ensure_running()
+        importlib.import_module("multiprocessing.forkserver").ensure_running()  # which not every system has
     finally:
         os.environ.pop("PYTHONHASHSEED") if seed is None else os.environ.update(PYTHONHASHSEED=seed)
     return context
