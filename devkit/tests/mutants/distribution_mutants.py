@@ -213,7 +213,7 @@ MUTANTS = (
     mutant("hears_every_event", "counts on a rate that is not known yet", listener("getattr(event, 'seconds_left', 0.0) + 1.0")),
     mutant("hears_every_event", "knows the names of today", listener("{'run_started': 1}[event.name]")),
     mutant("prints_nothing_when_it_hears", "prints", listener("print(event.name)")),
-    mutant("hears_quickly", "computes", listener("sum(range(3_000_000))")),
+    mutant("hears_quickly", "computes", listener("sum(range(10_000_000))")),
     mutant("builds_a_wheel", "names a package that is not there", (*ONE_PACKAGE[:2], ONE_PACKAGE[2].replace(PACKAGE, "missing"))),
     mutant(
         "has_a_wheel_with_all_that_records_point_at",
