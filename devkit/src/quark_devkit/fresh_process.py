@@ -51,13 +51,13 @@ def in_fresh_process(work: Callable[..., T], *arguments: Any) -> T:
     """
     sources = tuple(source for source in catalog().sources() if source.module)
     try:
-        added = ForkingPickler.dumps(_added(catalog()))
+        added = bytes(ForkingPickler.dumps(_added(catalog())))  # not the view: in a cycle of an error its buffer cannot be freed
     except Exception as error:  # a plugin's objects may raise anything
         raise NotApplicableError(f"a plugin of the running program cannot be sent to another process ({error})") from None
     context = _context()
     with ProcessPoolExecutor(1, mp_context=context, initializer=_look_in, initargs=(_places(),)) as process:
         with _without_main():
-            result = process.submit(_work, sources, bytes(added), work, arguments)
+            result = process.submit(_work, sources, added, work, arguments)
         answer: T = result.result(_TIMEOUT)
         return answer
 
