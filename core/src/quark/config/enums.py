@@ -39,7 +39,7 @@ class _Vocabulary(Enum):
         raise ConfigError(f"{cls.__name__} has no member {text!r}; it has {', '.join(cls.__members__)}")
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Copy and pickle by value: Python up to 3.11.3 looks a value up among the members."""
+        """Copy and send a value by its text: Python up to 3.11.3 looks a value up among the members."""
         return type(self), (self.value,)
 
 

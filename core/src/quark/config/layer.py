@@ -34,7 +34,7 @@ class Slot(StrEnum):
     bias = "bias"
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Copy and pickle by value: Python up to 3.11.3 sends `getattr`, which no rank accepts."""
+        """Copy and send a value by its text: Python up to 3.11.3 sends `getattr`, which no rank accepts."""
         return type(self), (self.value,)
 
     @cached_property
