@@ -82,7 +82,8 @@ def test_values_are_sent_by_value_whatever_python_does(value: Any) -> None:
     """Python up to 3.11.3 pickles members of enums as an attribute of the class, and sends `getattr`."""
     kind, arguments = value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
     assert (kind, arguments) == (type(value), (value.value,))
-    assert "__reduce_ex__" in {name for base in type(value).__mro__[:-3] for name in vars(base)}
+    ours = [base for base in type(value).__mro__ if base.__module__.startswith("quark.")]
+    assert any("__reduce_ex__" in vars(base) for base in ours), "what Python inherits to it depends on the version"
     assert b"getattr" not in pickle.dumps(value)
 
 
