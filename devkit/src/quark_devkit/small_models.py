@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 NOISE = 3
-"""Bits of weights at which a small model is so wrong that nothing makes it much worse."""
+"""Checks use weights of more bits: at 2 bits a small model is so wrong that harm does not show."""
 VOCABULARY, HIDDEN, INTERMEDIATE, BLOCKS, HEADS, KV_HEADS = 96, 64, 128, 2, 4, 2
 _SHAPES = ((HIDDEN, HIDDEN), (HIDDEN, INTERMEDIATE))
 """Shapes of the small model's layers, which a scheme must fit."""
@@ -133,7 +133,7 @@ def small_tokenizer() -> Any:
 
 
 def coarse_scheme() -> str:
-    """Return the name of the weight-only scheme with the fewest bits that fits the small model.
+    """Return the name of the weight-only scheme with the fewest bits above `NOISE` that fits the small model.
 
     Raises:
         NotApplicableError: There is no such scheme.
@@ -222,7 +222,7 @@ def has_vectors(config: QLayerConfig) -> bool:
 
 
 def _coarsest(shapes: Iterable[tuple[int, int]], wanted: str) -> str:
-    """Return the weight-only scheme of single elements with the fewest bits that fits these shapes."""
+    """Return the weight-only scheme of single elements with the fewest bits, above `NOISE` if any is."""
     of_weights = {name: config for name, config in fitting(shapes).items() if config.input_tensors is None}
     found = [(_bits(config), name) for name, config in of_weights.items() if len(levels(config.weight)) == 1 and not has_vectors(config)]
     found = [one for one in found if one[0] > NOISE] or found

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
+import attrs
 import torch
 from torch import Tensor
 
 from quark.algorithms import Statistic
 from quark_devkit.check import require
 
-__all__ = ["require_sum", "statistics_by_grouping"]
+__all__ = ["COLUMNS", "Inputs", "inputs", "require_sum", "statistics_by_grouping"]
 
 _BATCHES = (1, 250, 7, 126)
 """Tokens of each part, of 384: few and many."""
@@ -22,6 +24,38 @@ _TOLERANCE = 1e-4
 
 Feed = Callable[[Statistic, slice], None]
 """Gives a statistic some of the tokens."""
+
+
+COLUMNS, TOKENS = 128, 384
+
+
+@attrs.frozen(eq=False)
+class Inputs:
+    """Inputs of layers.
+
+    Attributes:
+        x: Input in the quantized model, ``[tokens, COLUMNS]``.
+        reference: Input in the float model, ``[tokens, COLUMNS]``.
+    """
+
+    x: Tensor
+    reference: Tensor
+
+    def __getitem__(self, tokens: slice) -> Inputs:
+        return Inputs(self.x[tokens], self.reference[tokens])
+
+
+@cache
+def inputs(seed: int, tokens: int = TOKENS, columns: int = COLUMNS) -> Inputs:
+    """Return tokens with correlated channels of different sizes. Do not change them.
+
+    Values are moderate multiples of 1/8, so float32 sums of products are exact in any order.
+    """
+    generator = torch.Generator().manual_seed(99)
+    sizes = torch.logspace(0, -1.5, columns, dtype=torch.float32) / 4
+    mixing = torch.randn(columns, columns, generator=generator, dtype=torch.float32) * sizes
+    base = torch.randn(tokens, columns, generator=torch.Generator().manual_seed(seed), dtype=torch.float32) @ mixing
+    return Inputs((base * 8).round() / 8, (base * 8 + 0.5).floor() / 8)
 
 
 def statistics_by_grouping(make: Callable[[], Statistic], feed: Feed) -> dict[str, Statistic]:
@@ -55,22 +89,21 @@ def statistics_by_grouping(make: Callable[[], Statistic], feed: Feed) -> dict[st
     }
 
 
-def require_sum(kind: type[Statistic], columns: int, x: Tensor, reference: Tensor) -> None:
+def require_sum(kind: type[Statistic]) -> None:
     """Require that a statistic of the same tokens does not depend on batches and on the grouping of parts.
 
     A statistic that samples tokens must sample nearly every batch.
 
     Args:
         kind: The class of the statistic.
-        columns: Columns of the inputs.
-        x: Inputs of 384 tokens.
-        reference: Inputs of the same tokens in the float model.
     """
+    data = inputs(0)
+    x, reference = data.x, data.reference
 
     def feed(statistic: Statistic, tokens: slice) -> None:
         statistic.update(x[tokens].clone(), reference[tokens].clone() if kind.wants_float else None)
 
-    made = statistics_by_grouping(lambda: kind(columns, torch.device("cpu")), feed)
+    made = statistics_by_grouping(lambda: kind(COLUMNS, torch.device("cpu")), feed)
     (_, first), *others = made.items()
     for how, other in others:
         name = f"has a statistic {kind.__name__} that"

@@ -94,7 +94,8 @@ def of_scheme(subject: Subject) -> dict[str, Any]:
 
 def of_rounding(subject: Subject) -> dict[str, Any]:
     """Return rounded weights and scales of layers, for two schemes, and with tokens to validate on."""
-    from quark_devkit.checks.rounding.tasks import cases, inputs, layers_of, rounded
+    from quark_devkit.checks.rounding.tasks import cases, layers_of, rounded
+    from quark_devkit.statistic_laws import inputs
 
     results: dict[str, Any] = {}
     for case in cases(subject)[:2]:

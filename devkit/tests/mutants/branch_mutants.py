@@ -17,6 +17,7 @@ from quark.models.layers import Branch
 from quark.plugins import AlgorithmRecord
 
 from .broken_settings import forgetting_all, having_an_idle_one, requiring_one, saying_nothing, taking_every_key
+from .broken_statistics import FirstBatch
 from .mutant import Mutant
 
 __all__ = ["HEALTHY", "MUTANTS"]
@@ -146,6 +147,10 @@ class AddsZeros(Lost):
         return {name: torch.zeros_like(tensor) for name, tensor in super().tensors(task).items()}
 
 
+class ByFirstBatch(Lost):
+    needs = (FirstBatch,)
+
+
 class AddsTheWrongSign(Lost):
     def tensors(self, task: BranchTask) -> Mapping[str, Tensor]:
         made = super().tensors(task)
@@ -221,6 +226,7 @@ MUTANTS = (
     _mutant("refuses_unknown_settings", "takes every key", config=taking_every_key(Settings)),
     _mutant("describes_its_settings", "says nothing of its options", config=saying_nothing(Settings)),
     _mutant("calibration_is_declared", "does not say that it needs data", capabilities=()),
+    _mutant("statistics_are_sums_over_tokens", "looks at the first batch alone", ByFirstBatch),
     _mutant("is_declared_by_its_arguments_alone", "takes the default dtype", OfTheDefaultDtype),
     _mutant("is_declared_by_its_arguments_alone", "counts how often it is asked", GrowsAsItIsAsked),
     _mutant("makes_what_it_declares", "makes tensors of other shapes", Transposes),

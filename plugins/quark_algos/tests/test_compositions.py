@@ -94,7 +94,7 @@ def test_every_scheme_can_be_rotated(scheme: str) -> None:
     assert float((weights[0] - weights[1]).abs().max()) > 0.1 * float(weights[1].abs().max())
     assert {n: (f["r1"], f["r2"]) for n, f in model.quark_report.transformed.items()} == dict.fromkeys(BLOCKS, (True, True))
     assert off_grid(model) == []
-    assert error(model) < 2 * error(plain) < (0.1 if scheme.startswith("int2") else 0.04)
+    assert error(model) < 2 * error(plain) < (0.06 if scheme.startswith("int2") else 0.04)
 
 
 @pytest.mark.one_in(4)

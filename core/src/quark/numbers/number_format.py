@@ -286,7 +286,7 @@ class NumberFormat(ABC):
             importance: Factor of the squared error of each element, in the shape of ``t``: the square of the
                 element's scale ÷ the largest scale, times the second moment of its input channel if known.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"the format '{self.name}' sets table_shape, and has no learned_table")
 
     def with_table(self, table: Tensor) -> NumberFormat:
         """Return the format with the values of a table. Formats with a table must define it.
@@ -294,7 +294,7 @@ class NumberFormat(ABC):
         The format without a table has no values. quark calls `round_`, `encode` and `decode` only on the
         result.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"the format '{self.name}' sets table_shape, and has no with_table")
 
     def round_in_(self, t: Tensor, metric: Tensor) -> Tensor:
         """Round vectors ``t [n, vector]`` in place, so that the errors e have least ``e M eᵀ``; return ``t``.

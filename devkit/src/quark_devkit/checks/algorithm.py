@@ -10,10 +10,20 @@ from quark.config.algorithm import AlgoConfig
 from quark.config.templates.algorithms import algo_config_from_dict, with_options
 from quark.errors import QuarkError
 from quark.plugins.options import Option
-from quark_devkit.algorithm_runs import processor_of, require_run_on_accelerator, run_with, schemes_for, settings_of, valid_settings
-from quark_devkit.check import complaining, raises, require
+from quark_devkit.algorithm_runs import (
+    HARM,
+    logit_error,
+    processor_of,
+    require_run_on_accelerator,
+    run_with,
+    schemes_for,
+    settings_of,
+    valid_settings,
+)
+from quark_devkit.check import assume, complaining, raises, require
 from quark_devkit.option_effects import REFUSALS, others, require_effects
 from quark_devkit.small_models import quantized
+from quark_devkit.statistic_laws import require_sum
 from quark_devkit.subject import Subject
 from quark_devkit.whole_runs import readable_layout, require_copies, require_reload, require_same_after_resume, require_same_from_disk
 
@@ -24,6 +34,22 @@ def calibration_is_declared(subject: Subject) -> None:
     """Raise if a processor needs statistics and the record does not declare ``calibration``."""
     declares = subject.declares("calibration")
     require(declares or not processor_of(subject).needs, "needs statistics, but its record does not declare the capability 'calibration'")
+
+
+def statistics_are_sums_over_tokens(subject: Subject) -> None:
+    """Its statistics count and give the same of the same tokens, in several unequal batches, and merged of
+    four parts in two groupings."""
+    kinds = processor_of(subject).needs
+    assume(kinds, "it needs no statistics")
+    for kind in kinds:
+        require_sum(kind)
+
+
+def does_no_harm(subject: Subject) -> None:
+    """The error of the logits is at most 1.5 times the error without it."""
+    for scheme in schemes_for(subject):
+        ratio = logit_error(scheme, valid_settings(subject)) / logit_error(scheme)
+        require(ratio <= HARM, f"makes logits {ratio:.3g} times as wrong as without it ({scheme})")
 
 
 def default_settings_are_valid(subject: Subject) -> None:

@@ -82,12 +82,7 @@ def changes_values_alone(subject: Subject) -> None:
         require(not strange, f"leaves a different {kind} {strange[0] if strange else ''} from round-to-nearest")
 
 
-@check("block_tuning")
-def does_no_harm(subject: Subject) -> None:
-    """The error of the logits is at most 1.5 times the error without it."""
-    for scheme in schemes_for(subject):
-        ratio = logit_error(scheme, valid_settings(subject)) / logit_error(scheme)
-        require(ratio <= HARM, f"makes logits {ratio:.3g} times as wrong as without it ({scheme})")
+does_no_harm = check("block_tuning")(algorithm.does_no_harm)
 
 
 @check("block_tuning")

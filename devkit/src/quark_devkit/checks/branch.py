@@ -14,7 +14,7 @@ from quark.config.algorithm import AlgoConfig
 from quark.errors import QuarkError
 from quark.models.layers import Branch, QuantizedLayer, QuantLinear
 from quark.plugins import schemes
-from quark_devkit.algorithm_runs import HARM, logit_error, others, run_with, schemes_for, settings_of, valid_settings
+from quark_devkit.algorithm_runs import HARM, logit_error, others, run_with, settings_of, valid_settings
 from quark_devkit.check import check, complaining, require
 from quark_devkit.checks import algorithm
 from quark_devkit.option_effects import digest
@@ -96,12 +96,8 @@ def adds_something(subject: Subject) -> None:
     require(any(bool(t.any()) for branch in branches.values() for t in branch.state_dict().values()), "makes only branches of zeros")
 
 
-@check("branch")
-def does_no_harm(subject: Subject) -> None:
-    """The error of the logits is at most 1.5 times the error without it."""
-    for scheme in schemes_for(subject):
-        ratio = logit_error(scheme, valid_settings(subject)) / logit_error(scheme)
-        require(ratio <= HARM, f"makes logits {ratio:.3g} times as wrong as without it ({scheme})")
+statistics_are_sums_over_tokens = check("branch")(algorithm.statistics_are_sums_over_tokens)
+does_no_harm = check("branch")(algorithm.does_no_harm)
 
 
 @check("branch")

@@ -15,11 +15,9 @@ from quark.runs.selected_algorithms import in_order
 from quark_devkit.algorithm_runs import HARM, logit_error, others, processor_of, run_with, schemes_for, settings_of, valid_settings
 from quark_devkit.check import NotApplicableError, assume, check, complaining, require
 from quark_devkit.checks import algorithm
-from quark_devkit.checks.rounding.tasks import COLUMNS, inputs
 from quark_devkit.option_effects import digest
 from quark_devkit.random_states import random_states_kept
 from quark_devkit.small_models import logits, quantized, run_config, with_cache
-from quark_devkit.statistic_laws import require_sum
 from quark_devkit.subject import Subject
 from quark_devkit.transformed_models import different_parameters, distance, float64_logits, named_parts, transformed
 from quark_devkit.whole_runs import (
@@ -75,14 +73,7 @@ def heeds_its_options(subject: Subject) -> None:
     algorithm.options_have_effects(subject, results)
 
 
-@check("transform", since=2)
-def statistics_are_sums_over_tokens(subject: Subject) -> None:
-    """Its statistics count and give the same of the same tokens, in several unequal batches, and merged of
-    four parts in two groupings."""
-    data, kinds = inputs(0), processor_of(subject).needs
-    assume(kinds, "it needs no statistics")
-    for kind in kinds:
-        require_sum(kind, COLUMNS, data.x, data.reference)
+statistics_are_sums_over_tokens = check("transform", since=2)(algorithm.statistics_are_sums_over_tokens)
 
 
 @check("transform")
@@ -182,14 +173,7 @@ def composes_with_roundings(subject: Subject) -> None:
         require(ratio <= HARM, f"makes logits {ratio:.3g} times as wrong, together with the rounding '{record.name}', as round-to-nearest")
 
 
-@check("transform")
-def does_no_harm(subject: Subject) -> None:
-    """Round-to-nearest after it is no worse than without it, since validation undoes or omits harmful
-    changes.
-    """
-    for scheme in schemes_for(subject):
-        ratio = logit_error(scheme, valid_settings(subject)) / logit_error(scheme)
-        require(ratio <= HARM, f"makes logits {ratio:.3g} times as wrong as without it ({scheme})")
+does_no_harm = check("transform")(algorithm.does_no_harm)
 
 
 works_on_an_accelerator = check("transform", level="advisory")(algorithm.works_on_an_accelerator)

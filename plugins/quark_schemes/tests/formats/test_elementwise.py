@@ -3,7 +3,6 @@
 Decoding and encoding are inverse, rounding goes by its rule, packing is exact.
 """
 
-import re
 from typing import Any
 
 import attrs
@@ -184,7 +183,7 @@ def test_formats_of_scales_are_refused_for_weights(name: str) -> None:
     from quark.numbers import quantizer_for
 
     quantizer = quantizer_for(spec(name), activation=False)
-    assert re.search("holds (only scales|scales only)", str(quantizer.shape_error((4, 4))))
+    assert "holds only scales" in str(quantizer.shape_error((4, 4)))
 
 
 @pytest.mark.parametrize("shape", [(1,), (1, 1), (1, 1, 1)], ids=str)

@@ -19,11 +19,8 @@ from quark_devkit.algorithm_runs import HARM, logit_error, processor_of, schemes
 from quark_devkit.check import assume, check, require
 from quark_devkit.checks import algorithm
 from quark_devkit.checks.rounding.tasks import (
-    COLUMNS,
     Case,
-    Inputs,
     cases,
-    inputs,
     layers_of,
     mean_square_of,
     one_case,
@@ -35,7 +32,7 @@ from quark_devkit.checks.rounding.tasks import (
 from quark_devkit.option_effects import digest
 from quark_devkit.random_states import random_states_kept
 from quark_devkit.small_models import fitting, quantized, run_config
-from quark_devkit.statistic_laws import require_sum, statistics_by_grouping
+from quark_devkit.statistic_laws import COLUMNS, Inputs, inputs, statistics_by_grouping
 from quark_devkit.subject import Subject
 from quark_devkit.whole_runs import require_same_by_two_ranks
 
@@ -204,14 +201,7 @@ def is_deterministic(subject: Subject) -> None:
         require(same, f"returns different weights when it rounds the same layers again ({case})")
 
 
-@check("rounding", since=2)
-def statistics_are_sums_over_tokens(subject: Subject) -> None:
-    """Its statistics count and give the same of the same tokens, in several unequal batches, and merged of
-    four parts in two groupings."""
-    data, kinds = inputs(0), processor_of(subject).needs
-    assume(kinds, "it needs no statistics")
-    for kind in kinds:
-        require_sum(kind, COLUMNS, data.x, data.reference)
+statistics_are_sums_over_tokens = check("rounding", since=2)(algorithm.statistics_are_sums_over_tokens)
 
 
 @check("rounding", each=one_case)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import attrs
@@ -17,38 +16,10 @@ from quark.numbers.on_grid import grid_error
 from quark_devkit.algorithm_runs import processor_of
 from quark_devkit.check import assume, require
 from quark_devkit.small_models import fitting, has_vectors
+from quark_devkit.statistic_laws import COLUMNS, Inputs, inputs
 from quark_devkit.subject import Subject
 
-COLUMNS, ROWS, TOKENS = 128, 32, 384
-
-
-@attrs.frozen(eq=False)
-class Inputs:
-    """Inputs of layers.
-
-    Attributes:
-        x: Input in the quantized model, ``[tokens, COLUMNS]``.
-        reference: Input in the float model, ``[tokens, COLUMNS]``.
-    """
-
-    x: Tensor
-    reference: Tensor
-
-    def __getitem__(self, tokens: slice) -> Inputs:
-        return Inputs(self.x[tokens], self.reference[tokens])
-
-
-@cache
-def inputs(seed: int, tokens: int = TOKENS, columns: int = COLUMNS) -> Inputs:
-    """Return tokens with correlated channels of different sizes. Do not change them.
-
-    Values are moderate multiples of 1/8, so float32 sums of products are exact in any order.
-    """
-    generator = torch.Generator().manual_seed(99)
-    sizes = torch.logspace(0, -1.5, columns, dtype=torch.float32) / 4
-    mixing = torch.randn(columns, columns, generator=generator, dtype=torch.float32) * sizes
-    base = torch.randn(tokens, columns, generator=torch.Generator().manual_seed(seed), dtype=torch.float32) @ mixing
-    return Inputs((base * 8).round() / 8, (base * 8 + 0.5).floor() / 8)
+ROWS = 32
 
 
 def layers_of(

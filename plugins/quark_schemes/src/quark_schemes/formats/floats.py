@@ -184,7 +184,7 @@ class PowerOfTwo(NumberFormat):
 
     def spec_error(self, spec: QTensorConfig) -> str | None:
         if not spec.is_scale_quant:
-            return f"{self.name} holds scales only: use it as scale_format='e8m0', or as the second level of a ScaleQuantSpec"
+            return f"{self.name} holds only scales: use it as scale_format='e8m0', or as the second level of a ScaleQuantSpec"
         return None
 
     def max_magnitude(self, spec: QTensorConfig) -> float:
