@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 import transformers
 from torch import nn
 
-from quark.errors import ConfigError, UnsupportedError
+from quark.errors import CheckpointError, ConfigError, UnsupportedError
 from quark_tiny_model import held_out_text, tiny_model_dir
 from quark_workbench.evaluate.whole_texts import Classifier, Embedder, Reranker, RewardModel, TextKind, kendall_tau, text_kind
 
@@ -110,6 +111,21 @@ def test_a_checkpoint_of_sentence_transformers_is_pooled_as_it_says(
     states = model.model(**tokenizer(TEXTS[0], truncation=True, max_length=64, return_tensors="pt")).last_hidden_state[0].double()
     wanted = {"cls": states[0], "last": states[-1], "max": states.amax(0), "mean": states.mean(0)}[name]
     torch.testing.assert_close(embedding, wanted.detach())
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("sentence_bert_config.json", "{"),
+        ("1_Pooling/config.json", "[]"),
+        ("modules.json", json.dumps([{"path": "../other", "type": "sentence_transformers.models.Pooling"}])),
+    ],
+)
+def test_a_damaged_file_of_sentence_transformers_is_named(file: str, text: str, tokenizer: Any, tmp_path: Path) -> None:
+    path = sentence_checkpoint(tmp_path, {"pooling_mode_cls_token": True})
+    (path / file).write_text(text)
+    with pytest.raises(CheckpointError, match=re.escape(file.rpartition("/")[2])):
+        kind_of(model_of("BertModel"), tokenizer, path)
 
 
 def test_another_pooling_is_refused_by_its_name(tokenizer: Any, tmp_path: Path) -> None:

@@ -237,12 +237,14 @@ def _pooling(path: Path) -> str:
     """Return how sentence-transformers pools the hidden states of a checkpoint; mean if no file says it.
 
     Raises:
-        CheckpointError: The file of the pooling is damaged.
+        CheckpointError: The file of the pooling is damaged, or lies outside the checkpoint.
         UnsupportedError: The pooling is not one of `_POOLINGS`.
     """
     folder = next((folder for folder, kind in sentence_modules(path) if kind.endswith("Pooling")), None)
-    if folder is None or ".." in Path(folder).parts or Path(folder).is_absolute():
+    if folder is None:
         return "mean"
+    if ".." in Path(folder).parts or Path(folder).is_absolute():
+        raise CheckpointError(f"'{path / 'modules.json'}' names the folder '{folder}' outside the checkpoint: fetch the file again")
     file = path / folder / "config.json"
     values = read_json(file)
     wanted = [key for key, value in values.items() if key.startswith("pooling_mode_") and value is True]
@@ -257,10 +259,11 @@ def _pooling(path: Path) -> str:
 
 
 def _sentence_length(path: Path) -> int | None:
-    """Return the number of tokens that sentence-transformers gives the model; None if no file says it."""
+    """Return the number of tokens that sentence-transformers gives the model; None if no file says it.
+
+    Raises:
+        CheckpointError: The file is damaged.
+    """
     file = path / "sentence_bert_config.json"
-    try:
-        length = read_json(file).get("max_seq_length") if file.is_file() else None
-    except CheckpointError:
-        return None
+    length = read_json(file).get("max_seq_length") if file.is_file() else None
     return length if isinstance(length, int) else None

@@ -162,7 +162,8 @@ class _Node:
             if len(owners) > _DEEPEST or not all((*owners, leaf)):
                 wrong.append(name)
         wrong += [f"{name}.{leaf}" for name, node in root.walk("") for leaf in node.tensors.keys() & node.children.keys()]
-        wrong += [name for name in (*root.children, *root.tensors) if hasattr(NamedModel(), name) or name in NamedModel.__annotations__]
+        empty = NamedModel()
+        wrong += [name for name in (*root.children, *root.tensors) if hasattr(empty, name) or name in NamedModel.__annotations__]
         if wrong:
             raise CheckpointError(f"'{path}' has tensors with invalid names, {folded(wrong)}. Fetch the checkpoint again")
         return root
