@@ -62,7 +62,7 @@ def test_few_vectors_are_their_own_entries(count: int) -> None:
     x = vectors(count, 2)
     entries = learned(x, torch.ones_like(x), 64)
     assert bool(entries.isfinite().all())
-    torch.testing.assert_close(entries[nearest(x, entries)], x, rtol=1e-5, atol=0.1)
+    assert torch.equal(entries[nearest(x, entries)], x)
 
 
 def test_vectors_that_are_not_finite_count_for_nothing() -> None:
