@@ -98,7 +98,9 @@ def laws_of(kind: str) -> tuple[Check, ...]:
 
     @check(kind, since=2)
     def does_the_same_on_any_number_of_threads(subject: Subject) -> None:
-        """Its results do not depend on torch's number of threads, but for the order of sums in products."""
+        """Its results do not depend on torch's number of threads, except for the order of sums in
+        products.
+        """
         different = observed(subject).other_threads
         require(not different, f"gives other {_some(different)}")
 

@@ -122,8 +122,8 @@ def keeps_the_function_with_layers_excluded(subject: Subject) -> None:
 
 @check("transform")
 def leaves_nothing_behind(subject: Subject) -> None:
-    """It adds and removes no module, parameter, buffer or hook of the model, except those that its restorer
-    adds to a loaded model.
+    """It adds and removes no module, parameter, buffer or hook of the model, unless its restorer adds the
+    same to a loaded model.
     """
     for scheme in schemes_for(subject):
         result = transformed(scheme, valid_settings(subject))

@@ -150,6 +150,7 @@ class _Points:
 def _is_same(one: TensorQuantizer, other: TensorQuantizer) -> bool:
     """Return whether two quantizers are equivalent.
 
-    Equal quantizers of one layer type are one object, and a single scale has no axis.
+    Quantizers with equal specs of one layer type are the same object. For a single scale, the axis does not
+    matter.
     """
     return one is other or (one.spec == other.spec and one.has_tensor_scale and other.has_tensor_scale)

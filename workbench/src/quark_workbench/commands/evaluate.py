@@ -70,7 +70,7 @@ class TextChoices:
         return kind, config, tokenizer
 
     def texts(self, tokenizer: Any, limit: int) -> list[str]:
-        """Return the samples of the text as texts; those of one sample are its paragraphs."""
+        """Return the samples of the text as texts; the texts of one sample are its paragraphs."""
         from itertools import islice
 
         from quark_workbench.data import read_samples

@@ -251,7 +251,7 @@ def _fits(row: PlanRow, layer: QLayerConfig) -> bool:
 
 
 def _fitting_schemes(bad: Sequence[PlanRow]) -> list[str]:
-    """Return the registered schemes with the weight format of the first misfit that fit all misfits."""
+    """Return the registered schemes that fit all misfits, and have the weight format of the first misfit."""
     config = bad[0].config
     formats = {s.dtype for s in levels(config.weight if config else None)}
     fitting = []
