@@ -106,7 +106,7 @@ def laws_of(kind: str) -> tuple[Check, ...]:
 
     @check(kind, since=2)
     def leaves_the_process_as_it_was(subject: Subject) -> None:
-        """Leave everything that all code shares as it was, when it is loaded and used: logging, warnings,
+        """Its code changes no shared state when it is loaded and used: logging, warnings,
         torch's defaults, threads, random states, the environment, classes of others."""
         changed = observed(subject).changed
         require(not changed, f"changes {_some(changed)}, which all code of a process shares")

@@ -154,8 +154,8 @@ def _all_of(case: Case, x: Tensor) -> dict[str, Tensor | None]:
 
 @check("format", since=2, each=weight_cases)
 def serves_rows_of_any_length(case: Case) -> None:
-    """Rows of 1,000, 4,097 and 14,336 columns, one row, one column and groups of one are rounded to values
-    that their codes stand for, the last columns as the first."""
+    """For rows of 1,000, 4,097 and 14,336 columns, one row, one column and groups of one, codes decode to the
+    rounded values, in the last columns as in the first."""
     for quantizer in (case.quantizer, *_of_groups_of_one(case)):
         for shape in ((1, 1), (3, 1), (1, 1000), (1, 4097), (2, 14336)):
             if quantizer.shape_error(shape) is not None:
