@@ -204,7 +204,7 @@ def _on_threads(kind: str, subject: Subject, first: Mapping[str, Any], counts: S
 
 @contextmanager
 def _said_to_be(count: int) -> Iterator[None]:
-    """Make torch report that number of threads and use one: small layers are slow on several."""
+    """Make torch report ``count`` threads but use one, because small layers are slow on several."""
     before, said = (torch.get_num_threads, torch.set_num_threads), threading.local()
     torch.get_num_threads = lambda: getattr(said, "count", count)
     torch.set_num_threads = lambda nthreads: setattr(said, "count", nthreads)

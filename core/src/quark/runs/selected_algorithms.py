@@ -297,7 +297,7 @@ def refuse_vectors(algorithms: Algorithms, rows: Iterable[PlanRow]) -> None:
         if number_format.vector > 1:
             raise UnsupportedError(
                 f"'{name or tuning}' chooses the elements of a weight one by one, and '{number_format.name}' of '{row.name}' rounds "
-                f"{number_format.vector} of them together. Choose a rounding that does so (gptq, or none), or another scheme for this layer"
+                f"{number_format.vector} of them together. Choose gptq, or no rounding, or another scheme for this layer"
             )
 
 

@@ -1,7 +1,7 @@
 """Imports all that records point at in a process of its own, and writes down the tensors that modules hold.
 
-Once with torch's state as it is in a fresh process, and once with tensors made on the meta device and in
-bfloat16, an empty environment and other hashes, as while transformers builds a model. The process imports
+It does this once in a plain process. It does it again with an empty environment, other hashes, meta as the
+default device and bfloat16 as the default dtype, as while transformers builds a model. The process imports
 this module as ``__main__``.
 """
 
