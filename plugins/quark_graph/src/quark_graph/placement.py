@@ -92,7 +92,8 @@ def _is_shareable(spec: TensorSpec) -> bool:
 
 
 def _continued(operators: Sequence[Operator]) -> dict[fx.Node, fx.Node]:
-    """Return the tensors whose only reader continues their operator, with the reader's node."""
+    """Return the tensors with one reader that belongs to the same operator, such as a ReLU, with the reader's
+    node."""
     continuing = {operator.node for operator in operators if operator.record.continues}
     return {
         tensor: reader
@@ -111,7 +112,7 @@ class _Points:
         self._inputs: dict[fx.Node, list[Point]] = {}
 
     def __iter__(self) -> Iterator[Point]:
-        """Yield points of outputs first, since points of inputs quantize the quantized output."""
+        """Yield the points of outputs before the points of inputs, which quantize the quantized outputs."""
         yield from self._outputs.values()
         for points in self._inputs.values():
             yield from points

@@ -83,7 +83,7 @@ def observes_once(example: Example) -> bool:
 
 
 def _empty(example: Example) -> Tensor | None:
-    """Return a tensor without rows; None if it has no scales either."""
+    """Return a tensor without rows; None if such a tensor has no scales."""
     granularity, shape = example.quantizer.granularity, (0, SHAPE[1])
     return torch.zeros(shape) if granularity.scale_shape(shape) == granularity.scale_shape(SHAPE) else None
 
