@@ -16,7 +16,7 @@ from quark.calibration.batches import ModelInputs
 from quark.checkpoint.inspection import inspect_checkpoint
 from quark.models.plan.decoder_blocks import decoder_blocks
 from quark.models.plan.family import architecture_of, template_of
-from quark.plugins import algorithms, templates
+from quark.plugins import algorithms
 from quark.runs import quantize_checkpoint
 from quark.torch import ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_workbench.cli.main import program
@@ -60,15 +60,13 @@ def test_the_command_line_makes_what_python_makes_of_a_class(name: str, tmp_path
 
 
 def facts_of(name: str) -> str:
-    """The cells of a class in the page: what gives its facts, what calibrates it, and how it is evaluated."""
+    """The cells of a class in the page: what calibrates it, and how it is evaluated."""
     model = random_model(name)
-    family: Any = model.config.model_type  # type: ignore[union-attr]
-    facts = f"`{family}`" if family in templates().names() else "its modules"
     takes = ModelInputs.of(model).takes
     calibrated = "text" if takes is None else f"`{takes[0]}`"
     kind = text_kind(Path(), type(model), model.config, None)
     measured = kind.metric if kind is not None else "perplexity" if gives_next_tokens(model) else "outputs"
-    return f"{facts} | {calibrated} | {measured if takes is None else 'Python'}"
+    return f"{calibrated} | {measured if takes is None else 'Python'}"
 
 
 def test_the_page_says_what_works_for_each_class() -> None:

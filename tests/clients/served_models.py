@@ -61,7 +61,7 @@ def _mixture(tiny: Any) -> nn.Module:
 
 
 def _with_norms_behind_layers(tiny: Any) -> nn.Module:
-    """A Gemma 3, whose head is its embedding; its norms take the place of the bundled model's, whose embedding it has."""
+    """A Gemma 3 with tied head and embedding. It has its own norms, and the embedding of the bundled model."""
     config = Gemma3TextConfig(**{**sizes(tiny, "head_dim"), "tie_word_embeddings": True})
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
     model.load_state_dict(tiny.state_dict(), strict=False)

@@ -100,7 +100,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def run(script: str, folder: Path, *arguments: str, **variables: str) -> None:
-    """Run a script in vLLM's interpreter, which sees nothing of this project but what variables name."""
+    """Run a script in vLLM's interpreter. It finds this project only by environment variables."""
     environ = {**{k: v for k, v in os.environ.items() if k != "PYTHONPATH"}, **environment(folder), **variables}
     python = interpreter()
     (folder / "script.py").write_text(script)
@@ -111,7 +111,7 @@ def run(script: str, folder: Path, *arguments: str, **variables: str) -> None:
 
 @contextmanager
 def vllm_process(folder: Path, **variables: str) -> Iterator[ClientProcess]:
-    """Yield vLLM, which `generate` asks."""
+    """Yield a running vLLM; `generate` sends it prompts."""
     with client_process(interpreter(), _GENERATE, folder, **environment(folder), **variables) as client:
         yield client
 

@@ -50,7 +50,7 @@ OWN: dict[str, TensorSpec] = {
 
 
 def of_schemes() -> dict[str, tuple[TensorSpec, bool]]:
-    """The specs of all schemes, each once: the spec, and whether it is that of an activation."""
+    """The specs of all schemes, each once, with whether the spec is for an activation."""
     found: dict[int, tuple[str, TensorSpec, bool]] = {}
     for name in quark.schemes().names():
         config = quark.schemes().load_config(name)()

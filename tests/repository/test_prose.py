@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tools.docs.prose import MOST_WORDS, VOCABULARY, warnings
+from tools.docs.prose import LONGEST_LINE, MOST_WORDS, VOCABULARY, warnings
 
 
 @pytest.mark.parametrize(
     ("line", "warning"),
     [
         ("One idea. Another idea.", "2 sentences in a line: write one a line"),
-        ("word " * (MOST_WORDS + 1), f"a sentence of {MOST_WORDS + 1} words: make two"),
+        ("a " * (MOST_WORDS + 1), f"a sentence of {MOST_WORDS + 1} words: make two"),
+        ("a" * (LONGEST_LINE + 1), f"{LONGEST_LINE + 1} characters: break the line, or say less"),
         ("It takes those of the model.", "'those of': name the thing again"),
     ],
 )
@@ -27,6 +28,7 @@ def test_prose_that_is_read_twice_is_named_with_its_line(line: str, warning: str
         "# Those of. A title.\n",
         "`those of` stays. \n",
         "- One. Two.\n",
+        f"[a]({'b' * LONGEST_LINE})\n",
     ],
 )
 def test_code_tables_and_headlines_are_no_prose(text: str) -> None:

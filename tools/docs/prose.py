@@ -1,7 +1,7 @@
 """Warn of prose that has to be read twice: ``python -m tools.docs.prose [FILE …]``.
 
 The program reads Markdown outside code line by line. It warns of a line with several sentences, a long
-sentence, and words of the vocabulary, and says what to write instead. The exit status is always 0.
+line or sentence, and words of the vocabulary, and says what to write instead. The exit status is always 0.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from collections.abc import Iterator
 
 from tools.docs.sections import ROOT
 
-__all__ = ["MOST_WORDS", "VOCABULARY", "warnings"]
+__all__ = ["LONGEST_LINE", "MOST_WORDS", "VOCABULARY", "warnings"]
 
 MOST_WORDS = 40
+LONGEST_LINE = 110
+"""Characters, without the addresses of links."""
 VOCABULARY = {
     r"\bthose (of|that)\b": "name the thing again",
     r"\b(of|by|from|with) which\b": "start a new sentence",
@@ -27,7 +29,7 @@ VOCABULARY = {
     r"\bdo(es)? no more than\b": "say what happens",
 }
 """Pattern and advice."""
-_CODE = re.compile(r"^```.*?^```$|<!--.*?-->", flags=re.MULTILINE | re.DOTALL)
+_CODE = re.compile(r"^```.*?^```$|^\$\$.*?^\$\$$|<!--.*?-->", flags=re.MULTILINE | re.DOTALL)
 _NO_PROSE = re.compile(r"^(#|\||:::|\{\{|\$\$|!\[|\s*$)")
 _SENTENCE_END = re.compile(r"[.!?](?=\s+[A-Z`*])")
 
@@ -47,6 +49,8 @@ def warnings(text: str) -> Iterator[tuple[int, str]]:
         sentences = _SENTENCE_END.split(re.sub(r"\be\.g\. |\bi\.e\. |^\s*\d+\. ", "", plain))
         if len(sentences) > 1 and not is_list:
             yield number, f"{len(sentences)} sentences in a line: write one a line"
+        if (length := len(re.sub(r"\]\([^)]*\)", "]", line))) > LONGEST_LINE:
+            yield number, f"{length} characters: break the line, or say less"
         if longest := [words for one in sentences if (words := len(one.split())) > MOST_WORDS]:
             yield number, f"a sentence of {max(longest)} words: make two"
         yield from ((number, f"'{found[0]}': {advice}") for pattern, advice in VOCABULARY.items() for found in re.finditer(pattern, plain))

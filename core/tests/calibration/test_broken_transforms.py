@@ -61,7 +61,7 @@ def boom(block: Any) -> None:
 BLOCKS = {
     makes_nan: "in which 'mlp.up_proj.weight' holds NaN or Inf",
     makes_inf_in_a_norm: "in which 'input_layernorm.weight' holds NaN or Inf",
-    changes_shape: r"in which 'mlp.up_proj.weight' is torch.float32\[8, 256\] where torch.float32\[384, 256\] was",
+    changes_shape: r"in which 'mlp.up_proj.weight' is torch.float32\[8, 256\], but was torch.float32\[384, 256\] before",
     changes_dtype: "in which 'mlp.up_proj.weight' is torch.float16",
     adds_bias: "has added or removed 'mlp.up_proj.bias' in 'model.layers.0', but works_by_block must not",
     deletes_a_layer: "has added or removed 'mlp.up_proj.weight' in 'model.layers.0', but works_by_block must not",

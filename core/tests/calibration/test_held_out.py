@@ -54,7 +54,7 @@ def test_copies_of_a_sequence_are_held_out_together_or_not_at_all() -> None:
 
 
 def test_copies_count_as_one_sequence() -> None:
-    """Whichever of the sequences has copies: of those that are held out, there are enough different ones."""
+    """Enough different sequences are held out, whichever sequence has copies."""
     different_rows = torch.arange(32 * 32).reshape(32, 32)
     for copied in range(32):
         rows = torch.cat([different_rows, different_rows[copied].expand(4, -1)])

@@ -1,4 +1,4 @@
-"""An export that lacks tensors of its layout's own reader is refused before it has its name."""
+"""An export without all tensors that its reader needs is refused before it is renamed."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_tensors_that_are_not_contiguous_are_written_in_order(tmp_path: Path) ->
 
 @pytest.mark.parametrize("length", range(1, 9))
 def test_data_begin_at_a_multiple_of_eight_bytes(length: int, tmp_path: Path) -> None:
-    """As the format asks for, so that readers can map them."""
+    """The format requires this, so that readers can map tensors."""
     write_shards([{"a" * length: torch.ones(4, dtype=torch.float64)}], tmp_path, 10**9)
     header = int.from_bytes((tmp_path / "model.safetensors").read_bytes()[:8], "little")
     assert header % 8 == 0

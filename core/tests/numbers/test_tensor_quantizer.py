@@ -203,7 +203,7 @@ def test_a_format_nobody_provides_is_refused_with_the_closest() -> None:
 
 def test_groups_along_another_axis_than_the_last_are_refused_but_those_along_the_first_of_a_weight() -> None:
     spec = documented_object("Int4PerGroupSpec")(ch_axis=0, group_size=16).to_quantization_spec()
-    with pytest.raises(ConfigError, match="groups run along the last axis"):
+    with pytest.raises(ConfigError, match="cannot run along ch_axis"):
         quantizer_for(spec, activation=True)
     assert quantizer_for(spec, activation=False).shape_error((32, 8)) is None
 

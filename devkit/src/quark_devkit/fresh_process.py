@@ -90,7 +90,7 @@ ForkingPickler.register(MappingProxyType, _reduced)
 
 @contextmanager
 def _without_main() -> Iterator[None]:
-    """Keep processes that the body starts from importing this program's main module, which may do work."""
+    """Prevent that processes started by the body import this program's main module, which may do work."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:

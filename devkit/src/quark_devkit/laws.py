@@ -98,13 +98,15 @@ def laws_of(kind: str) -> tuple[Check, ...]:
 
     @check(kind, since=2)
     def does_the_same_on_any_number_of_threads(subject: Subject) -> None:
-        """Its results do not depend on torch's number of threads, but for the order of sums in products."""
+        """Its results do not depend on torch's number of threads, except for the order of sums in
+        products.
+        """
         different = observed(subject).other_threads
         require(not different, f"gives other {_some(different)}")
 
     @check(kind, since=2)
     def leaves_the_process_as_it_was(subject: Subject) -> None:
-        """Leave everything that all code shares as it was, when it is loaded and used: logging, warnings,
+        """Its code changes no shared state when it is loaded and used: logging, warnings,
         torch's defaults, threads, random states, the environment, classes of others."""
         changed = observed(subject).changed
         require(not changed, f"changes {_some(changed)}, which all code of a process shares")
@@ -202,7 +204,7 @@ def _on_threads(kind: str, subject: Subject, first: Mapping[str, Any], counts: S
 
 @contextmanager
 def _said_to_be(count: int) -> Iterator[None]:
-    """Make torch report that number of threads and use one: small layers are slow on several."""
+    """Make torch report ``count`` threads but use one, because small layers are slow on several."""
     before, said = (torch.get_num_threads, torch.set_num_threads), threading.local()
     torch.get_num_threads = lambda: getattr(said, "count", count)
     torch.set_num_threads = lambda nthreads: setattr(said, "count", nthreads)

@@ -37,8 +37,8 @@ def require_effects(options: Iterable[Option], results: _Results, current: Mappi
 
     Args:
         options: The options.
-        results: Yields results, which are compared with ``==``, for these values of options, and the others
-            as they are; raises one of `REFUSALS` where it refuses them.
+        results: Yields results for the given values of options, with the other options unchanged. Results are
+            compared with ``==``. It raises one of `REFUSALS` if it refuses the values.
         current: Values of options that differ from their defaults.
 
     Raises:
@@ -70,7 +70,9 @@ def _beside(results: _Results, beside: Mapping[str, Any], values: Mapping[str, A
 
 
 def _effect(option: Option, value: Any, usual: _Remembered, results: _Results) -> tuple[str | None, Any]:
-    """Return what is wrong with the values of an option, and a value that changes a result; None for each."""
+    """Return what is wrong with the values of an option, or None, and a value that changes a result, or
+    None.
+    """
     seen, changing, idle = [(value, usual)], list[Any](), list[str]()
     stands_for_another = value is None  # so that one other value may do what it does
     for other in others(option, value):
@@ -103,7 +105,7 @@ def _effect_beside(values: Mapping[str, Any], flip: Mapping[str, Any], results: 
 
 
 def _is_same(one: _Remembered, other: _Remembered) -> bool:
-    """Return whether all results are equal; False where one is refused."""
+    """Return whether all results are equal; False if one is refused."""
     for own, known in zip_longest(one, other):
         if one.is_refused or own != known:
             return False
@@ -115,7 +117,7 @@ def _is_number(value: Any) -> bool:
 
 
 def digest(*values: Any) -> str:
-    """Return a short text that differs where tensors, or other values by their text, differ."""
+    """Return a short text that differs if tensors differ, or the texts of other values."""
     hashed = hashlib.sha256()
     for value in values:
         if isinstance(value, Tensor):
@@ -154,7 +156,8 @@ class _Remembered:
 
 
 def others(option: Option, value: Any) -> Iterator[Any]:
-    """Yield values to try: the examples, or else those that the type and the present value lead to."""
+    """Yield values to try: the examples of the option. Without examples, yield values of its type and near
+    ``value``."""
     tried = option.note.examples or [*_like(value), *([] if _is_number(value) else _of_type(option.type))]
     seen = [value]
     for other in tried:

@@ -19,7 +19,8 @@ _views: WeakKeyDictionary[Catalog, dict[object, Catalog]] = WeakKeyDictionary()
 
 
 def among_its_own(catalog: Catalog, distribution: str) -> Catalog:
-    """Return the plugins of a distribution, of its requirements, the built-in ones and the suite."""
+    """Return the plugins of a distribution and of its requirements, the built-in plugins, and the plugin of
+    the suite."""
     new = list(dict.fromkeys((distribution, SUITE)))
     names = {*BUILT_IN, *new}
     while new and not _distributions(catalog) <= names | {CORE}:

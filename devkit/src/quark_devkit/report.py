@@ -93,7 +93,7 @@ def as_json(distribution: str, results: Sequence[Result]) -> dict[str, Any]:
 
 
 def as_junit(distribution: str, results: Sequence[Result]) -> str:
-    """Return JUnit XML: a test case for each result; expected failures are skipped ones."""
+    """Return JUnit XML: a test case for each result; expected failures count as skipped."""
     failures = sum(result.is_failure for result in results)
     skipped = sum(result.outcome in ("expected", "not applicable") for result in results)
     suite = ElementTree.Element(

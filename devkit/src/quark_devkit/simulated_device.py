@@ -142,7 +142,7 @@ class SimulatedTensor(Tensor):
         return format(self.item(), spec) if self.dim() == 0 else repr(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        """Return a copy of a leaf, a parameter of a parameter."""
+        """Return a copy that is a leaf; the copy of a parameter is a parameter."""
         if id(self) not in memo:
             copied = self.detach().clone()
             is_parameter = isinstance(self, torch.nn.Parameter)

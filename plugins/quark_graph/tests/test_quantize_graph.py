@@ -51,7 +51,7 @@ def test_8_bits_keep_the_accuracy(make: Callable[[], nn.Module], layer: QLayerCo
 
 
 def test_4_bits_in_one_scale_do_not() -> None:
-    """The bar of the test above can be missed."""
+    """4 bits in one scale miss the bound of the test above."""
     narrow = int8(dtype="int4")
     assert accuracy(quantized(SmallVit, QLayerConfig(narrow, narrow, narrow, narrow))) < accuracy(trained(SmallVit, 10)) - POINTS
 

@@ -254,7 +254,7 @@ def test_experts_that_stay_fused_are_reported_by_the_plan(fused_type: str) -> No
 def test_patterns_leave_the_same_layers_float_by_the_names_of_checkpoints_and_of_modules(model_type: str, tmp_path: Path) -> None:
     """transformers writes the names of published checkpoints.
 
-    Documented patterns alone must say the same there.
+    There, documented patterns alone must give the same result.
     """
     model, template = model_of(model_type), LLMTemplate.get(model_type)
     model.save_pretrained(tmp_path)

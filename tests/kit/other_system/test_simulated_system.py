@@ -1,4 +1,4 @@
-"""Under ``--system`` the repository's code meets what another system lacks and refuses, and libraries do not."""
+"""Under ``--system``, the repository's code meets the limits of another system, and libraries do not."""
 
 from __future__ import annotations
 

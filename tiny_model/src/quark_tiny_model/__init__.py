@@ -87,7 +87,7 @@ def calibration_batches(n: int = 8, length: int = 128) -> list[Tensor]:
     tokens = _held_out_tokens()
     if n < 1 or length < 1 or n * length > len(tokens):
         raise ConfigError(
-            f"{n} sequences of {length} tokens exceed the {len(tokens)} tokens of the held-out text: give fewer or shorter ones"
+            f"{n} sequences of {length} tokens exceed the {len(tokens)} tokens of the held-out text: give fewer or shorter sequences"
         )
     return [row[None].clone() for row in tokens[len(tokens) - n * length :].split(length)]
 

@@ -58,7 +58,7 @@ class Row:
         size: Size of the checkpoint.
         comparison: Metrics of the model loaded from disk against the float model.
         seconds: Time to quantize and export.
-        reload_equal: Whether the loaded model's logits equal those of the model in memory, bit for bit.
+        reload_equal: Whether the loaded model gives the same logits as the model in memory, bit for bit.
         words: The loaded model's continuation of `PROMPT`.
     """
 

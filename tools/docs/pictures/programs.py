@@ -16,7 +16,7 @@ _COLORS = {OURS: GREEN, "AMD Quark": ORANGE, "llm-compressor": BLUE, "auto-round
 
 def kl_against_time(model: str = "SmolLM2-135M", scheme: str = "int4_wo_64") -> Drawing:
     """Draw KL divergence by the time of quantization in forwards of the float model, both logarithmic."""
-    drawing = Drawing(900, 380)
+    drawing = Drawing(900, 280)
     rows = [row for row in measured() if (row["model"], row["scheme"]) == (model, scheme) and row["algorithm"] != "none"]
     fastest, slowest = (0.8 * min(map(cost, rows)), 1.2 * max(map(cost, rows)))
     lowest, highest = (bound(row["mean_kl"] for row in rows) * share for bound, share in ((min, 0.9), (max, 1.1)))

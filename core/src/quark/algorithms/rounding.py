@@ -46,7 +46,7 @@ class HeldOut:
     def outputs(self, weight: Tensor) -> Tensor:
         """Return the outputs of the float weight ``[N, K]``, or of some of its rows, ``[n, N]``, float32.
 
-        Inputs are those of the float model, if they are known.
+        Inputs come from the float model, if they are known.
         """
         if self.float_outputs is not None:
             return self.float_outputs.float()
@@ -216,8 +216,8 @@ class Rounding(ABC):
 
     Attributes:
         needs: Statistics of the layers' inputs; without any, no calibration data are needed.
-        rounds_vectors: Whether it rounds formats of which several elements share a code
-            (`quark.numbers.NumberFormat.vector`), a whole vector at a time. A run that would round such
+        rounds_vectors: Whether it rounds formats whose elements share codes
+            (`quark.numbers.NumberFormat.vector`), a vector at a time. A run that would round such
             weights by another is refused.
     """
 

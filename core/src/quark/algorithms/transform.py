@@ -122,7 +122,7 @@ class TransformRun:
 
         For example, a rotation that runs with the model changes a layer's input only here, after other
         transforms have moved scale into that layer. If several transforms finish, they do so in reverse
-        order. There are no statistics, because those collected belong to the block before its transforms.
+        order. There are no statistics, because they were collected before the block's transforms.
         """
         return {}
 
@@ -207,7 +207,7 @@ class Transform(TransformRun):
         """Return transforms that each do a part of this one, by name for reports, the simplest first.
 
         If ``is_validated``, each is validated like the whole. If two differ by no more than the standard
-        error, the first is used. If none lowers the error, one that is not ``is_validated`` itself is used,
-        because its effect does not show in outputs. Each has its ``settings``.
+        error, the first is used. If no alternative lowers the error, the run uses an alternative without
+        ``is_validated``, whose effect does not show in outputs. Each has its ``settings``.
         """
         return {}

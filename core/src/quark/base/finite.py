@@ -43,7 +43,7 @@ def refuse_non_finite(
 
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and persistent buffers of a model by full name: what a checkpoint of it holds."""
+    """Return the parameters and persistent buffers of a model by full name, which a checkpoint stores."""
     return {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if isinstance(tensor, Tensor)}
 
 

@@ -195,7 +195,7 @@ _ALIGNMENT = 16
 
 
 class _Pickler(pickle.Pickler):
-    """Writes a value with a number in place of each tensor, and appends the tensors to a list."""
+    """Writes a value with a number instead of each tensor, and appends the tensors to a list."""
 
     def __init__(self, file: io.BytesIO, tensors: list[Tensor]) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)

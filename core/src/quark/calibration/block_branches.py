@@ -19,7 +19,7 @@ class BlockBranches:
     """Makes branches from float weights, rounded weights and statistics of inputs.
 
     Attributes:
-        branching: Of the run; None where layers get none.
+        branching: Of the run; None if layers get no branches.
         float_layer: Returns the float layer of a full name.
     """
 
@@ -35,7 +35,7 @@ class BlockBranches:
     def made(
         self, layers: Mapping[str, QuantizedLayer], statistics: Mapping[type[Statistic], Statistic] = MappingProxyType({})
     ) -> Iterator[None]:
-        """Make the branches of those layers that have one; the body rounds the weights of all.
+        """Make the branches of the layers that have one; the body rounds the weights of all.
 
         Args:
             layers: By full name, their weights float.

@@ -32,7 +32,7 @@ class _Pause:
 
     Attributes:
         number: Its position among the pause points of the block.
-        name: The activations, which no other pause has.
+        name: Keys of the activations; they are different at each pause.
         scales: Scales of the block.
     """
 
@@ -62,7 +62,7 @@ class _Waiting:
 class BlockRounding(BlockCalibration):
     """Rounds each weight and sets each scale when the inputs of all forwards are known.
 
-    Arguments and attributes are those of `BlockCalibration`.
+    Arguments and attributes are as in `BlockCalibration`.
     """
 
     _group_of: dict[str, list[str]] = attrs.field(init=False)

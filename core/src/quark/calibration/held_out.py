@@ -6,8 +6,8 @@ decisions:
 - `held_out`, for transforms, which compare whole outputs of a block: whole sequences, an eighth to a quarter
   of all tokens. The choice depends only on the contents of the sequences, not on their order or their
   batches.
-- `held_out_tokens`, for roundings, which compare the outputs of one layer: one token in sixteen, at most 128,
-  the first ones of each input.
+- `held_out_tokens`, for roundings, which compare the outputs of one layer: the first tokens of each input,
+  one in sixteen, at most 128.
 - `held_out_ends`, for tunings, which compare whole outputs of a block, and fit so much that they need every
   sequence: the end of each.
 
@@ -51,9 +51,9 @@ def held_out(batches: Sequence[Tensor]) -> list[Tensor]:
     A result is bool, on the CPU: ``[batch, tokens]`` for token ids, and ``[batch, 1]`` for rows without
     tokens, such as images.
 
-    Whole sequences are held out if there are enough of them (eight, if all have one length): those whose
-    contents have the smallest hashes, with equal sequences together. With fewer sequences, the last eighth of
-    the tokens of each is held out. If neither is possible, as with one image, all masks are False.
+    Whole sequences are held out if there are enough of them (eight, if all have one length): the sequences
+    whose contents have the smallest hashes, with equal sequences together. With fewer sequences, the last
+    eighth of the tokens of each is held out. If neither is possible, as with one image, all masks are False.
 
     Args:
         batches: All batches: token ids ``[batch, tokens]``, or any other tensors whose first axis is the

@@ -23,7 +23,7 @@ _TOKENS_SHOWN = 128
 class Collector:
     """Statistics of one input, and some of its tokens.
 
-    If tokens are few for the number of channels, the kept ones are in no statistic.
+    If there are few tokens for the number of channels, no statistic contains the held-out tokens.
 
     Args:
         kinds: Classes of the statistics.
@@ -31,8 +31,8 @@ class Collector:
         device: Device of the inputs.
         tokens: Expected number of tokens on all ranks, at least roughly.
         grid: The calls of the run.
-        outputs: N, if references are the output of one layer in the float model, without bias, instead of its
-            input; None if they are inputs.
+        outputs: N, the number of a layer's outputs, if the references are its outputs in the float model,
+            without bias. None if the references are inputs.
         inputs_last: Whether all inputs stay unchanged until `flush`.
 
     Attributes:

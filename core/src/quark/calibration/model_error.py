@@ -1,9 +1,9 @@
 """ModelError: the error of the last block's output, with the rounding of the run and with round-to-nearest.
 
 Layers are validated one by one, but their errors add up: codes that are better in every layer can be worse in
-the model. The first tokens of the first calibration sample show whether they are. Two short forwards, beside
-the forwards of the run, pass every block before it is changed: one through the float block, one with its
-layers rounded to nearest. The third output is that of the run's own forward for these tokens: in a causal
+the model. The error on the first tokens of the first calibration sample shows that. Two short forwards,
+beside the forwards of the run, pass every block before it is changed: one through the float block, one with
+its layers rounded to nearest. The third output is that of the run's own forward for these tokens: in a causal
 model, it does not depend on later tokens.
 
 With few tokens, these are among the tokens that are held out for roundings (`quark.calibration.held_out`).

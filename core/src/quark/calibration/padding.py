@@ -49,7 +49,9 @@ _MASKED = -9_000.0
 
 
 def main_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """Return the tensor whose first axis is the batch: token ids, or else the first that is not a mask."""
+    """Return the tensor whose first axis is the batch: the first argument, or named argument, that is not a
+    mask.
+    """
     named = [kwargs[name] for name in ("input_ids", "inputs_embeds") if name in kwargs]
     others = (value for name, value in kwargs.items() if not name.endswith("mask"))
     return next((v for v in (*args, *named, *others) if isinstance(v, Tensor) and v.ndim > 0), None)
@@ -153,7 +155,7 @@ class _Sequence:
         return x
 
     def _axes(self, name: str, x: Tensor, tokens: int, *, is_mask: bool) -> tuple[int | None, list[int]]:
-        """Return the batch axis of a tensor (None without one), and the axes with that many positions."""
+        """Return the batch axis of a tensor, or None, and the axes whose size is the number of positions."""
         batch = len(self.main)
         if x.ndim == 1 and len(x) == tokens != batch:
             return None, [0]

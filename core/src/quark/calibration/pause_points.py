@@ -91,7 +91,7 @@ class PausePoint:
     def done(self, expected: Mapping[Forward, Tensor] | None = None) -> None:
         """Mark the layer as finished.
 
-        ``expected`` are the inputs that it was rounded for, if forwards have not reached the layer yet.
+        If forwards have not reached the layer yet, ``expected`` has the inputs that its rounding used.
         """
         self.is_done = True
         self.arrived = {}

@@ -75,7 +75,7 @@ class PhaseClock:
             self._at_lap[name] = self._at_lap.get(name, 0.0) + value
 
     def _count(self) -> None:
-        """Add the time since the last change to the phase that is on."""
+        """Add the time since the last change to the current phase."""
         now = self._now()
         if self._phases:
             phase = self._phases[-1]

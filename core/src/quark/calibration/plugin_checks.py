@@ -249,7 +249,7 @@ class StartedTransform:
         for name, parameter in module.named_parameters():
             dtype, shape = form = parameter.dtype, list(parameter.shape)
             if form != forms.get(name, form):
-                raise whose.error(f"{changed} '{name}' is {dtype}{shape} where {forms[name][0]}{forms[name][1]} was")
+                raise whose.error(f"{changed} '{name}' is {dtype}{shape}, but was {forms[name][0]}{forms[name][1]} before")
             if not _has_finite_values(parameter):
                 raise whose.error(f"{changed} '{name}' holds NaN or Inf")
         if self.works_by_block and (added := sorted(module.state_dict().keys() ^ names)):

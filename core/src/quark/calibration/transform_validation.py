@@ -40,7 +40,7 @@ class BlockSource(Protocol):
     """Loads the tensors of a block into the modules of a model, and releases them again."""
 
     def load(self, block: Block | None) -> None:
-        """Load the parameters and buffers of a block; None loads those outside all blocks."""
+        """Load the parameters and buffers of a block; None loads the tensors outside all blocks."""
 
     def release(self, block: Block) -> None:
         """Release the tensors of a block, after every forward has left it and the sink has accepted it."""
@@ -96,8 +96,8 @@ def validate_transforms(
     Args:
         model: The float model, with the tensors outside its blocks in memory.
         plan: The plan of the model.
-        transforms: Transforms by registered name, in order; those that are not validated are not in the
-            result.
+        transforms: Transforms by registered name, in order; the result leaves out transforms that are not
+            validated.
         data: Calibration samples; without any, each transform decides without a validation.
         source: Holds the tensors of the blocks, each in memory only while forwards are in it;
             None if the model has them.

@@ -30,7 +30,7 @@ from quark.models.layers import QuantizedLayer
 class TwoPasses(BlockCalibration):
     """Rounds weights and sets scales between two passes of all forwards.
 
-    Arguments and attributes are those of `BlockCalibration`.
+    Arguments and attributes are as in `BlockCalibration`.
     """
 
     _leaders: dict[str, str] = attrs.field(init=False, factory=dict)

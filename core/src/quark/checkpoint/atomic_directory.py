@@ -204,7 +204,8 @@ def _free_leftover(out: Path, leftover: Leftover) -> _Partial | None:
 
 
 def _choose(free: Iterable[_Partial], out: Path, leftover: Leftover) -> _Partial | None:
-    """Return the leftover with the most finished blocks; None if none has any, or to discard them."""
+    """Return the leftover with the most finished blocks. None if no leftover has finished blocks, or if they
+    are discarded."""
     most = max(free, key=lambda partial: finished_blocks(partial.path), default=None)
     if most is None or not finished_blocks(most.path) or leftover == "restart":
         return None

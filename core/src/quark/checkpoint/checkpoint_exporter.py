@@ -330,7 +330,9 @@ def _written_as_they_are(layers: Mapping[str, ExportedLayer], tensors: Mapping[s
 
 
 def _config_of(content: CheckpointContent, quantization: dict[str, Any]) -> Any:
-    """Return the content of config.json: the model's config, or else its class; and the quantization."""
+    """Return the content of config.json: the model's config, or its class if it has none, and the
+    quantization.
+    """
     model: Any = content.model
     if not hasattr(getattr(model, "config", None), "to_json_file"):
         return {"architectures": [type(model).__name__], "quantization_config": quantization}

@@ -102,9 +102,9 @@ def refuse_full_disk(directory: Path, size: int) -> None:
 def move_into_place(export: Path, out: Path, exporter: str | None = None, *, overwrite: bool = False, source: Path | None = None) -> None:
     """Rename a complete export to ``out``.
 
-    Files that `refuse_used_directory` allows stay, except the replaced export. Existing companions stay
-    unchanged, except companions of a replaced export that the new export provides too. Afterwards, the
-    replaced export is at ``export``, or beside it under the name `REPLACED`, and may be removed.
+    Files that `refuse_used_directory` allows stay in ``out``, except the replaced export. Existing companions
+    stay unchanged, but the new export replaces companions of the replaced export. Afterwards, the replaced
+    export is at ``export``, or beside it under the name `REPLACED`. You may remove it.
 
     Raises:
         OutputError: Other files were put there meanwhile; or the exporter has written a file of another

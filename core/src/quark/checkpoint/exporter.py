@@ -227,8 +227,8 @@ class Exporter(ABC):
         process ends without an error.
 
         Args:
-            content: The content with the float model, whose weights are on the meta device except those of
-                the current block.
+            content: The content with the float model, whose weights are on the meta device except in the
+                current block.
             skeleton: The quantized skeleton of the model: its layers and scales on the meta device, with the
                 final shapes and dtypes.
             out: The output directory. It is empty, or another call with equal arguments has written to it. If

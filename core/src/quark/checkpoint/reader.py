@@ -280,7 +280,7 @@ def fill_zero_points(model: nn.Module, loaded: set[str]) -> set[str]:
 
 
 def tie(model: nn.Module, loaded: set[str]) -> None:
-    """Tie tensors that the export lacks to those that it contains, as the model ties them.
+    """Tie tensors that the export lacks to stored tensors, as the model ties them.
 
     Loaded tensors stay. The export decides, not the config of ``model``, because quantization unties a tied
     output head.

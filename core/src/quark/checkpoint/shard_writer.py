@@ -178,7 +178,7 @@ class ShardWriter:
     def _wait(self, *, for_disk: bool = False) -> None:
         """Wait until no part is being written, or, if ``for_disk``, until everything is on the disk.
 
-        Raises errors from there.
+        Raises the errors of the writing threads.
         """
         pending, self._pending = self._pending, None
         if pending is not None:
@@ -187,7 +187,7 @@ class ShardWriter:
             self._storing.popleft().result()
 
     def _write_all(self, tensors: Mapping[str, Tensor]) -> None:
-        """Write tensors; those on an accelerator are copied here, so that the caller does not wait for it."""
+        """Write tensors; tensors on an accelerator are copied here, so that the caller does not wait."""
         for name, tensor in tensors.items():
             place, data = self._layout.places[name], tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             self._checksums[name] = checksum(self._written(place, data))

@@ -195,7 +195,7 @@ def _fill_missing(model: Any, own: set[str], missing: set[str], give_memory: Cal
 
 
 def _end_loading(model: Any, groups: list[list[str]], keeps: bool) -> None:
-    """Give a model that transformers has filled its quantized layers."""
+    """Put quantized layers into a model whose tensors transformers has loaded."""
     unpack_all(model, Path(source_of(model.config)), keeps_codes=keeps, when_used=True)
     tie_equal(model, groups)
     model.__dict__["save_pretrained"] = SavesQuantized(model)

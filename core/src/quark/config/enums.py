@@ -138,8 +138,7 @@ class Dtype(_OpenVocabulary):
 class QSchemeType(_OpenVocabulary):
     """Which elements share one scale.
 
-    A number format may define more, as ``"vendor.name"``, which its
-    `quark.numbers.NumberFormat.granularity` knows.
+    A number format may define more, named ``"vendor.name"``, in its `quark.numbers.NumberFormat.granularity`.
     """
 
     per_tensor = "per_tensor"

@@ -102,7 +102,7 @@ def strings_of(data: Mapping[str, Any], key: str) -> list[str]:
 def checked(value: Any, kind: type, key: str) -> Any:
     """Return ``value``, which belongs to ``key``; raise ConfigError if it has another type.
 
-    The kinds are those of `value_of`.
+    The kinds are as in `value_of`.
     """
     types: Any = {list: (list, tuple), float: (int, float)}.get(kind, kind)
     if isinstance(value, types) and (kind is bool or not isinstance(value, bool)):

@@ -88,8 +88,8 @@ class QConfig:
         kv_cache_quant_config: Output quantization of key and value projections, by pattern.
         kv_cache_group: Patterns of the projections that feed the cache.
         min_kv_scale: Smallest scale of the cache.
-        separate_kv_scales: Whether keys and values have their own scales. By default those of one block share
-            the larger scale, as in AMD Quark.
+        separate_kv_scales: Whether keys and values have their own scales. By default, keys and values of a
+            block share the larger scale, as in AMD Quark.
         kv_cache_post_rope: Where keys and values of the cache are rounded, and for which tensors their scales
             are exported. True: as attention gets them, after norms of single heads and the rotary embedding,
             which is what runtimes such as vLLM cache. False: at the outputs of their projections, AMD Quark's

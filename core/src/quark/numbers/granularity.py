@@ -354,8 +354,8 @@ def granularity_of(spec: QTensorConfig, *, activation: bool) -> Granularity:
             return PerGroupOfRows(spec.group_size)
         if spec.ch_axis not in (-1, 1):
             raise ConfigError(
-                f"groups run along the last axis (ch_axis=-1), and in a weight with a group_size also along the first (ch_axis=0): "
-                f"{spec.dtype.name} asks for ch_axis={spec.ch_axis} of {'an activation' if activation else 'a weight'}, use -1"
+                f"groups of {spec.dtype.name} cannot run along ch_axis={spec.ch_axis} of {'an activation' if activation else 'a weight'}: "
+                "use ch_axis=-1, or ch_axis=0 for a weight with a group_size"
             )
         return PerGroup(spec.group_size)
     if spec.qscheme is QSchemeType.per_block and spec.block_size is not None:

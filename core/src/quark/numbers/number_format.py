@@ -190,7 +190,8 @@ class NumberFormat(ABC):
         out.copy_(self.codes(t, zero))
 
     def writes_codes_of(self, dtype: torch.dtype) -> bool:
-        """Return whether `write_codes` accepts scaled values in that dtype, with the codes of float32."""
+        """Return whether `write_codes` accepts scaled values in that dtype, and gives the same codes as for
+        float32."""
         return dtype is torch.float32
 
     def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:

@@ -90,7 +90,7 @@ class TensorQuantizer(ABC):
     def outer_scale(self, x: Tensor, shared: Observer | None = None) -> Tensor | None:
         """Return the scale above the stored level's, ``[]`` or ``[O]`` for a weight ``[O, I]``, or None.
 
-        None does not depend on ``x``. Parts of a row cannot have their own outer scales
+        Whether it is None does not depend on ``x``. Parts of a row cannot have their own outer scales
         (`QParams.outer_scale`). Arguments are as in `find_qparams`.
         """
 

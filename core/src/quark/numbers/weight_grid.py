@@ -39,8 +39,8 @@ class WeightGrid:
         rows: Number of output channels of each layer, N in total.
         weight: ``Wt [K, N]``, float32; outer scales, and scales that span rows, are found from it.
         shared: Whether the layers share the scale that spans a whole tensor.
-        importance: Second moments of the input channels, ``[K]``, by which a format with a table learns it;
-            None: all are alike.
+        importance: Second moments of the input channels, ``[K]``: weights of the channels when a format
+            learns a table. None weighs all channels alike.
 
     Attributes:
         columns: K, the number of input channels.
@@ -145,7 +145,7 @@ class WeightGrid:
     ) -> ColumnRounder:
         """Return the `ColumnRounder` that rounds one run of `vector` input channels after another.
 
-        The values are those of `round_`.
+        The values are as from `round_`.
 
         Args:
             scales: Scales of all groups, or of all channels (`with_subscales`).

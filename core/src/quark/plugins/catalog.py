@@ -176,7 +176,7 @@ def recorded_catalog() -> Catalog:
 
 @contextmanager
 def using(other: Catalog) -> Iterator[Catalog]:
-    """Make another catalog that of this process inside a ``with`` block; for tests."""
+    """Use another catalog in this process inside a ``with`` block; for tests."""
     global _current  # noqa: PLW0603
     before, _current = _current, other
     try:

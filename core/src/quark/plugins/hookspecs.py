@@ -331,7 +331,7 @@ class QuarkHooks(ModelHooks):
         that of the run. What it raises is logged once, and ignored.
 
         Args:
-            moment: An instance of a subclass of `quark.plugins.measuring.Moment`. Ignore those that you do
+            moment: An instance of a subclass of `quark.plugins.measuring.Moment`. Ignore events that you do
                 not know, since later versions may add some.
 
         Example::

@@ -61,9 +61,8 @@ class RunTimeTemplate(TemplateRecord):
 class LayerTypeRecord(Record):
     """A class of float layers, and the class that replaces it in a quantized model.
 
-    The class is matched exactly, or by a subclass that overrides nothing, because any other may compute
-    something else. Its module is never imported for that: a layer of the class exists only if the module has
-    been imported.
+    The record applies to the class itself and to subclasses that override nothing; other subclasses may
+    compute something else. The check does not import the class's module.
 
     Attributes:
         layer: Reference to the float class, a ``torch.nn.Module`` with a parameter ``weight``, and perhaps
@@ -168,7 +167,9 @@ class GraphOpRecord(Record):
 
     def __attrs_post_init__(self) -> None:
         if (self.weight is None) != (self.layer_type is None) or (self.bias is not None and self.weight is None):
-            raise ValueError(f"the operator '{self.name}' needs both or none of weight and layer_type, and a bias only beside a weight")
+            raise ValueError(
+                f"the operator '{self.name}' sets only one of weight and layer_type, or a bias without a weight: set both, or none"
+            )
         if self.weight is not None and self.moves_values:
             raise ValueError(f"the operator '{self.name}' has a weight, so it does not only move values: leave weight or moves_values out")
 

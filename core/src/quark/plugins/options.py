@@ -38,7 +38,7 @@ class OptionNote:
     """Hints for the check that every option changes a result.
 
     Attributes:
-        examples: Values other than the default, each of which changes a result; needed if the type and the
+        examples: Values other than the default, which change a result; needed if the type and the
             default give none.
         beside: Values of other options, by name, without which this option has no effect; kept as pairs.
         is_cost_only: Whether the option changes only speed or memory, and results at most by rounding.

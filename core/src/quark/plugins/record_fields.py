@@ -108,7 +108,7 @@ def check_reasons(_: Any, attribute: Any, values: Mapping[str, str]) -> None:
 
 
 def value_reference(base: str, **agrees: str) -> Mapping[str, Expected]:
-    """Return the `Expected` of a value of class ``base`` whose fields agree with those of the record."""
+    """Return the `Expected` of a value of class ``base`` whose fields agree with the record's fields."""
     return {KEY: Expected("value", LazyRef(base), agrees=agrees)}
 
 

@@ -57,7 +57,7 @@ class Registered:
 
 
 def unreplaced(claims: Iterable[Registered]) -> list[Registered]:
-    """Return the claims on one name, without those whose distribution another claim replaces."""
+    """Return the claims on one name, without claims that another distribution replaces."""
     claims = list(claims)
     replaced = {
         normalized(c.record.replaces)

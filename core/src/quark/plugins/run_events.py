@@ -52,7 +52,7 @@ class TimeLeft:
         self._left = float(sum(self._work))
 
     def finish(self, number: int, seconds: float) -> None:
-        """Count a piece (0 is the first) as done in these seconds; pieces without work do not count."""
+        """Count piece ``number`` (from 0) as finished after ``seconds``; pieces without work do not count."""
         if self._work[number] > 0:
             self._done += self._work[number]
             self._took += seconds
@@ -173,11 +173,10 @@ _current = threading.local()
 
 @contextmanager
 def running(task: str, *, speaks: bool = True, **facts: Any) -> Iterator[RunEvents]:
-    """Yield the events of a run, which begins with this context and ends with it, well or by an error.
+    """Yield the events of a run. The run begins when the context is entered, and ends when it is left.
 
-    A run inside another one is silent.
-
-    Meanwhile, listeners hear of logged warnings. The distribution quark-workbench has the listener that draws
+    A run inside another run is silent. During the run, listeners hear of logged warnings. The distribution
+    quark-workbench has the listener that draws
     a bar on a terminal and writes lines into the log; without it, no progress is shown.
 
     Args:

@@ -94,8 +94,8 @@ def quantize_checkpoint(
         exporter: Name of an exporter.
         options: Options of the export, including the exporter's own options.
         weight_converters: Conversions from stored tensors to the model's tensors
-            (``transformers.core_model_loading`` and `quark.models.hf.weight_converters`). None takes those of
-            the template.
+            (``transformers.core_model_loading`` and `quark.models.hf.weight_converters`). None takes the
+            template's.
         trust_remote_code: Whether code that comes with the checkpoint may run.
         resume: Whether to continue after the finished blocks of an earlier run to ``out``. If there are none,
             the run starts from the beginning.
@@ -156,7 +156,7 @@ def opened_checkpoint(
 
     Only headers have been read.
 
-    Arguments and errors are those of `quantize_checkpoint`.
+    Arguments and errors are as in `quantize_checkpoint`.
     """
     torch_dtype(dtype)
     shards = check_shards(source)

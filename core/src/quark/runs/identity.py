@@ -259,7 +259,7 @@ def _shown(values: Mapping[str, Any], name: str) -> str:
 
 
 def _bytes_of(value: Any) -> Iterator[bytes]:
-    """Yield bytes that differ where arguments of a model differ.
+    """Yield bytes that differ if arguments of a model differ.
 
     Objects other than tensors and plain values differ only if their classes differ.
     """

@@ -59,7 +59,7 @@ class Output:
     ) -> Self:
         """Return the output, after checks that a run may write to it.
 
-        Arguments and errors are those of `quark.runs.quantize_checkpoint`.
+        Arguments and errors are as in `quark.runs.quantize_checkpoint`.
         """
         if resume and restart:
             raise ConfigError("resume keeps the finished blocks of an earlier run, and restart discards them: set one of the two")

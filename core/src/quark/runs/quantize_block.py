@@ -319,8 +319,8 @@ def finish_layers(
 ) -> None:
     """Set missing scales of activations, and round other weights than ``rounded``, and biases.
 
-    Plugins measure the layers of ``block``, or, without one, those outside all blocks; then the sink gets all
-    of them. ``inputs`` has what plugins keep of the inputs of some layers, by name.
+    Plugins measure the layers of ``block``, or the layers outside all blocks if it is None; then the sink
+    gets all of them. ``inputs`` has what plugins keep of the inputs of some layers, by name.
     """
     with started.figures.clock.phase("solve"):
         scales.finish()

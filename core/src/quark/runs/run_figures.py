@@ -50,7 +50,7 @@ class RunFigures:
 
     @contextmanager
     def block(self, number: int, block: Block, layers: int, outcome: str) -> Iterator[None]:
-        """Tell that a block is worked on, and, if the body succeeds, that it is finished.
+        """Report the start of a block to listeners. If the body succeeds, report its end.
 
         Args:
             number: 0 for the first block.

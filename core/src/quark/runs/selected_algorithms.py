@@ -64,7 +64,9 @@ class Algorithms:
 
     @property
     def rounding_wants_float(self) -> bool:
-        """Whether the rounding or the branching compares layers' inputs with those in the float model."""
+        """Whether the rounding or the branching compares layers' inputs with the inputs in the float
+        model.
+        """
         return any(kind.wants_float for kind in self.needs)
 
     @property
@@ -277,7 +279,7 @@ def refuse_excluded_schemes(rounding: str, rows: Iterable[PlanRow]) -> None:
 
 
 def refuse_vectors(algorithms: Algorithms, rows: Iterable[PlanRow]) -> None:
-    """Raise where an algorithm would choose single elements of a format that rounds several together.
+    """Raise if an algorithm would choose single elements of a format that rounds several together.
 
     Args:
         algorithms: Of the run.
@@ -295,7 +297,7 @@ def refuse_vectors(algorithms: Algorithms, rows: Iterable[PlanRow]) -> None:
         if number_format.vector > 1:
             raise UnsupportedError(
                 f"'{name or tuning}' chooses the elements of a weight one by one, and '{number_format.name}' of '{row.name}' rounds "
-                f"{number_format.vector} of them together. Choose a rounding that does so (gptq, or none), or another scheme for this layer"
+                f"{number_format.vector} of them together. Choose gptq, or no rounding, or another scheme for this layer"
             )
 
 

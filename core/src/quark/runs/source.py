@@ -110,7 +110,7 @@ class InMemorySource:
 def carried_by(model: nn.Module) -> tuple[str, ...]:
     """Return the full names of the checkpoint's tensors that the class of a model in memory does not use.
 
-    The names are those of `StoredTensors.carried`. The class is the one in the checkpoint's ``config.json``,
+    The names are as in `StoredTensors.carried`. The class is the one in the checkpoint's ``config.json``,
     so that parts that were removed from the model are not included. Empty if the model was not loaded from
     safetensors files.
     """
@@ -230,7 +230,7 @@ class CheckpointSource:
                 _share(fused, self.model.get_submodule(mixture))
 
     def release(self, block: Block) -> None:
-        """Replace a block's tensors by meta tensors, except those that modules outside it share."""
+        """Replace a block's tensors by meta tensors, except tensors that modules outside it share."""
         if not block.name:
             return
         for recipe in self._recipes.get(block.name, ()):
@@ -302,8 +302,8 @@ class CheckpointSource:
             (_, one), (name, other) = self._stored.read([first, recipe], dtype_of, torch.device("cpu"))
             if not torch.equal(one, other):
                 get_logger(__name__).warning(
-                    f"the config says that '{first.targets[0]}' and '{name}' are one tensor, but the checkpoint has two different ones: "
-                    "both are kept"
+                    f"the config says that '{first.targets[0]}' and '{name}' are one tensor, but the checkpoint stores two: "
+                    "quark keeps both"
                 )
                 owner, _, leaf = name.rpartition(".")
                 self.model.get_submodule(owner)._parameters[leaf] = nn.Parameter(torch.empty_like(state[name]), requires_grad=False)

@@ -1,4 +1,4 @@
-"""Checkpoints with code of their own: refused in one sentence, and run where the caller says so."""
+"""Checkpoints with their own code: refused in one sentence, and run if the caller allows it."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def mixture(experts: int, inner: int, hidden: int) -> dict[str, Tensor]:
 
 
 def converted(tensors: Mapping[str, Tensor], converters: Sequence[Any]) -> dict[str, Tensor]:
-    """The tensors after converters, and those that no converter matches."""
+    """The tensors after converters, and the tensors that no converter matches."""
     conversions = find_conversions(tensors, converters)
     used = {name for conversion in conversions for name in conversion.sources}
     kept = {name: tensor for name, tensor in tensors.items() if name not in used}

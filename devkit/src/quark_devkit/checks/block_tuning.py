@@ -31,8 +31,8 @@ checks_of_settings = tuple(map(check("block_tuning"), algorithm.OF_SETTINGS))
 
 @check("block_tuning", level="advisory", since=2)
 def heeds_its_options(subject: Subject) -> None:
-    """Other values of each option change the tuned small model, each in another way and beside each boolean;
-    or they are refused, or declared to change cost alone."""
+    """Every value of an option changes the tuned small model in its own way, beside each value of a boolean
+    option. Values may also be refused, or declared to change only the cost."""
 
     def results(settings: AlgoConfig) -> Iterator[str]:
         yield digest(*quantized(run_config(coarse_scheme(), settings), data=batches(4, 8)).state_dict().values())

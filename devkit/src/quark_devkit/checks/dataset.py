@@ -87,8 +87,8 @@ def can_be_read_without_options(subject: Subject) -> None:
 
 @check("dataset", since=2)
 def heeds_its_options(subject: Subject) -> None:
-    """Other values of each option change the samples, each in another way, are refused, or are declared to
-    change cost alone."""
+    """Every value of an option changes the samples in its own way, is refused, or is declared to change
+    only the cost."""
     samples = subject.load("samples")
     with files_of(subject) as files:
         path = {"path": files[0]} if files else {}

@@ -104,7 +104,7 @@ def input_of(layer: nn.Module, dtype: torch.dtype = torch.float32) -> Tensor:
         with suppress(Exception), torch.no_grad():  # of any kind: an input of the wrong shape makes layers raise anything
             if isinstance(layer(x), Tensor):
                 return x
-    raise NotApplicableError("the float layer accepts none of the tried inputs, values or indices of the usual shapes")
+    raise NotApplicableError("the float layer accepts neither numbers nor indices of the usual shapes")
 
 
 def _grouped_layers(subject: Subject) -> Iterator[nn.Module]:
@@ -150,7 +150,7 @@ def is_planned_as_a_known_type(subject: Subject) -> None:
     require(record.planned_as in names, f"is planned as '{record.planned_as}', which is not a layer type: the types are {', '.join(names)}")
     other = subject.catalog.layer_types.get(record.planned_as)
     require(other.planned_as is None and other.quantized is not None, f"is planned as '{other.name}', which is planned as yet another type")
-    require(other.lookup is record.lookup, f"says lookup={record.lookup}, but is planned as '{other.name}', which says otherwise")
+    require(other.lookup is record.lookup, f"says lookup={record.lookup}, but is planned as '{other.name}' with lookup={other.lookup}")
 
 
 @check("layer_type")

@@ -59,8 +59,8 @@ checks_of_settings = tuple(map(check("transform"), algorithm.OF_SETTINGS))
 
 @check("transform", since=2)
 def heeds_its_options(subject: Subject) -> None:
-    """Other values of each option change the transformed small model, each in another way and beside each
-    boolean; or they are refused, or declared to change cost alone."""
+    """Every value of an option changes the transformed small model in its own way, beside each value of a
+    boolean option. Values may also be refused, or declared to change only the cost."""
 
     def results(settings: AlgoConfig) -> Iterator[object]:
         for scheme in schemes_for(subject):
@@ -122,8 +122,8 @@ def keeps_the_function_with_layers_excluded(subject: Subject) -> None:
 
 @check("transform")
 def leaves_nothing_behind(subject: Subject) -> None:
-    """It adds and removes no module, parameter, buffer or hook of the model, except those that its restorer
-    adds to a loaded model.
+    """It adds and removes no module, parameter, buffer or hook of the model, unless its restorer adds the
+    same to a loaded model.
     """
     for scheme in schemes_for(subject):
         result = transformed(scheme, valid_settings(subject))

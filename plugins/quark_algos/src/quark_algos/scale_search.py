@@ -69,7 +69,7 @@ LARGE_PIECE = 1 << 26
 def stretched(grid: WeightGrid) -> tuple[float, ...]:
     """Return factors above 1.
 
-    The largest one scales a group's largest value to the format's second largest; the others lie between.
+    The largest factor scales a group's largest value to the second largest value of the format.
     """
     steps = int((grid.gap - 1) / STEP + 0.5)
     return tuple(grid.gap - i * STEP for i in range(steps))

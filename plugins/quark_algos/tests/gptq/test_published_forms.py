@@ -33,7 +33,7 @@ def corrected(wt: Tensor, d: Tensor, found: Factor, alpha: float) -> Tensor:
 
 
 def together(q: Tensor, expected: Tensor) -> None:
-    """Equal codes: grids are coarse, so values that agree to a millionth are the same ones."""
+    """Require equal codes: grids are coarse, so values that agree to a millionth have the same code."""
     torch.testing.assert_close(q.t(), expected, rtol=1e-6, atol=0)
 
 

@@ -220,9 +220,9 @@ def test_what_does_not_fit_the_model_is_refused_with_a_reason(make: Callable[[],
     [
         (
             [{"prev_op": "input_layernorm", "layers": ["self_attn.q_proj"]}],
-            "first_layer, middle_layers, last_layer, each a list, and this is a list",
+            "first_layer, middle_layers, last_layer, each a list, but this is a list",
         ),
-        ({"first_layer": [{}], "middle_layers": []}, "and this has first_layer, middle_layers"),
+        ({"first_layer": [{}], "middle_layers": []}, "but this has first_layer, middle_layers"),
         ({"first_layer": [{}], "middle_layers": [], "last_layer": []}, r"first_layer\[0\]: an entry is a dict with prev_modules"),
         (with_entry(norm_modul="x"), r"middle_layers\[1\]: an entry has no key 'norm_modul'; did you mean 'norm_module'"),
         (with_entry(prev_modules="model.embed_tokens"), "'prev_modules' is a list of full names"),

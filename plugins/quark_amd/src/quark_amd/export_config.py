@@ -21,8 +21,8 @@ class JsonExporterConfig:
     as keywords.
 
     Attributes:
-        weight_merge_groups: Part of AMD Quark's signature: weights that share one scale. An export does not
-            round again, so it only warns; set ``shared_scale_groups`` of a `QConfig` instead.
+        weight_merge_groups: Groups of weights that share one scale, an argument of AMD Quark. An export
+            cannot merge scales, so it warns. Set ``shared_scale_groups`` of a `QConfig` instead.
         kv_cache_group: Patterns of the key and value projections.
         min_kv_scale: Smallest scale of the KV cache.
         weight_format: ``"real_quantized"`` stores codes, ``"fake_quantized"`` the rounded values.

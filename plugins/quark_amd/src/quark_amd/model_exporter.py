@@ -90,8 +90,8 @@ class ModelExporter:
             model: A quantized model.
             input_args: Example inputs: a tensor, a tuple of arguments or a mapping of named ones. None for
                 token ids (transformers models only).
-            input_names: Names of the inputs, in order; empty for the configuration's, or those of the model's
-                forward.
+            input_names: Names of the inputs, in order; empty for the configuration's names, or the names in
+                the model's forward.
             output_names: Names of the outputs, in order; empty as for ``input_names``.
             verbose: Whether torch prints its progress.
             opset_version: Version of ONNX's operators; None for the configuration's, or the exporter's

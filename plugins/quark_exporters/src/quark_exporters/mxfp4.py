@@ -54,7 +54,7 @@ class Mxfp4Dequantizer:
 
 
 def _float_tensor(name: str, blocks: str, scales: str, stored: tuple[int, ...]) -> FloatTensor:
-    """Return the experts as one tensor, and each expert as a layer for models with separate experts."""
+    """Return the tensor of all experts. Its ``layers`` have each expert, for models with separate experts."""
     experts, rows, groups, _ = stored
     columns = groups * 2 * _BYTES
     config = QLayerConfig(weight=spec_of(_WEIGHT, activation=False))

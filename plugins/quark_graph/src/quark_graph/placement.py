@@ -92,7 +92,8 @@ def _is_shareable(spec: TensorSpec) -> bool:
 
 
 def _continued(operators: Sequence[Operator]) -> dict[fx.Node, fx.Node]:
-    """Return the tensors whose only reader continues their operator, with the reader's node."""
+    """Return the tensors with one reader that belongs to the same operator, such as a ReLU, with the reader's
+    node."""
     continuing = {operator.node for operator in operators if operator.record.continues}
     return {
         tensor: reader
@@ -111,7 +112,7 @@ class _Points:
         self._inputs: dict[fx.Node, list[Point]] = {}
 
     def __iter__(self) -> Iterator[Point]:
-        """Yield points of outputs first, since points of inputs quantize the quantized output."""
+        """Yield the points of outputs before the points of inputs, which quantize the quantized outputs."""
         yield from self._outputs.values()
         for points in self._inputs.values():
             yield from points
@@ -150,6 +151,7 @@ class _Points:
 def _is_same(one: TensorQuantizer, other: TensorQuantizer) -> bool:
     """Return whether two quantizers are equivalent.
 
-    Equal quantizers of one layer type are one object, and a single scale has no axis.
+    Quantizers with equal specs of one layer type are the same object. For a single scale, the axis does not
+    matter.
     """
     return one is other or (one.spec == other.spec and one.has_tensor_scale and other.has_tensor_scale)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,8 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from quark.checkpoint import CheckpointContent, Exporter, ExportOptions, ReadsOwnFiles
-from quark.checkpoint.destination import COMPANIONS
-from quark.models.hf.internals import source_of
+from quark.checkpoint import CheckpointContent, Exporter, ExportOptions, ReadsOwnFiles, save_companions, stored_tensors
 from quark.models.layers import QuantizedLayer
-from quark.models.layers.coded_layer import stored_tensors
 from third_party.box import METHOD, BoxExporter, BoxReader
 
 FILE = "tensors.box"
@@ -48,16 +44,6 @@ def write_config(content: CheckpointContent, out: Path, order: str, **marks: str
     (out / "config.json").write_text(json.dumps({**data, "quantization_config": block}), encoding="utf-8")
 
 
-def write_companions(content: CheckpointContent, out: Path, options: ExportOptions) -> None:
-    """Save the tokenizer that is passed, and copy the files that lie beside the float checkpoint."""
-    if options.tokenizer is not None:
-        options.tokenizer.save_pretrained(out)
-    source = Path(source_of(getattr(content.model, "config", None)))
-    for name in COMPANIONS:
-        if source.name and (source / name).is_file() and not (out / name).exists():
-            shutil.copyfile(source / name, out / name)
-
-
 class SingleFileExporter(Exporter):
     """Writes the layout."""
 
@@ -68,7 +54,7 @@ class SingleFileExporter(Exporter):
         self.check(content, content.model, options)
         save_file({name: tensor.contiguous() for name, tensor in tensors_of(content, options.pack_method)}, out / FILE)
         write_config(content, out, options.pack_method, container="box")
-        write_companions(content, out, options)
+        save_companions(content.model, out, options.tokenizer)
 
 
 class SingleFileReader(BoxReader, ReadsOwnFiles):

@@ -70,7 +70,7 @@ class TextChoices:
         return kind, config, tokenizer
 
     def texts(self, tokenizer: Any, limit: int) -> list[str]:
-        """Return the samples of the text as texts; those of one sample are its paragraphs."""
+        """Return the samples of the text as texts; the texts of one sample are its paragraphs."""
         from itertools import islice
 
         from quark_workbench.data import read_samples
@@ -236,7 +236,9 @@ def _compared(whole: TextKind, paths: tuple[Path, Path], texts: list[str], where
 
     model, reference = paths
     if by_block:
-        raise ConfigError(f"'{model}' is a model of whole texts ({whole.name}), which runs as a whole: leave out --by-block")
+        raise ConfigError(
+            f"--by-block evaluates models that predict next tokens, but '{model}' is of another kind ({whole.name}): leave out --by-block"
+        )
     model_config(reference, trust_remote_code=where["trust_remote_code"])  # missing: an error before the first model is loaded
     figures = whole.compare(load_checkpoint(model, **where), load_checkpoint(reference, **where), texts)
     return {"reference": str(reference), "seq_len": whole.length, "figures": attrs.asdict(figures)}

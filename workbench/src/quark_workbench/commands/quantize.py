@@ -135,7 +135,9 @@ def _base_scheme(config: ConfigOptions, selection: SelectionOptions) -> str | No
 
 @contextmanager
 def _ranks(device: str, is_deterministic: bool) -> Iterator[tuple[Ranks, str]]:
-    """Yield the processes of the run and this one's device; only the first process logs more than errors."""
+    """Yield the processes of the run and the device of this process; only the first process logs more than
+    errors.
+    """
     from quark.models.hf.loading import torch_device
     from quark_workbench.process_group import ranks_of_environment
 

@@ -3,7 +3,7 @@
 The weights of a block are released before the next is read.
 
 Memory holds the weights outside the blocks, one block, and the hidden states of all windows. A comparison
-runs one model after the other. The results equal those of `quark_workbench.evaluate.likelihood` and
+runs one model after the other. The results are as from `quark_workbench.evaluate.likelihood` and
 `quark_workbench.evaluate.compare`, bit for bit.
 """
 

@@ -118,7 +118,7 @@ def measured_block(
     The time of a narrow copy predicts how long the block would take. If that is longer than a few seconds,
     the widest copy that takes less is measured, and its seconds are scaled by FLOPs, bytes or columns. Two
     widths separate the parts of a phase that grow with bytes and with columns. Products of column-wise
-    rounding are as fast as those of its statistics.
+    rounding are as fast as products of its statistics.
 
     Args:
         model: Model of the plan, on the meta device except for buffers that checkpoints lack; not changed.

@@ -151,7 +151,7 @@ class DepthError:
 
 
 def depth_figures(errors: Sequence[OutputError]) -> dict[str, Any]:
-    """Return the mean relative squared error of some tokens' hidden states, as such and in dB.
+    """Return the mean relative squared error of some tokens' hidden states, and the same in dB.
 
     The second is the signal-to-noise ratio. Empty without tokens.
 

@@ -59,7 +59,7 @@ def dot(x: float, y: float, radius: float, class_: str, hint: str = "") -> Marku
 
 
 def numbered(count: int, x_of: Callable[[int], float], y: float) -> list[Markup]:
-    """Return the numbers of places below a plot, at most about 32."""
+    """Return labels below a plot for ``count`` places, numbered from 0. At most 32 places get a label."""
     return [text(x_of(i), y, str(i), anchor="middle") for i in range(0, count, max(1, math.ceil(count / 32)))]
 
 

@@ -40,7 +40,7 @@ def chosen_point(selection: Selection) -> Mapping[str, Any] | None:
 
 
 def candidates_in_order(selection: Selection) -> list[str]:
-    """Return the candidates, those with the fewest bytes first."""
+    """Return the candidates, with the fewest bytes first."""
     sizes = [row for row in selection["sizes"].values() if len(row) == len(selection["candidates"])] or list(selection["sizes"].values())
     return sorted(selection["candidates"], key=lambda name: sum(row.get(name, 0) for row in sizes))
 

@@ -83,7 +83,7 @@ def named_model(path: Path, dtype: str = "auto", device: torch.device | None = N
     may show that it is transposed. Stacked experts become a `StackedExperts`. All other tensors stay float.
     Tensors in the checkpoint's main dtype get ``dtype``, or the dtype of config.json; others keep theirs.
 
-    The arguments are those of `quark.models.hf.skeleton.skeleton`.
+    The arguments are as in `quark.models.hf.skeleton.skeleton`.
 
     Args:
         path: Directory of the checkpoint.
@@ -116,7 +116,7 @@ def named_model(path: Path, dtype: str = "auto", device: torch.device | None = N
 
 
 def _stored(path: Path) -> dict[str, Tensor]:
-    """Return all tensors of a checkpoint on the meta device, with float tensors in place of codes."""
+    """Return all tensors of a checkpoint on the meta device, with float tensors instead of codes."""
     shards = check_shards(path)
     with silenced():  # the source of the run logs that it dequantizes them
         made = float_tensors_of(path, shards)
@@ -175,7 +175,7 @@ class _Node:
             yield from child.walk(f"{name}.{own}" if name else own)
 
     def below(self) -> dict[str, Tensor]:
-        """Return its tensors and those of its children, by their names in it."""
+        """Return the tensors of the module and of its children, by their names in it."""
         inner = {f"{name}.{leaf}": t for name, child in self.children.items() for leaf, t in child.tensors.items()}
         return self.tensors | inner
 

@@ -47,7 +47,7 @@ def is_stack(name: str, tensors: Mapping[str, Tensor], hidden: int | None) -> bo
 
     Args:
         name: Full name of the module.
-        tensors: Its tensors and those of its children, by their names in it.
+        tensors: The tensors of the module and of its children, by their names in it.
         hidden: The width of the hidden states; None if it is not known.
     """
     return "expert" in name.rpartition(".")[2].lower() and _taken_apart(tensors, hidden) is not None

@@ -22,7 +22,7 @@ _DTYPE = ("dtype", "torch_dtype")
 
 
 class StoredConfig:
-    """The values of a config.json, as attributes, in place of a config of transformers.
+    """The values of a config.json, as attributes, instead of a config of transformers.
 
     It looks nothing up and runs no code. `to_json_string` returns the values that were read, with the dtype,
     the tied head and the quantization of the result.

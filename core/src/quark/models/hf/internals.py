@@ -142,7 +142,7 @@ def apply_gate(experts: Any, outputs: Sequence[Tensor]) -> Tensor:
 def renamed_scales() -> frozenset[str]:
     """Return the stored names of scales that the loader of Quark checkpoints looks for in submodules.
 
-    For instance, ``weight_scale`` becomes ``weight_quantizer.scale``. Second levels are not included.
+    For instance, ``weight_scale`` becomes ``weight_quantizer.scale``. Scales of scales are not included.
     """
     from transformers.quantizers.quantizer_quark import CHECKPOINT_KEYS
 

@@ -57,7 +57,7 @@ _KEEPS_CODES = ContextVar("keeps_codes", default=False)
 
 @contextmanager
 def running_from_codes(wanted: bool = True) -> Iterator[None]:
-    """Let models that transformers' ``from_pretrained`` loads in the body keep their weights as stored.
+    """In the body, ``from_pretrained`` of transformers returns models that keep their weights as stored.
 
     transformers has no option for this, so a context variable is set to ``wanted``. Such models run from
     codes, as after ``import_model_from_safetensors(…, packed=True)``.

@@ -88,7 +88,7 @@ def left_out_by(model: nn.Module, carried: Collection[str] = ()) -> Callable[[st
 def beside_others(model: nn.Module) -> Callable[[str], bool]:
     """Return a function that says whether a tensor that a model lacks is in a module that stores others.
 
-    In a quantized checkpoint this is a scale or the like, without which its neighbours mean something else. A
+    In a quantized checkpoint, such a tensor is usually a scale, and the module is wrong without it. A
     tensor of a module that the model lacks belongs to another part, which its class ignores.
     """
     storing = {name for name, module in model.named_modules() if _stores(module)}

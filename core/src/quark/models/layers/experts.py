@@ -1,6 +1,6 @@
 """Separate experts: a mixture of experts with fused parameters as one linear layer per matrix.
 
-Layer names are those of checkpoints and runtimes, ``experts.3.down_proj``. So each expert is planned,
+Layers are named as in checkpoints and runtimes, ``experts.3.down_proj``. So each expert is planned,
 calibrated on its routed tokens, rounded and exported like any other layer. Weights are views of the fused
 parameters: nothing is copied.
 """
@@ -30,7 +30,7 @@ class ExpertParts:
             projection of an expert.
         biases: Biases by the same names, ``[experts, out]``; empty if there are none.
         gate: Returns the input of the output projection from the outputs of the other projections.
-        separate: Returns the module that replaces the mixture, if its arguments differ from those of
+        separate: Returns the module that replaces the mixture, if it has other arguments than
             `SeparateExperts`.
     """
 

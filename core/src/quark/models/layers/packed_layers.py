@@ -125,8 +125,8 @@ class PackedLayer(Packed):
         """Make stored scales buffers of this module, for a loader that expects them there.
 
         Args:
-            is_wanted: Whether the scale with a stored name, ``weight_scale``, is one of them. The others stay
-                in a submodule, as ``weight_quantizer.scale``.
+            is_wanted: Whether the loader expects a scale, by its stored name such as ``weight_scale``, in
+                this module. Other scales stay in a submodule, as ``weight_quantizer.scale``.
         """
         for slot in (slot for slot in Slot if getattr(self.layer_config, slot) is not None):
             inner: PackedScales | None = getattr(self, slot.quantizer_attribute, None)

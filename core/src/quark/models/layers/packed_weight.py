@@ -159,7 +159,7 @@ def _cuts_agree(packing: WeightPacking, cuts: RowCuts, columns: int) -> bool:
 
 @attrs.frozen(eq=False)
 class PackedWeight:
-    """A weight of which only the stored tensors are in memory.
+    """A weight with only its stored tensors in memory.
 
     Attributes:
         packing: How its tensors are packed.

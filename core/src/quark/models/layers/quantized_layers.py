@@ -29,10 +29,11 @@ class Branch(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
-        """Return what is added to the layer's output, ``[…, out]``, of its float input ``x [..., in]``."""
+        """Return the tensor to add to the layer's output, ``[…, out]``, from the layer's float input ``x
+        [..., in]``."""
 
     def rest(self, x: Tensor) -> Tensor:
-        """Return the input that the layer's own weight multiplies in place of ``x``: by default ``x`` itself.
+        """Return the input for the layer's own weight, by default ``x`` itself.
 
         A branch that multiplies some channels in float, such as outliers, takes them away from the input's
         quantizer here, and from the weight's by `quark.algorithms.Branching.weight_to_round`. Static scales
@@ -225,8 +226,8 @@ def quantized_class(layer: nn.Module) -> type[QuantizedLayer]:
 def linear_weight(layer: nn.Module) -> Tensor:
     """Return a view of a float layer's weight in the layout of its quantized class.
 
-    This is ``[out, in]`` for a linear layer, however it is stored. Weights of other ranks, such as
-    those of convolutions, keep the float class's layout.
+    This is ``[out, in]`` for a linear layer, however it is stored. Weights of other ranks, such as in
+    convolutions, keep the float class's layout.
     """
     weight: Tensor = layer.weight  # type: ignore[assignment]
     return weight.detach().t() if weight.ndim == 2 and is_transposed(layer) else weight

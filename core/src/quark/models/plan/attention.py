@@ -262,8 +262,8 @@ class AttentionPlanning:
     def _neither_keys_nor_values(self) -> list[str]:
         """The layers that feed the quantized cache, but give neither keys, nor values, nor both fused.
 
-        An example is ``kv_b_proj`` of latent attention. If projections are inferred from names, nothing is
-        known of the others.
+        An example is ``kv_b_proj`` of latent attention. The list is empty if the names of projections are
+        inferred.
         """
         facts = self.architecture
         if facts is None or facts.key_projections is None or facts.value_projections is None:

@@ -1,4 +1,6 @@
-"""Blocks of a decoder and its encoder: those that an architecture names, or the whole model as one block."""
+"""Blocks of a decoder and its encoder: the blocks that an architecture names, or the whole model as one
+block.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,8 @@ class Block:
 def decoder_blocks(model: nn.Module, architecture: Architecture | None) -> list[Block]:
     """Return the blocks of ``model`` in order.
 
-    Blocks of an encoder precede those of its decoder. The model itself is the only block if the architecture
-    is unknown or names no blocks, or if one module is several of its blocks.
+    The blocks of an encoder precede the blocks of its decoder. The model itself is the only block if the
+    architecture is unknown or names no blocks, or if one module is several of its blocks.
 
     Raises:
         ConfigError: The architecture names a list that the model does not have.
@@ -52,7 +54,7 @@ def decoder_blocks(model: nn.Module, architecture: Architecture | None) -> list[
         except AttributeError:
             raise ConfigError(
                 f"the template '{architecture.model_type}' says that blocks are at '{list_name}', but this {type(model).__name__} has no "
-                "such module. Use the template of the model's own config.model_type, or one that names its modules"
+                "such module. Use the template of the model's own config.model_type, or a template that names its modules"
             ) from None
         if len(set(block_list.children())) < len(block_list._modules):
             return [Block("", model)]

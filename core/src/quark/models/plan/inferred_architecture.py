@@ -90,7 +90,7 @@ def one_block(model: nn.Module, model_type: str) -> Architecture:
 def fitted(architecture: Architecture, model: nn.Module) -> Architecture | None:
     """Return the facts about a family with the full names of a class; None if the class lacks the blocks.
 
-    A family's names are those of its language model. In the model without a head, ``model.layers`` is
+    A family has the names of its language model. In the model without a head, ``model.layers`` is
     ``layers``; a classifier may have it below another module. Missing parts have no name: an encoder alone
     has no ``decoder_blocks``, and a decoder alone no ``encoder_blocks``.
     """

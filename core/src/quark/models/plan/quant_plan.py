@@ -251,7 +251,7 @@ def _fits(row: PlanRow, layer: QLayerConfig) -> bool:
 
 
 def _fitting_schemes(bad: Sequence[PlanRow]) -> list[str]:
-    """Return the registered schemes with the weight format of the first misfit that fit all misfits."""
+    """Return the registered schemes that fit all misfits, and have the weight format of the first misfit."""
     config = bad[0].config
     formats = {s.dtype for s in levels(config.weight if config else None)}
     fitting = []
@@ -304,7 +304,7 @@ def _notes_of_types(rows: Sequence[PlanRow]) -> Iterator[str]:
 def _untied(row: PlanRow, owner: PlanRow) -> str:
     """Return the note that a layer is no longer tied to the owner of its weight.
 
-    At least one of them is quantized.
+    The layer or the owner is quantized.
     """
     if not row.has_quantized_weight:
         return f"'{owner.name}' will be quantized and '{row.name}', which shares its weight, stays float: each gets its own weight"

@@ -156,15 +156,15 @@ class Finding:
     """How `launch` finds scales.
 
     Attributes:
-        scales: As in `quark.numbers.kernels.DeviceCode`; with ``largest``, the rounding of the format of
-            relative scales.
+        scales: As in `quark.numbers.kernels.DeviceCode`. If ``largest`` is set, it rounds relative scales to
+            their format.
         zeros: As in `quark.numbers.kernels.DeviceCode`.
-        parameters: P of these functions.
-        is_symmetric: Whether ranges are ∓ the largest magnitude, or else from the smallest to the largest
-            value.
+        parameters: The argument P of ``scales`` and ``zeros``.
+        is_symmetric: Whether ranges are symmetric about 0. Otherwise they reach from the smallest to the
+            largest value.
         largest: Largest magnitude of an element, if scales are relative to an outer scale.
-        in_one_division: Whether relative scales are ``high / (outer · largest)``, or else
-            ``high / largest / outer``.
+        in_one_division: Whether relative scales are ``high / (outer · largest)``. Otherwise they are ``high /
+            largest / outer``, which rounds twice.
     """
 
     scales: DeviceFunction

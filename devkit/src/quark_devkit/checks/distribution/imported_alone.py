@@ -1,7 +1,7 @@
 """Imports all that records point at in a process of its own, and writes down the tensors that modules hold.
 
-Once with torch's state as it is in a fresh process, and once with tensors made on the meta device and in
-bfloat16, an empty environment and other hashes, as while transformers builds a model. The process imports
+It does this once in a plain process. It does it again with an empty environment, other hashes, meta as the
+default device and bfloat16 as the default dtype, as while transformers builds a model. The process imports
 this module as ``__main__``.
 """
 
@@ -37,7 +37,7 @@ class Imported:
     """The observations of importing all that the records of plugins point at.
 
     Attributes:
-        error: Why there is nothing to see, as a predicate; empty where the process ended well.
+        error: Why there is nothing to see, as a predicate; empty if the process ended well.
         tensors: Digest of each tensor by its module and its place in there.
         changed: State of the process that is not as it was before.
     """
@@ -48,7 +48,7 @@ class Imported:
 
 
 def imported_alone(sources: tuple[Source, ...], *, is_plain: bool) -> Imported:
-    """Return the observations of a fresh process with this one's import path.
+    """Return the observations of a fresh process with the import path of this process.
 
     Args:
         sources: The plugins, each with the module of its entry point.

@@ -39,7 +39,7 @@ def imports_to_the_same_tensors(subject: Subject) -> None:
 
 @check("distribution", since=2)
 def changes_nothing_when_it_is_imported(subject: Subject) -> None:
-    """When all that its records point at is imported, nothing that all code shares has changed: classes and
+    """Importing everything that its records point at changes no shared state: classes and
     functions of others, logging, warnings, defaults of torch, threads, random states, environment."""
     changed = dict.fromkeys(name for is_plain in (True, False) for name in _observed(subject, is_plain=is_plain).changed)
     require(not changed, f"changes {', '.join(list(changed)[:3])} when it is imported, which all code of a process shares")

@@ -60,7 +60,7 @@ class Listing:
 
 
 def listed_alone(sources: tuple[Source, ...], installed: Path | None = None) -> Listing:
-    """Return the `Listing` of these plugins, and no others, in a fresh process with this one's import path.
+    """Return the `Listing` of only these plugins, in a fresh process with the import path of this process.
 
     Args:
         sources: The plugins, each with the module of its entry point.

@@ -84,7 +84,7 @@ def serves_columns(case: Case) -> None:
 @check("format")
 def is_rounded_by_every_algorithm(subject: Subject) -> None:
     """In every granularity, each registered rounding gives weights that the format represents exactly, with
-    an error close to round-to-nearest. Those that do not round vectors are left out for such formats.
+    an error close to round-to-nearest. For formats of vectors, only roundings with ``rounds_vectors`` count.
     """
     by_kind = {type(case.quantizer.granularity): case for case in scaled_weight_cases(subject)}
     for name, settings in _roundings(subject):

@@ -36,7 +36,7 @@ def serves_a_spec(subject: Subject) -> None:
     try:
         cases(subject)
     except NotApplicableError:
-        require(False, "accepts no spec: neither those of registered schemes nor a plain one per tensor, channel, group or block")
+        require(False, "accepts no spec: no spec of a registered scheme, and no plain spec per tensor, channel, group or block")
 
 
 @check("format")

@@ -154,8 +154,8 @@ def _all_of(case: Case, x: Tensor) -> dict[str, Tensor | None]:
 
 @check("format", since=2, each=weight_cases)
 def serves_rows_of_any_length(case: Case) -> None:
-    """Rows of 1,000, 4,097 and 14,336 columns, one row, one column and groups of one are rounded to values
-    that their codes stand for, the last columns as the first."""
+    """For rows of 1,000, 4,097 and 14,336 columns, one row, one column and groups of one, codes decode to the
+    rounded values, in the last columns as in the first."""
     for quantizer in (case.quantizer, *_of_groups_of_one(case)):
         for shape in ((1, 1), (3, 1), (1, 1000), (1, 4097), (2, 14336)):
             if quantizer.shape_error(shape) is not None:
@@ -174,7 +174,7 @@ def serves_rows_of_any_length(case: Case) -> None:
 
 
 def _of_groups_of_one(case: Case) -> list[TensorQuantizer]:
-    """Return the quantizer of the same spec with one element in each group, where that is accepted."""
+    """Return the quantizer of the same spec with one element in each group, if the format accepts that."""
     if not case.spec.group_size or shares_bits(case.format):
         return []
     with suppress(QuarkError):
@@ -183,7 +183,7 @@ def _of_groups_of_one(case: Case) -> list[TensorQuantizer]:
 
 
 def _backwards(x: Tensor, size: int) -> Tensor:
-    """Return a tensor with parts of so many columns from the last to the first."""
+    """Return a tensor with its columns cut into parts, and the parts in reverse order."""
     return x.view(len(x), -1, size).flip(1).reshape(x.shape)
 
 

@@ -15,7 +15,7 @@ _SLACK = 1e-4
 
 
 def _vectors(case: Case) -> Tensor:
-    """Return random numbers about as large as those of a weight, in rows of `COLUMNS`."""
+    """Return random numbers about as large as weights, in rows of `COLUMNS`."""
     vector = case.format.vector
     assume(vector > 1, "elements are rounded one by one")
     require(COLUMNS % vector == 0, f"rounds {vector} elements together, but {COLUMNS} columns are no multiple of that")

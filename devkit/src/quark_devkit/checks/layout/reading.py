@@ -48,7 +48,7 @@ def _from_pretrained(directory: Path) -> nn.Module:
 
 @check("layout")
 def is_recognized(subject: Subject) -> None:
-    """Only ``quant_methods`` and ``marks`` of its record recognize its checkpoints, not those of other
+    """``quant_methods`` and ``marks`` of its record recognize its checkpoints, and no checkpoints of other
     layouts.
     """
     _with_reader(subject)

@@ -79,8 +79,8 @@ def _effects_of_reading(directory: Path) -> list[str]:
 
 @check("layout", since=2)
 def heeds_its_options(subject: Subject) -> None:
-    """Other values of each option of its own change a file, each in another way, are refused, or are declared
-    to change cost alone."""
+    """Every value of an option of its own changes a file in its own way, is refused, or is declared to change
+    only the cost."""
     name, model = subject.lookup_name, stored_model(subject)
     tokenizer = small_tokenizer() if subject.declares("tokenizer_inside") else None
 

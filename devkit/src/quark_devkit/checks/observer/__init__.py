@@ -83,7 +83,7 @@ def observes_once(example: Example) -> bool:
 
 
 def _empty(example: Example) -> Tensor | None:
-    """Return a tensor without rows; None if it has no scales either."""
+    """Return a tensor without rows; None if such a tensor has no scales."""
     granularity, shape = example.quantizer.granularity, (0, SHAPE[1])
     return torch.zeros(shape) if granularity.scale_shape(shape) == granularity.scale_shape(SHAPE) else None
 
@@ -375,8 +375,8 @@ def accepts_the_defaults_of_its_options(subject: Subject) -> None:
 
 @check("observer", since=2)
 def heeds_its_options(subject: Subject) -> None:
-    """Other values of each option change the range of some spec, each in another way and beside each boolean;
-    or they are refused, or declared to change cost alone."""
+    """Every value of an option changes the range of some spec in its own way, beside each value of a boolean
+    option. Values may also be refused, or declared to change only the cost."""
     observer = subject.load("observer")
 
     def results(values: Mapping[str, Any]) -> Iterator[str]:

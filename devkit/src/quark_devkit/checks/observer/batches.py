@@ -27,7 +27,9 @@ def _of_several(subject: Subject) -> list[Example]:
 
 
 def _of_tokens(subject: Subject) -> list[Example]:
-    """Return those of `_of_several` whose scales do not depend on the number of rows, which are tokens."""
+    """Return the examples of `_of_several` whose scales do not depend on the number of rows, which are
+    tokens.
+    """
     rows = [(shape, SHAPE[1]) for shape in (1, SHAPE[0])]
     found = [e for e in _of_several(subject) if len({e.quantizer.granularity.scale_shape(shape) for shape in rows}) == 1]
     if not found:
@@ -54,7 +56,7 @@ def merges_parts_in_any_grouping(example: Example) -> None:
 @check("observer", since=2, each=_of_tokens)
 def gives_the_range_of_all_tokens_in_any_batches(example: Example) -> None:
     """Several unequal batches of tokens give the range that the same batches give in another order, and the
-    range of a tensor of all of them where the observer keeps extremes."""
+    range of one tensor of all tokens if the observer keeps extremes."""
     x = data_of(1) * torch.linspace(0.2, 3, SHAPE[0])[:, None]
     batches = x.split(_BATCHES)
     seen, reverse = range_of(example, *batches), range_of(example, *reversed(batches))
@@ -65,7 +67,9 @@ def gives_the_range_of_all_tokens_in_any_batches(example: Example) -> None:
 
 @check("observer", since=2, each=_of_tokens)
 def looks_at_every_column(example: Example) -> None:
-    """In a row of 14,336 columns, the order of columns does not matter: the last ones count as the first."""
+    """In a row of 14,336 columns, the last columns count as much as the first: any order gives the same
+    range.
+    """
     granularity = example.quantizer.granularity
     if granularity.scale_shape((3, _COLUMNS)) != granularity.scale_shape((3, SHAPE[1])):
         return

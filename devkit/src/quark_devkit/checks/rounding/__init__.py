@@ -75,8 +75,8 @@ checks_of_settings = tuple(map(check("rounding"), algorithm.OF_SETTINGS))
 
 @check("rounding", since=2)
 def heeds_its_options(subject: Subject) -> None:
-    """Other values of each option change weights or the layers that it applies to, each in another way and
-    beside each boolean; or they are refused, or declared to change cost alone."""
+    """Every value of an option changes weights or the layers that it applies to in its own way, beside each
+    value of a boolean option. Values may also be refused, or declared to change only the cost."""
 
     def results(settings: AlgoConfig) -> Iterator[str]:
         data, held_out = (Inputs(one.x, 1.25 * one.reference) for one in (inputs(0), inputs(1, 32)))  # as if inputs had been made smaller

@@ -63,7 +63,7 @@ def rounded(
         layers: Layers to change.
         data: Inputs of the layers; None for `inputs`.
         held_out: Tokens to validate on; None for none.
-        given: Statistics instead of those of ``data``.
+        given: Statistics to use instead of the statistics of ``data``.
     """
     columns = int(float_weight(next(iter(layers.values()))).shape[1])
     made = statistics(rounding, [inputs(0, columns=columns) if data is None else data], columns) if given is None else given

@@ -113,8 +113,8 @@ def lists_its_options(subject: Subject) -> None:
 
 @check("scheme", since=2)
 def heeds_its_options(subject: Subject) -> None:
-    """Other values of each option build other configurations, each another one and beside each boolean; or
-    they are refused, or declared to change cost alone."""
+    """Every value of an option builds another configuration, beside each value of a boolean option. Values
+    may also be refused, or declared to change only the cost."""
     build = subject.load("config")
     require_effects(subject.registry.options(subject.lookup_name), lambda values: [build(**values)])
 

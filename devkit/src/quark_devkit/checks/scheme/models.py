@@ -197,7 +197,7 @@ def calibrates_static_activations(subject: Subject) -> None:
 
 @check("scheme")
 def serves_parts_of_attention(subject: Subject) -> None:
-    """If its record offers a KV cache or attention, it is quantized, exported and loaded with the same
+    """A KV cache or attention that its record offers is quantized, exported and loaded with the same
     logits.
     """
     record = subject.record

@@ -62,7 +62,7 @@ def relative_weights(wt: Tensor, group: int) -> Tensor:
 
 
 def is_known(x: Tensor) -> Tensor:
-    """Return which channels are neither 0 nor not finite."""
+    """Return which channels are finite and not 0."""
     return (x > 0) & torch.isfinite(x)
 
 

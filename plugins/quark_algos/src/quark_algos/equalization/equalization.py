@@ -174,7 +174,7 @@ class EqualizationRun(TransformRun):
     def learned(self) -> dict[str, Any]:
         """As `quark.algorithms.TransformRun.learned`.
 
-        The mappings that have been probed, and those that were refused.
+        The mappings that have been probed, and the refused mappings.
         """
         return {"probed": [attrs.asdict(m) for m in self._probed], "refused": [attrs.asdict(m) for m in self._refused]}
 

@@ -187,13 +187,13 @@ def autosmooth(
 
     The loss adds the errors from rounding weights and rounding activations.
 
-    The two errors are taken as independent: their product, which is small in comparison, is neglected.
-    Candidates are ``x_max^r``, the form in AMD Quark's documentation, and SmoothQuant's own,
+    It neglects the product of the two errors, which is small. Candidates are ``x_max^r``, the form in AMD
+    Quark's documentation, and SmoothQuant's own,
     ``x_max^r / w_max^(1−r)``.
 
-    With E_n the squared error of output n summed over tokens, the loss is ``Σ E_n`` for MSE, and for RMSE,
-    which has the same minimum; and ``Σ √E_n`` for MAE, since the mean magnitude of normally distributed
-    errors is proportional to it.
+    E_n is the squared error of output n, summed over tokens. For MSE and RMSE, which have the same minimum,
+    the loss is ``Σ E_n``. For MAE it is ``Σ √E_n``: the mean magnitude of normally distributed errors is
+    proportional to ``√E_n``.
 
     Args:
         parts: As in `awq`, with their ``tokens``.
@@ -258,7 +258,7 @@ def _relative_weights(parts: Sequence[Part]) -> Tensor:
 
 
 def _search(forms: Tensor, channels: Channels, losses: _Losses, *, exhaustive: bool) -> Choice:
-    """Return the best of the candidates ``[F, R, C]`` and ones."""
+    """Return the best of the candidates ``[F, R, C]``, or ones if no candidate is better."""
     tried = torch.full(forms.shape[:2], torch.nan, dtype=torch.float64)
     last = forms.shape[1] - 1
 

@@ -123,9 +123,10 @@ def round_block(rounder: ColumnRounder, base: Tensor, weight: Tensor, factor: Fa
 
     Args:
         rounder: The scales and the order of channels; its format has device code.
-        base: ``[columns, N]``: the values to round, without compensation within the block.
-        weight: ``[columns, N]``: the original weight, to which errors are relative.
-        factor: Its rows are the contributions of a column's error to the others; its pivots weigh the loss.
+        base: ``[columns, N]``: the values to round. They compensate the errors of earlier blocks, not of
+            this one.
+        weight: ``[columns, N]``: the original weight. An error is its difference from the rounded value.
+        factor: A row says how the error of a column changes later columns. The pivots weigh the loss.
         done: Receives the values (in the rows of their channels), the errors and the loss.
         start: Number of the first column.
     """

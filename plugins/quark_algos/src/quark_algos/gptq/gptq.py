@@ -163,7 +163,7 @@ class _Prepared:
 
     @cached_property
     def factor_of_vectors(self) -> Factor:
-        """The factor by which errors of whole vectors are compensated; `factor` where columns are single."""
+        """The factor by which errors of whole vectors are compensated; `factor` if columns are single."""
         return by_vectors(self.factor, self.recipe.vector)
 
     @property

@@ -54,8 +54,8 @@ class LayerMapping:
 
     Attributes:
         kind: Kind of the smooth layer: a norm before attention or MLP, a norm inside attention, or a
-            projection. The channels of a ``value`` are those of the key-value heads, each of which several
-            query heads may share.
+            projection. A ``value`` has the channels of the key-value heads; several query heads may share
+            one.
         smooth_layer: Name of the layer that is divided: weight and bias of a norm, or output rows and bias of
             a projection.
         balance_layers: Names of all layers that read its output: projections first, then layers that stay

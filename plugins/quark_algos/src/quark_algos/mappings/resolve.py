@@ -72,7 +72,7 @@ class ResolvedMapping:
         smooth_layer: The module whose output channels are divided.
         balance_layers: The modules whose input channels are multiplied, by name relative to the block; no
             module occurs twice.
-        channels: How the channels of the smooth layer correspond to those of the balance layers.
+        channels: How the channels of the smooth layer correspond to the channels of the balance layers.
         rows: Indices ``[C]``, int64, of the output rows of the smooth layer that are divided; None for all,
             in their order.
         unit_offset: Whether the smooth layer is a norm that multiplies by ``1 + weight``.

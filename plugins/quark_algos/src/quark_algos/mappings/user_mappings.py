@@ -79,7 +79,7 @@ class UserMapping:
         Such a module has all the names.
 
         AMD Quark's documentation names the projections of experts in that form: ``up_proj`` and ``down_proj``
-        match those of every expert, and of a dense MLP.
+        match the projections of every expert, and of a dense MLP.
         """
         smooth_layer, first = self.mapping.smooth_layer, self.mapping.balance_layers[0]
         if "*" in first or submodule(block, first) is not None:
@@ -125,7 +125,7 @@ def check_user_mappings(mappings: Sequence[UserMapping], model: nn.Module, facts
             lines.append(f"the scaling layer {names} does not exist in this model: {reason}")
     if not is_somewhere and lines:
         raise ConfigError(
-            f"{lines[0]}; no other entry exists either. Leave scaling_layers empty to use the mappings of the model's architecture"
+            f"{lines[0]}, and no other entry applies. Leave scaling_layers empty to use the mappings of the model's architecture"
         )
     for line in lines:
         get_logger(__name__).warning(f"{line}. It is skipped")

@@ -25,7 +25,7 @@ __all__ = ["block_size", "online_layers", "rotate_heads", "rotated_attentions"]
 def online_layers(settings: RotationConfig, model: nn.Module, plan: QuantPlan) -> tuple[str, ...]:
     """Return the full names of the layers whose inputs are rotated.
 
-    They are those of the settings, or all layers of R4 and of R1 online.
+    They are named by the settings, or are all layers of R4 and of R1 online.
 
     Layers of R4 and R1 online count only if their weight is going to be quantized: a rotation does nothing
     for the others.

@@ -42,7 +42,7 @@ def r1_of(width: int, facts: Architecture, size: int | None = None, seed: int | 
 
 @torch.no_grad()
 def fold_r1(stream: Stream, facts: Architecture, rotation: Rotation) -> None:
-    """Fold R1 and norms into the writers and readers of one decoder block, or of those outside the blocks.
+    """Fold R1 and norms into the writers and readers of one decoder block, or outside the blocks.
 
     The output of the block for ``x · R`` is then ``y · R``, with y its former output for ``x``.
 

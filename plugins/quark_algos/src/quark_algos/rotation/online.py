@@ -169,7 +169,7 @@ def rotate_input(layer: nn.Module, rotation: InputRotation) -> None:
 
 
 def install(layer: nn.Module, rotation: InputRotation) -> None:
-    """Install the rotation of a layer's input; the weight is already that for a rotated input.
+    """Install the rotation of a layer's input. The layer's weight already expects the rotated input.
 
     The hook is the first, so that all other hooks see the rotated input.
     """

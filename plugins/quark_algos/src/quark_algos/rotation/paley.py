@@ -124,7 +124,7 @@ def _paley_two(q: int) -> Tensor:
 
 
 def _bordered(q: int) -> Tensor:
-    """Return ``χ(a - b)`` for all elements of the field of order q, within ones and a zero.
+    """Return ``χ(a - b)`` for all elements of the field of order q, bordered by ones and a zero.
 
     ``[q + 1, q + 1]``.
     """

@@ -2,9 +2,9 @@
 
 There is one matrix per size, ``shared_input_rotation_<size>``, ``[size, size]``, int8, each value 1 or -1, a
 buffer of the whole model. Source: checkpoints of AMD Quark 0.13, which reads this form, and the older form
-with a matrix per layer, ``<layer>.input_rotation``. This project computes rotations from factors without the
-matrix; when a loaded model runs for the first time and its matrix differs, the matrix of the checkpoint is
-used.
+with a matrix per layer, ``<layer>.input_rotation``. quark computes a rotation from factors, without its
+matrix. The first forward of a loaded model compares the factors with the stored matrix. If they differ, the
+model uses the stored matrix.
 """
 
 from __future__ import annotations

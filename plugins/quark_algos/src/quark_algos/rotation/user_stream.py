@@ -94,8 +94,8 @@ def entries_of(scaling_layers: Any) -> dict[str, tuple[Entry, ...]]:
     if not isinstance(scaling_layers, Mapping) or set(scaling_layers) != set(PARTS):
         has = f"has {', '.join(map(str, scaling_layers))}" if isinstance(scaling_layers, Mapping) else "is a list"
         raise ConfigError(
-            f"scaling_layers of a rotation are a dict with {', '.join(PARTS)}, each a list, and this {has}. Leave them empty to use "
-            "those of the model's architecture"
+            f"scaling_layers of a rotation are a dict with {', '.join(PARTS)}, each a list, but this {has}. Leave them empty to use "
+            "the layers of the model's architecture"
         )
     return {part: tuple(Entry.read(f"{part}[{i}]", entry) for i, entry in enumerate(scaling_layers[part])) for part in PARTS}
 
@@ -140,7 +140,7 @@ class UserStream:
 def user_stream(settings: RotationConfig, model: nn.Module, facts: Architecture, width: int) -> UserStream | None:
     """Return the residual stream that ``scaling_layers`` describe.
 
-    None if they are empty or equal to those of the architecture.
+    None if they are empty or equal to the architecture's.
 
     If the architecture names all modules that write to the residual stream or read it, ``scaling_layers``
     must name all of them too. If it does not, as for a model without a template, ``scaling_layers`` are used
@@ -292,7 +292,7 @@ def _see_closed(model: nn.Module, facts: Architecture, streams: Mapping[str, Str
 
     Args:
         model: The whole model.
-        facts: Its architecture, `_known_in_full`.
+        facts: Its architecture, which names all these modules (`_known_in_full`).
         streams: Streams by full name of a block; ``""`` for the modules outside the blocks.
 
     Raises:

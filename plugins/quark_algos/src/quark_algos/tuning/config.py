@@ -49,8 +49,8 @@ class TuningConfig(AlgoConfig):
             distance; 0 to 0.5.
         target: ``"model"`` for the hidden states of the float model, ``"block"`` for the float block's output
             for the quantized model's input.
-        compute_dtype: Dtype of products while a block is tuned: ``"bfloat16"``, ``"float32"``, or ``"auto"``
-            for the former, and the latter on a CPU without vector instructions for it.
+        compute_dtype: Dtype of products while a block is tuned: ``"bfloat16"``, ``"float32"``, or ``"auto"``:
+            bfloat16, except on a CPU without vector instructions for it.
         patience: Number of consecutive epochs with a larger held-out error than the first, after which tuning
             stops.
         seed: Seed of the order of samples.
@@ -90,8 +90,8 @@ class AutoRoundConfig(AlgoConfig):
         minmax_lr: First step of the ranges' factors; None is ``lr``.
         enable_minmax_tuning: Tune the range of each group if the format stores scales finely enough.
         batch_size: Calibration batches for each step.
-        compute_dtype: Dtype of products while a block is tuned: ``"bfloat16"``, ``"float32"``, or ``"auto"``
-            for the former, and the latter on a CPU without vector instructions for it.
+        compute_dtype: Dtype of products while a block is tuned: ``"bfloat16"``, ``"float32"``, or ``"auto"``:
+            bfloat16, except on a CPU without vector instructions for it.
     """
 
     name: str = "autoround"

@@ -109,7 +109,7 @@ def _fp4_arguments(specs: tuple[QTensorConfig, ...], names: str) -> dict[str, An
         }
     scales = specs[1].dtype.name if len(specs) > 1 else first.scale_format
     raise UnsupportedError(
-        f"compressed-tensors has FP4 in groups of 32 with scales in E8M0 (MXFP4), and of 16 with scales in E4M3 under one for the tensor "
+        f"compressed-tensors has FP4 in groups of 32 with E8M0 scales (MXFP4), or of 16 with E4M3 scales and a scale of the tensor "
         f"(NVFP4); {names} is in groups of {first.group_size} with scales in {scales}"
     )
 

@@ -56,7 +56,7 @@ class CompressedTensorsDequantizer:
 def _layers(
     block: Mapping[str, Any], layer: str, one: FloatTensor, stored: Mapping[str, Tensor], configs: list[QLayerConfig]
 ) -> tuple[LayerCodes, ...]:
-    """Return how to write a layer again; nothing if the reader does not know its scheme.
+    """Return the codes of a layer, to write them again; nothing if the reader does not know its scheme.
 
     Layers share ``configs``.
     """

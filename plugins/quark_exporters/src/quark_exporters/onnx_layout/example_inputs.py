@@ -28,7 +28,7 @@ class ExampleInputs:
         module: The traced module: the model, or for transformers models a wrapper that returns only the
             logits.
         args, kwargs: Its arguments.
-        names: Names of the inputs in the file; empty leaves those of the module's forward.
+        names: Names of the inputs in the file; if empty, the names in the module's forward stay.
         output_names: Names of the outputs; empty leaves the tracer's.
         dynamic_shapes: As in `torch.export.export`.
     """

@@ -40,7 +40,7 @@ class OnnxExporter(Exporter):
 
     Args:
         opset: Version of ONNX's operators, 21 or later.
-        input_names: Names of the inputs, in order; empty leaves those of the model's forward.
+        input_names: Names of the inputs, in order; if empty, the names in the model's forward stay.
         output_names: Names of the outputs, in order; empty leaves ``logits``, or the exporter's numbers.
         verbose: Whether torch prints its progress.
     """

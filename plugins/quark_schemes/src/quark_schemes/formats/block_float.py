@@ -49,9 +49,8 @@ PAIR_BITS = 8
 
 @attrs.frozen
 class SharedExponentPacking(Packing):
-    """Mantissas as they are.
-
-    The scale of a block, ``2^(E − fraction_bits)``, as the byte of its exponent E.
+    """Stores mantissas unchanged. The scale of a block, ``2^(E − fraction_bits)``, is the byte of its
+    exponent E.
     """
 
     fraction_bits: int

@@ -74,7 +74,7 @@ def error_norms(values: Tensor, low: Tensor, high: Tensor, spec: QTensorConfig, 
 def best_range(values: Tensor, candidates: Iterable[Range], spec: QTensorConfig, weights: Tensor | None = None) -> Range:
     """Return the candidate with the smallest error for each row.
 
-    The first of equals, so pass wide ranges first.
+    Of candidates with equal errors, it returns the first, so pass wide ranges first.
     """
     remaining = iter(candidates)
     low, high = next(remaining)
