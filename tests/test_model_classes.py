@@ -9,11 +9,13 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from quark.calibration.batches import ModelInputs
 from quark.checkpoint.inspection import inspect_checkpoint
+from quark.errors import CheckpointError
 from quark.models.plan.decoder_blocks import decoder_blocks
 from quark.models.plan.family import architecture_of, template_of
 from quark.plugins import algorithms
@@ -76,6 +78,36 @@ def test_the_page_says_what_works_for_each_class() -> None:
     for name in sorted(MODEL_CLASSES):
         classes.setdefault(facts_of(name), []).append(f"`{name}`")
     assert rows == [f"| {', '.join(names)} | {facts} |" for facts, names in classes.items()]
+
+
+@pytest.mark.parametrize("algorithms_", [(), ("gptq",)])
+@pytest.mark.parametrize("name", ["MarianMTModel", "BartForConditionalGeneration"])
+def test_a_checkpoint_may_lack_what_its_class_computes(name: str, algorithms_: tuple[str, ...], tmp_path: Path) -> None:
+    random_model(name).save_pretrained(tmp_path / "float")  # type: ignore[operator]
+    file = tmp_path / "float/model.safetensors"
+    tensors = {key: tensor for key, tensor in load_file(file).items() if key != "final_logits_bias" and "embed_positions" not in key}
+    if name == "BartForConditionalGeneration":  # its positions are learned
+        tensors |= {key: tensor for key, tensor in load_file(file).items() if "embed_positions" in key}
+    save_file(tensors, file, metadata={"format": "pt"})
+    model = type(random_model(name)).from_pretrained(tmp_path / "float").eval()  # type: ignore[attr-defined]
+    config = template_of(model).get_config("int4_wo_32")
+    config = attrs.evolve(config, algo_config=[algorithms().load_config(algorithm)() for algorithm in algorithms_])
+    data = [shifted(inputs_of(model), by) for by in range(4)]
+    export_safetensors(ModelQuantizer(config).quantize_model(model, data), tmp_path / "memory")
+    quantize_checkpoint(tmp_path / "float", tmp_path / "disk", config, data)
+    assert (tmp_path / "memory/model.safetensors").read_bytes() == (tmp_path / "disk/model.safetensors").read_bytes()
+    assert outputs_of(import_model_from_safetensors(None, tmp_path / "disk", device="cpu"))
+
+
+def test_a_checkpoint_may_not_lack_what_its_class_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = random_model("MarianMTModel")
+    monkeypatch.setattr(type(model), "_keys_to_ignore_on_load_missing", ["embed_positions", "fc1"])
+    model.save_pretrained(tmp_path / "float")  # type: ignore[operator]
+    file = tmp_path / "float/model.safetensors"
+    save_file({key: tensor for key, tensor in load_file(file).items() if "encoder.layers.0.fc1.weight" not in key}, file)
+    with pytest.raises(CheckpointError, match=r"lacks 1 tensor.*encoder\.layers\.0\.fc1\.weight"):
+        quantize_checkpoint(tmp_path / "float", tmp_path / "disk", template_of(model).get_config("int4_wo_32"))
+    assert not (tmp_path / "disk").exists()
 
 
 STREAMS = [f"{family}ForConditionalGeneration" for family in ("Bart", "Whisper", "T5", "Pegasus")]

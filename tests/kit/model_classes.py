@@ -58,7 +58,7 @@ MODEL_CLASSES: dict[str, dict[str, Any]] = {
     "DistilBertModel": {"vocab_size": 64, "dim": 32, "hidden_dim": 64, "n_layers": 2, "n_heads": 4, "max_position_embeddings": 64},
     **dict.fromkeys(("T5ForConditionalGeneration", "T5EncoderModel", "T5ForSequenceClassification"), _T5),
     **dict.fromkeys(("BartForConditionalGeneration", "BartModel", "BartForSequenceClassification"), _BEHIND_ENCODER),
-    "PegasusForConditionalGeneration": _BEHIND_ENCODER,
+    **dict.fromkeys(("PegasusForConditionalGeneration", "MarianMTModel"), _BEHIND_ENCODER),
     **dict.fromkeys(("WhisperForConditionalGeneration", "WhisperModel", "WhisperForAudioClassification"), _WHISPER),
     **dict.fromkeys(("ViTForImageClassification", "ViTModel"), _IMAGE),
     **dict.fromkeys(("CLIPModel", "CLIPVisionModelWithProjection", "CLIPTextModelWithProjection"), _IMAGE_AND_TEXT),

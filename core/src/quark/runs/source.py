@@ -16,7 +16,8 @@ from quark.base.finite import buffers_of, is_finite, refuse_non_finite
 from quark.base.log import get_logger, silenced
 from quark.calibration.transform_validation import BlockSource
 from quark.errors import QuarkError, UnsupportedError
-from quark.models.hf.internals import directory_of
+from quark.models.hf.internals import compute_absent, directory_of
+from quark.models.hf.missing_tensors import refuse_missing
 from quark.models.hf.quantized_source import float_tensors_of
 from quark.models.hf.shards import INDEX, SINGLE, check_shards
 from quark.models.hf.skeleton import meta_model
@@ -162,6 +163,8 @@ class CheckpointSource:
         self.codes_of, self.carried = stored.codes_of, stored.carried
         self.device = device
         self._untie()
+        self._computed = compute_absent(model, stored.absent, device)
+        refuse_missing([name for name in stored.absent if name not in self._computed], model, stored.directory)
         self._state: dict[str, Tensor] = model.state_dict(keep_vars=True)
         self._dtype_of = {name: tensor.dtype for name, tensor in self._state.items()}
         self._owners = owners_of(model)
@@ -237,7 +240,8 @@ class CheckpointSource:
             for target in recipe.targets:
                 self._place(target, self._state[target])
         # Looked up now, since transforms have replaced tensors.
-        kept = {id(t) for module in self._outside for t in (*module._parameters.values(), *module._buffers.values())}
+        outside = (t for module in self._outside for t in (*module._parameters.values(), *module._buffers.values()))
+        kept = {id(tensor) for tensor in (*outside, *self._computed.values())}
         for module in block.module.modules():
             for leaf, parameter in module._parameters.items():
                 if parameter is not None and not parameter.is_meta and id(parameter) not in kept:

@@ -16,6 +16,8 @@ from transformers import (
     AutoModelForImageTextToText,
     Gemma3Config,
     LlamaForCausalLM,
+    MarianConfig,
+    MarianMTModel,
     T5Config,
     T5ForConditionalGeneration,
     modeling_utils,
@@ -70,6 +72,27 @@ def test_initialization_computes_what_is_not_persistent_and_leaves_the_rest() ->
     torch.set_rng_state(state)
     internals.initialize_what_no_checkpoint_holds(model)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_absent_tensors_are_computed_as_the_class_does_and_random_ones_are_left_out() -> None:
+    small = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 1, "decoder_attention_heads": 1}
+    config = MarianConfig(**small, encoder_ffn_dim=8, decoder_ffn_dim=8, vocab_size=8, max_position_embeddings=8, pad_token_id=0)
+    with torch.device("meta"):
+        model = MarianMTModel(config).eval()
+    positions, bias, drawn = "model.encoder.embed_positions.weight", "final_logits_bias", "model.encoder.layers.0.fc1.weight"
+    model.model.encoder.layernorm_embedding = nn.LayerNorm(8)
+    model.model.encoder.layernorm_embedding.weight.data.fill_(3.0)
+    internals.initialize_what_no_checkpoint_holds(model)
+    state = torch.get_rng_state()
+    computed = internals.compute_absent(model, [positions, bias, drawn], torch.device("cpu"))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert computed.keys() == {positions, bias}
+    assert torch.equal(computed[positions], MarianMTModel(config).state_dict()[positions])
+    assert not computed[bias].any()
+    assert all(model.state_dict(keep_vars=True)[name] is computed[name] for name in computed)
+    assert isinstance(computed[positions], nn.Parameter)
+    assert model.model.encoder.layernorm_embedding.weight.tolist() == [3.0] * 8
+    assert model.model.shared.weight.is_meta
 
 
 def test_without_initialization_no_random_number_is_drawn() -> None:

@@ -61,6 +61,47 @@ def initialize_what_no_checkpoint_holds(model: Any) -> None:
         model.initialize_weights()
 
 
+@torch.no_grad()
+def compute_absent(model: Any, names: Sequence[str], device: torch.device) -> dict[str, Tensor]:
+    """Compute tensors that a checkpoint lacks, as the model class does, and put them into the model.
+
+    All other parameters and persistent buffers stay, and so does the random state.
+
+    Args:
+        model: A transformers model; its other tensors may be on the meta device.
+        names: Full names of the tensors.
+        device: The device that they are computed on.
+
+    Returns:
+        The computed tensors by name, without those for which the class draws random numbers or does nothing.
+    """
+    if not names:
+        return {}
+    for tensor in model.state_dict(keep_vars=True).values():
+        tensor._is_hf_initialized = True
+    first, second = (_initialized(model, names, device, seed) for seed in range(2))
+    return {name: tensor for name, tensor in second.items() if torch.equal(tensor, first[name])}
+
+
+def _initialized(model: Any, names: Sequence[str], device: torch.device, seed: int) -> dict[str, Tensor]:
+    """Return new tensors of these names, initialized by the model class, from another state for each seed."""
+    tensors: dict[str, Tensor] = {}
+    for name in names:
+        owner, _, leaf = name.rpartition(".")
+        module = model.get_submodule(owner)
+        tensors[name] = torch.full_like(getattr(module, leaf), seed, device=device, requires_grad=False)
+        if leaf in module._parameters:
+            tensors[name] = module._parameters[leaf] = nn.Parameter(tensors[name], requires_grad=False)
+        else:
+            module._buffers[leaf] = tensors[name]
+    for module in model.modules():
+        module.__dict__.pop("_is_hf_initialized", None)  # the mark of a module that transformers has initialized before
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        model.initialize_weights()
+    return tensors
+
+
 def without_initialization() -> AbstractContextManager[None]:
     """Let the body build a model with allocated parameters, without drawing random numbers for them."""
     from transformers.initialization import no_init_weights

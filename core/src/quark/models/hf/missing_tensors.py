@@ -48,6 +48,15 @@ def refuse_missing(names: Sequence[str], model: nn.Module, directory: Path) -> N
         )
 
 
+def may_lack(model: nn.Module) -> Callable[[str], bool]:
+    """Return a function that says whether a model class lets a checkpoint lack a tensor, by its full name.
+
+    The class computes such a tensor itself: Marian's positions, and BART's ``final_logits_bias``.
+    """
+    patterns = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_missing", None) or ()]
+    return lambda name: any(pattern.search(name) for pattern in patterns)
+
+
 def refuse_lost(names: Sequence[str], model: nn.Module, directory: Path) -> None:
     """Raise if stored tensors would be lost because others have taken their places in the model.
 

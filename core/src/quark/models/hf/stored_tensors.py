@@ -23,7 +23,15 @@ from quark.errors import CheckpointError
 from quark.models.hf.converted_tensors import ConvertedTensors
 from quark.models.hf.dequantizer import DequantizedTensors, FloatTensor, LayerCodes
 from quark.models.hf.file_tensors import FileTensors
-from quark.models.hf.missing_tensors import left_out_by, recomputed_by, refuse_lost, refuse_missing, refuse_unannounced, without_source
+from quark.models.hf.missing_tensors import (
+    left_out_by,
+    may_lack,
+    recomputed_by,
+    refuse_lost,
+    refuse_missing,
+    refuse_unannounced,
+    without_source,
+)
 from quark.models.hf.shards import Shard, refuse_codes
 from quark.models.layers.coded_layer import CodedLayer
 
@@ -89,10 +97,12 @@ class StoredTensors:
         float_tensors: The tensors to compute from the codes of a quantized checkpoint; None for a float one.
 
     Attributes:
+        directory: The argument of this name.
         recipes: One for each tensor of the model, or for several tensors that are made together; tied tensors
             only under their stored names.
         codes_of: Stored form of each layer that is quantized in the source, by full name in the model; None
             if it has no exact expression.
+        absent: Full names of tensors that the checkpoint lacks because the model class computes them.
         carried: Names of stored tensors that the model class neither takes nor computes: an export copies
             them.
 
@@ -113,7 +123,7 @@ class StoredTensors:
         state: dict[str, Tensor] = model.state_dict(keep_vars=True)
         self._model = ModelAsLoaded(model.config, state)
         self._kind = type(model).__name__
-        self._directory = directory
+        self.directory = directory
         if float_tensors is None:
             refuse_codes(shards, directory)
         files = FileTensors(shards)
@@ -125,7 +135,9 @@ class StoredTensors:
         self._tensors = ConvertedTensors(float_files, directory, converters, lambda name: names.find(name) is not None, self._model)
         recipes, unused = _recipes(names, self._tensors.meta)
         self.recipes = [self._checked(recipe, state) for recipe in recipes]
-        refuse_missing(list(without_source(state, (name for recipe in self.recipes for name in recipe.targets))), model, directory)
+        self.absent = tuple(without_source(state, (name for recipe in self.recipes for name in recipe.targets)))
+        may_be_absent = may_lack(model)
+        refuse_missing([name for name in self.absent if not may_be_absent(name)], model, directory)
         self._refuse_integers(state)
         is_recomputed = recomputed_by(model)
         without_place = [name for name in unused if names.find(name) is None and name in float_files.meta]
@@ -142,14 +154,14 @@ class StoredTensors:
             targets = recipe.make(stored, self._model)
         except (RuntimeError, ValueError, IndexError, KeyError) as error:
             raise CheckpointError(
-                f"'{self._directory}': {names} cannot be turned into '{recipe.targets[0]}' of this {self._kind} ({error}): "
+                f"'{self.directory}': {names} cannot be turned into '{recipe.targets[0]}' of this {self._kind} ({error}): "
                 "the checkpoint is of another model, or incomplete"
             ) from error
         for name, tensor in targets.items():
             if name not in state or tensor.shape != state[name].shape:
                 expected = list(state[name].shape) if name in state else "no such tensor"
                 raise CheckpointError(
-                    f"'{self._directory}': {names} gives '{name}' the shape {list(tensor.shape)}, but the model of its config.json has "
+                    f"'{self.directory}': {names} gives '{name}' the shape {list(tensor.shape)}, but the model of its config.json has "
                     f"{expected}: config.json and weights do not belong together"
                 )
         return attrs.evolve(recipe, targets=tuple(targets))
@@ -162,7 +174,7 @@ class StoredTensors:
                 if is_integer and all(state[target].is_floating_point() for target in recipe.targets):
                     stored = self._tensors.sources(name)[0]
                     raise CheckpointError(
-                        f"'{self._directory}' holds '{stored}' as {str(dtype).removeprefix('torch.')}, but the model has floating-point "
+                        f"'{self.directory}' holds '{stored}' as {str(dtype).removeprefix('torch.')}, but the model has floating-point "
                         "numbers: the checkpoint is quantized already, or of another model. Give the float checkpoint"
                     )
 
