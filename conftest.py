@@ -15,6 +15,7 @@ from hypothesis import settings
 
 # The time of an example depends on the machine more than on the property.
 settings.register_profile("quark", deadline=None)
+settings.register_profile("few", deadline=None, max_examples=25)
 settings.load_profile("quark")
 
 OTHER_CPU = Path(__file__).parent / "tests" / "kit" / "other_cpu"
@@ -42,7 +43,9 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Replace the kernels of torch if ``--other-cpu`` is given."""
+    """Replace the kernels of torch if ``--other-cpu`` is given, and try fewer examples with ``--few``."""
+    if config.getoption("--few"):
+        settings.load_profile("few")
     if config.getoption("--other-cpu") and config.getoption("--system"):
         raise pytest.UsageError("--other-cpu and --system exclude each other: choose one")
     if config.getoption("--other-cpu"):
@@ -99,18 +102,16 @@ def pytest_itemcollected(item: pytest.Item) -> None:
             item.add_marker(pytest.mark.slow)
 
 
-MOST_VALUES = 8
-"""Largest number of values of a parameter with ``--few``."""
-MOST_SUBJECTS = 4
-"""Largest number of records of a kind for a conformance check with ``--few``."""
+MOST = 3
+"""Largest number of values of a parameter, or of records for a conformance check, with ``--few``."""
 
 
 @pytest.hookimpl(trylast=True)  # after those that -m and -k leave out
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With ``--few``, deselect long tests and most combinations of parameters.
 
-    Long tests are marked thorough, or are conformance checks with whole runs. `tests.kit.covering` chooses
-    the combinations that stay.
+    Long tests are marked thorough, or are conformance checks that take long. `tests.kit.covering` chooses the
+    combinations that stay, and the records of all distributions for each check of their kind.
     """
     if not config.getoption("--few"):
         return
@@ -118,7 +119,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     functions: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("thorough") is None and not _is_whole_run(item):
+        if item.get_closest_marker("thorough") is None and not _is_long_check(item):
             functions.setdefault(_function(item), []).append(item)
     kept: set[pytest.Item] = set()
     for name, combinations in functions.items():
@@ -127,7 +128,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             (subjects.setdefault(item.parent, len(subjects)), *(_positions(item) if hasattr(item, "callspec") else ()))
             for item in combinations
         ]
-        kept.update(combinations[number] for number in covering(rows, name, MOST_SUBJECTS if len(subjects) > 1 else MOST_VALUES))
+        kept.update(combinations[number] for number in covering(rows, name, MOST))
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
 
@@ -153,19 +154,18 @@ def _announce(config: pytest.Config, tests: int, processes: int) -> None:
         reporter.write_line(announcement(tests, processes, few=config.getoption("--few")))
 
 
-def _is_whole_run(item: Any) -> bool:
-    """Return whether an item is a conformance check of the repository's own plugins that makes whole runs."""
-    from quark_devkit.extent import LAWS, WHOLE_RUNS
+def _is_long_check(item: Any) -> bool:
+    """Return whether an item is a conformance check of the repository's own plugins that is not quick."""
+    from quark_devkit.extent import LAWS, OF_DISTRIBUTIONS, WHOLE_RUNS
 
     is_check = getattr(item.cls, "kind", None) is not None or "::" in getattr(getattr(item, "callspec", None), "id", "")
-    return is_check and item.name.partition("[")[0].removeprefix("test_") in WHOLE_RUNS | LAWS
+    return is_check and item.name.partition("[")[0].removeprefix("test_") in WHOLE_RUNS | LAWS | OF_DISTRIBUTIONS
 
 
 def _function(item: Any) -> str:
-    """Return a key that items with different parameters share; conformance classes count as parameters."""
-    kind = getattr(item.cls, "kind", None) if getattr(item.cls, "subject", None) else None
-    name = item.nodeid.partition("[")[0]
-    return name if kind is None else f"{item.path}::{kind}::{name.rpartition('::')[2]}"
+    """Return a key that items with different parameters share; classes of the conformance suite count as parameters."""
+    is_check = getattr(item.cls, "subject", None) and getattr(item.cls, "kind", None)
+    return f"{item.cls.kind}::{item.originalname}" if is_check else item.nodeid.partition("[")[0]
 
 
 _PARAM = type(pytest.param(0))

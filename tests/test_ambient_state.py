@@ -19,7 +19,14 @@ from quark.torch import LLMTemplate
 
 SCHEMES = {"rotation": "mxfp4", "smoothquant": "int8", "quarot": "mxfp4"}
 """Schemes of algorithms that need others than int4."""
-RUNS = [("int4_wo_64", None), ("fp8", None), ("nvfp4", "gptq"), *((SCHEMES.get(name, "int4_wo_64"), name) for name in algorithms().names())]
+STEPS = {"autoround": pytest.mark.thorough}
+"""Algorithms that take seconds, because they make many steps."""
+RUNS = [
+    ("int4_wo_64", None),
+    ("fp8", None),
+    ("nvfp4", "gptq"),
+    *(pytest.param(SCHEMES.get(name, "int4_wo_64"), name, marks=STEPS.get(name, ())) for name in algorithms().names()),
+]
 DATA = [torch.arange(3, 67)[None]] * 4
 
 

@@ -22,6 +22,8 @@ from quark.plugins import Catalog, using
 from quark.plugins.discovery import discover
 from quark.torch import import_model_from_safetensors
 
+pytestmark = pytest.mark.thorough  # it is installed; its tests in examples/acme_quant and its conformance run with --few too
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "acme_quant"
 LISTING = (
     "import sys\nfrom quark_workbench.cli.main import main\n"

@@ -293,6 +293,7 @@ print(peaks[-1] - peaks[1])
 """
 
 
+@pytest.mark.thorough
 def test_peak_memory_does_not_grow_with_the_number_of_layers(tmp_path: Path) -> None:
     wide = {"hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 6, "num_key_value_heads": 6, "head_dim": 64}
     shallow = checkpoint(tmp_path / "shallow", "llama", **wide | {"num_hidden_layers": 3})

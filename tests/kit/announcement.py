@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
+from pathlib import Path
 
 MANY = 1000
 """Fewer tests start without an announcement."""
@@ -23,7 +25,19 @@ def announcement(tests: int, processes: int, *, few: bool) -> str:
     """
     minutes = max(1, round(tests * SECONDS * _probe() / PROBE / min(processes, os.cpu_count() or 1) / 60))
     which = "a selection; `make test ALL=1` runs all" if few else "all that are not slow"
-    return f"{tests:,} tests ({which}), processes: {processes}, minutes: about {minutes} if nothing else runs here"
+    line = f"{tests:,} tests ({which}), processes: {processes}, minutes: about {minutes} if nothing else runs here"
+    return "\n".join([line, *caveats()])
+
+
+def caveats(proc: Path = Path("/proc")) -> list[str]:
+    """Return what tests cannot do on this machine.
+
+    Args:
+        proc: Where Linux tells about processes.
+    """
+    if sys.platform == "linux" and not (proc / "cpuinfo").exists():
+        return [f"{proc} is not mounted here: torch cannot compute with float16, so some tests fail"]
+    return []
 
 
 def _probe() -> float:

@@ -26,7 +26,17 @@ def candidates() -> tuple[Candidate, ...]:
 
 @pytest.fixture
 def third_party() -> Iterator[Catalog]:
-    """Installed plugins and the ones of this folder are the plugins of this process."""
+    """Installed plugins and the ones of this folder are the plugins of this process; a test may add others."""
+    yield from _in_use()
+
+
+@pytest.fixture(scope="module")
+def shared_third_party() -> Iterator[Catalog]:
+    """The same for all tests of a module, which add none: to list all plugins takes a tenth of a second."""
+    yield from _in_use()
+
+
+def _in_use() -> Iterator[Catalog]:
     with using(Catalog((*discover(), *candidates()))) as catalog:
         assert catalog.failures() == ()
         yield catalog

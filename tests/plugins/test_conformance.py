@@ -12,7 +12,7 @@ from quark_devkit import (
 )
 
 # Four bits at most, stored in eight: the error is that of their values, which is advised of.
-pytestmark = [pytest.mark.usefixtures("third_party"), pytest.mark.filterwarnings("ignore:.*rounds a normal weight.*advisory")]
+pytestmark = [pytest.mark.usefixtures("shared_third_party"), pytest.mark.filterwarnings("ignore:.*rounds a normal weight.*advisory")]
 
 
 @pytest.mark.slow_runs  # TestCountedNearest makes them

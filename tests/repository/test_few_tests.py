@@ -25,4 +25,4 @@ def test_few_tests_are_some_of_all_and_each_function_but_the_thorough_ones_has_o
     assert any(name.startswith(COSTS) for name in every)
     functions = {name.partition("[")[0] for name in every if name.startswith(FACTS)}
     assert {name.partition("[")[0] for name in few} == functions
-    assert max(sum(name.startswith(f"{function}[") for name in few) for function in functions) == 8
+    assert max(sum(name.startswith(f"{function}[") for name in few) for function in functions) == 3

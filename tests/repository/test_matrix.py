@@ -7,6 +7,8 @@ import stat
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import attrs
 import pytest
@@ -99,13 +101,33 @@ def test_a_result_is_kept_and_shown_and_the_environment_removed(
     measured = attrs.evolve(Result("abc", {"torch": "2.8.0"}, demo=True, passed=1234, failed=0, skipped=5, minutes=3.0), **result)
     monkeypatch.setattr(program, "has_torch", lambda cell, python, place: place.mkdir() is None)
     monkeypatch.setattr(program, "environment", lambda cell, place: place / "bin/python")
-    monkeypatch.setattr(program, "run", lambda python, workers: measured)
+    monkeypatch.setattr(program, "run", lambda python, workers, *, few: measured)
     assert "not run" in versions.table()
+    assert program.main(["--few"]) == status
+    assert cells.read() == {}
     assert program.main([]) == status
     assert cells.read() == {cell.name: measured}
     demo = "yes" if measured.demo else "no"
     assert f"| {HERE} | 2.8.0 | 5.4.0 | nobody | {demo} | 1,234 | {measured.failed} | 5 |" in versions.table()
     assert not (tmp_path / f".venv-matrix-{cell.name}").exists()
+
+
+@pytest.mark.parametrize("few", [False, True])
+def test_a_cell_runs_the_selection_if_it_is_asked_for(few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+
+    def record(command: list[Any], **_: Any) -> SimpleNamespace:
+        commands.append([str(word) for word in command])
+        for word in commands[-1]:
+            if word.startswith("--junitxml="):
+                report = '<testsuites><testsuite tests="9" failures="1" errors="1" skipped="2"/></testsuites>'
+                Path(word.partition("=")[2]).write_text(report, encoding="utf-8")
+        return SimpleNamespace(returncode=0, stdout='{"torch": "2.8.0"}', stderr="")
+
+    monkeypatch.setattr(program.subprocess, "run", record)
+    result = program.run(Path(sys.executable), "2", few=few)
+    assert (result.passed, result.failed, result.skipped) == (5, 2, 2)
+    assert ["--few" in command for command in commands if "pytest" in command] == [few]
 
 
 def test_a_torch_that_cannot_be_installed_is_an_error_unless_cells_are_run_if_possible(

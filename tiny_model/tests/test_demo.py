@@ -30,6 +30,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Pat
     return json.loads(done.stdout), out
 
 
+@pytest.mark.thorough
 def test_every_scheme_has_a_row_and_the_float_model_the_first(shown: tuple[dict[str, Any], Path]):
     rows = shown[0]["rows"]
     assert rows[0]["name"] == "float"
@@ -37,14 +38,17 @@ def test_every_scheme_has_a_row_and_the_float_model_the_first(shown: tuple[dict[
     assert shown[0]["refused"] == []
 
 
+@pytest.mark.thorough
 def test_one_row_has_a_quantized_cache(shown: tuple[dict[str, Any], Path]):
     assert sum("KV cache" in row["name"] for row in shown[0]["rows"]) == 1
 
 
+@pytest.mark.thorough
 def test_every_export_reads_back_to_the_same_logits(shown: tuple[dict[str, Any], Path]):
     assert all(row["reload_equal"] for row in shown[0]["rows"])
 
 
+@pytest.mark.thorough
 def test_effective_bits_count_scales_and_zero_points(shown: tuple[dict[str, Any], Path]):
     bits = {row["name"]: row["size"]["bits"] for row in shown[0]["rows"]}
     assert bits["float"] == 16
@@ -53,6 +57,7 @@ def test_effective_bits_count_scales_and_zero_points(shown: tuple[dict[str, Any]
     assert 8 < bits["fp8"] < 8.01
 
 
+@pytest.mark.thorough
 def test_quantizing_costs_something_and_not_much(shown: tuple[dict[str, Any], Path]):
     rows = {row["name"]: row for row in shown[0]["rows"]}
     reference = rows.pop("float")
@@ -64,6 +69,7 @@ def test_quantizing_costs_something_and_not_much(shown: tuple[dict[str, Any], Pa
     assert rows["fp8"]["comparison"]["mean_kl"] < rows["mxfp4"]["comparison"]["mean_kl"]
 
 
+@pytest.mark.thorough
 def test_the_checkpoints_that_are_kept_can_be_evaluated(shown: tuple[dict[str, Any], Path]):
     done = CliRunner().invoke(program(), ["evaluate", str(shown[1] / "fp8"), "--limit", "2", "--json"], catch_exceptions=False)
     assert json.loads(done.stdout.splitlines()[-1])["perplexity"] > 1

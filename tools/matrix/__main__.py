@@ -41,6 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--keep", action="store_true", help="keep the environments, .venv-matrix-NAME, and use existing ones")
     parser.add_argument("--no-results", action="store_true", help="leave docs/data/versions.json as it is")
     parser.add_argument("--if-possible", action="store_true", help="skip a cell whose torch cannot be installed")
+    parser.add_argument("--few", action="store_true", help="run the selection of the tests that make test runs, and keep no result")
     parser.add_argument("--workers", default="auto", help="number of processes that share the tests")
     args = parser.parse_args(arguments)
     chosen = [cell for cell in CELLS if not args.cells or {cell.name, *_versions(cell)} & set(args.cells)]
@@ -57,12 +58,12 @@ def main(arguments: list[str] | None = None) -> int:
             if not has_torch(cell, python, place) and args.if_possible:
                 print(f"{cell.name}: passed over: torch {cell.torch} cannot be installed for Python {cell.python}", flush=True)
                 continue
-            result = run(environment(cell, place), args.workers)
+            result = run(environment(cell, place), args.workers, few=args.few)
         finally:
             if not args.keep:
                 shutil.rmtree(place, ignore_errors=True)
         print(f"{cell.name}: {result}", flush=True)
-        if not args.no_results:
+        if not (args.no_results or args.few):
             write(cell.name, result)
         status |= bool(result.failed) or not result.demo
     return int(status)
@@ -100,8 +101,8 @@ def _pip(place: Path) -> list[str | Path]:
     return [place / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
 
 
-def run(python: Path, workers: str) -> Result:
-    """Run the demo and the tests of a cell with its interpreter."""
+def run(python: Path, workers: str, *, few: bool = False) -> Result:
+    """Run the demo and the tests of a cell, or few of them, with its interpreter."""
     variables = os.environ | {"OMP_NUM_THREADS": "1", "QUARK_STRICT_PLUGINS": "1"}
     versions = json.loads(subprocess.run([python, "-c", _VERSIONS], check=True, capture_output=True, text=True).stdout)
     with tempfile.TemporaryDirectory() as directory:
@@ -109,7 +110,8 @@ def run(python: Path, workers: str) -> Result:
         if demo.returncode != 0:
             print(demo.stdout[-3000:], demo.stderr[-3000:], flush=True)
         report, began = Path(directory) / "report.xml", time.monotonic()
-        subprocess.run([python, "-m", "pytest", "-n", workers, f"--junitxml={report}", *TESTS], cwd=ROOT, env=variables, check=False)
+        options = ["-n", workers, f"--junitxml={report}", *(["--few"] if few else [])]
+        subprocess.run([python, "-m", "pytest", *options, *TESTS], cwd=ROOT, env=variables, check=False)
         minutes = (time.monotonic() - began) / 60
         counts = next(ElementTree.parse(report).getroot().iter("testsuite")).attrib
     failed = int(counts["failures"]) + int(counts["errors"])

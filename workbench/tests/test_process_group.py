@@ -174,6 +174,7 @@ def test_processes_write_the_bytes_of_one(name: str, ranks: int, processes: Proc
 
 
 @FORKS
+@pytest.mark.thorough
 def test_an_error_of_one_process_stops_all_the_first_says_which_and_why_and_one_process_goes_on(
     processes: Processes, tmp_path: Path
 ) -> None:
@@ -185,6 +186,7 @@ def test_an_error_of_one_process_stops_all_the_first_says_which_and_why_and_one_
 
 
 @FORKS
+@pytest.mark.thorough
 def test_a_process_that_is_killed_stops_all(processes: Processes, tmp_path: Path) -> None:
     said, seconds, _ = processes.fail("kill", 1, tmp_path)
     assert "exitcode: -9" in said
@@ -248,6 +250,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.thorough
 def test_a_rank_whose_first_rank_is_killed_says_so_in_a_sentence() -> None:
     """As batch systems start processes, without torchrun, whose store would outlive them."""
     with socket() as free:

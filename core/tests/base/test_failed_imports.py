@@ -68,6 +68,7 @@ def test_a_data_set_is_not_blamed_on_the_network(monkeypatch: pytest.MonkeyPatch
         hub._rows("wikitext", None, "train")
 
 
+@pytest.mark.thorough
 def test_a_library_that_transformers_finds_broken_is_named(tmp_path: Path) -> None:
     (tmp_path / "accelerate.py").write_text(f"raise RuntimeError({SAID!r})")
     (tmp_path / "accelerate-99.0.dist-info").mkdir()

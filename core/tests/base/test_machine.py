@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from quark.base import machine
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the system tells it so on Linux")
+@pytest.mark.skipif(not Path("/proc/meminfo").is_file(), reason="the system tells it so on Linux")
 def test_memory_is_what_the_system_says() -> None:
     def of(file: str, name: str) -> int:
         lines = Path("/proc", file).read_text(encoding="ascii").splitlines()
@@ -29,3 +30,20 @@ def test_memory_and_processors_are_told_on_every_system() -> None:
     assert machine.cores() >= 1
     assert isinstance(machine.processor(), str)
     machine.return_freed()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have none")
+def test_memory_is_told_without_the_file_system_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    total, peak = machine.total_bytes(), machine.peak_bytes()
+
+    def missing(*_: object) -> None:
+        raise FileNotFoundError(2, "No such file or directory", "/proc/meminfo")
+
+    def unknown(*_: object) -> None:
+        raise psutil.NoSuchProcess(1)
+
+    monkeypatch.setattr(psutil, "virtual_memory", missing)
+    monkeypatch.setattr(psutil, "Process", unknown)
+    assert machine.total_bytes() == total
+    assert 0 < machine.available_bytes() < total
+    assert machine.resident_bytes() == machine.peak_bytes() == pytest.approx(peak, rel=0.1)

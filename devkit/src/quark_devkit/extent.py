@@ -8,7 +8,7 @@ from contextvars import ContextVar
 
 from quark_devkit.check import Check
 
-__all__ = ["LAWS", "WHOLE_RUNS", "is_thorough", "quick", "thoroughly"]
+__all__ = ["LAWS", "OF_DISTRIBUTIONS", "WHOLE_RUNS", "is_thorough", "quick", "thoroughly"]
 
 WHOLE_RUNS = frozenset(
     {
@@ -47,7 +47,7 @@ LAWS = frozenset(
     }
 )
 """Names of the checks of `quark_devkit.laws`, which share a fresh process."""
-_OF_DISTRIBUTIONS = frozenset(
+OF_DISTRIBUTIONS = frozenset(
     {
         "builds_a_wheel",
         "changes_nothing_when_it_is_imported",
@@ -58,12 +58,13 @@ _OF_DISTRIBUTIONS = frozenset(
         "registers_the_same_once_it_is_installed",
     }
 )
+"""Names of the checks of a distribution that build a wheel, install it or start processes."""
 _IS_THOROUGH = ContextVar("is_thorough", default=False)
 
 
 def quick(checks: Iterable[Check]) -> tuple[Check, ...]:
     """Return the checks that take a moment: they make no whole run and start no process."""
-    return tuple(check for check in checks if check.name not in WHOLE_RUNS | LAWS | _OF_DISTRIBUTIONS)
+    return tuple(check for check in checks if check.name not in WHOLE_RUNS | LAWS | OF_DISTRIBUTIONS)
 
 
 def is_thorough() -> bool:

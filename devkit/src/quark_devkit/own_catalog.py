@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
+from functools import cache
 from weakref import WeakKeyDictionary
 
 import importlib_metadata
@@ -22,16 +24,26 @@ def among_its_own(catalog: Catalog, distribution: str) -> Catalog:
     """Return the plugins of a distribution and of its requirements, the built-in plugins, and the plugin of
     the suite."""
     new = list(dict.fromkeys((distribution, SUITE)))
-    names = {*BUILT_IN, *new}
-    while new and not _distributions(catalog) <= names | {CORE}:
-        try:
-            required = importlib_metadata.requires(new.pop()) or ()
-        except importlib_metadata.PackageNotFoundError:  # what the running program has added
-            continue
-        fresh = {name_in(text) for text in required} - names
+    names, others = {*BUILT_IN, *new}, _distributions(catalog) - {CORE}
+    while new and not others <= names:
+        fresh = _requirements(new.pop(), tuple(sys.path)) - names
         names |= fresh
         new += fresh
     return among(catalog, names)
+
+
+@cache  # each check asks for hundreds of them, with those of torch and its requirements
+def _requirements(distribution: str, path: tuple[str, ...]) -> frozenset[str]:
+    """Return the distributions that another one requires; none if that is not installed.
+
+    Args:
+        distribution: Its name.
+        path: ``sys.path``, which says where distributions are installed.
+    """
+    try:
+        return frozenset(name_in(text) for text in importlib_metadata.requires(distribution) or ())
+    except importlib_metadata.PackageNotFoundError:
+        return frozenset()
 
 
 def among(catalog: Catalog, distributions: Iterable[str]) -> Catalog:

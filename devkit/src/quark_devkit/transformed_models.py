@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,9 +21,18 @@ from quark.runs.started_run import StartedRun, start_transforms
 from quark_devkit.small_models import InFloat64, batches, run_config, small_model
 from quark_devkit.whole_runs import is_same
 
-__all__ = ["TransformedModel", "different_parameters", "distance", "float64_logits", "named_parts", "transformed"]
+__all__ = ["TransformedModel", "changed_parts", "different_parameters", "distance", "float64_logits", "named_parts", "transformed"]
 
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
 
 
 @attrs.frozen(eq=False)
@@ -122,5 +132,19 @@ def named_parts(model: nn.Module) -> dict[str, list[str]]:
         "module": [f"{name} ({type(module).__name__})" for name, module in model.named_modules()],
         "parameter": [f"{name} {list(p.shape)} {p.dtype}" for name, p in model.named_parameters(remove_duplicate=False)],
         "buffer": [f"{name} {list(b.shape)} {b.dtype}" for name, b in model.named_buffers()],
-        "hook": [f"of '{name}'" for name, module in model.named_modules() for kind in HOOKS for _ in getattr(module, kind) or ()],
+        "hook": [f"of '{name}' in {kind}" for name, module in model.named_modules() for kind in HOOKS for _ in getattr(module, kind) or ()],
     }
+
+
+def changed_parts(before: nn.Module, after: nn.Module) -> list[str]:
+    """Return which parts only one of two models has: ``"adds the buffer factors [3] torch.float32"``.
+
+    A second hook of a module is a part of its own.
+    """
+    ours, theirs = named_parts(before), named_parts(after)
+    return [
+        f"{verb} the {kind} {name}"
+        for kind in ours
+        for verb, more, less in (("adds", theirs, ours), ("removes", ours, theirs))
+        for name in Counter(more[kind]) - Counter(less[kind])
+    ]

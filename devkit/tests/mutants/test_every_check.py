@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from quark_devkit import all_checks, extent, run_check
-from quark_devkit.extent import LAWS, WHOLE_RUNS
+from quark_devkit import all_checks, run_check
+from quark_devkit.extent import LAWS, OF_DISTRIBUTIONS, WHOLE_RUNS
 from quark_devkit.runner import OUTCOMES
 from quark_devkit.subject import KINDS
 
@@ -36,7 +36,7 @@ def test_every_check_has_a_mutant() -> None:
 
 
 def test_checks_that_take_long_are_checks() -> None:
-    assert {check.name for check in all_checks().values()} >= WHOLE_RUNS | LAWS | extent._OF_DISTRIBUTIONS
+    assert {check.name for check in all_checks().values()} >= WHOLE_RUNS | LAWS | OF_DISTRIBUTIONS
 
 
 def marks(mutant: Mutant) -> list[pytest.MarkDecorator]:

@@ -111,6 +111,12 @@ class AddsABuffer(Moves):
         model.register_buffer("factors", torch.ones(3))
 
 
+class RemovesABuffer(Moves):
+    def apply_global(self, model: nn.Module) -> None:
+        owner, name = next((module, name) for module in model.modules() for name in module._buffers)
+        vars(owner)[name] = owner._buffers.pop(name)
+
+
 class ByFirstBatch(Moves):
     needs = (FirstBatch,)
 
@@ -335,8 +341,10 @@ MOVES_VALUES = (record_of(MovesValues),)
 """A healthy one too: the two that move values wrongly differ from it in one thing each."""
 
 
-def _mutant(check: str, about: str, processor: Any = Moves, config: type[AlgoConfig] = Settings, **fields: Any) -> Mutant:
-    return Mutant(f"transform:{check}", about, (record_of(processor, config, **fields),))
+def _mutant(
+    check: str, about: str, processor: Any = Moves, config: type[AlgoConfig] = Settings, *, says: str = "", **fields: Any
+) -> Mutant:
+    return Mutant(f"transform:{check}", about, (record_of(processor, config, **fields),), says=says)
 
 
 MUTANTS = (
@@ -362,6 +370,12 @@ MUTANTS = (
     _mutant("leaves_nothing_behind", "leaves a hook inside a block", HooksInside),
     _mutant("leaves_nothing_behind", "adds a parameter to a norm", AddsABias),
     _mutant("leaves_nothing_behind", "adds a buffer to the model", AddsABuffer),
+    _mutant(
+        "leaves_nothing_behind",
+        "makes a buffer an attribute that follows no .to()",
+        RemovesABuffer,
+        says="removes the buffer",
+    ),
     _mutant("leaves_nothing_behind", "runs with the model and has no restorer", Runs, RunSettings),
     _mutant("is_deterministic", "moves another factor each time", AtRandom),
     _mutant("is_deterministic", "seeds the generator of everybody", Seeds),

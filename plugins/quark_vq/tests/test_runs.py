@@ -40,7 +40,7 @@ def divergence(model: torch.nn.Module) -> float:
     return float((expected.exp() * (expected - found)).sum(-1).mean())
 
 
-@pytest.mark.parametrize("algorithm", [None, "gptq"])
+@pytest.mark.parametrize("algorithm", [None, pytest.param("gptq", marks=pytest.mark.thorough)])
 def test_two_bits_beat_integers_of_as_many(algorithm: str | None) -> None:
     spec = QTensorConfig(
         dtype="uint2", qscheme="per_group", ch_axis=-1, group_size=64, symmetric=False, is_dynamic=False, scale_type="bfloat16"
@@ -68,7 +68,9 @@ def test_a_weight_with_nan_is_named_before_anything_is_changed_or_written(algori
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("scheme", "algorithm"), [("vq2", "gptq"), ("vq3_g64", None), ("vq3", "qronos")])
+@pytest.mark.parametrize(
+    ("scheme", "algorithm"), [pytest.param("vq2", "gptq", marks=pytest.mark.thorough), ("vq3_g64", None), ("vq3", "qronos")]
+)
 def test_a_model_reloads_to_the_bit(scheme: str, algorithm: str | None, tmp_path: Path) -> None:
     model = quantized(config(scheme, algorithm))
     expected = model(TOKENS).logits

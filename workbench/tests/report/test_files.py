@@ -72,6 +72,7 @@ def _places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from _places(inner, (*at, key))
 
 
+@pytest.mark.thorough
 def test_a_report_with_any_value_exchanged_is_shown_or_refused(tmp_path: Path) -> None:
     plain = contents(*RUNS[0])
     one_of_each = {tuple(key for key in at if isinstance(key, str)): at for at in _places(plain)}

@@ -11,35 +11,48 @@ from pathlib import Path
 
 def available_bytes() -> int:
     """Return the memory that programs can get without swapping."""
-    import psutil  # not above: 15 ms that listings do without
-
-    return int(psutil.virtual_memory().available)
+    return _memory()[0]
 
 
 def total_bytes() -> int:
     """Return the memory of the machine."""
-    import psutil
+    return _memory()[1]
 
-    return int(psutil.virtual_memory().total)
+
+def _memory() -> tuple[int, int]:
+    import psutil  # not above: 15 ms that listings do without
+
+    try:
+        memory = psutil.virtual_memory()
+    except OSError:  # Linux without /proc
+        page = os.sysconf("SC_PAGE_SIZE")
+        return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
+    return int(memory.available), int(memory.total)
 
 
 def resident_bytes() -> int:
-    """Return the resident memory of this process."""
+    """Return the resident memory of this process; on Linux without ``/proc``, the largest that it has had."""
     import psutil
 
-    return int(psutil.Process().memory_info().rss)
+    try:
+        return int(psutil.Process().memory_info().rss)
+    except psutil.NoSuchProcess:
+        return _highest_bytes()
 
 
 def peak_bytes() -> int:
     """Return the largest resident memory that this process has had."""
+    return max(_highest_bytes(), resident_bytes())  # Linux counts the peak some pages late
+
+
+def _highest_bytes() -> int:
     try:
         import resource
     except ImportError:  # Windows
         import psutil
 
         return int(psutil.Process().memory_info().peak_wset)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return max(peak, resident_bytes())  # Linux counts the peak some pages late
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def cores() -> int:

@@ -17,7 +17,7 @@ from quark_devkit.option_effects import digest
 from quark_devkit.random_states import random_states_kept
 from quark_devkit.small_models import batches, coarse_scheme, fitting_schemes, quantized, run_config
 from quark_devkit.subject import Subject
-from quark_devkit.transformed_models import different_parameters, named_parts
+from quark_devkit.transformed_models import changed_parts, different_parameters
 
 
 @check("block_tuning")
@@ -76,10 +76,8 @@ def changes_values_alone(subject: Subject) -> None:
     """It adds and removes no module, parameter, buffer or hook of the model, and no parameter has another
     shape or dtype."""
     scheme = coarse_scheme()
-    before, after = (named_parts(quantized(run_config(scheme, *settings))) for settings in ((), (valid_settings(subject),)))
-    for kind, names in after.items():
-        strange = [name for name in {*names, *before[kind]} if names.count(name) != before[kind].count(name)]
-        require(not strange, f"leaves a different {kind} {strange[0] if strange else ''} from round-to-nearest")
+    changes = changed_parts(*(quantized(run_config(scheme, *settings)) for settings in ((), (valid_settings(subject),))))
+    require(not changes, f"{changes[0] if changes else ''}, compared with round-to-nearest")
 
 
 does_no_harm = check("block_tuning")(algorithm.does_no_harm)

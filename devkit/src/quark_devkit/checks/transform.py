@@ -19,7 +19,7 @@ from quark_devkit.option_effects import digest
 from quark_devkit.random_states import random_states_kept
 from quark_devkit.small_models import logits, quantized, run_config, with_cache
 from quark_devkit.subject import Subject
-from quark_devkit.transformed_models import different_parameters, distance, float64_logits, named_parts, transformed
+from quark_devkit.transformed_models import changed_parts, different_parameters, distance, float64_logits, named_parts, transformed
 from quark_devkit.whole_runs import (
     readable_layout,
     require_reload,
@@ -132,10 +132,8 @@ def leaves_nothing_behind(subject: Subject) -> None:
             has_restorer = subject.record.restorer is not None
             require(has_restorer, "has settings with runs_with_model(), but its record has no restorer")
             continue
-        before, after = named_parts(result.before), named_parts(result.model)
-        for kind, names in after.items():
-            strange = [name for name in {*names, *before[kind]} if names.count(name) != before[kind].count(name)]
-            require(not strange, f"leaves a new {kind} {strange[0] if strange else ''}, but its settings do not set runs_with_model()")
+        changes = changed_parts(result.before, result.model)
+        require(not changes, f"{changes[0] if changes else ''}, but its settings do not set runs_with_model()")
 
 
 @check("transform")

@@ -240,6 +240,7 @@ def test_a_rounding_of_its_own_stays_where_its_scales_are_taken_back(caplog: pyt
 SEQUENCES = tiny.calibration_batches(8, 64)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("lasts", [(0, 4, 7), pytest.param((1, 2, 3, 5, 6), marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("name", "scheme"), [("smoothquant", "int8"), ("awq", "int4_wo_64")])
 def test_what_is_applied_does_not_depend_on_the_order_of_samples_nor_on_batches(name: str, scheme: str, lasts: tuple[int, ...]) -> None:

@@ -99,6 +99,7 @@ def test_the_bytes_are_those_of_a_run_in_memory(options: dict[str, Any], is_tied
     assert max(most_blocks) == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("preset", ["best", "reference"])
 @pytest.mark.parametrize("algorithms", [(), ("gptq",), ("smoothquant",), ("awq", "gptq")], ids=str)

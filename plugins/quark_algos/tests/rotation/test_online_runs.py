@@ -71,6 +71,7 @@ def inputs_of_down() -> Tensor:
 CASES = [("fp8", ()), ("int8", ("gptq",)), ("mxfp4", ("smoothquant",)), ("int4_wo_32", ("awq", "gptq"))]
 
 
+@pytest.mark.thorough
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(("scheme", "algorithms"), CASES, ids=str)
 @pytest.mark.parametrize("size", [None, 32])

@@ -51,6 +51,7 @@ def test_a_rotated_model_computes_what_it_did(changes: dict[str, object]) -> Non
     assert float((logits(model) - expected).abs().max()) < 1e-6 * float(expected.abs().max())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("algorithm", [pytest.param(["rotation"], marks=pytest.mark.slow), ["gptq", "awq", "rotation"]], ids="+".join)
 def test_a_rotated_model_is_quantized_exported_and_read_back(algorithm: list[str], tmp_path: Path) -> None:
     config = LLMTemplate.get("llama").get_config("int4_wo_128", algorithm=algorithm)
