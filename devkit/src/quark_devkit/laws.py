@@ -1,21 +1,25 @@
 """Laws of every kind of plugin: the same results anywhere, and nothing of the process changed or kept.
 
 Each kind has a function that lets a subject work once and returns the results (`Work`). The checks call it
-in this process and in a fresh one. The fresh process has an empty environment and other hashes. It first
-loads the plugin on the meta device in bfloat16, as transformers does when it builds a model. Then it repeats
-the work in other default dtypes and on other numbers of threads.
+in this process and in a fresh one. The fresh process has an empty environment, other hashes and another
+working directory. It first loads the plugin on the meta device in bfloat16, as transformers does when it
+builds a model. Then it repeats the work in other default dtypes and on other numbers of threads.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import sys
+import tempfile
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -59,7 +63,7 @@ class Observation:
         by_dtype: Digests of the results, by the default dtype of the process.
         other_threads: Results that differ on other numbers of threads, each as ``"'values' on 3 threads"``.
         changed: Names of the state of the process that the work changed.
-        alive: Tensors and modules that still exist after the second time.
+        alive: Tensors, modules and open files that are left after the second time.
     """
 
     first: Mapping[str, str]
@@ -113,7 +117,8 @@ def laws_of(kind: str) -> tuple[Check, ...]:
 
     @check(kind, since=2)
     def keeps_nothing_alive(subject: Subject) -> None:
-        """After its work it keeps no tensor and no module, because a long run would fill the memory."""
+        """After its work it keeps no tensor, no module and no open file, because a long run would fill the
+        memory."""
         alive = observed(subject).alive
         require(not alive, f"keeps {_some(alive)} alive after its work")
 
@@ -130,7 +135,9 @@ def _observed(kind: str, name: str, thorough: bool, plugins: Catalog, revision: 
 def _observe(kind: str, name: str, thorough: bool) -> Observation:
     """Return the observations of a subject's work in this process, which has not loaded it before."""
     work = WORKS[kind]
-    _warm_up()
+    _warm_up(kind)
+    sys.path[:] = map(os.path.abspath, sys.path)
+    os.chdir(tempfile.gettempdir())
     with _empty_environment(), threads(THREADS[-1]):
         before = shared_state()
         _load_on_meta(find_subject(catalog(), kind, name))
@@ -141,20 +148,22 @@ def _observe(kind: str, name: str, thorough: bool) -> Observation:
         is_slow = not thorough and time.process_time() - begin > SLOW
         count = 1 if is_slow else len(THREADS)
         changed = dict.fromkeys([*loaded, *changes(before, shared_state())])
-        known = _large_objects()
+        known, files = _large_objects(), _open_files()
         again = _digests(work(subject))
-        alive = _alive_beside(known)
+        alive = (*_alive_beside(known), *(f"the open file '{name}'" for name in _open_files() - files))
         dtypes = DTYPES[:count] if kind in IN_CALLERS_STATE else ()
         by_dtype = {str(dtype): _digests(_with_default_dtype(dtype, work, subject)) for dtype in dtypes}
         other_threads, of_threads = _on_threads(kind, subject, first, THREADS[:count])
     return Observation(_digests(first), again, by_dtype, tuple(other_threads), tuple(dict.fromkeys([*changed, *of_threads])), alive)
 
 
-def _warm_up() -> None:
+def _warm_up(kind: str) -> None:
     """Use torch once, so that its first-use effects are not taken for effects of the plugin."""
-    layer = nn.Linear(64, 64)
-    layer(torch.randn(2, 64)).square().mean().backward()
+    layer, x = nn.Linear(64, 64), torch.randn(2, 64)
+    layer(x).square().mean().backward()
     torch.linalg.cholesky(torch.eye(4))
+    if kind == "quant_mode":  # modes may trace models, for which torch sets loggers and variables
+        torch.export.export(layer, (x,))
 
 
 @contextmanager
@@ -233,6 +242,16 @@ def _alive_beside(known: list[Any]) -> tuple[str, ...]:
     before = {id(one()) for one in known}
     new = [one for one in _tensors_and_modules() if id(one) not in before]
     return tuple(f"a tensor {list(one.shape)}" if isinstance(one, Tensor) else f"a {type(one).__name__}" for one in new)
+
+
+def _open_files() -> Counter[str]:
+    """Return how often each file is open in this process; none on systems that do not list them."""
+    links = Path("/proc/self/fd")
+    found: Counter[str] = Counter()
+    for link in os.listdir(links) if links.is_dir() else ():
+        with suppress(OSError):  # the one that lists them is closed by now
+            found[os.readlink(links / link)] += 1
+    return Counter({name: count for name, count in found.items() if name.startswith("/") and not name.startswith("/dev/")})
 
 
 def _tensors_and_modules() -> list[Any]:

@@ -124,6 +124,14 @@ def of_block_tuning(subject: Subject) -> dict[str, Any]:
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
+def of_branch(subject: Subject) -> dict[str, Any]:
+    """Return the weights and the branches of the small model."""
+    from quark_devkit.algorithm_runs import run_with
+    from quark_devkit.small_models import quantized
+
+    return {name: tensor.detach() for name, tensor in quantized(run_with(subject)).state_dict().items()}
+
+
 def of_layout(subject: Subject) -> dict[str, Any]:
     """Return the files of an export of the small model, and the logits of the reloaded model."""
     from quark.checkpoint.reader import import_model_from_safetensors
@@ -185,6 +193,7 @@ WORKS: dict[str, Work] = {
     "rounding": of_rounding,
     "transform": of_transform,
     "block_tuning": of_block_tuning,
+    "branch": of_branch,
     "layout": of_layout,
     "selector": of_selector,
     "layer_type": of_layer_type,

@@ -211,6 +211,33 @@ class HoldsALock(Lost):
         return Locks(self.rank, site.shape, site.dtype)
 
 
+class OfSequences(Thin):
+    def forward(self, x: Tensor) -> Tensor:
+        sequences, _tokens, _channels = x.shape
+        return super().forward(x) * (sequences > 0)
+
+
+class OfSomeTokens(Thin):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x / x.amax() * x.amax())
+
+
+class Scales(Thin):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.mul_(0.5)) * 2
+
+
+class Remembers(Thin):
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = x
+        return super().forward(x)
+
+
+def making(kind: type[Thin]) -> type[Lost]:
+    """Return a branching whose branches have that class."""
+    return type(f"Lost{kind.__name__}", (Lost,), {"branch": lambda self, site: kind(self.rank, site.shape, site.dtype)})
+
+
 HEALTHY = (record_of(),)
 
 
@@ -233,6 +260,10 @@ MUTANTS = (
     _mutant("makes_what_it_declares", "makes one tensor of two", ForgetsOne),
     _mutant("makes_what_it_declares", "wants tokens of every layer", NeedsTokens),
     _mutant("makes_what_it_declares", "changes the float weight", ChangesTheWeight),
+    _mutant("computes_for_inputs_of_any_shape", "takes three axes alone", making(OfSequences)),
+    _mutant("computes_for_inputs_of_any_shape", "wants a token", making(OfSomeTokens)),
+    _mutant("computes_for_inputs_of_any_shape", "changes its input", making(Scales)),
+    _mutant("computes_for_inputs_of_any_shape", "keeps its input", making(Remembers)),
     _mutant("makes_branches_in_every_format", "takes one level of scales alone", OfGroupsAlone),
     _mutant("heeds_its_options", "does nothing with one option", config=having_an_idle_one(Settings)),
     _mutant("adds_something", "adds zeros", AddsZeros),

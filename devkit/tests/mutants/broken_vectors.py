@@ -54,6 +54,21 @@ class SaysFewerBits(Pairs):
     bits = 2
 
 
+class RoundsACopy(Pairs):
+    def round_in_(self, t: Tensor, metric: Tensor) -> Tensor:
+        return self.round_(t.clone())
+
+
+class LeavesTheGrid(Pairs):
+    def round_in_(self, t: Tensor, metric: Tensor) -> Tensor:
+        return self.round_(t).mul_(0.99)
+
+
+class RoundsFarther(Pairs):
+    def round_in_(self, t: Tensor, metric: Tensor) -> Tensor:
+        return self.round_(t.neg_())
+
+
 class Learns(NumberFormat):
     """A table of four numbers, and the nearest of them; sound."""
 
@@ -99,3 +114,24 @@ class LearnsTooFew(Learns):
 class LearnsInDouble(Learns):
     def learned_table(self, t: Tensor, importance: Tensor) -> Tensor:
         return super().learned_table(t, importance).double()
+
+
+class LearnsOfMany(Learns):
+    def learned_table(self, t: Tensor, importance: Tensor) -> Tensor:
+        return super().learned_table(t, importance) * (1 + 0 * t.reshape(-1)[3])
+
+
+class UsesImportanceUp(Learns):
+    def learned_table(self, t: Tensor, importance: Tensor) -> Tensor:
+        importance.div_(importance.sum())
+        return super().learned_table(t, importance)
+
+
+class LearnsWithAGraph(Learns):
+    def learned_table(self, t: Tensor, importance: Tensor) -> Tensor:
+        return super().learned_table(t, importance).requires_grad_()
+
+
+class LearnsAView(Learns):
+    def learned_table(self, t: Tensor, importance: Tensor) -> Tensor:
+        return t.view(-1)[:1].expand(4)

@@ -16,6 +16,7 @@ from .mutant import Mutant
 __all__ = ["HEALTHY", "MUTANTS"]
 
 _COUNT = itertools.count()
+_LINES: list[str] = []
 
 
 def healthy(path: Path, separator: str = "\n") -> Iterator[Any]:
@@ -56,6 +57,21 @@ def idle(path: Path, separator: str = "\n", largest: int = 99) -> Iterator[Any]:
     yield from healthy(path, separator)
 
 
+def sharing(path: Path) -> Iterator[Any]:
+    """Yields the lines of the one list that all readers of this process share."""
+    _LINES[:] = healthy(path)
+    while _LINES:
+        yield _LINES.pop(0)
+
+
+def changing(path: Path) -> Iterator[Any]:
+    """Yields one chat for all lines, with the words of each line in turn."""
+    message = {"role": "user", "content": ""}
+    for line in healthy(path):
+        message["content"] = line
+        yield [message]
+
+
 def caching(path: Path) -> Iterator[Any]:
     path.with_suffix(".cache").write_text("read", encoding="utf-8")
     yield "one"
@@ -76,6 +92,8 @@ MUTANTS = [
     mutant("yields_samples", "yields blank texts", blank),
     mutant("yields_samples", "has no example of its files", healthy, example=None),
     mutant("yields_the_same_again", "yields something new each time", counted),
+    mutant("reads_twice_at_once", "shares its place in a file", sharing),
+    mutant("reads_twice_at_once", "changes what it has yielded", changing),
     mutant("can_be_read_without_options", "has an option without a default", demanding),
     mutant("heeds_its_options", "does nothing with one option", idle),
     mutant("reads_without_side_effects", "leaves a file beside its own", caching),

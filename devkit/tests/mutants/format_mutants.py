@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from quark.base.lazy import ObjectRef
-from quark.numbers import NumberFormat, Packing
+from quark.config.tensor import QTensorConfig
+from quark.numbers import Granularity, NumberFormat, Packing, PerGroup
 from quark.plugins import FormatRecord
 
 from . import broken_formats, broken_quantizers, broken_vectors
@@ -42,6 +43,19 @@ class Locked(broken_formats.Plain):
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
+
+
+class Backwards(PerGroup):
+    """Takes the scales of a row back in the wrong order."""
+
+    def reduce_scale(self, expanded: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return expanded.flip(-1)
+
+
+class InBackwardGroups(broken_formats.Plain):
+    def granularity(self, spec: QTensorConfig, *, activation: bool) -> Granularity:
+        usual = super().granularity(spec, activation=activation)
+        return Backwards(usual.size) if type(usual) is PerGroup else usual
 
 
 class Draws(broken_formats.Plain):
@@ -79,6 +93,13 @@ MUTANTS = (
     vector_mutant("rounds_each_vector_by_itself", "is moved by the first number of a row", broken_vectors.LooksAtNeighbours()),
     vector_mutant("rounds_to_the_nearest_vector", "prefers even numbers", broken_vectors.TakesAnother()),
     vector_mutant("rounds_to_the_nearest_vector", "has more vectors than codes", broken_vectors.SaysFewerBits()),
+    vector_mutant("rounds_in_a_metric", "rounds a copy", broken_vectors.RoundsACopy()),
+    vector_mutant("rounds_in_a_metric", "leaves its values", broken_vectors.LeavesTheGrid()),
+    vector_mutant("rounds_in_a_metric", "rounds to the other side", broken_vectors.RoundsFarther()),
+    vector_mutant("learns_a_table_of_any_weight", "wants four weights", broken_vectors.LearnsOfMany()),
+    vector_mutant("learns_a_table_of_any_weight", "changes the importance", broken_vectors.UsesImportanceUp()),
+    vector_mutant("learns_a_table_of_any_weight", "keeps a graph", broken_vectors.LearnsWithAGraph()),
+    vector_mutant("learns_a_table_of_any_weight", "gives a part of the weight", broken_vectors.LearnsAView()),
     vector_mutant("learns_the_same_table", "learns another table each time", broken_vectors.LearnsByChance()),
     vector_mutant("learns_the_same_table", "learns too small a table", broken_vectors.LearnsTooFew()),
     vector_mutant("learns_the_same_table", "learns in float64", broken_vectors.LearnsInDouble()),
@@ -140,6 +161,7 @@ MUTANTS = (
     mutant("gives_usable_scales", "gives one scale for all ranges", broken_formats.ScaleOfAll()),
     mutant("gives_usable_scales", "changes the ranges", broken_formats.ChangesRanges()),
     mutant("has_scales_that_fit_the_range", "gives a quarter of the scale", broken_formats.QuarterScale()),
+    mutant("has_a_granularity_that_inverts", "takes scales back in the wrong order", InBackwardGroups()),
     mutant("works_on_an_accelerator", "decodes by a table that lies on the CPU", broken_formats.DecodesByTable()),
     mutant("simulates_what_it_exports", "decodes its largest code to another value", broken_formats.DecodesElse()),
     mutant("simulates_what_it_exports", "stores scales with fewer bits", with_packing(broken_formats.PacksElse())),

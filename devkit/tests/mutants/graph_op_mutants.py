@@ -45,6 +45,10 @@ def stateful(name: str) -> tuple[nn.Module, tuple[Any, ...]]:
     return Stateful().eval(), healthy(name)[1]
 
 
+def drawn(name: str) -> tuple[nn.Module, tuple[Any, ...]]:
+    return Scaled().eval(), (torch.randn(2, 12),)
+
+
 def record(example: Any = healthy, operators: tuple[str, ...] = ("aten::mish",), **facts: Any) -> GraphOpRecord:
     return GraphOpRecord(name="mutant_op", operators=operators, modules=("Mish",), example=ObjectRef(example), **facts)
 
@@ -60,6 +64,7 @@ MUTANTS = [
     mutant("names_arguments_of_its_operators", "names an argument of another operator", record(inputs=("query",))),
     mutant("names_a_layer_type", "names no layer type", record(weight="self", layer_type="mutant_layer")),
     mutant("is_in_its_example", "has an example of something else", record(other)),
+    mutant("has_the_same_example_each_time", "draws numbers of the program", record(drawn)),
     mutant("moves_values_if_it_says_so", "says that it moves values, and computes new ones", record(moves_values=True)),
     mutant("is_quantized", "computes something else in a graph", record(stateful)),
 ]

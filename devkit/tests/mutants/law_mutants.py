@@ -15,7 +15,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import BlockContext, Metrics, RoundedBlock, RoundingTask
+from quark.algorithms import BlockContext, BranchTask, Metrics, RoundedBlock, RoundingTask
 from quark.base.lazy import ObjectRef
 from quark.checkpoint import CheckpointContent, ExportOptions
 from quark.config.layer import QLayerConfig
@@ -25,6 +25,7 @@ from quark_workbench.mixed_precision import Selection
 
 from . import (
     block_tuning_mutants,
+    branch_mutants,
     broken_formats,
     broken_roundings,
     dataset_mutants,
@@ -78,6 +79,15 @@ def keeps(*given: Any) -> int:
     return 0
 
 
+def looks_at_the_directory(*given: Any) -> int:
+    return len(os.getcwd()) % 97
+
+
+def opens_a_file(*given: Any) -> int:
+    _KEPT.append(Path(__file__).open("rb"))  # noqa: SIM115 - left open on purpose
+    return 0
+
+
 MISDEEDS: dict[str, Misdeed] = {
     "does_the_same_in_a_fresh_process": looks_at_the_environment,
     "does_the_same_again": counts,
@@ -126,6 +136,14 @@ class Tuning(block_tuning_mutants.Nudges):
     def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
         self.step = 0.1 / (1 + type(self).misdeed(*block.parameters.values()))
         return super().tune(block)
+
+
+class Branch(branch_mutants.Lost):
+    misdeed: Misdeed
+
+    def tensors(self, task: BranchTask) -> Mapping[str, Tensor]:
+        by = 1 + 0.1 * type(self).misdeed(task.weight)
+        return {name: tensor * by for name, tensor in super().tensors(task).items()}
 
 
 class Layout(healthy_layouts.Sharing):
@@ -191,7 +209,7 @@ def _with_class(base: type[Any], misdeed: Misdeed, name: str) -> type[Any]:
 def _records(kind: str, misdeed: Misdeed) -> tuple[Record, ...]:
     """Return the records of a healthy plugin of a kind, the first one with a misdeed."""
     bases: dict[str, type[Any]] = {"format": Format, "observer": Observer, "rounding": Rounding, "transform": Transform}
-    bases |= {"block_tuning": Tuning, "layout": Layout, "selector": Selector, "layer_type": Layer}
+    bases |= {"block_tuning": Tuning, "branch": Branch, "layout": Layout, "selector": Selector, "layer_type": Layer}
     made = _with_class(bases[kind], misdeed, f"{bases[kind].__name__}That{misdeed.__name__}") if kind in bases else None
     records: dict[str, Callable[[], tuple[Record, ...]]] = {
         "format": lambda: (format_mutants.record_of(made()),),  # type: ignore[misc]
@@ -199,6 +217,7 @@ def _records(kind: str, misdeed: Misdeed) -> tuple[Record, ...]:
         "rounding": lambda: (rounding_mutants.record_of(made),),
         "transform": lambda: (transform_mutants.record_of(made),),
         "block_tuning": lambda: (block_tuning_mutants.record_of(made),),
+        "branch": lambda: (branch_mutants.record_of(made),),
         "layout": lambda: (healthy_layouts.record_of(made),),
         "selector": lambda: (selector_mutants.record_of(made),),
         "layer_type": lambda: (layer_type_mutants.record_of(made),),
@@ -216,9 +235,10 @@ def of_laws(checks: Mapping[str, Any]) -> list[Mutant]:
     Args:
         checks: The catalogue, by id.
     """
-    of_hashes = Mutant("metric:does_the_same_in_a_fresh_process", "depends on hashes", _records("metric", hashes))
     return [
-        of_hashes,
+        Mutant("metric:does_the_same_in_a_fresh_process", "depends on hashes", _records("metric", hashes)),
+        Mutant("metric:does_the_same_in_a_fresh_process", "depends on the directory", _records("metric", looks_at_the_directory)),
+        Mutant("metric:keeps_nothing_alive", "leaves a file open", _records("metric", opens_a_file)),
         *(
             Mutant(f"{kind}:{law}", misdeed.__name__.replace("_", " "), _records(kind, misdeed))
             for kind in WORKS

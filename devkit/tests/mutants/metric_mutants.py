@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from quark.base.lazy import ObjectRef
 from quark.plugins import MetricRecord
@@ -53,6 +53,18 @@ def undeclared(log_q: Tensor, targets: Tensor, log_p: Tensor | None = None) -> T
     return (log_q - log_p).abs().sum(-1)
 
 
+def squeezed(log_q: Tensor, targets: Tensor, log_p: Tensor | None = None) -> Tensor:
+    return log_q.gather(-1, targets[:, None]).squeeze()
+
+
+def is_right(log_q: Tensor, targets: Tensor, log_p: Tensor | None = None) -> Tensor:
+    return log_q.argmax(-1) == targets
+
+
+def with_a_graph(log_q: Tensor, targets: Tensor, log_p: Tensor | None = None) -> Tensor:
+    return log_q.amax(-1) * nn.Parameter(torch.ones(()))
+
+
 def in_half(log_q: Tensor, targets: Tensor, log_p: Tensor | None = None) -> Tensor:
     return log_q.half().amax(-1).float()
 
@@ -72,6 +84,9 @@ MUTANTS = [
     mutant("gives_a_number_for_each_token", "gives one number for all", mean),
     mutant("gives_a_number_for_each_token", "gives infinity", infinite),
     mutant("gives_a_number_for_each_token", "needs a reference that its record does not ask for", undeclared),
+    mutant("takes_any_number_of_tokens", "gives a scalar for one token", squeezed),
+    mutant("takes_any_number_of_tokens", "gives booleans", is_right),
+    mutant("takes_any_number_of_tokens", "keeps the graph of its numbers", with_a_graph),
     mutant("takes_excluded_tokens", "multiplies 0 by infinity", plain_entropy),
     mutant("looks_at_each_token_alone", "subtracts the mean of the batch", centred),
     mutant("changes_no_argument", "sorts in place", sorting),

@@ -304,6 +304,40 @@ class AnswersTrue(PlainObserver):
         return spec.qscheme is None or super().spec_error(spec)
 
 
+class EmptiesTheOther(PlainObserver):
+    def merge(self, other: Observer) -> None:
+        super().merge(other)
+        self.of_same_kind(other).low = None
+
+
+class SharesTensors(PlainObserver):
+    """Updates its tensors in place, which another observer may have too."""
+
+    def add(self, low: Tensor, high: Tensor) -> None:
+        if self.low is None or self.high is None:
+            self.low, self.high = low, high
+        else:
+            torch.minimum(self.low, low, out=self.low)
+            torch.maximum(self.high, high, out=self.high)
+
+
+class HoldsAFunction(PlainObserver):
+    def __init__(self, spec: QTensorConfig, granularity: Granularity) -> None:
+        super().__init__(spec, granularity)
+        self.weight = lambda x: x
+
+
+class OfMatrices(PlainObserver):
+    def observe(self, x: Tensor) -> None:
+        _rows, _columns = x.shape
+        super().observe(x)
+
+
+class OfTheFirstSequence(PlainObserver):
+    def observe(self, x: Tensor) -> None:
+        super().observe(x if x.ndim < 3 else x[0])
+
+
 def record_of(observer: type[Observer]) -> ObserverRecord:
     return ObserverRecord(name="mutant_observer", class_name=observer.__name__, observer=ObjectRef(observer))
 
@@ -314,6 +348,11 @@ def mutant(check: str, about: str, observer: type[Observer]) -> Mutant:
 
 HEALTHY = (record_of(PlainObserver),)
 MUTANTS = (
+    mutant("merging_changes_one_alone", "empties the other", EmptiesTheOther),
+    mutant("merging_changes_one_alone", "has tensors of the other", SharesTensors),
+    mutant("can_be_sent_to_another_process", "holds a function", HoldsAFunction),
+    mutant("takes_sequences_of_tokens", "takes matrices alone", OfMatrices),
+    mutant("takes_sequences_of_tokens", "looks at the first sequence alone", OfTheFirstSequence),
     mutant("serves_a_spec", "refuses every spec", ServesNothing),
     mutant("gives_float32_ranges_of_the_shape_of_the_scales", "gives float64", GivesDoubles),
     mutant("gives_float32_ranges_of_the_shape_of_the_scales", "gives one range for all groups", GivesOneRange),

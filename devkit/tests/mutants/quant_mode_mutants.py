@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fnmatch import fnmatch
 from itertools import count
+from threading import Lock
 from typing import Any
 
+import attrs
 import torch
 from torch import nn
 
@@ -32,7 +35,9 @@ def no_plan(model: nn.Module, config: QConfig) -> None:
 
 def quantize(model: nn.Module, config: QConfig, data: Any = None, codes: int = 127) -> Any:
     with torch.no_grad():
-        for p in model.parameters():
+        for name, p in model.named_parameters():
+            if any(fnmatch(name.rpartition(".")[0], pattern) for pattern in config.exclude):
+                continue
             scale = p.abs().max() / codes
             p.copy_((p / scale).round() * scale)
     return described(model, config)
@@ -51,6 +56,31 @@ def silent(model: nn.Module, config: QConfig, data: Any = None) -> nn.Module:
 
 def in_one_bit(model: nn.Module, config: QConfig, data: Any = None) -> nn.Module:
     return quantize(model, config, codes=1)  # type: ignore[no-any-return]
+
+
+def of_everything(model: nn.Module, config: QConfig, data: Any = None) -> nn.Module:
+    return quantize(model, attrs.evolve(config, exclude=[]))  # type: ignore[no-any-return]
+
+
+def renaming(model: nn.Module, config: QConfig, data: Any = None) -> nn.Module:
+    config.exclude.append("*.head")
+    return quantize(model, config)  # type: ignore[no-any-return]
+
+
+def using_data_up(model: nn.Module, config: QConfig, data: Any = None) -> nn.Module:
+    for x in data:
+        x.zero_()
+    return quantize(model, config)  # type: ignore[no-any-return]
+
+
+def in_training_mode(model: nn.Module, config: QConfig, data: Any = None) -> nn.Module:
+    return quantize(model, config).train()  # type: ignore[no-any-return]
+
+
+def locked(model: nn.Module, config: QConfig, data: Any = None) -> nn.Module:
+    quantized = quantize(model, config)
+    quantized.lock = Lock()
+    return quantized  # type: ignore[no-any-return]
 
 
 SEEDS = count()
@@ -77,6 +107,11 @@ MUTANTS = [
     mutant("plans_without_a_change", "returns no plan", no_plan),
     mutant("gives_a_quantized_model", "returns a model without its plan", quantize_of=silent),
     mutant("gives_a_quantized_model", "rounds nothing", quantize_of=described),
+    mutant("leaves_what_it_is_given", "excludes one more pattern", quantize_of=renaming),
+    mutant("leaves_what_it_is_given", "writes into the data", quantize_of=using_data_up),
+    mutant("leaves_what_it_is_given", "leaves training mode on", quantize_of=in_training_mode),
+    mutant("keeps_excluded_layers_float", "rounds every layer", quantize_of=of_everything),
+    mutant("is_copied", "holds a lock", quantize_of=locked),
     mutant("is_near_the_float_model", "rounds to one bit", quantize_of=in_one_bit),
     mutant("repeats_itself", "adds noise of another seed each time", quantize_of=noisy),
 ]

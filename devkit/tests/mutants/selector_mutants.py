@@ -95,6 +95,25 @@ class LooksAtUnloadedWeights(LastFirst):
         return super().select(problem)
 
 
+class OfTwoCandidates(LastFirst):
+    def select(self, problem: SelectionProblem) -> Any:
+        for sizes in problem.sizes.values():
+            _smaller, _larger = sizes
+        return super().select(problem)
+
+
+class OfBytesAlone(LastFirst):
+    def select(self, problem: SelectionProblem) -> Any:
+        if problem.most_bytes is None:
+            raise TypeError("no bytes")
+        return super().select(problem)
+
+
+class WithAnIdleOption(LastFirst):
+    def __init__(self, first: int = 2) -> None:
+        self.first = first
+
+
 class CurveFromTheLargest(LastFirst):
     def select(self, problem: SelectionProblem) -> Any:
         selection = super().select(problem)
@@ -126,6 +145,9 @@ MUTANTS = (
     _mutant("leaves_the_model_as_it_was", "rounds weights", RoundsWeights),
     _mutant("leaves_the_model_as_it_was", "wants no gradients any more", FreezesTheModel),
     _mutant("chooses_the_same_from_disk", "looks at weights that it has not loaded", LooksAtUnloadedWeights),
+    _mutant("chooses_among_three_candidates", "counts on two candidates", OfTwoCandidates),
+    _mutant("chooses_under_any_budget", "counts on a budget of bytes", OfBytesAlone),
+    _mutant("heeds_its_options", "does nothing with one option", WithAnIdleOption),
     _mutant("gives_an_ordered_curve", "gives a curve from the largest to the smallest", CurveFromTheLargest),
     _mutant("gives_an_ordered_curve", "says other sizes than its choices take", CurveOfOtherSizes),
 )

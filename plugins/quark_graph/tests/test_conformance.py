@@ -1,9 +1,9 @@
-"""The conformance suite on the operators of torch, a test class for each."""
+"""The conformance suite on graph mode, and on the operators of torch, a test class for each."""
 
 from __future__ import annotations
 
 from quark.plugins.catalog import catalog
-from quark_devkit import GraphOpConformance, subjects
+from quark_devkit import GraphOpConformance, QuantModeConformance, subjects
 
 globals().update(
     {
@@ -11,6 +11,10 @@ globals().update(
         for subject in subjects(catalog(), "quark-graph", ["graph_op"])
     }
 )
+
+
+class TestFxGraphMode(QuantModeConformance):
+    subject = "fx_graph_mode"
 
 
 def test_operators_have_classes() -> None:

@@ -171,7 +171,7 @@ class CheckpointExporter(Exporter):
         return [part.meta for part in (*self.parts(skeleton, content.plan, options), *carried_parts(content))]
 
     def parts(self, model: nn.Module, plan: QuantPlan, options: ExportOptions, region: Region = _WHOLE) -> list[Part]:
-        """Return the tensors of a region of a quantized model, in the order of the files.
+        """Return the tensors of a region of a quantized model, in the order of the files, by default of all.
 
         The tensors of a layer are one part.
         """
@@ -184,6 +184,13 @@ class CheckpointExporter(Exporter):
         coded = [self._part(layer, announced[name]) for name, layer in layers.items() if announced[name]]
         states = state_parts(model, self._with_states(plan), layers, options, as_vectors=self.states_with_attention)
         return [*plain, *coded, *probability_parts(attention, options), *states]
+
+    def write_config(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
+        """Write ``config.json``, with the `quantization_config`, and files such as a tokenizer."""
+        config = _config_of(content, self.quantization_config(content, options))
+        text = json.dumps(config, indent=2, sort_keys=True) + "\n" if isinstance(config, dict) else config.to_json_string()
+        (out / "config.json").write_text(text, encoding="utf-8", newline="\n")
+        save_companions(content.model, out, options.tokenizer)
 
     def _part(self, layer: ExportedLayer, meta: Mapping[str, Tensor]) -> Part:
         under = f"{layer.name}."
@@ -301,10 +308,7 @@ class _Stream(BlockStream):
         for part in small_joined(carried_parts(content)):
             self._writer.write(part.make())
         self._writer.finish()
-        config = _config_of(content, self._exporter.quantization_config(content, self._options))
-        text = json.dumps(config, indent=2, sort_keys=True) + "\n" if isinstance(config, dict) else config.to_json_string()
-        (self._directory / "config.json").write_text(text, encoding="utf-8", newline="\n")
-        save_companions(content.model, self._directory, self._options.tokenizer)
+        self._exporter.write_config(content, self._directory, self._options)
 
 
 def _why_not(storage: LayerStorage, row: PlanRow) -> str | None:

@@ -173,7 +173,10 @@ class NumberFormat(ABC):
 
     @abstractmethod
     def decode(self, codes: Tensor) -> Tensor:
-        """Return the float32 values of codes; the inverse of `encode`."""
+        """Return the float32 values of codes; the inverse of `encode`.
+
+        Every code of ``bits`` bits has a value, since a damaged file may hold any.
+        """
 
     def codes(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
         """Return codes of scaled values: `round_`, then `encode`.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
@@ -67,6 +69,28 @@ def makes_what_it_declares(subject: Subject) -> None:
         for dtype in (torch.float32, torch.bfloat16):
             for tokens in (None, 0, 5, 300):
                 _make(branching, _site(shape, dtype), tokens)
+
+
+@check("branch", since=2)
+def computes_for_inputs_of_any_shape(subject: Subject) -> None:
+    """A branch gives the layer's shape of output for inputs of two and of three axes, for one token and for
+    none. The input stays unchanged, and the branch keeps no reference to it."""
+    branching = _branching(subject)
+    for dtype in (torch.float32, torch.bfloat16):
+        site = _site((96, 64), dtype)
+        branch = _layer(branching, site).branch
+        for shape in ((5, 64), (2, 3, 64), (1, 64), (0, 64)) if branch is not None else ():
+            assert branch is not None
+            x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+            before, alive = x.clone(), weakref.ref(x)
+            with complaining(f"has a branch that cannot compute from {list(shape)} in {dtype}", Exception), torch.no_grad():
+                y, rest = branch(x), branch.rest(x)
+            require(y.shape == (*shape[:-1], 96), f"has a branch that makes {list(y.shape)} of an input {list(shape)} and 96 outputs")
+            require((rest.shape, rest.dtype) == (x.shape, x.dtype), f"has a branch whose rest of {list(shape)} is {list(rest.shape)}")
+            require(torch.equal(x, before), "has a branch that changes its input, which other layers read")
+            del x, y, rest
+            gc.collect()
+            require(alive() is None, "has a branch that keeps its input alive")
 
 
 @check("branch")

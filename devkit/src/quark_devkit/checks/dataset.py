@@ -77,6 +77,19 @@ def yields_the_same_again(subject: Subject) -> None:
     require(first == again, f"yields different samples the second time: {str(first)[:60]} and {str(again)[:60]}")
 
 
+@check("dataset", since=2)
+def reads_twice_at_once(subject: Subject) -> None:
+    """Two readers that take samples in turn get the samples of one reader, and samples do not change
+    afterwards."""
+    samples = subject.load("samples")
+    with files_of(subject) as files:
+        alone, *readers = (islice(samples(path=files[0]) if files else samples(), _MOST) for _ in range(3))
+        wanted = [repr(sample) for sample in alone]
+        pairs = list(zip(*readers, strict=False))
+    together = [[repr(pair[number]) for pair in pairs] for number in range(2)]
+    require(together == [wanted, wanted], "yields other samples to two readers at once, or changes a sample that it has yielded")
+
+
 @check("dataset")
 def can_be_read_without_options(subject: Subject) -> None:
     """Every option has a default, so that the name of the source is enough."""

@@ -15,6 +15,7 @@ from quark.models.layers import QuantizerModule
 from quark.runs import ModelQuantizer
 from quark_devkit.check import assume, check, require
 from quark_devkit.example_specs import int8_spec
+from quark_devkit.option_effects import digest
 from quark_devkit.subject import Subject
 
 if TYPE_CHECKING:
@@ -101,6 +102,13 @@ def is_in_its_example(subject: Subject) -> None:
     _, operator, _ = _captured(subject)
     require(operator.inputs or operator.is_lookup, "reads no floating-point tensor in its example")
     require(operator.outputs, "returns no floating-point tensor in its example")
+
+
+@check("graph_op", since=2)
+def has_the_same_example_each_time(subject: Subject) -> None:
+    """Its example has the same arguments and the same output the second time."""
+    one, other = ([*args, module(*args)] for module, args in (_example(subject), _example(subject)))
+    require(digest(*one) == digest(*other), "has another example the second time: draw its numbers from a generator with a seed")
 
 
 @check("graph_op")

@@ -47,6 +47,17 @@ def gives_a_number_for_each_token(subject: Subject) -> None:
     _require_numbers(metric_of(subject)(log_q, targets, log_p), _TOKENS)
 
 
+@check("metric", since=2)
+def takes_any_number_of_tokens(subject: Subject) -> None:
+    """The result is one floating-point number for each token, without a graph, for one token and for none."""
+    log_q, targets, log_p = example()
+    for tokens in (1, 0):
+        values = metric_of(subject)(log_q[:tokens], targets[:tokens], log_p[:tokens])
+        _require_numbers(values, tokens)
+        require(values.is_floating_point(), f"returns {values.dtype}: return floating-point numbers, of which an evaluation takes the mean")
+        require(not values.requires_grad, "returns numbers that require gradients, whose graphs fill the memory")
+
+
 @check("metric")
 def takes_excluded_tokens(subject: Subject) -> None:
     """The result stays finite if a model excludes a token (log-probability −Inf)."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.errors import ConfigError
 from quark.runs import ModelQuantizer
-from quark_devkit.check import check, require
+from quark_devkit.check import check, complaining, require
 from quark_devkit.example_specs import int8_spec
 from quark_devkit.subject import Subject
 
@@ -32,10 +33,11 @@ def _data() -> list[Tensor]:
     return [torch.randn(4, 16, generator=generator) for _ in range(2)]
 
 
-def _quantizer(subject: Subject) -> ModelQuantizer:
+def _quantizer(subject: Subject, exclude: Sequence[str] = ()) -> ModelQuantizer:
     spec = int8_spec()
     everything = QLayerConfig(input_tensors=spec, weight=spec)
-    return ModelQuantizer(QConfig(global_quant_config=everything, quant_mode=QuantizationMode(subject.lookup_name)))
+    mode = QuantizationMode(subject.lookup_name)
+    return ModelQuantizer(QConfig(global_quant_config=everything, quant_mode=mode, exclude=list(exclude)))
 
 
 def quantized(subject: Subject) -> Any:
@@ -79,6 +81,39 @@ def is_near_the_float_model(subject: Subject) -> None:
     before, after = outputs(_model()), outputs(quantized(subject))
     error = ((after - before).norm() / before.norm()).item()
     require(error < _QUANTIZED, f"computes a wrong output with 8 bits: the relative error is {error:.2g}")
+
+
+@check("quant_mode", since=2)
+def leaves_what_it_is_given(subject: Subject) -> None:
+    """It changes neither the configuration nor the calibration data, and the result is in evaluation mode."""
+    quantizer, data = _quantizer(subject), _data()
+    before = quantizer.config.to_dict()
+    model = quantizer.quantize_model(_model(), data)
+    require(quantizer.config.to_dict() == before, "changes the configuration")
+    same = len(data) == len(_data()) and all(map(torch.equal, data, _data()))
+    require(same, "changes the calibration data")
+    require(not model.training, "returns a model in training mode, which computes something else")
+
+
+@check("quant_mode", since=2)
+def keeps_excluded_layers_float(subject: Subject) -> None:
+    """A layer that the configuration excludes keeps its weight, or the configuration is refused."""
+    quantizer = _quantizer(subject, exclude=["0"])
+    try:
+        model = quantizer.quantize_model(_model(), _data())
+    except ConfigError:
+        return
+    kept = any(p.shape == (32, 16) and torch.equal(p, _model()[0].weight) for p in model.state_dict().values())  # type: ignore[index]
+    require(kept, "rounds the weight of a layer that the configuration excludes: heed `exclude`, or raise ConfigError")
+
+
+@check("quant_mode", since=2)
+def is_copied(subject: Subject) -> None:
+    """The quantized model can be copied deeply, with the same outputs."""
+    model = quantized(subject)
+    with complaining("returns a model that cannot be copied deeply", Exception):
+        copied = copy.deepcopy(model)
+    require(torch.equal(outputs(copied), outputs(model)), "returns a model whose deep copy has other outputs")
 
 
 @check("quant_mode")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark_devkit.check import assume, check, require
-from quark_devkit.small_models import batches, coarse_scheme, run_config, saved, small_model
+from quark.errors import PluginError, QuarkError
+from quark_devkit.check import CheckFailedError, assume, check, require
+from quark_devkit.option_effects import require_effects
+from quark_devkit.small_models import batches, coarse_scheme, fitting_schemes, run_config, saved, small_model
 from quark_devkit.subject import Subject
 from quark_devkit.whole_runs import is_same
 from quark_workbench.mixed_precision import FLOAT, Budget, Selection, SelectionProblem, select_schemes, selector_of
@@ -36,19 +39,32 @@ class _Asked:
         return Selection({name: min(sizes, key=lambda one: sizes[one]) for name, sizes in problem.sizes.items()})
 
 
-def asked(subject: Subject, share: float = 0.3, model: nn.Module | Path | None = None) -> tuple[SelectionProblem, Any]:
+def asked(
+    subject: Subject,
+    share: float = 0.3,
+    model: nn.Module | Path | None = None,
+    options: Mapping[str, Any] | None = None,
+    candidates: Sequence[str] | None = None,
+) -> tuple[SelectionProblem, Any]:
     """Return a problem with a budget at that position, and the selector's answer."""
     whole = small_model() if model is None else model
-    limits, asking = _Asked(), _Asked(selector_of(subject.lookup_name)[1])
-    _select(whole, Budget(kl=1.0), batches(1), limits)
+    limits, asking = _Asked(), _Asked(selector_of(subject.lookup_name, options)[1])
+    _select(whole, Budget(kl=1.0), batches(1), limits, candidates)
     smallest, largest = (size + limits.problem.other_bytes for size in (limits.problem.smallest, limits.problem.largest))
-    _select(whole, Budget(size=smallest + int(share * (largest - smallest))), batches(2), asking)
+    _select(whole, Budget(size=smallest + int(share * (largest - smallest))), batches(2), asking, candidates)
     return asking.problem, asking.selection
 
 
-def _select(model: nn.Module | Path, budget: Budget, data: list[Tensor], selector: _Asked) -> None:
+def _select(model: nn.Module | Path, budget: Budget, data: list[Tensor], selector: _Asked, candidates: Sequence[str] | None = None) -> None:
     scheme = coarse_scheme()
-    select_schemes(model, [scheme, FLOAT], budget, data, base=run_config(scheme), selector=selector)
+    select_schemes(model, candidates or [scheme, FLOAT], budget, data, base=run_config(scheme), selector=selector)
+
+
+def _require_a_choice_of_each(problem: SelectionProblem, selection: Any) -> None:
+    require(isinstance(selection, Selection), f"returns a {type(selection).__name__}: return a quark_workbench.mixed_precision.Selection")
+    for name, sizes in problem.sizes.items():
+        chosen = selection.choices.get(name)
+        require(chosen in sizes, f"chooses {chosen!r} for '{name}', whose candidates are {', '.join(sizes)}")
 
 
 @check("selector")
@@ -60,11 +76,45 @@ def is_made_without_options(subject: Subject) -> None:
 @check("selector")
 def chooses_for_every_group(subject: Subject) -> None:
     """It returns a Selection with a fitting candidate for each group."""
-    problem, selection = asked(subject)
-    require(isinstance(selection, Selection), f"returns a {type(selection).__name__}: return a quark_workbench.mixed_precision.Selection")
-    for name, sizes in problem.sizes.items():
-        chosen = selection.choices.get(name)
-        require(chosen in sizes, f"chooses {chosen!r} for '{name}', whose candidates are {', '.join(sizes)}")
+    _require_a_choice_of_each(*asked(subject))
+
+
+@check("selector", since=2)
+def chooses_among_three_candidates(subject: Subject) -> None:
+    """It chooses for each group among three candidates too, within the budget."""
+    others = [name for name in fitting_schemes() if name != coarse_scheme()]
+    assume(others, "fewer than three candidates fit the small model")
+    problem, selection = asked(subject, candidates=[coarse_scheme(), others[-1], FLOAT])
+    _require_a_choice_of_each(problem, selection)
+    taken = problem.bytes_of(selection.choices)
+    require(taken <= (problem.most_bytes or 0), f"chooses {taken:,} bytes among three candidates, but {problem.most_bytes:,} are allowed")
+
+
+@check("selector", since=2)
+def chooses_under_any_budget(subject: Subject) -> None:
+    """For a budget of divergence, which limits no bytes, it chooses for each group, or raises an error of
+    quark."""
+    asking = _Asked(selector_of(subject.lookup_name)[1])
+    try:
+        _select(small_model(), Budget(kl=1.0), batches(2), asking)
+    except PluginError as error:
+        raise CheckFailedError(f"fails for a budget of divergence: {error}") from None
+    except QuarkError:
+        return
+    _require_a_choice_of_each(asking.problem, asking.selection)
+
+
+@check("selector", since=2)
+def heeds_its_options(subject: Subject) -> None:
+    """Other values of each option change the choices or the losses, each in another way, are refused, or are
+    declared to change cost alone."""
+
+    def results(values: Mapping[str, Any]) -> Iterator[Any]:
+        for share in (0.3, 0.7):
+            selection = asked(subject, share, options=values)[1]
+            yield dict(selection.choices), {name: dict(of) for name, of in selection.losses.items()}, selection.curve
+
+    require_effects(subject.registry.options(subject.lookup_name), results)
 
 
 @check("selector")

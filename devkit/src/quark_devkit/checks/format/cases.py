@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quark.config.tensor import QTensorConfig
 from quark.numbers import NumberFormat, TensorQuantizer
-from quark_devkit.check import assume, require
+from quark_devkit.check import assume, complaining, require
 from quark_devkit.example_specs import SHAPE, Example, examples
 from quark_devkit.subject import Subject
 
@@ -156,7 +156,8 @@ def all_values(number_format: NumberFormat) -> Tensor | None:
     codes = all_codes(number_format)
     if codes is None:
         return None
-    values = number_format.decode(codes)
+    with complaining(f"cannot decode all {len(codes):,} codes of {number_format.bits:g} bits, which a damaged file may hold", Exception):
+        values = number_format.decode(codes)
     return values[values.isfinite()].unique()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from quark.config.layer import levels
@@ -10,9 +12,12 @@ from quark.errors import QuarkError
 from quark.numbers import NumberFormat, Packing, number_format
 from quark.numbers.from_spec import observer_class
 from quark_devkit.check import NotApplicableError, assume, check, complaining, require
-from quark_devkit.checks.format.cases import Case, cases, weight_cases
+from quark_devkit.checks.format.cases import Case, cases, scaled_weight_cases, weight_cases
 from quark_devkit.example_specs import example_specs, odd_specs
 from quark_devkit.subject import Subject
+
+_WIDTHS = (64, 100, 4096, 17)
+"""Columns of a weight; many groups do not divide the second and the last."""
 
 
 @check("format")
@@ -74,3 +79,20 @@ def canonicalizes_once(subject: Subject) -> None:
         for level in levels(canonical):
             again = number_format(level.dtype).canonicalize(level)
             require(again == level, f"changes a spec that is canonical already: {level} becomes {again}")
+
+
+@check("format", each=scaled_weight_cases, since=2)
+def has_a_granularity_that_inverts(case: Case) -> None:
+    """For each width that its granularity accepts, `restore` inverts `rows`, and `reduce_scale` inverts
+    `expand_scale`."""
+    granularity = case.quantizer.granularity
+    for columns in _WIDTHS:
+        shape = (3, columns)
+        if case.quantizer.shape_error(shape) is not None or granularity.shape_error(shape) is not None:
+            continue
+        x = torch.arange(3.0 * columns, dtype=torch.float32).view(shape)
+        require(torch.equal(granularity.restore(granularity.rows(x), shape), x), f"does not restore rows of {columns} columns")
+        wanted = granularity.scale_shape(shape)
+        scale = torch.arange(1.0, 1 + math.prod(wanted), dtype=torch.float32).view(wanted)
+        reduced = granularity.reduce_scale(granularity.expand_scale(scale, shape), shape)
+        require(torch.equal(reduced, scale), f"does not take scales back that it has spread over {columns} columns")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quark_devkit.check import assume, check, require
-from quark_devkit.checks.format.cases import COLUMNS, Case, one_case, scaled_weight_cases
+from quark_devkit.check import assume, check, complaining, require
+from quark_devkit.checks.format.cases import COLUMNS, Case, one_case, one_weight_case, scaled_weight_cases
 from quark_devkit.example_specs import SHAPE
 
 _COUNT = 4096
@@ -48,6 +48,45 @@ def rounds_to_the_nearest_vector(case: Case) -> None:
     worse = float((chosen - nearest).max())
     allowed = _SLACK * case.max_magnitude + (case.error_bound or 0.0)
     require(worse <= allowed, f"rounds a vector to one that is {worse:.3g} further away than another one of its values")
+
+
+@check("format", each=one_case, since=2)
+def rounds_in_a_metric(case: Case) -> None:
+    """``round_in_`` changes its argument to values of the format, whose mean error in the metric is no larger
+    than that of the nearest values."""
+    t = _vectors(case).view(-1, case.format.vector)
+    mixing = torch.randn(2 * t.shape[1], t.shape[1], generator=torch.Generator().manual_seed(3))
+    metric, given = mixing.t() @ mixing, t.clone()
+    rounded = case.format.round_in_(given, metric.clone())
+    require(rounded.data_ptr() == given.data_ptr(), "does not round in place in `round_in_`")
+    on_grid = case.format.round_(rounded.clone().view(-1, COLUMNS)).view(t.shape)
+    require(torch.equal(on_grid, rounded), "returns values from `round_in_` that it does not have")
+    nearest = case.format.round_(t.clone().view(-1, COLUMNS)).view(t.shape)
+    error, of_nearest = (float((((one - t) @ metric) * (one - t)).sum()) for one in (rounded, nearest))
+    require(error <= 1.001 * of_nearest, f"has {error / max(of_nearest, 1e-30):.3g} times the error of the nearest values in a metric")
+
+
+@check("format", each=one_weight_case, since=2)
+def learns_a_table_of_any_weight(case: Case) -> None:
+    """It learns a table of its own memory, without a graph, from weights of few elements and of zeros, and
+    leaves its arguments unchanged."""
+    number_format = case.quantizer.stored_level.format
+    assume(number_format.table_shape is not None, "the format has no table")
+    for columns in (number_format.vector, 4 * number_format.vector):
+        for t in (torch.zeros(1, columns), _vectors_of(columns), _vectors_of(columns).expand(3, -1).contiguous()):
+            importance = torch.linspace(0.5, 1, t.numel(), dtype=torch.float32).view(t.shape)
+            before = t.clone(), importance.clone()
+            with complaining(f"cannot learn a table from a weight {list(t.shape)}", Exception):
+                table = number_format.learned_table(t, importance)
+            require(torch.equal(t, before[0]) and torch.equal(importance, before[1]), "changes what it learns a table from")
+            require(not table.requires_grad, "learns a table that requires gradients")
+            is_view = table.untyped_storage().data_ptr() == t.untyped_storage().data_ptr()
+            require(not is_view, "learns a table that is a view of the weight, which changes later")
+            require(bool(table.isfinite().all()), f"learns a table that is not finite from a weight {list(t.shape)}")
+
+
+def _vectors_of(columns: int) -> Tensor:
+    return torch.randn(1, columns, generator=torch.Generator().manual_seed(4), dtype=torch.float32)
 
 
 @check("format", each=scaled_weight_cases, since=2)

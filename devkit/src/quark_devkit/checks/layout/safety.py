@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+import socket
 import tempfile
 import zipfile
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 from quark.checkpoint import ExportOptions
@@ -30,15 +32,16 @@ _SHORTEST = 5
 @check("layout", since=2)
 def names_no_place_of_this_machine(subject: Subject) -> None:
     """No file that it writes holds the path of the source, of the export, of the working directory or of the
-    home of the user."""
+    home of the user; nor the name of this machine or today's date, by which two exports would differ."""
     with temporary() as parent:
         source, out = saved(parent / "float"), parent / "out"
         model = ModelQuantizer(run_config(first_stored(subject))).quantize_model(load_model(source), batches())
         export_with(subject.lookup_name, model, out)
         places = {str(place) for path in (parent, Path.cwd(), Path.home(), Path(tempfile.gettempdir())) for place in (path, path.resolve())}
+        places |= {socket.gethostname(), str(date.today()), str(datetime.now(UTC).date())}
         for file, content in contents(out).items():
             named = [place for place in sorted(places) if len(place) >= _SHORTEST and os.fsencode(place) in content]
-            require(not named, f"writes the path '{''.join(named[:1])}' of this machine to '{file}'")
+            require(not named, f"writes '{''.join(named[:1])}', which is of this machine or day, to '{file}'")
 
 
 @check("layout", since=2)

@@ -1,11 +1,15 @@
-"""Checks of observers of data in parts: in several unequal batches, or merged in any grouping."""
+"""Checks of observers of data in parts: in several unequal batches, merged in any grouping, or sent."""
 
 from __future__ import annotations
 
+import copy
+from multiprocessing.reduction import ForkingPickler
+
 import torch
 
-from quark_devkit.check import NotApplicableError, check, require
-from quark_devkit.checks.observer import data_of, examples_of, is_close, observed, observes_once, range_of
+from quark.numbers import Observer
+from quark_devkit.check import NotApplicableError, check, complaining, require
+from quark_devkit.checks.observer import data_of, examples_of, is_close, observed, observes_once, range_of, same_range
 from quark_devkit.example_specs import SHAPE, Example
 from quark_devkit.subject import Subject
 
@@ -53,6 +57,31 @@ def merges_parts_in_any_grouping(example: Example) -> None:
         require(is_close(merged.range(), whole), f"merged of four parts {how}, gives another range than one observer of all data")
 
 
+@check("observer", since=2, each=_of_several)
+def merging_changes_one_alone(example: Example) -> None:
+    """After a merge, the other observer has the range that it had, also when the first one sees more data."""
+    first, other = observed(example, data_of(1)), observed(example, 3 * data_of(2))
+    before = tuple(end.clone() for end in other.range())
+    empty = observed(example)
+    for one in (first, empty):
+        one.merge(other)
+        one.observe(9 * data_of(3))
+    require(same_range(before, other.range()), "changes the range of another observer, which it has merged")  # type: ignore[arg-type]
+
+
+@check("observer", since=2, each=examples_of)
+def can_be_sent_to_another_process(example: Example) -> None:
+    """An observer that another process of the run has sent, or a deep copy, has the same range."""
+    observer = observed(example, data_of())
+    for how, copied in (
+        ("sent to another process", lambda: ForkingPickler.loads(ForkingPickler.dumps(observer))),
+        ("copied deeply", lambda: copy.deepcopy(observer)),
+    ):
+        with complaining(f"cannot be {how}", Exception):
+            other: Observer = copied()
+        require(same_range(other.range(), observer.range()), f"returns a different range once it is {how}")
+
+
 @check("observer", since=2, each=_of_tokens)
 def gives_the_range_of_all_tokens_in_any_batches(example: Example) -> None:
     """Several unequal batches of tokens give the range that the same batches give in another order, and the
@@ -63,6 +92,15 @@ def gives_the_range_of_all_tokens_in_any_batches(example: Example) -> None:
     require(is_close(seen, reverse), "gives another range for the same unequal batches in another order")
     if type(example.quantizer.observer()).is_extremes:
         require(is_close(seen, range_of(example, x)), "gives another range for tokens in unequal batches than for all at once")
+
+
+@check("observer", since=2, each=_of_tokens)
+def takes_sequences_of_tokens(example: Example) -> None:
+    """Activations of three axes, ``[sequences, tokens, channels]``, give the range of all their tokens."""
+    x = data_of(3) * torch.linspace(0.2, 3, SHAPE[0])[:, None]
+    with complaining("does not take activations of three axes", Exception):
+        seen = range_of(example, x.view(4, -1, SHAPE[1]))
+    require(is_close(seen, range_of(example, x)), "gives another range for sequences of tokens than for the same tokens in one row")
 
 
 @check("observer", since=2, each=_of_tokens)

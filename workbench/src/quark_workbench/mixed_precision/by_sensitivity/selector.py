@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 import attrs
 from torch import nn
@@ -12,6 +12,7 @@ from torch import nn
 from quark.base.log import get_logger
 from quark.calibration.batches import Call
 from quark.errors import ConfigError
+from quark.plugins import OptionNote
 from quark.runs.memory import tokens_in
 from quark_workbench.mixed_precision import CurvePoint, Selection, SelectionProblem
 from quark_workbench.mixed_precision.by_sensitivity.fisher import divergences
@@ -134,10 +135,10 @@ class MixedPrecision:
     """
 
     sensitivity: str = attrs.field(default="fisher", validator=_known)
-    tokens: int = attrs.field(default=8192, validator=_at_least(1))
-    points: int = attrs.field(default=25, validator=_at_least(2))
+    tokens: Annotated[int, OptionNote(examples=(48,))] = attrs.field(default=8192, validator=_at_least(1))
+    points: Annotated[int, OptionNote(examples=(2, 3))] = attrs.field(default=25, validator=_at_least(2))
     measured: int = attrs.field(default=3, validator=_at_least(0))
-    measured_tokens: int = attrs.field(default=1024, validator=_at_least(1))
+    measured_tokens: Annotated[int, OptionNote(examples=(48,))] = attrs.field(default=1024, validator=_at_least(1))
 
     def select(self, problem: SelectionProblem) -> Selection:
         """As `quark_workbench.mixed_precision.SchemeSelector.select`."""
