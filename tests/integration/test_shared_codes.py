@@ -32,6 +32,7 @@ from quark.torch.quantization import Int8PerChannelSpec
 from quark_devkit.threads import in_threads
 from quark_devkit.whole_runs import contents, interrupted_behind
 from quark_tiny_model import tiny_model, tiny_model_dir
+from quark_workbench.evaluate.quantized_checkpoint import QuantizedCheckpoint
 
 IDS = torch.arange(3, 43).reshape(2, 20)
 DATA = [IDS[:1], IDS[1:]]
@@ -103,6 +104,17 @@ def test_every_reader_ties_them_again(reader: str, exported: tuple[nn.Module, Pa
     assert have_same_weight(back.lm_head, back.model.embed_tokens)
     twin = copy.deepcopy(back)
     assert have_same_weight(twin.lm_head, twin.model.embed_tokens)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_so_does_the_reader_of_one_block_after_another(packed: bool, exported: tuple[Any, Path]) -> None:
+    model, out = exported
+    checkpoint = QuantizedCheckpoint(out, torch.device("cpu"), packed=packed)
+    for block in (None, *checkpoint.blocks):
+        checkpoint.load(block)
+    back: Any = checkpoint.model
+    assert torch.equal(logits(back), logits(model))
+    assert have_same_weight(back.lm_head, back.model.embed_tokens)
 
 
 @pytest.mark.parametrize("reader", ["ours", "ours, packed and then unpacked"])
@@ -186,6 +198,19 @@ def test_the_head_of_a_model_without_blocks_is_not_left_to_an_algorithm_that_kno
     assert "cls.predictions.decoder.weight" not in stored
     back = import_model_from_safetensors(None, tmp_path / "out")
     assert torch.equal(logits(back), logits(quantized))
+
+
+def test_a_finished_model_without_blocks_is_read_back_by_a_resumed_run(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = BertConfig(vocab_size=64, hidden_size=64, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64)
+    BertForMaskedLM(config).eval().save_pretrained(tmp_path / "source")
+    asked = LLMTemplate.get("bert").get_config(scheme="int4_wo_32", algorithm="gptq", exclude_layers=[])
+    asked.layer_type_quant_config = {nn.Embedding: QLayerConfig(weight=weight_of("int4_wo_32"))}
+    quantize_checkpoint(tmp_path / "source", tmp_path / "once", asked, DATA)
+    with interrupted_behind(1):
+        quantize_checkpoint(tmp_path / "source", tmp_path / "out", asked, DATA)
+    quantize_checkpoint(tmp_path / "source", tmp_path / "out", asked, DATA, resume=True)
+    assert contents(tmp_path / "out") == contents(tmp_path / "once")
 
 
 def test_all_embeddings_of_an_encoder_and_a_decoder_stay_one(tmp_path: Path) -> None:
