@@ -12,6 +12,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, Qwen2Config, Qwen3MoeConfig
 
 import quark
+from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
 from quark_tiny_model import calibration_batches, tiny_model, tiny_tokenizer
@@ -81,10 +82,22 @@ def _scheme(name: str, **fields: Any) -> Callable[[LLMTemplate], QConfig]:
 
 
 def _of_everything(template: LLMTemplate) -> QConfig:
-    """Embedding and head too, which cannot be one tensor then."""
+    """Embedding and head too, which stay one tensor; the head's inputs are quantized as well."""
     config = template.get_config(scheme="mx6")
     weights = attrs.evolve(config.global_quant_config, input_tensors=None)
     return attrs.evolve(config, exclude=[], layer_quant_config={"*embed_tokens": weights})
+
+
+def _of_a_head(template: LLMTemplate) -> QConfig:
+    """Only embedding and head, which stay one tensor."""
+    int8 = quark.schemes().load_config("int8_wo_per_channel")()
+    return QConfig(QLayerConfig(), layer_quant_config=dict.fromkeys(["lm_head", "*embed_tokens"], int8))
+
+
+def _apart(template: LLMTemplate) -> QConfig:
+    """Embedding and head by two schemes, so that each has its own weight."""
+    config = _of_everything(template)
+    return attrs.evolve(config, layer_quant_config={"*embed_tokens": quark.schemes().load_config("int4_wo_32")()})
 
 
 def _mixed(template: LLMTemplate) -> QConfig:
@@ -115,6 +128,7 @@ def _rotated(template: LLMTemplate) -> QConfig:
 
 KINDS: dict[str, tuple[str, Callable[[Any], nn.Module], Callable[[LLMTemplate], QConfig]]] = {
     "embedding and head": ("llama", _itself, _of_everything),
+    "embedding and head by two schemes": ("llama", _itself, _apart),
     "mixed precision": ("llama", _itself, _mixed),
     "kernels for some layers": ("llama", _itself, _partly_with_kernels),
     "rotations that run": ("llama", _itself, _rotated),
@@ -122,5 +136,6 @@ KINDS: dict[str, tuple[str, Callable[[Any], nn.Module], Callable[[LLMTemplate], 
     "biases": ("qwen2", _with_biases, _scheme("bfp16")),
     "mixture of experts": ("qwen3_moe", _mixture, _scheme("mx6")),
     "gemma 3": ("gemma3_text", _with_norms_behind_layers, _scheme("mx6")),
+    "gemma 3, embedding and head": ("gemma3_text", _with_norms_behind_layers, _of_a_head),
 }
 """Name → family, the model of the bundled one, and how it is quantized."""

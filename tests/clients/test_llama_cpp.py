@@ -60,7 +60,7 @@ model.eval(ids)
 np.save(sys.argv[5], np.array(model.scores[: len(ids)]))
 """
 LOADED = (
-    *("int4_wa_64", "int4_wo_128", "int4_wo_32", "int4_wo_64", "int4_wo_per_channel", "int8"),
+    *("int4_wa_64", "int4_wo_128", "int4_wo_32", "int4_wo_64", "int4_wo_per_channel", "int8", "int8_wo_32", "int8_wo_per_channel"),
     *("mxfp4", "mxfp4_fp8", "mxfp4_mxfp6_e2m3", "mxfp4_weight_only"),
     *("uint4_wo_128", "uint4_wo_32", "uint4_wo_64", "uint4_wo_per_channel"),
 )

@@ -19,6 +19,7 @@
 ``{{ benchmarks }}``      the page of benchmarks
 ``{{ costs }}``           the counted costs of runs
 ``{{ defaults }}``        comparisons of settings on several models
+``{{ heads }}``           the measured heads that are tied to embeddings
 ``{{ measured }}``        the table of measured accuracy
 ``{{ mixed }}``           the tables of measured choices of mixed precision
 ``{{ peers }}``           the tables of comparisons with other programs
@@ -40,6 +41,7 @@ from tools.docs import (
     costs,
     defaults,
     events,
+    heads,
     manual,
     measured,
     mixed,
@@ -74,6 +76,7 @@ _GENERATORS: dict[str, Callable[[str, str], str]] = {
     "benchmarks": lambda _, __: benchmark_page.page(),
     "costs": lambda _, __: costs.table(),
     "defaults": lambda _, __: defaults.page(),
+    "heads": lambda _, __: heads.table(),
     "measured": lambda _, __: measured.table(),
     "mixed": lambda _, __: mixed.table(),
     "peers": lambda _, __: peers.table(),

@@ -6,11 +6,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbedding
 
 import quark
+from quark.config.layer import QLayerConfig
+from quark.config.model import QConfig
 from quark.models.layers import Branch, QuantEmbedding, QuantizedLayer, QuantLinear
 from quark.models.layers.layers_from_codes import RunsFromCodes, runs_from_codes
 from quark.models.layers.packed_weight import FormatPacking, PackedWeight
+from quark.runs import ModelQuantizer
 from quark_vllm.parts import cut_layer, cut_weight, reads_whole_input, rows_of_rank, shared_input
 
 ROWS, COLUMNS = 128, 512
@@ -102,6 +106,22 @@ def test_tokens_of_an_embedding_are_those_of_the_whole(keeps_codes: bool) -> Non
     whole = layer_in("int4_wo_32", QuantEmbedding)
     part = cut_layer(whole, slice(64, 128), slice(0, COLUMNS), keeps_codes=keeps_codes, **OPTIONS)
     assert torch.equal(part(torch.tensor([0, 3, 63])), whole(torch.tensor([64, 67, 127])))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("keeps_codes", [False, True])
+@pytest.mark.parametrize("scheme", ["int4_wo_32", None])
+def test_rows_of_an_embedding_are_those_of_its_weight_since_vllms_models_multiply_them_themselves(
+    scheme: str | None, keeps_codes: bool
+) -> None:
+    scaled: Any = Gemma3TextScaledWordEmbedding(128, COLUMNS, 0, embed_scale=16.0)
+    if scheme is not None:
+        net = nn.ModuleDict({"words": scaled})
+        config = QConfig(QLayerConfig(), layer_quant_config={"words": quark.schemes().load_config(scheme)()})
+        scaled = ModelQuantizer(config).quantize_model(net)["words"]  # type: ignore[index]
+    part = cut_layer(scaled, slice(64, 128), slice(0, COLUMNS), keeps_codes=keeps_codes, **OPTIONS)
+    assert torch.equal(part(torch.tensor([0, 3])), scaled.weight[[64, 67]])
+    assert torch.equal(scaled(torch.tensor([64])), 16 * scaled.weight[[64]]), "the checkpoint's own layer is as it was"
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 import quark_tiny_model as tiny
 from quark.config.layer import QLayerConfig
+from quark.config.model import QConfig
 from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.quant_plan import plan_rows
 from quark.torch import LLMTemplate
@@ -64,6 +65,17 @@ def test_tensors_count_for_the_layer_that_their_name_begins_with(tmp_path: Path)
     assert both == {"kind": both["kind"], "layers": 2, "quantized": True, **sizes}
     (single,) = (entry for entry in found["kinds"] if entry["layers"] == 1)
     assert single["quantized"] is False
+
+
+@pytest.mark.parametrize("is_stored_once", [True, False])
+def test_layers_whose_weight_is_stored_once_are_named_with_it(is_stored_once: bool, tmp_path: Path) -> None:
+    plan = [row for row in plan_rows(tiny.tiny_model(), QConfig(QLayerConfig())) if row.name in ("lm_head", "model.embed_tokens")]
+    tensors = {"model.embed_tokens.weight": torch.zeros(64, dtype=torch.int8)}
+    save_file(tensors | ({} if is_stored_once else {"lm_head.weight": torch.zeros(9)}), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({}))
+    (kind,) = sizes_of(plan, ["model.layers.0"], 2 * 1024 * 256, 2, tmp_path)["kinds"]
+    assert (kind["kind"], kind["stored_bytes"]) == ("model.embed_tokens", 64)
+    assert kind.get("tied", []) == (["lm_head"] if is_stored_once else [])
 
 
 def test_what_files_do_not_tell_is_none(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from quark.checkpoint.model_tensors import (
     is_tied_apart,
     plain_parts,
     probability_parts,
+    same_weights,
     set_attention_scales,
     small_joined,
     state_parts,
@@ -41,6 +42,7 @@ from quark.checkpoint.shard_writer import ShardWriter
 from quark.config.layer import ACTIVATIONS, PARAMETERS, Slot
 from quark.errors import UnsupportedError
 from quark.models.hf.internals import set_source, tied_on_loading
+from quark.models.layers import share_codes
 from quark.models.plan.attention import AttentionRow
 from quark.models.plan.decoder_blocks import Block
 from quark.models.plan.plan_row import PlanRow
@@ -181,6 +183,9 @@ class CheckpointExporter(Exporter):
         attention = attention_quantizers(modules)
         as_they_are = _written_as_they_are(layers, announced)
         plain = plain_parts(region.state(model), [*layers, *attention], as_they_are, tied_on_loading(model))
+        for name in same_weights(model, layers):  # stored once, for the layer that loading ties this one to
+            of_weight = {self._name(layers[name], Slot.weight, suffix) for suffix in layers[name].suffixes(Slot.weight)}
+            announced[name] = {leaf: tensor for leaf, tensor in announced[name].items() if leaf not in of_weight}
         coded = [self._part(layer, announced[name]) for name, layer in layers.items() if announced[name]]
         states = state_parts(model, self._with_states(plan), layers, options, as_vectors=self.states_with_attention)
         return [*plain, *coded, *probability_parts(attention, options), *states]
@@ -220,9 +225,12 @@ class CheckpointExporter(Exporter):
         for name, tensor in region.state(model).items():
             if name in written and (name in plain or not name.startswith(inside)):
                 tensor.copy_(written.read(name))  # in place: tied modules share it
+        sources = same_weights(model, layers)
         for name, layer in layers.items():
-            names = written.names_under(name)
-            self.read_layer(layer, {leaf: written.read(f"{name}.{leaf}").to(layer.device) for leaf in names})
+            paths = {leaf: f"{owner}.{leaf}" for owner in (sources.get(name, name), name) for leaf in written.names_under(owner)}
+            self.read_layer(layer, {leaf: written.read(path).to(layer.device) for leaf, path in paths.items()})
+        for name, source in sources.items():
+            share_codes(layers[name].layer, layers[source].layer)
         set_attention_scales(attention, self._with_states(plan), written, options, as_vectors=self.states_with_attention)
 
 

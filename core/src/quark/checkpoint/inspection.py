@@ -216,8 +216,8 @@ def _placed(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the stored tensors that do not fit the prepared model, and the tensors that are missing."""
     found, misfits = place_headers(model, place_of, shards, exclude)
-    found |= fill_zero_points(model, found)
     tie(model, found)
+    found |= fill_zero_points(model, found)
     try:
         return tuple(misfits), tuple(without_source(model.state_dict(keep_vars=True), found))
     except QuarkError as error:

@@ -28,7 +28,7 @@ from quark.models.hf.file_tensors import FileTensors
 from quark.models.hf.internals import directory_of, input_embeddings, output_embeddings, source_of, tied_on_loading
 from quark.models.hf.quantized_source import float_tensors_of
 from quark.models.hf.shards import check_shards
-from quark.models.layers import QuantizerModule
+from quark.models.layers import QuantizerModule, have_same_weight
 from quark.models.layers.attention import PROBABILITIES, QUERY, STATES, STORED_STATES
 from quark.models.layers.coded_layer import packed_scales
 from quark.models.plan.attention import AttentionRow
@@ -119,7 +119,22 @@ def is_tied_apart(model: nn.Module) -> bool:
     if not getattr(model.config, "tie_word_embeddings", False) or len(tied_on_loading(model)) > 1:
         return False
     head, embedding = output_embeddings(model), input_embeddings(model)
-    return head is not None and embedding is not None and head.weight is not embedding.weight
+    return head is not None and embedding is not None and not have_same_weight(head, embedding)
+
+
+def same_weights(model: nn.Module, layers: Collection[str]) -> dict[str, str]:
+    """Return the quantized layers whose codes and scales are another layer's, to which loading ties them.
+
+    Args:
+        model: The quantized model.
+        layers: Names of its quantized layers; both layers of a pair are among them.
+
+    Returns:
+        The name of the other layer by each layer's name.
+    """
+    pairs = ((name.removesuffix(".weight"), source.removesuffix(".weight")) for name, source in tied_on_loading(model).items())
+    own = ((name, source) for name, source in pairs if name in layers and source in layers)
+    return {name: source for name, source in own if have_same_weight(model.get_submodule(name), model.get_submodule(source))}
 
 
 def plain_parts(state: Mapping[str, Tensor], elsewhere: Iterable[str], others: Collection[str], ties: Mapping[str, str]) -> list[Part]:

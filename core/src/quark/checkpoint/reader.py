@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
@@ -18,9 +18,11 @@ from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, StoredCo
 from quark.checkpoint.provenance import refuse_unreadable
 from quark.checkpoint.restorers import missing_algorithms, restorers_of
 from quark.checkpoint.save_pretrained import set_results
+from quark.config.layer import PARAMETERS
 from quark.config.model import QConfig
 from quark.errors import AmbiguousNameError, CheckpointError, ConfigError, QuarkError, UnknownNameError, UnsupportedError
 from quark.models.hf.file_tensors import FileTensors
+from quark.models.hf.internals import tied_on_loading
 from quark.models.hf.loading import unpack_all
 from quark.models.hf.missing_tensors import left_out_by, misfit, without_source
 from quark.models.hf.shards import Shard, check_shards
@@ -116,8 +118,8 @@ def _packed_content(float_model: nn.Module, directory: Path) -> CheckpointConten
     opened = OpenedCheckpoint.of(directory, as_model(float_model))
     model = opened.model
     loaded = _load(opened)
-    loaded |= fill_zero_points(model, loaded)
     tie(model, loaded)
+    loaded |= fill_zero_points(model, loaded)
     missing = list(without_source(model.state_dict(keep_vars=True), loaded))
     if missing:
         raise CheckpointError(f"the export '{directory}' lacks {len(missing)} tensor(s): {folded(missing)}. Make or fetch the export again")
@@ -283,17 +285,18 @@ def tie(model: nn.Module, loaded: set[str]) -> None:
     """Tie tensors that the export lacks to stored tensors, as the model ties them.
 
     Loaded tensors stay. The export decides, not the config of ``model``, because quantization unties a tied
-    output head.
+    output head, unless head and embeddings have one set of codes. Codes are tied together with their scales.
     """
     before: dict[str, Tensor] = model.state_dict(keep_vars=True)
     if not hasattr(model, "tie_weights") or loaded.issuperset(before):
         return
-    for name, source in getattr(model, "all_tied_weights_keys", {}).items():
-        if name in loaded and source in before and source not in loaded:  # a head that comes before the embeddings is stored as the head
+    shared, stays = layers_to_tie(model, loaded), loaded | tied_codes(model)
+    for name, source in _tied_names(model):
+        if name in loaded and source not in stays:  # a head that comes before the embeddings is stored as the head
             put_tensor([(module_at(model, source.rpartition(".")[0]), source.rpartition(".")[2])], before[name])
     model.tie_weights()  # type: ignore[operator]
     after = model.state_dict(keep_vars=True)
-    for path in loaded:
+    for path in stays:
         if after.get(path) is not (tensor := before.get(path)):
             owner, _, leaf = path.rpartition(".")
             module = model.get_submodule(owner)
@@ -302,3 +305,46 @@ def tie(model: nn.Module, loaded: set[str]) -> None:
                 module._parameters[leaf] = tensor
             else:
                 module._buffers[leaf] = tensor
+    for layer, source_layer in shared.items():
+        layer.share_codes(source_layer)
+
+
+def layers_to_tie(model: nn.Module, loaded: Set[str]) -> dict[PackedLayer, PackedLayer]:
+    """Return the layers whose codes and scales a checkpoint holds only for another layer, and that layer.
+
+    The model ties their weights, and both are quantized alike.
+
+    Args:
+        model: The model, with packed layers.
+        loaded: Paths of the tensors that the checkpoint holds.
+    """
+    pairs: dict[PackedLayer, PackedLayer] = {}
+    for name, source in _tied_names(model):
+        owner = name.rpartition(".")[0]
+        layer, other = module_at(model, owner), module_at(model, source.rpartition(".")[0])
+        is_stored_once = source in loaded and _holds_codes(model, name) and _holds_codes(model, source)
+        if is_stored_once and isinstance(layer, PackedLayer) and isinstance(other, PackedLayer) and layer.can_share_codes(other):
+            own = {f"{owner}.{tensor}" for tensor in layer.weight_tensors()}
+            pairs |= {layer: other} if own.isdisjoint(loaded) else {}
+    return pairs
+
+
+def tied_codes(model: nn.Module) -> set[str]:
+    """Return the names of the tensors that the model ties, if they are codes, or to codes.
+
+    Codes are no values of another layer.
+    """
+    return {path for names in _tied_names(model) if any(_holds_codes(model, name) for name in names) for path in names}
+
+
+def _tied_names(model: nn.Module) -> list[tuple[str, str]]:
+    """Return the names of the tensors that the model ties, each with its partner's, if it has both."""
+    state = model.state_dict(keep_vars=True)
+    return [names for names in tied_on_loading(model).items() if state.keys() >= set(names)]
+
+
+def _holds_codes(model: nn.Module, path: str) -> bool:
+    """Return whether the weight or bias at this path is stored as codes, or as values with scales."""
+    owner, _, leaf = path.rpartition(".")
+    module = module_at(model, owner)
+    return isinstance(module, PackedLayer) and leaf in PARAMETERS and getattr(module.layer_config, leaf) is not None

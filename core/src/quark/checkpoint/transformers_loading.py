@@ -22,11 +22,20 @@ from quark.base.version import refuse_unfit_environment, transformers_version
 from quark.checkpoint.announced_tensors import refuse_misfits, refuse_misfits_of
 from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, StoredConfig, layout_for, reader_of
 from quark.checkpoint.provenance import refuse_unreadable
-from quark.checkpoint.reader import import_model_from_safetensors
+from quark.checkpoint.reader import import_model_from_safetensors, layers_to_tie, tied_codes
 from quark.checkpoint.save_pretrained import SavesQuantized
 from quark.config.model import QConfig
 from quark.errors import CheckpointError, UnsupportedError
-from quark.models.hf.internals import before_tying, directory_of, on_missing, renamed_by_loader, renamed_scales, source_of
+from quark.models.hf.internals import (
+    before_tying,
+    directory_of,
+    initialize,
+    on_missing,
+    renamed_by_loader,
+    renamed_scales,
+    source_of,
+    tied_on_loading,
+)
 from quark.models.hf.json_files import config_file, read_json
 from quark.models.hf.loading import keeps_codes, load_model, torch_device, torch_dtype, unpack_all
 from quark.models.hf.shards import INDEX, SINGLE, check_shards
@@ -162,8 +171,9 @@ def _prepare(model: nn.Module, reader: LayoutReader, stored: StoredConfig, *, re
         _put_scales_where_the_loader_looks(model)
     known = {id(tensor) for tensor in before.values()}
     own = {name for name, tensor in model.state_dict(keep_vars=True).items() if id(tensor) not in known}
-    on_missing(model, partial(_fill_missing, model, own))
-    before_tying(model, partial(_end_loading, model, aliases(model), keeps_codes()))
+    tied: set[str] = set()
+    on_missing(model, partial(_fill_missing, model, own, tied))
+    before_tying(model, partial(_end_loading, model, aliases(model), tied, keeps_codes()))
 
 
 def _put_scales_where_the_loader_looks(model: nn.Module) -> None:
@@ -173,8 +183,17 @@ def _put_scales_where_the_loader_looks(model: nn.Module) -> None:
             layer.put_beside_weight(lambda leaf, name=name: leaf not in renamed or is_another(f"{name}.{leaf}"))  # type: ignore[misc]
 
 
-def _fill_missing(model: Any, own: set[str], missing: set[str], give_memory: Callable[[], None]) -> None:
-    """Set zero points that a checkpoint may leave out to 0; raise for others of ``own`` that are missing."""
+def _fill_missing(model: Any, own: set[str], tied: set[str], missing: set[str], give_memory: Callable[[], None]) -> None:
+    """Set zero points that a checkpoint may leave out to 0; raise for others of ``own`` that are missing.
+
+    Codes and scales that a checkpoint holds once for tied layers are set for all of them, and their names are
+    added to ``tied``.
+    """
+    shared = layers_to_tie(model, model.state_dict().keys() - missing)
+    names = {module: name for name, module in model.named_modules()}
+    tied |= missing & {f"{names[layer]}.{tensor}" for layer in shared for tensor in layer.weight_tensors()}
+    own = own | tied_codes(model)
+    missing -= tied | (tied_on_loading(model).keys() - tied_codes(model))
     scales = ((path, module) for path, module in model.named_modules() if isinstance(module, PackedScales | PackedLayer))
     zero_points = {f"{path}.{suffix}" for path, module in scales for suffix in module.zero_points_of_symmetric_specs()} & missing
     lost = sorted(own & missing - zero_points)
@@ -190,12 +209,21 @@ def _fill_missing(model: Any, own: set[str], missing: set[str], give_memory: Cal
             "quark.checkpoint.import_model_from_safetensors uses the class that it names"
         )
     give_memory()
+    for layer, source in shared.items():
+        layer.share_codes(source)
     for name in zero_points:
         model.get_buffer(name).zero_()
 
 
-def _end_loading(model: Any, groups: list[list[str]], keeps: bool) -> None:
-    """Put quantized layers into a model whose tensors transformers has loaded."""
+def _end_loading(model: Any, groups: list[list[str]], tied: set[str], keeps: bool, missing: set[str]) -> None:
+    """Put quantized layers into a model whose tensors transformers has loaded.
+
+    ``tied`` tensors are not ``missing``.
+    """
+    missing -= tied
+    for layer in model.modules():
+        if isinstance(layer, PackedLayer):
+            layer.initialize_buffers(partial(initialize, model))
     unpack_all(model, Path(source_of(model.config)), keeps_codes=keeps, when_used=True)
     tie_equal(model, groups)
     model.__dict__["save_pretrained"] = SavesQuantized(model)

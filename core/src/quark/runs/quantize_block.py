@@ -292,6 +292,8 @@ def quantized_layers(started: StartedRun, rows: Iterable[PlanRow], *, is_read: b
         values = layers[name].weight
         coded.put_into(layers[name], name, keeps_codes=True)
         _refuse_other_values(name, layers[name].weight, values)  # type: ignore[arg-type]
+    if is_read:
+        started.plan.share_codes(layers)
     return layers
 
 
@@ -325,9 +327,11 @@ def finish_layers(
     with started.figures.clock.phase("solve"):
         scales.finish()
         install(started.model, scales.inside)
-        others = {n: layer for n, layer in layers.items() if n not in rounded}
+        shared = started.plan.sharing(layers)
+        others = {n: layer for n, layer in layers.items() if n not in rounded and n not in shared}
         with started.branches.made(others):
             round_to_nearest(others, started.input_groups.siblings, defers=not sink.needs_values)
+        started.plan.share_codes(layers)
         for layer in layers.values():
             if layer.bias_quantizer is not None:
                 values, qparams = layer.bias_quantizer.quantizer.round_to_nearest(layer.bias.data)  # type: ignore[arg-type]

@@ -219,6 +219,8 @@ def plan_run(model: nn.Module, config: QConfig, codes_of: CodesOf = MappingProxy
             f"'{algorithms.branching.name}' puts branches beside layers that the run rounds, and {len(plan.kept)} layer(s) are to stay "
             f"quantized as they come: {folded(plan.kept)}. Set keep_prequantized_layers=False (--no-keep-prequantized), or leave it out"
         )
+    if algorithms.branching is not None:
+        plan = plan.with_own_codes(plan.sharing({row.name for row in plan.rows}))
     plan, algorithms = _resolved(model, attrs.evolve(plan, notes=(*plan.notes, *_notes(algorithms, plan))), algorithms)
     if algorithms.rounding_name is not None:
         plan = _with_rounding(plan, algorithms, {b.name for b in decoder_blocks(model, plan.architecture)})

@@ -33,6 +33,7 @@ def quantized_skeleton(model: nn.Module, plan: QuantPlan) -> nn.Module:
     if (branching := branching_of(plan.config)) is not None:
         for row in plan.distinct:
             branching.add_to(layers[row.name], BranchSite.of(row.name, modules[row.name], row.quantized_to))
+    plan.share_codes(layers)
     attention = attention_quantizers(layers, plan.attentions)
     for quantizers in attention.values():
         if PROBABILITIES in quantizers:

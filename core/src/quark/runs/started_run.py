@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from quark.algorithms import Tuning
+from quark.base.log import get_logger
+from quark.base.names import folded
 from quark.calibration.block_branches import BlockBranches
 from quark.calibration.input_groups import InputGroups
 from quark.calibration.phases import PhaseClock
@@ -22,6 +24,7 @@ from quark.calibration.transform_validation import TransformValidation, validate
 from quark.checkpoint import BlockStream, CheckpointContent, Exporter, ExportOptions
 from quark.checkpoint.save_pretrained import set_results
 from quark.config.model import QConfig
+from quark.models.layers import have_same_weight
 from quark.models.plan.decoder_blocks import decoder_blocks
 from quark.models.plan.quant_plan import QuantPlan
 from quark.plugins.attribution import attributed
@@ -147,6 +150,11 @@ def start_run(run: Run, model: nn.Module, source: RunSource | None = None) -> St
     validations = validate_transforms(model, run.plan, transforms, run.data, source, run.ranks, compensated=compensated)
     run = run.as_validated(model, validations)
     started = start_transforms(model, run.plan, run.algorithms)
+    layers = model.get_submodule
+    shared = run.plan.sharing({row.name for row in run.plan.rows})
+    if apart := [name for name, source in shared.items() if not have_same_weight(layers(name), layers(source))]:
+        get_logger(__name__).info(f"A transform has given {folded(apart)} a weight of its own, which gets codes of its own.")
+        run = attrs.evolve(run, plan=run.plan.with_own_codes(apart))
     return StartedRun(run, model, source, started, validations, spilled)
 
 

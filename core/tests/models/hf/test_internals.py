@@ -194,10 +194,11 @@ def test_the_names_of_missing_tensors_are_told_once_before_these_get_memory(tmp_
     state = {name: tensor for name, tensor in tied.state_dict().items() if name != "model.norm.weight"}
     tied.save_pretrained(tmp_path, state_dict=state)
     model = Watched.from_pretrained(tmp_path)
-    assert [(found, missing) for found, missing, _ in told] == [(model, {"model.norm.weight"})]
+    assert [(found, missing) for found, missing, _ in told] == [(model, {"model.norm.weight", "lm_head.weight"})]
     assert model.model.norm.weight.is_meta
     told[0][2]()
     assert not model.model.norm.weight.is_meta
+    assert model.lm_head.weight is model.model.embed_tokens.weight, "it is tied, and gets no memory of its own"
     assert "_move_missing_keys_from_meta_to_device" not in model.__dict__
 
 

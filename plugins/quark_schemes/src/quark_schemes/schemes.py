@@ -21,6 +21,8 @@ from quark_schemes.specs.integer import (
     Int3PerGroupSpec,
     Int4PerChannelSpec,
     Int4PerGroupSpec,
+    Int8PerChannelSpec,
+    Int8PerGroupSpec,
     Int8PerTensorSpec,
     Uint4PerChannelSpec,
     Uint4PerGroupSpec,
@@ -57,6 +59,16 @@ def int3_weight_only(group_size: int) -> QLayerConfig:
 def int2_weight_only(group_size: int) -> QLayerConfig:
     """Return a configuration of symmetric INT2 weights in groups along the input."""
     return QLayerConfig(weight=Int2PerGroupSpec(ch_axis=-1, group_size=group_size, is_dynamic=False).to_quantization_spec())
+
+
+def int8_wo_32() -> QLayerConfig:
+    """Return a configuration of symmetric INT8 weights in groups of 32 along the input."""
+    return QLayerConfig(weight=Int8PerGroupSpec(symmetric=True, ch_axis=-1, group_size=32, is_dynamic=False).to_quantization_spec())
+
+
+def int8_wo_per_channel() -> QLayerConfig:
+    """Return a configuration of INT8 weights with a scale for each output channel."""
+    return QLayerConfig(weight=Int8PerChannelSpec(symmetric=True, ch_axis=0, is_dynamic=False).to_quantization_spec())
 
 
 int2_wo_32, int2_wo_64 = (partial(int2_weight_only, size) for size in (32, 64))

@@ -20,6 +20,7 @@ from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBa
 from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
 
 from quark.errors import UnsupportedError
+from quark.models.layers import have_same_weight, share_codes
 from quark.models.layers.layers_from_codes import Packed
 from quark.models.layers.packed_layers import PackedLayer
 from quark_vllm.operator import Operation, announce, call
@@ -174,8 +175,8 @@ class ServedEmbedding(QuantizeMethodBase):
         _stand_in(layer, {k: dtype for k, dtype in self._served.stored.get(self._name, {}).items() if k != "bias"})
 
     def tie_weights(self, layer: nn.Module, embed_tokens: nn.Module) -> nn.Module:
-        """Return the layer unchanged, since the checkpoint defines ties."""
-        return layer
+        """Return the embedding if the checkpoint ties its head to it, else the head itself."""
+        return embed_tokens if have_same_weight(self._served.head, self._served.embedding) else layer
 
     def process_weights_after_loading(self, layer: Any) -> None:
         device, shard, rows = _without_stand_ins(layer), layer.shard_indices, layer.num_embeddings_per_partition
@@ -186,6 +187,8 @@ class ServedEmbedding(QuantizeMethodBase):
             self._lookup = Operation(layer.quark_lookup, layer.embedding_dim, self._dtype, adds_axis=True)
             announce(f"{self._name} as embedding", self._lookup)
         layer.quark_head = cut_layer(self._served.head, *own, **options)
+        if self._is_embedding and have_same_weight(self._served.head, self._served.embedding):
+            share_codes(layer.quark_head, layer.quark_lookup)  # one weight in memory
         padding = rows - (own[0].stop - own[0].start)
         self._head = Operation(lambda x: functional.pad(layer.quark_head(x), (0, padding)), rows, self._dtype)
         announce(f"{self._name} as head", self._head)

@@ -11,7 +11,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.models.layers import Branch, QuantizerModule, QuantLinear
+from quark.models.layers import Branch, QuantEmbedding, QuantizerModule, QuantLinear
 from quark.models.layers.layers_from_codes import Packed, RunsFromCodes, runs_from_codes
 from quark.models.layers.packed_weight import PackedWeight
 from quark.models.layers.quantized_layers import BRANCH
@@ -104,6 +104,8 @@ def cut_layer(layer: nn.Module, rows: slice, columns: slice, *, keeps_codes: boo
         part.out_features, part.in_features = rows.stop - rows.start, columns.stop - columns.start
         if part.in_features < whole.in_features and reads_whole_input(part):
             _take_columns(part, columns)
+    if isinstance(part, nn.Embedding):  # a class that multiplies the rows by a constant; vLLM's models do so themselves
+        part.__class__ = QuantEmbedding if isinstance(part, QuantEmbedding) else nn.Embedding
     if packed is not None:
         part = runs_from_codes(part, attrs.evolve(packed, dtype=dtype))
     return part.to(device)

@@ -90,9 +90,10 @@ class QuantizedCheckpoint:
     def _refuse_incomplete(self) -> None:
         """Raise CheckpointError if a tensor is missing, before a block is read."""
         stored, tensors = self._stored, self.model.state_dict(keep_vars=True)
-        # Of tied parameters one is stored. Scales are no parameters; on the meta device layers of one shape
-        # share them.
-        shared = {id(tensors[target]) for target in stored if isinstance(tensors.get(target), nn.Parameter)}
+        # Of tied tensors one is stored. On the meta device, layers of one shape share scales without being
+        # tied.
+        known = [tensors[target] for target in stored if target in tensors]
+        shared = {id(tensor) for tensor in known if isinstance(tensor, nn.Parameter) or not tensor.is_meta}
         if missing := [name for name, tensor in tensors.items() if name not in stored and id(tensor) not in shared]:
             raise CheckpointError(f"the export '{self._directory}' lacks {len(missing)} tensor(s): {folded(missing)}. Export it again")
 

@@ -64,7 +64,8 @@ def sizes_of(rows: Sequence[PlanRow], blocks: Sequence[str], float_bytes: int, e
     Returns:
         ``float_bytes`` and ``stored_bytes`` of all tensors; ``effective_bits``, stored bits per weight of the
         layers with a quantized weight, scales and zero points included; ``kinds``, the same for each kind of
-        layer; ``layers``, bits per weight by full name. Unknown values are None.
+        layer, and the layers that have its weight, which is stored once; ``layers``, bits per weight by full
+        name. Unknown values are None.
     """
     stored = stored_bytes(directory)
     own = [r for r in rows if r.tied_to is None]
@@ -73,6 +74,8 @@ def sizes_of(rows: Sequence[PlanRow], blocks: Sequence[str], float_bytes: int, e
     for row in own:
         empty = {"layers": 0, "weights": 0, "float_bytes": 0, "stored_bytes": 0, "quantized": False}
         kind = kinds.setdefault(kind_of(row.name, blocks), empty)
+        if tied := [r.name for r in rows if r.tied_to == row.name and f"{r.name}.weight" not in (stored or ())]:
+            kind["tied"] = [*kind.get("tied", ()), *tied]
         kind["layers"] += 1
         kind["weights"] += prod(row.shape)
         kind["float_bytes"] += prod(row.shape) * element

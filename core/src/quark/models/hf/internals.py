@@ -207,30 +207,37 @@ def on_missing(model: Any, act: Callable[[set[str], Callable[[], None]], None]) 
 
     Args:
         model: A transformers model that ``from_pretrained`` is about to load.
-        act: Gets the full names of the tensors for which the loader has no values, without tied ones, and a
-            function that allocates them without values.
+        act: Gets the full names of the tensors for which the loader has no values, and a function that
+            allocates them without values, except the tied ones.
     """
     name = "_move_missing_keys_from_meta_to_device"
     move = getattr(model, name)
 
     def moving(missing: Iterable[str], *args: Any, **kwargs: Any) -> None:
         del model.__dict__[name]
-        act(set(missing) - tied_on_loading(model).keys(), partial(move, missing, *args, **kwargs))
+        act(set(missing), partial(move, missing, *args, **kwargs))
 
     model.__dict__[name] = moving
 
 
-def before_tying(model: Any, act: Callable[[], None]) -> None:
+def initialize(model: Any, module: nn.Module) -> None:
+    """Initialize a module as the loader does with those of a model, with buffers that are not stored."""
+    model._init_weights(module)
+
+
+def before_tying(model: Any, act: Callable[[set[str]], None]) -> None:
     """Call ``act`` after the loader has filled and initialized a model, and before it ties weights.
 
     Args:
         model: A transformers model that ``from_pretrained`` is about to load.
-        act: Called once.
+        act: Called once, with the names that the loader will report as missing; it may remove some.
     """
 
-    def tying(*args: Any, **kwargs: Any) -> None:
+    def tying(*args: Any, missing_keys: set[str] | None = None, **kwargs: Any) -> None:
         del model.__dict__["tie_weights"]
-        act()
-        model.tie_weights(*args, **kwargs)  # looked up now, because while the model is built, its class has a method that does nothing
+        act(set() if missing_keys is None else missing_keys)
+        model.tie_weights(
+            *args, missing_keys=missing_keys, **kwargs
+        )  # looked up now, because while the model is built, its class has a method that does nothing
 
     model.__dict__["tie_weights"] = tying

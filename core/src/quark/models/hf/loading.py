@@ -24,7 +24,9 @@ from quark.models.hf.model_class import model_class
 from quark.models.hf.model_config import model_config
 from quark.models.hf.shards import DTYPES, check_shards, refuse_codes, unchanged
 from quark.models.hf.tied_tensors import other_names
+from quark.models.layers import share_codes
 from quark.models.layers.layers_from_codes import Packed, until_used
+from quark.models.layers.quantized_layers import held_weight
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -162,12 +164,16 @@ def unpack_all(
     """
     last = "."
     others = other_names(model)
+    first_with: dict[object, nn.Module] = {}
     for name, layer in list(model.named_modules()):
         if isinstance(layer, Packed) and chosen(name) and not name.startswith(f"{last}."):
             last = name
             try:
                 module = layer.from_codes() if keeps_codes or when_used else layer.unpack()
                 module = module if keeps_codes else until_used(module)
+                held = held_weight(layer)
+                if held[0] is not None and (source := first_with.setdefault(held, module)) is not module:
+                    share_codes(module, source)  # type: ignore[arg-type]
                 for place in (name, *others.get(name, ())):
                     model.set_submodule(place, module)
             except CheckpointError as error:

@@ -17,9 +17,11 @@ from quark.models.layers.quantized_layers import (
     QuantizedLayer,
     QuantLinear,
     counts_as,
+    have_same_weight,
     is_quantized,
     linear_weight,
     quantized_class,
+    share_codes,
 )
 from quark.models.layers.quantizer_module import QuantizerModule, RoundedParameter
 
@@ -40,7 +42,9 @@ __all__ = [
     "QuantizerModule",
     "RoundedParameter",
     "counts_as",
+    "have_same_weight",
     "is_quantized",
     "linear_weight",
     "quantized_class",
+    "share_codes",
 ]

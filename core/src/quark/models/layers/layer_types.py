@@ -65,9 +65,41 @@ def _inherited(layer: nn.Module) -> LayerType | None:
     for base in type(layer).__mro__[1:]:
         layer_type = layer_type_of_class(base)
         if layer_type is not None:
-            is_same = is_verbatim_linear(layer) if base is nn.Linear else _overrides_nothing(type(layer), base)
+            is_same = is_verbatim_linear(layer) if base is nn.Linear else _overrides_nothing(type(layer), base) or is_scaled_lookup(layer)
             return layer_type if is_same else None
     return None
+
+
+def is_scaled_lookup(layer: nn.Module) -> bool:
+    """Return whether a layer is a subclass of ``nn.Embedding`` that multiplies the rows by one constant.
+
+    An example is the embedding of Gemma. A copy with a small random float64 weight, and ones for the buffers,
+    must give multiples of its rows, by the same factor.
+    """
+    kind = type(layer)
+    if (
+        not isinstance(layer, nn.Embedding)
+        or kind.forward is nn.Embedding.forward
+        or layer._modules
+        or set(layer._parameters) != {"weight"}
+    ):
+        return False
+    if any(buffer is None or buffer.numel() != 1 for buffer in layer._buffers.values()):
+        return False
+    # Models are prepared for loading under the meta device, where tensors have no values to compare.
+    with torch.device("cpu"), torch.no_grad():
+        weight, ids = torch.randn((_IN, _OUT), generator=torch.Generator().manual_seed(0), dtype=torch.float64), torch.arange(_IN)[None]
+        tiny = copy.copy(layer)
+        tiny._parameters = {"weight": nn.Parameter(weight)}
+        tiny._buffers = {name: torch.ones((), dtype=torch.float64) for name in layer._buffers}
+        try:
+            output = kind.forward(tiny, ids)
+        except Exception:  # any error: a layer that cannot be called like an embedding is none
+            return False
+        if not isinstance(output, Tensor) or output.shape != (1, _IN, _OUT):
+            return False
+        factor = output[0, 0, 0] / weight[0, 0]
+        return bool(factor.isfinite() & (factor != 0)) and torch.allclose(output[0], weight * factor, rtol=_TOLERANCE, atol=_TOLERANCE)
 
 
 def _overrides_nothing(layer_class: type[nn.Module], base: type[nn.Module]) -> bool:

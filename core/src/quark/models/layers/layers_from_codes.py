@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map_only
 
 from quark.models.layers.coded_layer import restored_parameter
 from quark.models.layers.packed_weight import PackedWeight, weight_room
-from quark.models.layers.quantized_layers import QuantizedLayer, copied
+from quark.models.layers.quantized_layers import QuantEmbedding, QuantizedLayer, copied
 
 ROOM_ELEMENTS = 1 << 21
 """Maximum number of elements of a weight that a linear layer unpacks whole. For a larger weight, the outputs
@@ -150,6 +150,10 @@ class RunsFromCodes(Packed):
         else:
             super().register_parameter(name, param)
 
+    def held_codes(self) -> Tensor:
+        """Return the tensor of the codes."""
+        return self._buffers[_PREFIX + next(iter(self._weight.tensors))]  # type: ignore[return-value]
+
     @contextmanager
     def _own_tensors(self) -> Iterator[None]:
         """Show the body only the module's own parameters."""
@@ -165,13 +169,20 @@ class RunsFromCodes(Packed):
         quantized: Any = super()
         if isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled():
             return quantized.product(x, *args, **kwargs)  # the gradient needs the weight later
-        if computes is nn.Embedding.forward and getattr(self, "max_norm", None) is None:
-            return packed.looked_up(x)
+        if issubclass(type(self), QuantEmbedding) and computes is not None and getattr(self, "max_norm", None) is None:
+            rows = packed.looked_up(x)
+            if computes is nn.Embedding.forward:
+                return rows
+            return self._computed(rows.reshape(-1, rows.shape[-1]), torch.arange(x.numel()).to(x).view(x.shape))  # it multiplies the rows
         room = ROOM_ELEMENTS if packed.device.type == "cpu" else 8 * ROOM_ELEMENTS
         parts = packed.row_slices(room, _ROWS) if computes is nn.Linear.forward and packed.shape[0] else []
         if len(parts) > 1:
             return self._linear_in_parts(packed, parts, x)
-        values = packed.values(weight_room(packed.shape, packed.dtype, packed.device))
+        return self._computed(packed.values(weight_room(packed.shape, packed.dtype, packed.device)), x, *args, **kwargs)
+
+    def _computed(self, values: Tensor, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the product of the quantized class with these values as the weight."""
+        quantized: Any = super()
         _LOCAL.computing = (self, values)
         try:
             return quantized.product(x, *args, **kwargs)

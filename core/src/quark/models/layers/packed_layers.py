@@ -144,10 +144,44 @@ class PackedLayer(Packed):
             if _is_symmetric(getattr(self.layer_config, slot)) and suffix.startswith("zero_point"):
                 yield name
 
+    def initialize_buffers(self, initialize: Callable[[nn.Module], None]) -> None:
+        """Let a function that initializes float layers set the buffers that no checkpoint holds, in place."""
+        if computed := {name: self._buffers[name] for name in self._others if name in self._non_persistent_buffers_set}:
+            self._float[0]._buffers = computed
+            initialize(self._float[0])
+
+    def can_share_codes(self, other: PackedLayer) -> bool:
+        """Return whether the stored weight of another layer can be this layer's too."""
+        return self.layer_config.weight is not None and self._weight_form() == other._weight_form()
+
+    def _weight_form(self) -> tuple[object, ...]:
+        spec = self.layer_config.weight
+        quantizer = None if spec is None else self._quantizer_of(Slot.weight, spec, self._shapes)
+        return spec, quantizer, self.weight_shape, self.order, self._holds_values, self._as_stored
+
+    def weight_tensors(self) -> list[str]:
+        """Return the names, inside this module, of the stored tensors of its weight."""
+        inner = [f"{Slot.weight.quantizer_attribute}.{suffix}" for suffix in self._inner(Slot.weight)]
+        return [Slot.weight, *inner, *(name for name, (slot, _) in self._flat.items() if slot is Slot.weight)]
+
+    def share_codes(self, source: PackedLayer) -> None:
+        """Take the stored weight of another layer: the same tensors."""
+        self._parameters[Slot.weight] = source._parameters[Slot.weight]
+        attribute = Slot.weight.quantizer_attribute
+        if attribute in source._modules:  # not all formats store scales
+            self._modules[attribute] = source._modules[attribute]
+        stored = source._stored(Slot.weight)
+        for name in (name for name, (slot, _) in self._flat.items() if slot is Slot.weight):
+            self._buffers[name] = stored[self._flat[name][1]]
+
     def _stored(self, slot: Slot) -> dict[str, Tensor]:
-        inner: PackedScales | None = getattr(self, slot.quantizer_attribute, None)
         flat = {suffix: getattr(self, name) for name, (owner, suffix) in self._flat.items() if owner == slot}
-        return flat if inner is None else {**inner.tensors(), **flat}
+        return {**self._inner(slot), **flat}
+
+    def _inner(self, slot: Slot) -> dict[str, Tensor]:
+        """Return the stored scales of a tensor that are in a submodule, by suffix."""
+        scales = self._modules.get(slot.quantizer_attribute)
+        return scales.tensors() if isinstance(scales, PackedScales) else {}
 
     @torch.no_grad()
     def unpack(self) -> QuantizedLayer:

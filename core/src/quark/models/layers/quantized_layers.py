@@ -6,6 +6,7 @@ Convolutions are in `quark.models.layers.convolutions`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import lru_cache
 from typing import Any, Self, TypeVar
 
 from torch import Tensor, nn
@@ -189,6 +190,23 @@ class QuantEmbedding(QuantizedLayer, nn.Embedding):  # type: ignore[misc]
     """
 
 
+@lru_cache(maxsize=256)
+def _scaled_embedding(kind: type[nn.Embedding]) -> type[QuantEmbedding]:
+    """Return the quantized class of embeddings that multiply the rows by a constant."""
+    return type(f"Quant{kind.__name__}", (QuantEmbedding, kind), {"__doc__": QuantEmbedding.__doc__, "__reduce__": _scaled_reduced})
+
+
+def _scaled_reduced(layer: nn.Module) -> tuple[Any, ...]:
+    # The class is created on demand, so there is no place from which it could be imported.
+    return _bare_scaled, (type(layer).__bases__[1],), layer.__dict__
+
+
+def _bare_scaled(kind: type[nn.Embedding]) -> QuantEmbedding:
+    """Return a quantized embedding of that float class, without attributes."""
+    quantized = _scaled_embedding(kind)  # type: ignore[arg-type]  # classes are hashed by identity
+    return quantized.__new__(quantized)
+
+
 class QuantEmbeddingBag(QuantizedLayer, nn.EmbeddingBag):  # type: ignore[misc]
     """A quantized ``nn.EmbeddingBag``: channel 0 of its weight is the token.
 
@@ -217,10 +235,11 @@ def quantized_class(layer: nn.Module) -> type[QuantizedLayer]:
         ConfigError: (a ValueError) No layer type is registered for the layer.
         PluginError: The class that is registered for the layer is not a `QuantizedLayer`.
     """
-    layer_type = layer_type_of(layer)
+    layer_type, kind = layer_type_of(layer), type(layer)
     if layer_type is None:
         raise ConfigError(f"no layer type is registered for a {type(layer).__name__}: see the hook quark_register_layer_types")
-    return layer_type.quantized
+    is_scaled = layer_type.quantized is QuantEmbedding and kind.forward is not nn.Embedding.forward
+    return _scaled_embedding(kind) if is_scaled else layer_type.quantized  # type: ignore[arg-type]  # classes are hashed by identity
 
 
 def linear_weight(layer: nn.Module) -> Tensor:
@@ -231,6 +250,27 @@ def linear_weight(layer: nn.Module) -> Tensor:
     """
     weight: Tensor = layer.weight  # type: ignore[assignment]
     return weight.detach().t() if weight.ndim == 2 and is_transposed(layer) else weight
+
+
+def share_codes(layer: QuantizedLayer, source: QuantizedLayer) -> None:
+    """Give a quantized layer the weight of another one: the same parameter, codes and scales."""
+    layer.register_parameter("weight", source.weight)  # type: ignore[arg-type]
+    layer.weight_quantizer = source.weight_quantizer
+
+
+def held_weight(layer: Any) -> tuple[Tensor | None, nn.Module | None]:
+    """Return what a layer holds as its weight: its values, or else its codes; and its scales.
+
+    Layers whose weight is one tensor hold the same objects, also while a checkpoint is loaded.
+    """
+    held: Tensor | None = layer.held_codes() if hasattr(layer, "held_codes") else layer._parameters.get("weight")
+    return held, getattr(layer, "weight_quantizer", None)
+
+
+def have_same_weight(one: nn.Module, other: nn.Module) -> bool:
+    """Return whether the weight of two layers is one tensor, with one set of scales if it is quantized."""
+    (weight, scales), (other_weight, other_scales) = held_weight(one), held_weight(other)
+    return weight is not None and weight is other_weight and scales is other_scales
 
 
 def is_quantized(module: nn.Module) -> bool:

@@ -6,6 +6,7 @@ import attrs
 from torch import nn
 
 from quark.config.layer import QLayerConfig, Slot, TensorSpec
+from quark.models.layers.coded_layer import packed_meta
 from quark.models.layers.layer_types import LayerShape, layer_type_of_class
 from quark.numbers import TensorQuantizer, quantizer_for
 from quark.plugins import layer_types
@@ -27,6 +28,8 @@ class PlanRow:
         tied_to: Full name of the module whose parameter this layer shares; None if there is none.
         groups: Groups of a convolution.
         same_as: First full name of the module, if this is a second name of it.
+        shares_codes_of: Full name of the layer whose codes and scales are this layer's too, because both
+            have one weight and one spec for it; None if the layer has its own.
         is_kept: Whether codes and scales are taken from the checkpoint, so that nothing is rounded.
     """
 
@@ -40,6 +43,7 @@ class PlanRow:
     groups: int = 1
     is_kept: bool = False
     same_as: str | None = None
+    shares_codes_of: str | None = None
 
     @property
     def is_linear(self) -> bool:
@@ -61,9 +65,10 @@ class PlanRow:
     def has_codes_to_choose(self) -> bool:
         """Whether an algorithm may choose the codes of the weight.
 
-        The weight must be a quantized matrix, not merely cast, and its codes not stored yet.
+        The weight must be a quantized matrix, not merely cast, and its codes not stored yet. Codes that an
+        embedding has too are rounded to nearest, since nothing is known of its inputs but their number.
         """
-        if self.config is None or self.config.weight is None or self.is_kept or not self.is_linear:
+        if self.config is None or self.config.weight is None or self.is_kept or not self.is_linear or self.shares_codes_of is not None:
             return False
         return not quantizer_for(self.config.weight, activation=False).is_float
 
@@ -95,6 +100,13 @@ class PlanRow:
     def shape_error(self, slot: Slot, spec: TensorSpec) -> str | None:
         """Return why one of its tensors cannot be quantized with some spec, or None."""
         return self.quantizer(slot, spec).shape_error(self.shapes.of_slot(slot))
+
+    @property
+    def weight_bytes(self) -> int:
+        """The bytes of the codes and scales of a quantized weight in a checkpoint."""
+        spec = self.quantized_to.weight
+        assert spec is not None
+        return sum(tensor.nbytes for tensor in packed_meta(self.quantizer(Slot.weight, spec), self.shape, "reorder").values())
 
     @property
     def quantized_to(self) -> QLayerConfig:

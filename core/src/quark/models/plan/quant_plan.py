@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -15,9 +15,10 @@ from quark.config.layer import ACTIVATIONS, QLayerConfig, Slot, TensorSpec, leve
 from quark.config.model import QConfig
 from quark.errors import ConfigError
 from quark.models.hf.dequantizer import LayerCodes
+from quark.models.hf.internals import tied_on_loading
+from quark.models.layers import QuantizedLayer, is_quantized, share_codes
 from quark.models.layers.layer_types import LayerShape, layer_type_of
 from quark.models.layers.layers_from_codes import Packed
-from quark.models.layers.quantized_layers import is_quantized
 from quark.models.plan.attention import AttentionPlanning, AttentionRow
 from quark.models.plan.family import stated_family
 from quark.models.plan.mixtures import fused_parameters
@@ -94,6 +95,24 @@ class QuantPlan:
         layers = (r for r in self.quantized if any(not (r.is_kept and s is Slot.input_tensors) for s in static_activations(r.config)))
         return (*layers, *(a for a in self.attentions if has_static_scale(a.probabilities)))
 
+    def sharing(self, layers: Collection[str]) -> dict[str, str]:
+        """Return which of some layers get the codes of another one, and the other one's name."""
+        return {r.name: source for r in self.rows if (source := r.shares_codes_of) is not None and {r.name, source} <= set(layers)}
+
+    def share_codes(self, layers: Mapping[str, QuantizedLayer]) -> None:
+        """Give quantized layers the weight of the layer whose codes they share, in place."""
+        for name, source in self.sharing(layers).items():
+            share_codes(layers[name], layers[source])
+
+    def with_own_codes(self, names: Collection[str]) -> Self:
+        """Return the plan in which these layers share no codes, because their weights will differ."""
+        by_name = {row.name: row for row in self.rows}
+        apart = [(r, by_name[source]) for r in self.rows if r.name in names and (source := r.shares_codes_of) is not None]
+        own = {row.name: attrs.evolve(row, shares_codes_of=None) for row, _ in apart}
+        note_of = {_of_tie(row, source): _of_tie(own[row.name], source) for row, source in apart}
+        rows = tuple(own.get(row.name, row) for row in self.rows)
+        return attrs.evolve(self, rows=rows, notes=tuple(note_of.get(note, note) for note in self.notes))
+
     def to_dict(self) -> dict[str, Any]:
         """Return the plan in JSON form; it is saved beside the result."""
         rows = [attrs.asdict(r, filter=lambda a, _: a.name != "config") | {"config": r.config and r.config.to_dict()} for r in self.rows]
@@ -139,7 +158,7 @@ def make_plan(
             f"this model is quantized already: {len(quantized)} layers, {folded(quantized)}. "
             "Load the float model again to quantize it differently"
         )
-    rows = tuple(_kept(row, codes_of.get(row.name)) for row in plan_rows(model, config, architecture))
+    rows = _with_shared_codes(model, tuple(_kept(row, codes_of.get(row.name)) for row in plan_rows(model, config, architecture)))
     requested_post_rope = config.kv_cache_post_rope
     attention = AttentionPlanning(model, rows, config, architecture).resolved()
     config = attention.config
@@ -282,8 +301,10 @@ def _notes(rows: tuple[PlanRow, ...], model: nn.Module, architecture: Architectu
             + folded(f"{row.name} = {row.same_as}" for row in same)
         )
     for row in rows:
-        if row.same_as is None and row.tied_to is not None and (row.has_quantized_weight or owners[row.tied_to].has_quantized_weight):
-            yield _untied(row, owners[row.tied_to])
+        owner = owners[row.shares_codes_of or row.tied_to or row.name]
+        is_told = owner is row or row.same_as is not None or owner.shares_codes_of == row.name
+        if not is_told and (row.has_quantized_weight or owner.has_quantized_weight):
+            yield _of_tie(row, owner)
 
 
 def _notes_of_types(rows: Sequence[PlanRow]) -> Iterator[str]:
@@ -301,11 +322,36 @@ def _notes_of_types(rows: Sequence[PlanRow]) -> Iterator[str]:
         )
 
 
-def _untied(row: PlanRow, owner: PlanRow) -> str:
-    """Return the note that a layer is no longer tied to the owner of its weight.
+def _with_shared_codes(model: nn.Module, rows: tuple[PlanRow, ...]) -> tuple[PlanRow, ...]:
+    """Return rows with `PlanRow.shares_codes_of`: two layers that loading ties, with one spec for the weight.
+
+    A reader ties them again. Other layers with one parameter get codes of their own.
+    """
+    by_name, made = {row.name: row for row in rows}, {}
+    for name, source in tied_on_loading(model).items():
+        row, owner = (by_name.get(path.removesuffix(".weight")) for path in (name, source))
+        if row is not None and owner is not None and (row.tied_to or row.name) == (owner.tied_to or owner.name) and _are_alike(row, owner):
+            made[row.name] = attrs.evolve(row, shares_codes_of=owner.name)
+    return tuple(made.get(row.name, row) for row in rows)
+
+
+def _are_alike(one: PlanRow, other: PlanRow) -> bool:
+    specs = [None if row.config is None or row.is_kept or row.same_as is not None else row.config.weight for row in (one, other)]
+    if specs[0] is None or specs[0] != specs[1] or one.shape != other.shape:
+        return False
+    return one.quantizer(Slot.weight, specs[0]) == other.quantizer(Slot.weight, specs[0])
+
+
+def _of_tie(row: PlanRow, owner: PlanRow) -> str:
+    """Return the note on what becomes of the weight that a layer shares with ``owner``.
 
     The layer or the owner is quantized.
     """
+    if row.shares_codes_of is not None:
+        return (
+            f"'{row.name}' shares its weight with '{owner.name}', and both are quantized alike: they stay one tensor, rounded to nearest "
+            f"and stored once, in {row.weight_bytes:,} bytes"
+        )
     if not row.has_quantized_weight:
         return f"'{owner.name}' will be quantized and '{row.name}', which shares its weight, stays float: each gets its own weight"
     if owner.has_quantized_weight:

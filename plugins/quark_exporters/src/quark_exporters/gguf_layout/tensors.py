@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from quark.base.names import folded
-from quark.checkpoint.model_tensors import Region
+from quark.checkpoint.model_tensors import Region, same_weights
 from quark.errors import UnsupportedError
 from quark.models.layers import QuantizedLayer, QuantizerModule
 from quark_exporters.gguf_layout.ggml_blocks import BLOCK, BlockType, block_type_for
@@ -85,6 +85,7 @@ class TensorWriter:
         own = {f"{name}.{tensor}" for name, layer in layers.items() for tensor in ("weight", "bias", *layer.other_state())}
         quantizers = [name for name, module in modules.items() if isinstance(module, QuantizerModule)]
         inside = tuple(f"{name}." for name in (*layers, *quantizers))
+        own -= {f"{name}.weight" for name in same_weights(model, layers)}  # llama.cpp uses the embeddings as the head
         by_name: dict[str, list[tuple[str, Tensor]]] = {}
         seen: set[int] = set()
         for name, tensor in region.state(model).items():
