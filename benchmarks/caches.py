@@ -47,13 +47,13 @@ def row(name: str, path: Path, args: argparse.Namespace) -> str:
     kind = LanguageModel(reference, path, load_tokenizer(path), args.text)
     calibration = kind.calibration(CALIBRATION, args.windows, args.length)
     batches = [batch for text in EVALUATION for batch in kind.batches(text, 1, args.windows, args.length)]
-    cells = []
+    models = {}
     for cache in args.caches:
         with silenced():
-            model = ModelQuantizer(cache_alone(reference.config.model_type, cache)).quantize_model(deepcopy(reference), calibration)
-        mean = Difference.of(kind.values({cache: model}, batches)[cache]["kl"])
-        cells.append(f"{mean.mean:.5f} ± {mean.error or 0:.5f}")
-    return " | ".join(["", name, *cells, ""]).strip()
+            models[cache] = ModelQuantizer(cache_alone(reference.config.model_type, cache)).quantize_model(deepcopy(reference), calibration)
+    values = kind.values(models, batches)
+    means = [Difference.of(values[cache]["kl"]) for cache in args.caches]
+    return " | ".join(["", name, *(f"{mean.mean:.5f} ± {mean.error or 0:.5f}" for mean in means), ""]).strip()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
