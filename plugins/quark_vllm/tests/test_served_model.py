@@ -177,3 +177,8 @@ def test_a_cache_that_vllm_rounds_otherwise_is_refused(cache: str, dtype: str) -
         return
     with pytest.raises(UnsupportedError, match=f"--kv-cache-dtype {dtype}, which would round it again"):
         of_heads(cache).rounded_by(dtype)
+
+
+def test_scales_of_the_cache_are_known_by_the_layers_that_feed_it(plain: ServedModel) -> None:
+    keys = "model.layers.0.self_attn.k_proj"
+    assert list(plain.output_scales({keys, "model.layers.0.mlp.up_proj"})) == [f"{keys}.output_scale"]

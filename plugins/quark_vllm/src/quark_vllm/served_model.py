@@ -6,7 +6,7 @@ This module imports no runtime.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property
 from pathlib import Path
@@ -120,6 +120,13 @@ class ServedModel:
             owner = name.rpartition(".")[0]
             module = modules.get(owner)
             if isinstance(module, Branch) or (not isinstance(module, Packed) and (name not in state or not owner)):
+                yield name
+
+    def output_scales(self, layers: Container[str]) -> Iterator[str]:
+        """Yield names of stored scales of the outputs of layers, all by their names in the checkpoint."""
+        for name in self._tensors:
+            layer, _, leaf = name.rpartition(".")
+            if layer in layers and leaf.startswith("output_"):
                 yield name
 
     def states(self, attention: str) -> CachedStates | None:
