@@ -57,6 +57,7 @@ CASES: dict[str, dict[str, Any]] = {
         "attention_scheme": "fp8",
         "kv_cache_post_rope": True,
     },
+    "a cache with scales of heads, with gptq": {"scheme": "fp8", "kv_cache_scheme": "fp8_per_head", "algorithm": "gptq"},
     "a rotation": {"scheme": "int4_wo_32", "algorithm": "rotation"},
     "a rotation before gptq": {"scheme": "int4_wo_32", "algorithm": ["rotation", "gptq"]},
     "two levels of scales": {"scheme": "nvfp4", "algorithm": "gptq"},

@@ -22,8 +22,9 @@ from transformers import (
     Qwen3Config,
 )
 
+from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
-from quark.errors import CalibrationError, CheckpointError, UnsupportedError
+from quark.errors import CalibrationError, CheckpointError, ConfigError, UnsupportedError
 from quark.models.hf.attention_switch import switch_attention
 from quark.models.layers import QuantizerModule
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
@@ -112,6 +113,74 @@ def test_the_bundled_model_reloads_to_the_same_logits(options: dict[str, Any], d
 @pytest.mark.parametrize("family", ["qwen3", "gemma2", "phi3", "gpt_neox"])
 def test_other_families_reload_to_the_same_logits(family: str, options: dict[str, Any], tmp_path: Path) -> None:
     reloads(quantized(small(family), family, **options), tmp_path / "out")
+
+
+@pytest.mark.parametrize("cache", ["fp8_per_head", "int8", "nvfp4"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "phi3", "gpt_neox"])
+def test_other_caches_reload_to_the_same_logits(family: str, cache: str, tmp_path: Path) -> None:
+    model = quantized(small(family), family, kv_cache_scheme=cache)
+    assert not torch.equal(logits(model), logits(quantized(small(family), family))), "the cache is quantized"
+    reloads(model, tmp_path / "out")
+
+
+LENGTHS = [[1, 5, 9, 2, 60, 3], [7, 7, 30]]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "phi3"])
+def test_the_scale_of_a_head_is_its_largest_magnitude_over_all_tokens_by_the_largest_of_e4m3(family: str) -> None:
+    """In the first block of a model with float weights, whose keys and values no rounding has changed."""
+    batches = [torch.tensor([tokens]) for tokens in LENGTHS]
+    config = asked(family, kv_cache_scheme="fp8_per_head")
+    cached = {name: attrs.evolve(layer, weight=None) for name, layer in config.kv_cache_quant_config.items()}
+    config = attrs.evolve(config, global_quant_config=QLayerConfig(), layer_quant_config={}, kv_cache_quant_config=cached)
+    caches = [small(family)(tokens, use_cache=True).past_key_values.layers[0] for tokens in batches]
+    attention: Any = ModelQuantizer(config).quantize_model(small(family), batches).get_submodule(BLOCK[:-1])
+    for state, quantizer in (("keys", attention.key_quantizer), ("values", attention.value_quantizer)):
+        tokens = torch.cat([getattr(layer, state)[0] for layer in caches], dim=1)
+        assert torch.equal(quantizer.scale, tokens.abs().amax(dim=(1, 2)) / 448)
+        values, scales = quantizer(tokens[None])[0], quantizer.scale[:, None, None]
+        codes = (values / scales).to(torch.float8_e4m3fn).float()
+        assert torch.equal(codes * scales, values), "values are on the grid of their head"
+        assert codes.abs().amax(dim=(1, 2)).tolist() == [448.0] * len(codes)
+
+
+def test_scales_of_heads_are_those_of_keys_and_of_values_alone_but_at_least_the_floor() -> None:
+    config = attrs.evolve(asked(kv_cache_scheme="fp8_per_head"), min_kv_scale=0.0125)
+    scales = {}
+    for floor, settings in ((0.0, asked(kv_cache_scheme="fp8_per_head")), (0.0125, config)):
+        attention: Any = ModelQuantizer(settings).quantize_model(tiny_model(), calibration_batches(2, 64)).get_submodule(BLOCK[:-1])
+        scales[floor] = torch.stack([attention.key_quantizer.scale, attention.value_quantizer.scale])
+    assert len(scales[0.0].unique()) == scales[0.0].numel()
+    assert torch.equal(scales[0.0125], scales[0.0].clamp(min=0.0125))
+    assert not torch.equal(scales[0.0125], scales[0.0])
+
+
+def test_an_int8_cache_rounds_each_token_of_each_head_by_itself() -> None:
+    attention: Any = quantized(small("llama"), kv_cache_scheme="int8").get_submodule(BLOCK[:-1])
+    x = torch.randn(2, 2, 5, 16, generator=torch.Generator().manual_seed(0)) * torch.logspace(-3, 3, 20).reshape(2, 2, 5, 1)
+    rounded = attention.key_quantizer(x)
+    for place in ((0, 0, 0), (1, 1, 4), (0, 1, 2)):
+        alone = attention.key_quantizer(x[place].reshape(1, 1, 1, 16))
+        assert torch.equal(rounded[place], alone.reshape(16)), "no other token or head has a part in it"
+    assert float(((rounded - x).abs() / x.abs().amax(-1, keepdim=True)).amax()) <= 0.5 / 127 * (1 + 2**-20)
+
+
+def test_an_nvfp4_cache_has_one_stored_scale_and_its_blocks_lie_in_one_head() -> None:
+    attention: Any = quantized(small("llama"), kv_cache_scheme="nvfp4").get_submodule(BLOCK[:-1])
+    assert attention.key_quantizer.scale.shape == ()
+    x = torch.randn(1, 2, 3, 16, generator=torch.Generator().manual_seed(0))
+    other = x.clone()
+    other[:, 1] *= 0.125
+    assert torch.equal(attention.key_quantizer(x)[:, 0], attention.key_quantizer(other)[:, 0])
+
+
+@pytest.mark.parametrize("cache", ["fp8_per_head", "int8", "nvfp4"])
+def test_attention_that_cannot_be_reached_is_refused_by_name_before_any_work(cache: str) -> None:
+    model: Any = small("llama")
+    model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(ConfigError, match=r"(?s)the cache has several scales, but .*k_proj.*no axis of heads.*such as fp8"):
+        ModelQuantizer(asked(kv_cache_scheme=cache)).quantize_model(model, [IDS])
+    assert isinstance(model.get_submodule(f"{BLOCK}k_proj"), nn.Linear)
 
 
 @pytest.mark.parametrize("family", ["opt", "phi3"])

@@ -84,6 +84,8 @@ CHOICES: dict[str, dict[str, Any]] = {
         "attention_scheme": "fp8",
         "kv_cache_post_rope": True,
     },
+    "a cache with scales of heads": {"scheme": "fp8", "kv_cache_scheme": "fp8_per_head"},
+    "an nvfp4 cache": {"scheme": "int4_wo_64", "kv_cache_scheme": "nvfp4"},
     "mxfp4": {"scheme": "mxfp4"},
     "nvfp4 with one outer scale for fused layers": {
         "scheme": "nvfp4",

@@ -38,6 +38,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "AutoSmoothQuant": {"scheme": "int8", "algorithm": ["autosmoothquant"]},
     "SmoothQuant, static inputs and cache": {"scheme": "fp8", "algorithm": ["smoothquant"], "kv_cache_scheme": "fp8"},
     "GPTQ, static inputs and cache": {"scheme": "fp8", "algorithm": ["gptq"], "kv_cache_scheme": "fp8"},
+    "GPTQ, scales of heads in the cache": {"scheme": "fp8", "algorithm": ["gptq"], "kv_cache_scheme": "fp8_per_head"},
     "rotation": {"scheme": "int4_wo_64", "algorithm": ["rotation"]},
     "branches": {"scheme": "int4_wo_64", "algorithm": ["lqer"]},
     "GPTQ and branches in two passes": {"scheme": "int4_wo_64", "algorithm": ["gptq", "lqer"], "activation_memory": 0},

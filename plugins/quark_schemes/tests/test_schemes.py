@@ -27,6 +27,7 @@ REGISTERED: dict[str, Callable[[], QuantizationScheme]] = {
     "uint4_wo_per_channel": schemes.Uint4WeightOnlyPerChannelScheme,
     "int8": schemes.Int8Scheme,
     "fp8": schemes.FP8Scheme,
+    "fp8_per_head": schemes.FP8Scheme,
     "ptpc_fp8": schemes.PTPCFP8Scheme,
     "mxfp4": schemes.MXFP4Scheme,
     "mxfp4_weight_only": schemes.MXFP4WeightOnlyScheme,

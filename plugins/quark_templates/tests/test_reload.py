@@ -12,6 +12,8 @@ from safetensors import safe_open
 from torch import nn
 
 from quark.config.architecture import Architecture
+from quark.errors import ConfigError
+from quark.models.hf.internals import can_set_attention
 from quark.models.layers import counts_as
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 
@@ -48,3 +50,25 @@ def test_weights_and_an_eight_bit_cache_reload_to_the_same_logits(
     fused = {f"{row.name}.{state}_scale" for row in model.quark_plan.attentions if row.fused for state in "kv"}
     stored = {name for name in names if name.endswith((".output_scale", ".k_scale", ".v_scale"))}
     assert stored == (fused or {f"{name}.output_scale" for name in cached})
+
+
+@pytest.mark.one_in(8)
+@pytest.mark.parametrize("cache", ["fp8_per_head", "int8", "nvfp4"])
+def test_scales_of_heads_reload_to_the_same_logits(family: tuple[nn.Module, Architecture], cache: str, tmp_path: Path) -> None:
+    tiny, facts = family
+    if not facts.kv_layers_name:
+        pytest.skip("nothing is known of its cache")
+    run = ModelQuantizer(LLMTemplate.get(facts.model_type).get_config("int4_wo_32", kv_cache_scheme=cache))
+    sizes = {size for m in tiny.modules() for name in ("head_dim", "head_size") if isinstance(size := getattr(m, name, None), int)}
+    if not can_set_attention(tiny) or not sizes or (cache == "nvfp4" and any(size % 16 for size in sizes)):
+        with pytest.raises(ConfigError, match=r"attention interface|do not fit heads of|does not show its heads"):
+            run.quantize_model(deepcopy(tiny), [IDS[:1]])
+        return
+    model = run.quantize_model(deepcopy(tiny), [IDS[:1]])
+    heads = {row.name: row.heads for row in model.quark_plan.attentions}
+    assert all(heads.values()), "every module shows its heads"
+    if cache == "fp8_per_head":
+        found = {name: tuple(model.get_submodule(name).key_quantizer.scale.shape) for name in heads}
+        assert found == {name: (count,) for name, (count, _) in heads.items()}
+    export_safetensors(model, tmp_path / "out")
+    assert torch.equal(logits(import_model_from_safetensors(None, tmp_path / "out")), logits(model))

@@ -11,7 +11,9 @@ import torch
 import quark_vllm
 from quark.config.model import QConfig
 from quark.errors import UnsupportedError
+from quark.models.layers import QuantizerModule
 from quark.models.layers.layers_from_codes import Packed
+from quark.plugins import schemes
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
 from quark_tiny_model import calibration_batches, tiny_model
 from quark_vllm.operator import Operation, announce, call
@@ -134,3 +136,49 @@ def test_a_compiled_model_calls_a_layer_and_traces_nothing_of_it() -> None:
     lookup = Operation(lambda ids: torch.ones(*ids.shape, 5), 5, torch.float32, adds_axis=True)
     announce("a look-up", lookup)
     assert torch.compile(lambda x: call("a look-up", x), backend="eager", fullgraph=True)(torch.zeros(2, 3).long()).shape == (2, 3, 5)
+
+
+def of_heads(cache: str) -> CachedStates:
+    """A cache with the scales of four heads, or dynamic ones."""
+    spec: Any = schemes().load_kv_cache(cache)()
+    quantizers = [QuantizerModule(spec, activation=True) for _ in range(2)]
+    for quantizer in quantizers:
+        if quantizer.is_static:
+            observer = quantizer.quantizer.observer()
+            observer.observe(torch.arange(1.0, 65).reshape(1, 4, 1, 16))
+            quantizer.set_qparams(quantizer.quantizer.qparams_from(observer))
+    return CachedStates(None, None, *quantizers)
+
+
+@pytest.mark.parametrize(("ranks", "heads"), [(1, 4), (2, 2), (4, 1), (8, 1)])
+def test_each_rank_has_the_scales_of_its_own_heads(ranks: int, heads: int) -> None:
+    whole = of_heads("fp8_per_head")
+    x = torch.linspace(-64, 64, 3 * 64).reshape(3, 64)
+    expected = whole.changed(x, 4, "key")
+    for rank in range(ranks):
+        first = rank * 4 // ranks * 16
+        own = whole.of_rank(rank, ranks)
+        assert own.key.scale.shape == own.value.scale.shape == (heads,)
+        part = slice(first, first + heads * 16)
+        assert torch.equal(own.changed(x[:, part], heads, "key"), expected[:, part])
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16", "float16"])
+@pytest.mark.parametrize("cache", ["fp8", "fp8_per_head", "int8", "nvfp4"])
+def test_a_float_cache_of_vllm_leaves_the_rounding_to_quark(cache: str, dtype: str) -> None:
+    assert not of_heads(cache).rounded_by(dtype)
+
+
+@pytest.mark.parametrize("cache", ["fp8", "fp8_per_head", "int8", "nvfp4"])
+@pytest.mark.parametrize("dtype", ["fp8", "fp8_e4m3", "fp8_per_token_head", "int8_per_token_head", "nvfp4", "int4_per_token_head"])
+def test_a_cache_that_vllm_rounds_otherwise_is_refused(cache: str, dtype: str) -> None:
+    if (cache, dtype) in {("fp8", "fp8"), ("fp8", "fp8_e4m3"), ("int8", "int8_per_token_head")}:
+        assert of_heads(cache).rounded_by(dtype)
+        return
+    with pytest.raises(UnsupportedError, match=f"--kv-cache-dtype {dtype}, which would round it again"):
+        of_heads(cache).rounded_by(dtype)
+
+
+def test_scales_of_the_cache_are_known_by_the_layers_that_feed_it(plain: ServedModel) -> None:
+    keys = "model.layers.0.self_attn.k_proj"
+    assert list(plain.output_scales({keys, "model.layers.0.mlp.up_proj"})) == [f"{keys}.output_scale"]

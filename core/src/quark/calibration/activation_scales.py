@@ -114,8 +114,9 @@ class ActivationScales:
     """The static activations of some layers and attention modules, and their scales.
 
     Three kinds of activations share a scale: inputs of one projection of all experts, if the configuration
-    pools them; keys and values of one attention, unless ``separate_kv_scales`` is set; and experts that no
-    token has reached, which get the scale of the other experts.
+    pools them; keys and values of one attention, if they have one scale per tensor, unless
+    ``separate_kv_scales`` is set; and experts that no token has reached, which get the scale of the other
+    experts.
 
     Args:
         layers: Quantized layers by full name; existing activation scales are kept. Layers whose output is
@@ -272,11 +273,13 @@ class ActivationScales:
         inner = architecture.attention_inner if architecture is not None else ()
         second_factors = [name for name in keys_of if name.endswith(tuple(f".{n}" for n in inner))]
         patterns = [*config.kv_cache_group, *config.kv_cache_quant_config]
-        scalar = [name for name, keys in keys_of.items() if all(k in self._items and self._items[k].has_one_scale for k in keys)]
-        groups = kv_scale_groups([n for n in scalar if n not in second_factors], patterns, separate=config.separate_kv_scales)
-        groups += kv_scale_groups([n for n in scalar if n in second_factors], patterns, separate=True)
+        static = [name for name, keys in keys_of.items() if all(k in self._items for k in keys)]
+        common = [] if config.separate_kv_scales else [n for n in static if all(self._items[k].has_one_scale for k in keys_of[n])]
+        groups = kv_scale_groups([n for n in common if n not in second_factors], patterns)
+        groups += kv_scale_groups([n for n in common if n in second_factors], patterns, separate=True)
+        alone = kv_scale_groups([n for n in static if n not in common], patterns, separate=True)
         sharing = [tuple(key for name in group for key in keys_of[name]) for group in groups]
-        return [(key,) for keys in sharing for key in keys] if config.separate_kv_scales else sharing
+        return [*sharing, *((key,) for (name,) in alone for key in keys_of[name])]
 
     def _of_all_ranks(self, keys: Collection[Key]) -> dict[Key, Observation]:
         """Return the `Observation` of some activations, merged over all ranks and the same on each."""

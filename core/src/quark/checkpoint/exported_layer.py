@@ -181,7 +181,7 @@ def _merged_outputs(outputs: Mapping[str, QuantizerModule | None], options: Expo
 
     For each attention, this is the largest scale, but at least the floor.
     """
-    scales = {name: q.scale for name, q in outputs.items() if q is not None and q.scale is not None and q.scale.numel() == 1}
+    scales = {name: q.scale for name, q in outputs.items() if q is not None and q.scale is not None and q.scale.ndim == 0}
     merged: dict[str, QParams] = {}
     for names in kv_scale_groups(scales, options.kv_cache_group):
         merged |= dict.fromkeys(names, QParams(merge_kv_scales([scales[n] for n in names], options.min_kv_scale)))

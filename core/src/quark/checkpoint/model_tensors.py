@@ -31,6 +31,7 @@ from quark.models.hf.shards import check_shards
 from quark.models.layers import QuantizerModule, have_same_weight
 from quark.models.layers.attention import PROBABILITIES, QUERY, STATES, STORED_STATES
 from quark.models.layers.coded_layer import packed_scales
+from quark.models.layers.packed_layers import as_vector
 from quark.models.plan.attention import AttentionRow
 from quark.models.plan.decoder_blocks import owners
 from quark.models.plan.kv_scales import merge_kv_scales
@@ -257,16 +258,17 @@ def state_parts(
         attentions: The attention modules whose states are stored so.
         layers: Names of the quantized layers of the written region.
         options: Options of the export.
-        as_vectors: Whether a scale has the shape ``[1]`` instead of ``[]``.
+        as_vectors: Whether a scale has the shape ``[1]`` instead of ``[]``, and ``[heads, 1, 1]`` instead of
+            ``[heads]``.
     """
     for row in attentions:
         here = [state for state, (layer, _) in row.states.items() if layer in layers]
         states = {state: getattr(model.get_submodule(row.name), state) for state in here}
-        cached = [q.scale for state, q in states.items() if state != QUERY and q.scale is not None and q.scale.numel() == 1]
+        cached = [q.scale for state, q in states.items() if state != QUERY and q.scale is not None and q.scale.ndim == 0]
         is_merged = any(first_match(layer, options.kv_cache_group) for layer, _ in row.states.values())
         merged = QParams(merge_kv_scales(cached, options.min_kv_scale)) if cached and is_merged else None
         tensors = {
-            f"{row.name}.{STORED_STATES[state]}_{suffix}": tensor.reshape(1) if as_vectors else tensor
+            f"{row.name}.{STORED_STATES[state]}_{suffix}": as_vector(tensor) if as_vectors else tensor
             for state, quantizer in states.items()
             for suffix, tensor in activation_tensors(quantizer, None if state == QUERY else merged, options).items()
         }
@@ -296,13 +298,15 @@ def set_attention_scales(
         as_vectors: As in `state_parts`.
     """
     owners = [name.rpartition(".")[0] for name in quantizers if name.rpartition(".")[2] == PROBABILITIES]
-    stored_as = {f"{owner}.{PROBABILITIES}": f"{owner}.{STORED_PROBABILITIES}" for owner in owners}
-    stored_as |= {f"{row.name}.{state}": f"{row.name}.{STORED_STATES[state]}" for row in attentions for state in row.states}
-    for name, prefix in stored_as.items():
+    stored_as: dict[str, tuple[str, tuple[int, ...]]]
+    stored_as = {f"{owner}.{PROBABILITIES}": (f"{owner}.{STORED_PROBABILITIES}", (1,)) for owner in owners}
+    stored_as |= {f"{a.name}.{state}": (f"{a.name}.{STORED_STATES[state]}", a.state_shape) for a in attentions for state in a.states}
+    for name, (prefix, shape) in stored_as.items():
         module = quantizers.get(name)
-        if module is None or not (suffixes := scale_suffixes(module, options)):
+        announced = {} if module is None else packed_scales(module.quantizer, shape, options.pack_method)
+        tensors = {suffix: written.read(f"{prefix}_{suffix}") for suffix in announced if f"{prefix}_{suffix}" in written}
+        if module is None or not tensors:
             continue
-        tensors = {suffix: written.read(f"{prefix}_{suffix}") for suffix in suffixes if f"{prefix}_{suffix}" in written}
         if as_vectors:
-            tensors = {suffix: tensor.reshape(()) for suffix, tensor in tensors.items()}
-        module.set_qparams(module.quantizer.unpack_qparams(tensors, (1,), order=options.pack_method))
+            tensors = {suffix: tensor.reshape(announced[suffix].shape) for suffix, tensor in tensors.items()}
+        module.set_qparams(module.quantizer.unpack_qparams(tensors, shape, order=options.pack_method))

@@ -17,7 +17,7 @@ from quark.models.layers import counts_as
 from quark.models.layers.attention import PROBABILITIES, STORED_STATES
 from quark.models.layers.coded_layer import packed_scales
 from quark.models.layers.layers_from_codes import Packed
-from quark.models.layers.packed_layers import PackedLayer, PackedQuantizer, PackedScales, ScalesOf
+from quark.models.layers.packed_layers import PackedLayer, PackedQuantizer, PackedScales, ScalesOf, as_vector
 from quark.models.plan.attention import AttentionRow, attention_rows
 from quark.models.plan.family import architecture_of
 from quark.models.plan.mixtures import separate_experts
@@ -91,23 +91,23 @@ def pack_model(
                     branching.add_to(made, BranchSite.of(name, layer, own))
             model.set_submodule(name, packed_of[layer])
     stored = [attrs.evolve(row, fused=True) for row in attentions] if states_with_attention else attentions
-    _map_attention(model, stored, pack_method, eager=quant_config.softmax_quant_spec is not None)
+    _map_attention(model, stored, pack_method, eager=quant_config.softmax_quant_spec is not None, as_vectors=states_with_attention)
     return QuantPlan(rows, quant_config, architecture, attentions=attentions)
 
 
-def _map_attention(model: nn.Module, attentions: Sequence[AttentionRow], order: str, *, eager: bool) -> None:
+def _map_attention(model: nn.Module, attentions: Sequence[AttentionRow], order: str, *, eager: bool, as_vectors: bool) -> None:
     for row in attentions:
         module = model.get_submodule(row.name)
         if row.probabilities is not None:
             setattr(module, PROBABILITIES, PackedQuantizer(row.probabilities, order, largest=1.0))
         for state, (layer, spec) in row.states.items():
-            tensors = packed_scales(quantizer_for(spec, activation=True), (1,), order)
+            tensors = packed_scales(quantizer_for(spec, activation=True), row.state_shape, order)
             stored: PackedScales | ScalesOf
             if row.fused:
-                stored = ScalesOf(module, STORED_STATES[state], tensors)
+                stored = ScalesOf(module, STORED_STATES[state], {s: as_vector(t) if as_vectors else t for s, t in tensors.items()})
             else:
                 stored = PackedScales(tensors, spec)
                 setattr(model.get_submodule(layer), Slot.output_tensors.quantizer_attribute, stored)
-            setattr(module, state, PackedQuantizer(spec, order, stored))
+            setattr(module, state, PackedQuantizer(spec, order, stored, shape=row.state_shape))
     if attentions:
         switch_attention(model, [a.name for a in attentions], eager=eager)

@@ -114,9 +114,11 @@ class SchemeRecord(Record):
     Attributes:
         config: Reference to a function that builds a fresh `quark.config.layer.QLayerConfig`. Its keyword
             arguments are the scheme's options; all have defaults.
-        kv_cache: Reference to a function that builds the `QTensorConfig` of a cache in this scheme; None if
-            it cannot be used for a cache.
-        attention: The same for attention probabilities and queries.
+        kv_cache: Reference to a function that builds the `QTensorConfig` of a cache in this scheme, or a list
+            of levels, for keys and values ``[batch, heads, tokens, elements]``; None if it cannot be used for
+            a cache.
+        attention: Reference to a function that builds the `QTensorConfig` of attention probabilities and
+            queries; None if it cannot be used for them.
         shares_global_scale: Whether fused projections must share one global scale.
         clients: Programs that load a checkpoint in this scheme, for listings; their requirements are in
             brackets.

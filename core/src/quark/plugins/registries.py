@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from quark.checkpoint.restorers import Restorer
     from quark.config.algorithm import AlgoConfig
     from quark.config.architecture import Architecture
-    from quark.config.layer import QLayerConfig
+    from quark.config.layer import QLayerConfig, TensorSpec
     from quark.config.model import QConfig
     from quark.config.tensor import QTensorConfig
     from quark.models.hf.dequantizer import Dequantizer
@@ -74,7 +74,7 @@ class SchemeRegistry(Registry[SchemeRecord]):
         """Return the function that builds the scheme's `QLayerConfig` from keyword arguments, its options."""
         return self._load(name, "config")
 
-    def load_kv_cache(self, name: str) -> Callable[[], QTensorConfig]:
+    def load_kv_cache(self, name: str) -> Callable[[], TensorSpec]:
         """Return the function that builds the configuration of a KV cache in this scheme."""
         return self._load(name, "kv_cache")
 

@@ -35,9 +35,9 @@ def quantized_skeleton(model: nn.Module, plan: QuantPlan) -> nn.Module:
             branching.add_to(layers[row.name], BranchSite.of(row.name, modules[row.name], row.quantized_to))
     plan.share_codes(layers)
     attention = attention_quantizers(layers, plan.attentions)
-    for quantizers in attention.values():
-        if PROBABILITIES in quantizers:
-            _give_scale(quantizers[PROBABILITIES], (1,))
+    for attention_row in plan.attentions:
+        for attribute, quantizer in attention[attention_row.name].items():
+            _give_scale(quantizer, (1,) if attribute == PROBABILITIES else attention_row.state_shape)
     install(skeleton, attention)
     for row in plan.quantized:
         owner, _, leaf = row.name.rpartition(".")

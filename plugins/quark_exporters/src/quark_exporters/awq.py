@@ -154,6 +154,7 @@ class AwqExporter(LinearExporter):
     """
 
     layout = "awq"
+    caches = ()
 
     def __init__(self, scale_type: str = "float16") -> None:
         self.storage = AwqStorage(scale_type)
@@ -166,8 +167,6 @@ class AwqExporter(LinearExporter):
         if not reasons and len(sizes) != 1:
             said = ", ".join("whole rows" if size == -1 else str(size) for size in sorted(map(int, filter(None, sizes))))
             yield "", f"it needs one group size for all layers, and the layers have {said or 'none, since nothing is quantized'}"
-        if any(row.states for row in content.plan.attentions):
-            yield "", "it stores no scales of the KV cache"
 
     def quantization_config(self, content: CheckpointContent, options: ExportOptions) -> dict[str, Any]:
         """As `CheckpointExporter.quantization_config`.

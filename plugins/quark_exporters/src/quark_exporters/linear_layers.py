@@ -6,8 +6,9 @@ module; a source of only weights omits them.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
-from typing import Any
+from collections.abc import Container, Iterator, Mapping, Sequence
+from enum import Enum
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -22,11 +23,18 @@ from quark.models.plan.quant_plan import QuantPlan
 from quark.numbers import canonicalize
 from quark_exporters.stored_codes import qscheme_of, spec_of_layout
 
-__all__ = ["LinearExporter", "LinearReader", "cache_scales", "coded_rows", "float_names", "refuse_others"]
+__all__ = ["Cache", "LinearExporter", "LinearReader", "cache_of", "cache_scales", "coded_rows", "float_names", "refuse_others"]
 
 
 _CACHED = {"k_scale": ("k_proj", "qkv_proj"), "v_scale": ("v_proj", "qkv_proj")}
 """Scale of an attention module → projections whose output it can scale."""
+
+
+class Cache(Enum):
+    """What shares a static scale in an FP8 KV cache. Scales of heads are stored as ``[heads, 1, 1]``."""
+
+    per_tensor = "tensor"
+    per_head = "head"
 
 
 class LinearExporter(CheckpointExporter):
@@ -36,9 +44,13 @@ class LinearExporter(CheckpointExporter):
 
     Runs do not resume from it, since layouts that store scales in another dtype round them, but calibration
     continues with unrounded scales.
+
+    Attributes:
+        caches: The KV caches whose scales are stored.
     """
 
     resumes = False
+    caches: ClassVar[tuple[Cache, ...]] = (Cache.per_tensor,)
     states_with_attention = True
 
     def reasons(self, content: CheckpointContent, options: ExportOptions) -> Iterator[tuple[str, str]]:
@@ -47,7 +59,7 @@ class LinearExporter(CheckpointExporter):
         yield from ((name, reason) for name, reason in reasons if not name)
         if names := content.config.run_time_algorithms:
             yield "", f"the algorithm {', '.join(names)} runs with the model, but the layout's readers do not know it"
-        yield from _cache_reasons(content)
+        yield from _cache_reasons(content, self.caches)
         yield from ((name, reason) for name, reason in reasons if name)
 
 
@@ -66,20 +78,27 @@ def float_names(content: CheckpointContent) -> list[str]:
     return [*own, *content.plan.carried_names]
 
 
-def _cache_reasons(content: CheckpointContent) -> Iterator[tuple[str, str]]:
-    """Yield names and reasons of attention states that these layouts cannot store.
-
-    They support only FP8 keys and values, each with one scale.
-    """
+def _cache_reasons(content: CheckpointContent, caches: Sequence[Cache]) -> Iterator[tuple[str, str]]:
+    """Yield names and reasons of attention states that a layout with these caches cannot store."""
     inside = {layer for row in content.plan.attentions for layer, _ in row.states.values()}
+    first = next((cache_of(spec) for row in content.plan.attentions for _, spec in row.states.values()), None)
     for row in content.plan.attentions:
         if row.probabilities is not None or QUERY in row.states:
             yield row.name, "it stores no scales of queries and of attention probabilities"
+        elif row.states and not caches:
+            yield row.name, "it stores no scales of the KV cache"
         elif KEY in row.states or VALUE in row.states:
             if not {KEY, VALUE} <= row.states.keys():
                 yield row.name, "it has one scheme for the whole KV cache, but only keys or only values are quantized"
-            elif any(not _is_fp8_per_tensor(spec) for _, spec in row.states.values()):
-                yield row.name, "it supports only an FP8 (E4M3) KV cache with one static scale"
+            elif any(cache_of(spec) not in caches for _, spec in row.states.values()):
+                known = " or ".join(f"one static scale per {cache.value}" for cache in caches)
+                yield (
+                    row.name,
+                    f"it supports only an FP8 (E4M3) KV cache with {known}: use such a kv_cache_scheme, or leave it out, and choose a "
+                    "cache without stored scales when you start the runtime",
+                )
+            elif any(cache_of(spec) is not first for _, spec in row.states.values()):
+                yield row.name, "it has one scheme for the whole KV cache, but others have other scales: use one kv_cache_scheme"
     for plan_row in content.plan.quantized:
         if plan_row.quantized_to.output_tensors is not None and plan_row.name not in inside:
             yield (
@@ -89,10 +108,14 @@ def _cache_reasons(content: CheckpointContent) -> Iterator[tuple[str, str]]:
             )
 
 
-def _is_fp8_per_tensor(spec: TensorSpec) -> bool:
+def cache_of(spec: TensorSpec) -> Cache | None:
+    """Return the kind of a static FP8 cache; None for any other cache."""
     specs = canonicalize(spec)
     first = specs[0]
-    return (len(specs), first.dtype.name, qscheme_of(first), bool(first.is_dynamic)) == (1, "fp8_e4m3", "per_tensor", False)
+    if (len(specs), first.dtype.name, bool(first.is_dynamic)) != (1, "fp8_e4m3", False):
+        return None
+    is_per_head = qscheme_of(first) == "per_channel" and first.ch_axis == 1
+    return Cache.per_head if is_per_head else Cache.per_tensor if qscheme_of(first) == "per_tensor" else None
 
 
 class LinearReader(StorageReader):
@@ -101,10 +124,11 @@ class LinearReader(StorageReader):
     def cache(self, stored: Mapping[str, Any]) -> dict[str, QLayerConfig]:
         """As `StorageReader.cache`."""
         owners = {name.rpartition(".")[0] for name in stored}
-        spec = spec_of_layout("fp8_e4m3", "per_tensor", zero_point_type="int32")
+        per_tensor = QLayerConfig(output_tensors=spec_of_layout("fp8_e4m3", "per_tensor", zero_point_type="int32"))
+        per_head = QLayerConfig(output_tensors=spec_of_layout("fp8_e4m3", "per_channel", ch_axis=1, zero_point_type="int32"))
         return {
-            f"{attention}.{projection}": QLayerConfig(output_tensors=spec)
-            for attention, _, leaf in (name.rpartition(".") for name in stored)
+            f"{attention}.{projection}": per_head if len(shape) == 3 else per_tensor
+            for (attention, _, leaf), (_, shape) in ((name.rpartition("."), tensor) for name, tensor in stored.items())
             for projection in _CACHED.get(leaf, ())
             if f"{attention}.{projection}" in owners
         }

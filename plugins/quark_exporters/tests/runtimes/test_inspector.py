@@ -182,6 +182,28 @@ def test_a_cache_of_one_block_has_the_note_too(tmp_path: Path) -> None:
     assert "kv_cache_dtype=fp8" in support_of(inspect_checkpoint(exported(config, tmp_path))).notes[0]
 
 
+def test_other_caches_are_served_by_quark_vllm_alone(tmp_path: Path) -> None:
+    for cache in ("fp8_per_head", "int8", "nvfp4"):
+        config = LLMTemplate.get("llama").get_config(scheme="int4_wo_32", kv_cache_scheme=cache)
+        inspection = inspect_checkpoint(exported(config, tmp_path / cache))
+        for runtime in ("vllm_cuda", "vllm_cpu", "sglang"):
+            support = support_of(inspection, runtime)
+            assert any("KV cache" in reason and "self_attn" in reason for reason in support.refusals)
+            assert support.notes == ()
+        assert support_of(inspection, "quark_vllm").loads
+        assert support_of(inspection, "vllm_cpu").own_layers, "vLLM's kernels still compute its layers"
+
+
+def test_scales_of_heads_in_the_layout_of_compressed_tensors_have_a_note_of_each_runtime(tmp_path: Path) -> None:
+    config = LLMTemplate.get("llama").get_config("int4_wo_32", kv_cache_scheme="fp8_per_head")
+    inspection = inspect_checkpoint(exported(config, tmp_path, "compressed_tensors"))
+    words = {"vllm_cuda": "FlashAttention 3", "vllm_cpu": "largest scale of all heads", "sglang": "ignores"}
+    for runtime, word in words.items():
+        support = support_of(inspection, runtime)
+        assert support.loads
+        assert word in support.notes[0]
+
+
 def changed_block(directory: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     path = directory / "config.json"
     config = json.loads(path.read_text())

@@ -56,6 +56,7 @@ SCHEMES: tuple[SchemeRecord, ...] = (
         "INT8 weights and static activations, one scale each",
         (*_EVERYWHERE, _GGUF_WEIGHTS),
         "w_int8_a_int8_per_tensor_sym",
+        kv_cache=_MODULE + "int8_per_token_head_cache",
     ),
     _scheme(
         "fp8",
@@ -65,6 +66,13 @@ SCHEMES: tuple[SchemeRecord, ...] = (
         "w_fp8_a_fp8",
         kv_cache=_MODULE + "fp8_outputs",
         attention=_MODULE + "fp8_outputs",
+    ),
+    _scheme(
+        "fp8_per_head",
+        "FP8Scheme",
+        "as fp8; its KV cache has a scale for each head",
+        (*_ON_GPU, "SGLang"),
+        kv_cache=_MODULE + "fp8_per_head_cache",
     ),
     _scheme("ptpc_fp8", "PTPCFP8Scheme", "E4M3 weights per channel, dynamic E4M3 activations per token", (*_EVERYWHERE, "SGLang")),
     _scheme("mxfp4", "MXFP4Scheme", "MXFP4 weights and dynamic activations", (*_ON_GPU, "SGLang (ROCm)", _GGUF_WEIGHTS), "w_mxfp4_a_mxfp4"),
@@ -96,6 +104,7 @@ SCHEMES: tuple[SchemeRecord, ...] = (
         _ON_GPU,
         "fp4_block16_scale_e4m3",
         shares_global_scale=True,
+        kv_cache=_MODULE + "nvfp4_cache",
     ),
     _scheme(
         "amdfp4_global16",

@@ -12,7 +12,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from quark.config.layer import QLayerConfig
+from quark.config.layer import QLayerConfig, TensorSpec
 from quark.config.templates import QuantizationScheme
 from quark.config.tensor import QTensorConfig
 from quark_schemes.specs.floats import FP8E4M3PerChannelSpec, FP8E4M3PerTensorSpec, FP8E5M3PerTensorSpec
@@ -112,9 +112,29 @@ def fp8() -> QLayerConfig:
     return _both(FP8E4M3PerTensorSpec(scale_type="float", is_dynamic=False))
 
 
+fp8_per_head = fp8
+
+
 def fp8_outputs() -> QTensorConfig:
     """Return a configuration of E4M3 with one static scale, for a KV cache or attention."""
     return FP8E4M3PerTensorSpec(is_dynamic=False).to_quantization_spec()
+
+
+def fp8_per_head_cache() -> QTensorConfig:
+    """Return a configuration of an E4M3 cache with a static scale for each head."""
+    return FP8E4M3PerChannelSpec(ch_axis=1, is_dynamic=False).to_quantization_spec()
+
+
+def int8_per_token_head_cache() -> QTensorConfig:
+    """Return a configuration of a symmetric INT8 cache with a dynamic scale for each token and head."""
+    return Int8PerChannelSpec(ch_axis=1, is_dynamic=True, symmetric=True).to_quantization_spec()
+
+
+def nvfp4_cache() -> TensorSpec:
+    """Return a configuration of an NVFP4 cache: dynamic block scales under one static scale."""
+    spec = nvfp4().input_tensors
+    assert spec is not None
+    return spec
 
 
 def ptpc_fp8() -> QLayerConfig:

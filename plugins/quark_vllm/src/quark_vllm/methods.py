@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from vllm.distributed import tensor_model_parallel_all_gather
+from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size, tensor_model_parallel_all_gather
 from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase
 from vllm.model_executor.layers.linear import LinearMethodBase, QKVParallelLinear, RowParallelLinear, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
@@ -254,7 +254,8 @@ class ServedExperts(FusedMoEMethodBase):
 class ServedAttention(BaseKVCacheMethod):
     """Rotates and quantizes keys and values for vLLM's cache, like quark's attention.
 
-    An FP8 cache of vLLM gets the scales of the checkpoint.
+    An FP8 cache of vLLM gets the scales of the checkpoint. Another cache is simulated, and vLLM's own stays
+    float.
 
     Args:
         config: vLLM's configuration of the quantization.
@@ -266,11 +267,13 @@ class ServedAttention(BaseKVCacheMethod):
         self._states = states
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        states, heads = self._states, {"query": layer.num_heads, "key": layer.num_kv_heads, "value": layer.num_kv_heads}
-        in_cache = str(layer.kv_cache_dtype).startswith("fp8")
+        rank, ranks = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
+        states = self._states.of_rank(rank, ranks)
+        heads = {"query": layer.num_heads, "key": layer.num_kv_heads, "value": layer.num_kv_heads}
+        in_cache = states.rounded_by(str(layer.kv_cache_dtype))
         for state, scale in (("key", layer.k_scale), ("value", layer.v_scale)):
             quantizer = getattr(states, state)
-            if in_cache and quantizer is not None:
+            if in_cache and quantizer is not None and quantizer.is_static:
                 scale.data = quantizer.qparams.scale.reshape(()).to(scale.device, torch.float32)
         super().process_weights_after_loading(layer)
         kept = {"query": states.query, "key": None if in_cache else states.key, "value": None if in_cache else states.value}

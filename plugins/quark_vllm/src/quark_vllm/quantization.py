@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -93,8 +94,12 @@ class QuarkSimulate(QuantizationConfig):
 
     def get_checkpoint_weight_mapper(self) -> WeightsMapper:
         """Return a `WeightsMapper` that drops tensors that vLLM cannot store."""
-        names = "|".join(map(re.escape, self.served.unread()))
+        names = "|".join(map(re.escape, self.dropped()))
         return WeightsMapper(orig_to_new_regex={re.compile(f"^(?:{names})$"): None} if names else {})
+
+    def dropped(self) -> Iterable[str]:
+        """Return the names of stored tensors that no layer of vLLM takes."""
+        return self.served.unread()
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> QuantizeMethodBase | None:
         """Return the method of a layer; vLLM's own for a float layer."""
@@ -141,6 +146,10 @@ class QuarkMixed(QuarkSimulate):
     def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
         super().maybe_update_config(model_name, hf_config, revision)
         self._own_layers = _support_by_vllm(model_name, revision).own_layers
+
+    def dropped(self) -> Iterable[str]:
+        # vLLM's own layers take no scales of the cache, which `ServedAttention` has already.
+        return [*super().dropped(), *self.served.output_scales(self._own_layers)]
 
     def apply_vllm_mapper(self, hf_to_vllm_mapper: WeightsMapper) -> None:
         super().apply_vllm_mapper(hf_to_vllm_mapper)

@@ -6,7 +6,8 @@ This module imports no runtime.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from copy import deepcopy
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from quark.models.hf.shards import DTYPES, check_shards
 from quark.models.layers import Branch
 from quark.models.layers.attention import BASIS, KEY, QUERY, VALUE
 from quark.models.layers.layers_from_codes import Packed
+from quark.numbers import Granularity, PerTensor, PerToken, TensorQuantizer
 
 __all__ = ["CachedStates", "ServedModel", "directory_of"]
 
@@ -120,6 +122,13 @@ class ServedModel:
             if isinstance(module, Branch) or (not isinstance(module, Packed) and (name not in state or not owner)):
                 yield name
 
+    def output_scales(self, layers: Container[str]) -> Iterator[str]:
+        """Yield names of stored scales of the outputs of layers, all by their names in the checkpoint."""
+        for name in self._tensors:
+            layer, _, leaf = name.rpartition(".")
+            if layer in layers and leaf.startswith("output_"):
+                yield name
+
     def states(self, attention: str) -> CachedStates | None:
         """Return the functions of queries, keys and values of an attention; None if there is none."""
         module = self._modules.get(attention)
@@ -129,6 +138,34 @@ class ServedModel:
         query, key, value = (f.unpack() if isinstance(f, Packed) else f for f in functions)
         basis = getattr(module, BASIS, None)
         return None if query is key is value is basis is None else CachedStates(basis, query, key, value)
+
+
+_ROUNDED = ("fp8", "int8", "int4", "nvfp4", "turboquant", "ultraquant")
+"""How the names of vLLM's quantized caches begin."""
+_CACHES = {
+    "int8_per_token_head": ("int8", PerToken()),
+    "fp8_per_token_head": ("fp8_e4m3", PerToken()),
+    "fp8": ("fp8_e4m3", PerTensor()),
+}
+"""Caches of vLLM whose rounding is quark's: format of the elements, and granularity of their scales."""
+
+
+def _kind(quantizer: TensorQuantizer) -> tuple[str, Granularity] | None:
+    if len(quantizer.levels) > 1:
+        return None
+    level = quantizer.stored_level
+    return (level.format.name, level.granularity) if quantizer.is_dynamic == isinstance(level.granularity, PerToken) else None
+
+
+def _of_rank(quantizer: Any, rank: int, ranks: int) -> Any:
+    scale = None if quantizer is None else quantizer.scale
+    if scale is None or scale.ndim == 0 or ranks == 1:
+        return quantizer
+    count = max(len(scale) // ranks, 1)
+    start = rank * len(scale) // ranks if len(scale) < ranks else rank * count
+    own = deepcopy(quantizer)
+    own.set_qparams(attrs.evolve(quantizer.qparams, scale=scale[start : start + count]))
+    return own
 
 
 @attrs.frozen(eq=False)
@@ -144,6 +181,34 @@ class CachedStates:
     query: Any
     key: Any
     value: Any
+
+    def of_rank(self, rank: int, ranks: int) -> CachedStates:
+        """Return the functions for the heads of one of several ranks.
+
+        Ranks divide the heads of keys and values. If there are fewer heads than ranks, several ranks have the
+        same head.
+        """
+        return attrs.evolve(self, key=_of_rank(self.key, rank, ranks), value=_of_rank(self.value, rank, ranks))
+
+    def rounded_by(self, dtype: str) -> bool:
+        """Return whether vLLM's cache rounds keys and values as these functions do.
+
+        Args:
+            dtype: vLLM's ``--kv-cache-dtype``.
+
+        Raises:
+            UnsupportedError: It rounds them otherwise, so that they would be rounded twice.
+        """
+        quantizers = [function.quantizer for function in (self.key, self.value) if function is not None]
+        if not quantizers or not dtype.startswith(_ROUNDED):
+            return dtype.startswith("fp8")
+        wanted = next((kind for name, kind in _CACHES.items() if dtype.startswith(name)), None)
+        if wanted is None or any(_kind(quantizer) != wanted for quantizer in quantizers):
+            raise UnsupportedError(
+                f"the checkpoint's cache is rounded to {quantizers[0].stored_level.format.name} with other scales than those of "
+                f"--kv-cache-dtype {dtype}, which would round it again: start vLLM without --kv-cache-dtype, and quark-vllm simulates it"
+            )
+        return True
 
     def changed(self, x: Tensor, heads: int, state: str) -> Tensor:
         """Return a state, ``[tokens, heads · d]`` or ``[tokens, heads, d]``, changed, in the same shape."""

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 import attrs
 
 from quark.config.architecture import Architecture
-from quark.config.layer import QLayerConfig
+from quark.config.layer import QLayerConfig, TensorSpec
 from quark.config.model import QConfig
 from quark.config.tensor import QTensorConfig
 
@@ -34,7 +34,7 @@ def covers(pattern: str, symbolic: str) -> bool:
     return pattern == symbolic or (not set("?[") & set(pattern) and fnmatchcase(symbolic, pattern))
 
 
-def with_quantized_cache(config: QConfig, patterns: Sequence[str], spec: QTensorConfig, architecture: Architecture | None) -> QConfig:
+def with_quantized_cache(config: QConfig, patterns: Sequence[str], spec: TensorSpec, architecture: Architecture | None) -> QConfig:
     """Return the configuration with quantized outputs of the key and value projections, which feed the cache.
 
     Excluded projections keep float weights and inputs. `quark.models.plan.rules` takes the outputs from

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from quark.base.lazy import ObjectRef
 from quark.base.names import closest
-from quark.config.layer import QLayerConfig
+from quark.config.layer import QLayerConfig, TensorSpec
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError, UnknownNameError
 from quark.plugins import SchemeRecord, schemes
@@ -159,7 +159,7 @@ def _attention_config(layer: QLayerConfig) -> QTensorConfig | None:
     return spec if isinstance(spec, QTensorConfig) and not spec.is_dynamic else None
 
 
-def scheme_part(scheme_name: str, part: Literal["kv_cache", "attention"], what: str) -> QTensorConfig:
+def scheme_part(scheme_name: str, part: Literal["kv_cache", "attention"], what: str) -> TensorSpec:
     """Return the tensor configuration that a scheme provides for one part of attention.
 
     Args:
@@ -184,8 +184,10 @@ def scheme_part(scheme_name: str, part: Literal["kv_cache", "attention"], what: 
         )
     build = schemes().load_kv_cache(scheme_name) if part == "kv_cache" else schemes().load_attention(scheme_name)
     with attributed(f"building its {what}", origin("schemes", scheme_name)):
-        spec: object = build()
-    if not isinstance(spec, QTensorConfig):
-        source = schemes().source(scheme_name)
-        raise ConfigError(f"the {what} '{scheme_name}' of {source} gives a {type(spec).__name__}, not a QTensorConfig: fix that plugin")
-    return spec
+        spec = build()
+    if isinstance(spec, QTensorConfig):
+        return spec
+    if part == "kv_cache" and isinstance(spec, list) and spec and all(isinstance(level, QTensorConfig) for level in spec):
+        return spec
+    source = schemes().source(scheme_name)
+    raise ConfigError(f"the {what} '{scheme_name}' of {source} gives a {type(spec).__name__}, not a QTensorConfig: fix that plugin")

@@ -31,6 +31,7 @@ from quark.config.templates.schemes import (
     scheme_part,
     scheme_record,
 )
+from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError, UnknownNameError, UnsupportedError
 from quark.plugins import TemplateRecord, algorithms, templates
 from quark.plugins.model_records import RunTimeTemplate
@@ -321,8 +322,9 @@ class LLMTemplate:
                 )
             config = with_quantized_cache(config, self._with_modules(self.kv_layers_name), spec, self.architecture)
         if attention_scheme:
-            spec = scheme_part(attention_scheme, "attention", "attention scheme")
-            config = with_quantized_attention(config, self._with_modules(self.q_layer_name), spec, self.architecture)
+            probabilities = scheme_part(attention_scheme, "attention", "attention scheme")
+            assert isinstance(probabilities, QTensorConfig)
+            config = with_quantized_attention(config, self._with_modules(self.q_layer_name), probabilities, self.architecture)
         return config
 
     def _algorithms(

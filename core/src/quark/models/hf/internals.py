@@ -175,6 +175,25 @@ def can_set_attention(model: Any) -> bool:
     return bool(type(model)._can_set_attn_implementation())
 
 
+def key_value_heads(attention: Any, width: int | None) -> tuple[int, int] | None:
+    """Return the number of heads of an attention module's keys and values, and the elements of one head.
+
+    None if the module does not show them.
+
+    Args:
+        attention: The attention module.
+        width: Number of outputs of its key projection; None if one projection gives more than keys.
+    """
+    size = getattr(attention, "head_dim", None) or getattr(attention, "head_size", None)
+    config = getattr(attention, "config", None)
+    if not isinstance(size, int):
+        return None
+    if width is not None:
+        return (width // size, size) if width % size == 0 else None
+    heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None)
+    return (heads, size) if isinstance(heads, int) else None
+
+
 def apply_gate(experts: Any, outputs: Sequence[Tensor]) -> Tensor:
     """Return the input of the last projection of fused experts, by the model's own code."""
     return experts._apply_gate(torch.cat(list(outputs), dim=-1))

@@ -37,12 +37,19 @@ class PackedScales(nn.Module):
     def __init__(self, tensors: dict[str, Tensor], spec: TensorSpec | None) -> None:
         super().__init__()
         self._is_symmetric = _is_symmetric(spec)
+        self._moved: dict[str, tuple[nn.Module, str]] = {}
         for suffix, tensor in tensors.items():
             self.register_buffer(suffix, tensor)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors by suffix."""
-        return dict(self._buffers)  # type: ignore[arg-type]
+        moved = {suffix: owner.get_buffer(name) for suffix, (owner, name) in self._moved.items()}
+        return {**self._buffers, **moved}  # type: ignore[dict-item]
+
+    def move(self, suffix: str, owner: nn.Module, name: str) -> None:
+        """Make a tensor a buffer of another module, under another name."""
+        owner.register_buffer(name, self._buffers.pop(suffix))
+        self._moved[suffix] = owner, name
 
     def zero_points_of_symmetric_specs(self) -> Iterator[str]:
         """Yield the suffixes of tensors that a checkpoint may leave out, because all their values are 0."""
@@ -128,15 +135,14 @@ class PackedLayer(Packed):
             is_wanted: Whether the loader expects a scale, by its stored name such as ``weight_scale``, in
                 this module. Other scales stay in a submodule, as ``weight_quantizer.scale``.
         """
-        for slot in (slot for slot in Slot if getattr(self.layer_config, slot) is not None):
+        for slot in Slot:  # also an output that attention quantizes
             inner: PackedScales | None = getattr(self, slot.quantizer_attribute, None)
             if inner is not None:
-                for suffix, scale in inner.tensors().items():
+                for suffix in inner.tensors():
                     name = f"{slot.checkpoint_prefix}_{suffix}"
                     if is_wanted(name):
                         self._flat[name] = (slot, suffix)
-                        self.register_buffer(name, scale)
-                        del inner._buffers[suffix]
+                        inner.move(suffix, self, name)
 
     def zero_points_of_symmetric_specs(self) -> Iterator[str]:
         """Yield the names of own tensors that a checkpoint may leave out, because all their values are 0."""
@@ -181,7 +187,7 @@ class PackedLayer(Packed):
     def _inner(self, slot: Slot) -> dict[str, Tensor]:
         """Return the stored scales of a tensor that are in a submodule, by suffix."""
         scales = self._modules.get(slot.quantizer_attribute)
-        return scales.tensors() if isinstance(scales, PackedScales) else {}
+        return dict(scales._buffers) if isinstance(scales, PackedScales) else {}  # type: ignore[arg-type]
 
     @torch.no_grad()
     def unpack(self) -> QuantizedLayer:
@@ -281,20 +287,38 @@ class ScalesOf:
         self._names = {}
 
 
+def as_vector(scale: Tensor) -> Tensor:
+    """Return a scale ``[]`` as ``[1]``, and scales of heads ``[heads]`` as ``[heads, 1, 1]``.
+
+    So compressed-tensors stores the scales of attention.
+    """
+    return scale.reshape(-1, 1, 1) if scale.ndim else scale.reshape(1)
+
+
 class PackedQuantizer(PackedScales, Packed):
     """The scales of a quantizer: a checkpoint loader fills them, and `unpack` makes the quantizer.
 
     Args:
-        spec: Spec of an activation with one scale per tensor.
+        spec: Spec of an activation.
         order: Order of 4-bit codes in a word in the checkpoint.
         stored: The holder of the scales, if not this module. A checkpoint stores scales of keys with the
             projection, or with the attention module if the projection is fused.
         largest: Upper bound of valid scales.
+        shape: Shape of an activation with such scales.
     """
 
-    def __init__(self, spec: TensorSpec, order: str, stored: PackedScales | ScalesOf | None = None, largest: float = math.inf) -> None:
-        own = packed_scales(quantizer_for(spec, activation=True), (1,), order) if stored is None else {}
-        super().__init__(own, spec)
+    def __init__(
+        self,
+        spec: TensorSpec,
+        order: str,
+        stored: PackedScales | ScalesOf | None = None,
+        largest: float = math.inf,
+        shape: tuple[int, ...] = (1,),
+    ) -> None:
+        announced = packed_scales(quantizer_for(spec, activation=True), shape, order)
+        super().__init__(announced if stored is None else {}, spec)
+        self._shape = shape
+        self._shapes = {suffix: tensor.shape for suffix, tensor in announced.items()}
         self.spec = spec
         self.order = order
         self.largest = largest
@@ -310,7 +334,8 @@ class PackedQuantizer(PackedScales, Packed):
         module = QuantizerModule(self.spec, activation=True)
         tensors = self._stored[0].tensors()
         if tensors:
-            qparams = module.quantizer.unpack_qparams(tensors, (1,), order=self.order)
+            tensors = {suffix: tensor.reshape(self._shapes[suffix]) for suffix, tensor in tensors.items()}
+            qparams = module.quantizer.unpack_qparams(tensors, self._shape, order=self.order)
             if not bool(((qparams.scale > 0) & (qparams.scale <= self.largest) & torch.isfinite(qparams.scale)).all()):
                 raise CheckpointError(
                     f"a scale inside attention is {qparams.scale.tolist()}: softmax_quant_spec or kv_cache_post_rope promises scales that "

@@ -11,13 +11,14 @@ from torch import nn
 
 from quark.base.names import folded
 from quark.config.architecture import Architecture
-from quark.config.enums import QSchemeType
-from quark.config.layer import TensorSpec, levels
+from quark.config.layer import Slot, TensorSpec, levels
 from quark.config.model import QConfig
 from quark.config.tensor import QTensorConfig
 from quark.models.hf.attention_switch import why_unswitchable
+from quark.models.hf.internals import key_value_heads
 from quark.models.layers.attention import KEY, QUERY, VALUE
 from quark.models.plan.inferred_architecture import attention_modules, gives_queries_keys_and_values, with_inferred_attention
+from quark.models.plan.kv_scales import is_per_head, is_per_tensor, why_not_cached
 from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.rules import first_match
 
@@ -39,6 +40,7 @@ class AttentionRow:
         query, query_layer: The same for the queries.
         fused: Whether one projection gives queries, keys and values, such as ``qkv_proj``. Then their scales
             are stored with the attention module, not with the projection.
+        heads: Number of heads of keys and values, and elements of a head of keys; None if they are not known.
     """
 
     name: str
@@ -50,12 +52,18 @@ class AttentionRow:
     query: TensorSpec | None = None
     query_layer: str | None = None
     fused: bool = False
+    heads: tuple[int, int] | None = None
 
     @property
     def states(self) -> dict[str, tuple[str, TensorSpec]]:
         """The projection and the spec of each quantized state, by a name of ``attention.STATES``."""
         states = {QUERY: (self.query_layer, self.query), KEY: (self.key_layer, self.key), VALUE: (self.value_layer, self.value)}
         return {name: (layer, spec) for name, (layer, spec) in states.items() if layer is not None and spec is not None}
+
+    @property
+    def state_shape(self) -> tuple[int, ...]:
+        """The shape of one token's keys: ``[1, heads, 1, elements]``, or ``[1]`` if heads are unknown."""
+        return (1,) if self.heads is None else (1, self.heads[0], 1, self.heads[1])
 
     def to_dict(self) -> dict[str, object]:
         """Return the row in JSON form."""
@@ -126,7 +134,8 @@ class AttentionPlanning:
                 if row is not None and row.config is not None and row.config.output_tensors is not None:
                     states |= {state: row.config.output_tensors, f"{state}_layer": row.name}
             if config.softmax_quant_spec is not None or states:
-                attentions.append(AttentionRow(name, config.softmax_quant_spec, **states, fused=fused is not None))
+                heads = self._heads(name, states.get("key_layer") if fused is None else None)
+                attentions.append(AttentionRow(name, config.softmax_quant_spec, **states, fused=fused is not None, heads=heads))
         return tuple(attentions)
 
     def resolved(self) -> AttentionPlanning:
@@ -158,10 +167,15 @@ class AttentionPlanning:
                     "softmax_quant_spec quantizes attention probabilities, but no attention module was found in this model: "
                     "leave attention_scheme out, or register a template that names the model's q_layer_name and kv_layers_name"
                 )
-            if not _is_per_tensor(probabilities):
+            if not is_per_tensor(probabilities):
                 yield _wants_tensor_scale("softmax_quant_spec")
         if not self._have_tensor_scales(QUERY):
             yield _wants_tensor_scale("output_tensors of queries with attention_post_rope")
+        if not self.config.kv_cache_post_rope and (outputs := self._outputs_without_heads(requested_post_rope)):
+            yield (
+                f"the cache has several scales, but {folded(outputs)} would be rounded at the projection's output, which has no axis of "
+                f"heads: {self._why_before_rope or 'kv_cache_post_rope is False'}. Use a cache with one scale per tensor, such as fp8"
+            )
         if self.config.kv_cache_post_rope:
             if not self.config.kv_cache_quant_config:
                 yield (
@@ -296,20 +310,37 @@ class AttentionPlanning:
                 "projection of an attention module that gives keys alone, values alone, or both with queries. Leave kv_cache_post_rope "
                 "out, or set it to False"
             )
-        if not self._have_tensor_scales(KEY, VALUE):
-            yield _wants_tensor_scale("output_tensors of keys and values with kv_cache_post_rope")
+        cached = [(row, spec) for row in self.rows for state, (_, spec) in row.states.items() if state in (KEY, VALUE)]
+        reasons = ((row.name, why_not_cached(spec, row.heads)) for row, spec in cached)
+        if (reason := next((f"{reason} ('{name}')" for name, reason in reasons if reason is not None), None)) is not None:
+            yield f"output_tensors of keys and values with kv_cache_post_rope {reason}. Use a scheme such as fp8"
+
+    def _heads(self, attention: str, key_layer: str | None) -> tuple[int, int] | None:
+        """Return `AttentionRow.heads` of a module; ``key_layer`` gives its keys alone, or is None."""
+        shapes = {row.name: row.shapes for row in self.layers if row.name == key_layer}
+        width = shapes[key_layer].of_slot(Slot.output_tensors)[-1] if key_layer in shapes else None
+        return key_value_heads(self.model.get_submodule(attention), width)
+
+    def _outputs_without_heads(self, requested_post_rope: bool | None) -> list[str]:
+        """Return the layers that feed the cache with several scales, which fit only axes of attention.
+
+        Dynamic scales of outputs, as in AMD Quark, must be requested.
+        """
+        specs = {r.name: r.config.output_tensors for r in self._cached if r.config is not None and r.config.output_tensors is not None}
+        is_requested = requested_post_rope is False
+        return [
+            name
+            for name, spec in specs.items()
+            if not is_per_tensor(spec) and not (is_requested and all(level.is_dynamic or not is_per_head(level) for level in levels(spec)))
+        ]
 
     def _have_tensor_scales(self, *states: str) -> bool:
         """Return whether these states have one scale per tensor in every attention module."""
-        return all(_is_per_tensor(spec) for row in self.rows for state, (_, spec) in row.states.items() if state in states)
+        return all(is_per_tensor(spec) for row in self.rows for state, (_, spec) in row.states.items() if state in states)
 
 
 def _parent(name: str) -> str:
     return name.rpartition(".")[0]
-
-
-def _is_per_tensor(spec: TensorSpec) -> bool:
-    return all(s.qscheme is QSchemeType.per_tensor for s in levels(spec))
 
 
 def _wants_tensor_scale(subject: str) -> str:

@@ -40,12 +40,13 @@ def _specs(built: Any) -> list[TensorSpec]:
 @check("scheme")
 def builds_a_configuration(subject: Subject) -> None:
     """Without arguments, its functions build a QLayerConfig that quantizes something, and a QTensorConfig for
-    attention.
+    attention; for the KV cache also a list of levels.
     """
     for field, build in _builds(subject).items():
         built = build()
         wanted = QLayerConfig if field == "config" else QTensorConfig
-        require(isinstance(built, wanted), f"builds {built!r} as {field}, not a {wanted.__name__}")
+        parts = built if field == "kv_cache" and isinstance(built, list) and built else [built]
+        require(all(isinstance(part, wanted) for part in parts), f"builds {built!r} as {field}, not a {wanted.__name__}")
         require(field != "config" or _specs(built), "builds a configuration that quantizes nothing")
 
 
@@ -124,7 +125,8 @@ def comes_back_from_json(subject: Subject) -> None:
     """The configurations survive JSON, as checkpoints need."""
     for field, build in _builds(subject).items():
         built = build()
-        back = type(built).from_dict(json.loads(json.dumps(built.to_dict())))
+        whole = QLayerConfig(output_tensors=built) if isinstance(built, list) else built
+        back, built = type(whole).from_dict(json.loads(json.dumps(whole.to_dict()))), whole
         require(back == built, f"has a {field} that JSON changes: {built} becomes {back}")
 
 

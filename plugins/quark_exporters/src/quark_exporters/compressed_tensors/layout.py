@@ -9,13 +9,13 @@ from quark.checkpoint import CheckpointContent, ExportOptions
 from quark.config.layer import QLayerConfig
 from quark_exporters.compressed_tensors.arguments import arguments_of, format_of, layer_config, refuse_other_transforms
 from quark_exporters.compressed_tensors.storage import CompressedTensorsStorage
-from quark_exporters.linear_layers import LinearExporter, LinearReader, coded_rows, float_names
+from quark_exporters.linear_layers import Cache, LinearExporter, LinearReader, cache_of, coded_rows, float_names
 
 __all__ = ["CACHE", "CompressedTensorsExporter", "CompressedTensorsReader"]
 
 
 CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
-"""Arguments of an FP8 KV cache."""
+"""Arguments of an FP8 KV cache with one scale; with one per head, the strategy is ``attn_head``."""
 
 
 class CompressedTensorsExporter(LinearExporter):
@@ -26,6 +26,7 @@ class CompressedTensorsExporter(LinearExporter):
 
     layout = "compressed_tensors"
     storage = CompressedTensorsStorage()
+    caches = tuple(Cache)
 
     def quantization_config(self, content: CheckpointContent, options: ExportOptions) -> dict[str, Any]:
         """As `CheckpointExporter.quantization_config`."""
@@ -42,10 +43,15 @@ class CompressedTensorsExporter(LinearExporter):
             "config_groups": entries,
             "format": formats.pop() if len(formats) == 1 else "mixed-precision",
             "ignore": float_names(content),
-            "kv_cache_scheme": dict(CACHE) if any(row.states for row in content.plan.attentions) else None,
+            "kv_cache_scheme": _cache(content),
             "quantization_status": "compressed",
             "global_compression_ratio": None,
         }
+
+
+def _cache(content: CheckpointContent) -> dict[str, Any] | None:
+    spec = next((spec for row in content.plan.attentions for _, spec in row.states.values()), None)
+    return None if spec is None else CACHE | ({"strategy": "attn_head"} if cache_of(spec) is Cache.per_head else {})
 
 
 def _group(config: QLayerConfig, targets: list[str]) -> dict[str, Any]:

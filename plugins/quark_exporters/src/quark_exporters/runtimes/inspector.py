@@ -17,9 +17,11 @@ from quark.base.names import folded, has_wildcard
 from quark.checkpoint.content import is_float
 from quark.checkpoint.inspection import CheckpointFacts, RuntimeSupport
 from quark.config.layer import QLayerConfig, TensorSpec, levels
+from quark.models.layers.attention import QUERY
 from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.rules import first_match
 from quark.numbers import canonicalize
+from quark_exporters.linear_layers import Cache, cache_of
 from quark_exporters.stored_codes import runs_along_rows, short_block_of
 
 __all__ = ["Rule", "Rules", "RuntimeInspector", "rule_for", "rules"]
@@ -87,7 +89,6 @@ def _support(
             continue
         why = "its reader has no scheme for" if rule is None else rule.refused.get(runtime, f"it has no kernel for {rule.method}")
         reasons.setdefault(why, []).append(name)
-    cached = any(row.states for row in facts.plan.attentions)
     elsewhere = {name for _, names in common for name in names}
     is_own = facts.layout == _QUARK and all(names for _, names in common)
     own = [name for name, rule in found.items() if is_own and rule is not None and runtime in rule.on and name not in elsewhere]
@@ -96,9 +97,31 @@ def _support(
         summary=summary,
         methods={method: folded(names, most=3) for method, names in methods.items()},
         refusals=tuple(reason + (f" ({folded(names, most=3)})" if names else "") for reason, names in reasons.items()),
-        notes=("it uses the scales of the KV cache if started with kv_cache_dtype=fp8",) if cached else (),
+        notes=tuple(_cache_notes(runtime, facts)),
         own_layers=frozenset(own),
     )
+
+
+_CACHE_NOTES = {
+    Cache.per_tensor: {"": "it uses the scales of the KV cache if started with kv_cache_dtype=fp8"},
+    Cache.per_head: {
+        "": "it has an FP8 KV cache with a scale for each head, for which it needs FlashAttention 3",
+        "vllm_cpu": "it has an FP8 KV cache, but with the largest scale of all heads",
+        "sglang": "it ignores the scales of heads, and has a float KV cache",
+    },
+}
+"""What a runtime does with an FP8 cache, by its name, and of all others."""
+
+
+def _loaded_caches(facts: CheckpointFacts) -> tuple[Cache, ...]:
+    return (Cache.per_tensor,) if facts.layout == _QUARK else tuple(Cache)
+
+
+def _cache_notes(runtime: str, facts: CheckpointFacts) -> Iterator[str]:
+    kind = next((cache_of(spec) for row in facts.plan.attentions for _, spec in row.states.values()), None)
+    if kind in _loaded_caches(facts):
+        assert kind is not None
+        yield _CACHE_NOTES[kind].get(runtime, _CACHE_NOTES[kind][""])
 
 
 def _whole_model(facts: CheckpointFacts) -> Iterator[_Reason]:
@@ -143,6 +166,10 @@ def _other_layers(facts: CheckpointFacts, coded: Mapping[str, QLayerConfig]) -> 
             yield error, [row.name]
     if names := [name for name, config in coded.items() if config.bias is not None]:
         yield "its bias is quantized", names
+    fitting = _loaded_caches(facts)
+    caches = {row.name: [cache_of(spec) for state, (_, spec) in row.states.items() if state != QUERY] for row in facts.plan.attentions}
+    if names := [name for name, kinds in caches.items() if any(kind not in fitting for kind in kinds)]:
+        yield "its KV cache is not FP8 with one scale, and they load no other in this layout", names
     cached = {layer for row in facts.plan.attentions for layer, _ in row.states.values()}
     feeding = (*facts.config.kv_cache_quant_config, *facts.config.kv_cache_group)
     elsewhere = [name for name, config in coded.items() if config.output_tensors is not None and name not in cached]
