@@ -13,10 +13,20 @@ import transformers
 
 from quark_tiny_model import tiny_tokenizer
 
-__all__ = ["HEARING", "SEEING", "media_checkpoint", "read_no_videos", "write_image", "write_images", "write_sound", "write_sounds"]
+__all__ = [
+    "CHATTING",
+    "HEARING",
+    "SEEING",
+    "media_checkpoint",
+    "read_no_videos",
+    "write_image",
+    "write_images",
+    "write_sound",
+    "write_sounds",
+]
 
 _TEXT = {
-    **{"vocab_size": 1030, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2},
+    **{"vocab_size": 1040, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2},
     **{"num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0},
 }
 _TOWER = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 16, "patch_size": 4}
@@ -54,8 +64,19 @@ SEEING: dict[str, dict[str, Any]] = {
 }
 """Values of the configuration of models that see, by class."""
 HEARING: dict[str, dict[str, Any]] = {"WhisperForConditionalGeneration": _SPEECH}
-"""Values of the configuration of models that hear, by class."""
-_TOKENS = ["<image>", "<video>", "<see>", "<seen>", "<hear>", "<|en|>"]
+"""Values of the configuration of models that write what they hear, by class."""
+CHATTING: dict[str, dict[str, Any]] = {
+    "Qwen2AudioForConditionalGeneration": {
+        "text_config": {**_TEXT, "model_type": "qwen2"},
+        "audio_config": {
+            **{"d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 64, "num_mel_bins": 8},
+            "max_source_positions": 50,
+        },
+        "audio_token_index": 1030,
+    }
+}
+"""Values of the configuration of models that hear and chat, by class."""
+_TOKENS = ["<image>", "<video>", "<see>", "<seen>", "<hear>", "<|en|>", "<|AUDIO|>"]
 _TEMPLATE = (
     "{% for message in messages %}{{ message['role'] + ': ' }}{% for part in message['content'] %}"
     "{{ 'MARK' if part['type'] == 'image' else part['text'] }}{% endfor %}{{ '\n' }}{% endfor %}"
@@ -70,7 +91,7 @@ def media_checkpoint(name: str, path: Path, dtype: torch.dtype = torch.float32) 
     kind = getattr(transformers, name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = kind(kind.config_class(**(SEEING | HEARING)[name]))
+        model = kind(kind.config_class(**(SEEING | HEARING | CHATTING)[name]))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3 if parameter.ndim > 1 else 1)
@@ -89,6 +110,10 @@ def _save_processor(name: str, tokenizer: Any, path: Path) -> None:
         tokenizer.save_pretrained(path)
         transformers.WhisperFeatureExtractor(feature_size=8, chunk_length=1).save_pretrained(path)
         _write(path / "preprocessor_config.json", json.loads((path / "preprocessor_config.json").read_text()))
+        return
+    if name in CHATTING:
+        extractor = transformers.WhisperFeatureExtractor(feature_size=8, chunk_length=1)
+        transformers.Qwen2AudioProcessor(extractor, tokenizer).save_pretrained(path)
         return
     is_gemma, is_qwen = name.startswith("Gemma3"), name.startswith("Qwen")
     marks = {"image_token": "<image>", "boi_token": "<see>", "eoi_token": "<seen>", "video_token": "<video>"}

@@ -17,7 +17,17 @@ from quark_tiny_model import tiny_model_dir
 from quark_workbench.data import read_samples
 from quark_workbench.data.media_rows import MediaRow
 from quark_workbench.data.processor import load_processor
-from tests.kit.media_models import HEARING, SEEING, media_checkpoint, read_no_videos, write_image, write_images, write_sound, write_sounds
+from tests.kit.media_models import (
+    CHATTING,
+    HEARING,
+    SEEING,
+    media_checkpoint,
+    read_no_videos,
+    write_image,
+    write_images,
+    write_sound,
+    write_sounds,
+)
 from tests.kit.model_classes import random_model
 
 HEARS = "WhisperForConditionalGeneration"
@@ -77,6 +87,26 @@ def test_a_sound_becomes_features_and_the_tokens_of_its_words(tmp_path: Path) ->
         assert torch.equal(batch["input_features"], expected)
     half = attrs.evolve(processor, dtype=torch.bfloat16).batches(read_samples(tmp_path / "data/sounds.jsonl"), 1)[0]
     assert {key: value.dtype for key, value in half.items()} == {"input_features": torch.bfloat16, "decoder_input_ids": torch.int64}
+
+
+@pytest.mark.parametrize("name", CHATTING)
+def test_a_model_that_hears_and_chats_gets_marks_and_features(name: str, tmp_path: Path) -> None:
+    path, sound = media_checkpoint(name, tmp_path / "model"), write_sound(tmp_path / "a.wav")
+    processor = load_processor(path)
+    chat = [{"role": "user", "content": [{"type": "audio", "path": sound}, {"type": "text", "text": "What was it?"}]}]
+    row, said = processor.batches([MediaRow("What was it?", sounds=(sound,)), chat], 2)
+    assert set(row) == {"input_ids", "attention_mask", "input_features", "feature_attention_mask"}
+    assert all(torch.equal(value, said[key]) for key, value in row.items())
+    assert int((row["input_ids"] == processor.placeholders[0]).sum()) == 12, "a quarter of 50 frames"
+    model = getattr(transformers, name).from_pretrained(path).eval()
+    assert torch.isfinite(model(**row).logits).all()
+
+
+def test_a_chat_without_images_is_read_beside_others(tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    processor = load_processor(media_checkpoint("LlavaForConditionalGeneration", tmp_path / "model"))
+    tokens = processor.arguments([{"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Good day."}])["input_ids"]
+    assert processor.tokenizer.decode(tokens[0]) == "user: Hello.\nassistant: Good day.\n"
 
 
 def test_a_model_of_one_language_gets_no_language(tmp_path: Path) -> None:

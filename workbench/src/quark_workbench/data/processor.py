@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from quark.models.hf.model_class import model_class
 from quark.models.hf.model_config import model_config
 from quark.models.hf.tokenizer import load_tokenizer
 from quark_workbench.data.media_files import loaded_image, loaded_sound
-from quark_workbench.data.media_rows import MediaRow, has_media, media_of
+from quark_workbench.data.media_rows import MediaRow, media_of
 from quark_workbench.data.samples import Sample
 
 __all__ = ["SampleProcessor", "has_processor", "load_processor"]
@@ -233,10 +233,7 @@ class SampleProcessor:
             raise CalibrationError(
                 f"{name} is a chat, but the processor has no chat template: give rows with the columns 'image' and 'text'"
             )
-        if has_media(chat):
-            keys = ("type", "text")
-            parts = [[{key: part[key] for key in keys if key in part} for part in message["content"]] for message in chat]
-            chat = [{**message, "content": content} for message, content in zip(chat, parts, strict=True)]
+        chat = [{**message, "content": [*_parts_of(message["content"])]} for message in chat]
         text: str = self.processor.apply_chat_template(chat, tokenize=False)
         return text
 
@@ -272,3 +269,9 @@ class SampleProcessor:
         """Return the names of the arguments of the model's forward."""
         forward: Any = getattr(self.model_class, "forward")  # noqa: B009 - for a class without one, it says so
         return {name for name, one in inspect.signature(forward).parameters.items() if one.kind is not one.VAR_KEYWORD}
+
+
+def _parts_of(content: Any) -> Iterator[Any]:
+    """Yield the content of a message as parts, which templates read, without images and sounds."""
+    for part in [{"type": "text", "text": content}] if isinstance(content, str) else content or ():
+        yield {key: value for key, value in part.items() if key in ("type", "text")} if isinstance(part, Mapping) else part
