@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -16,7 +17,7 @@ from quark.errors import CalibrationError, CheckpointError, EnvironmentConflictE
 from quark_tiny_model import tiny_model_dir
 from quark_workbench.data import read_samples
 from quark_workbench.data.media_rows import MediaRow
-from quark_workbench.data.processor import load_processor
+from quark_workbench.data.processor import SampleProcessor, load_processor
 from tests.kit.media_models import (
     CHATTING,
     HEARING,
@@ -100,6 +101,27 @@ def test_a_model_that_hears_and_chats_gets_marks_and_features(name: str, tmp_pat
     assert int((row["input_ids"] == processor.placeholders[0]).sum()) == 12, "a quarter of 50 frames"
     model = getattr(transformers, name).from_pretrained(path).eval()
     assert torch.isfinite(model(**row).logits).all()
+
+
+@pytest.mark.parametrize("rendered", ["<bos>user: Hello.", "user: Hello."])
+def test_a_start_token_that_the_template_writes_is_not_written_again(rendered: str) -> None:
+    given: list[dict[str, Any]] = []
+
+    class Processor:
+        chat_template = "a template"
+
+        def apply_chat_template(self, chat: Any, tokenize: bool) -> str:
+            return rendered
+
+        def __call__(self, **arguments: Any) -> dict[str, Any]:
+            given.append(arguments)
+            return {"input_ids": torch.tensor([[1]])}
+
+    tokenizer = SimpleNamespace(bos_token="<bos>")
+    processor = SampleProcessor(Processor(), tokenizer, transformers.LlamaForCausalLM, transformers.LlamaConfig())
+    processor.arguments([{"role": "user", "content": "Hello."}])
+    no_more = {"add_special_tokens": False} if rendered.startswith("<bos>") else {}
+    assert given == [{"text": [rendered], "return_tensors": "pt", **no_more}]
 
 
 def test_a_chat_without_images_is_read_beside_others(tmp_path: Path) -> None:
