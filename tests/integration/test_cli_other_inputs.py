@@ -21,7 +21,7 @@ TAKES = {
     "Wav2Vec2ForCTC": "input_values",
     "CLIPModel": "pixel_values",
 }
-IN_PYTHON, BATCHES = "run the model and its reference in Python", "to quark.runs.ModelQuantizer in Python"
+IN_PYTHON, BATCHES = "run the model and its reference in Python", "or batches in Python"
 COMMANDS: dict[str, tuple[list[str], str]] = {
     "quantize": (
         ["quantize", "model", "out", "--scheme", "int8", "--calib", "text.txt"],
@@ -62,7 +62,7 @@ def test_a_command_that_reads_text_refuses_them_and_says_the_way(
     arguments, way = COMMANDS[command]
     assert run(*arguments, monkeypatch=monkeypatch) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert f"a {name} takes '{TAKES[name]}', but the command line reads texts: " in said
+    assert f"a {name} takes '{TAKES[name]}', and texts alone are not enough: " in said
     assert way in said
     assert "copy tokenizer.json" not in said
     assert not (tmp_path / "out").exists()

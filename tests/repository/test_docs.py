@@ -24,6 +24,7 @@ from quark_devkit.catalogue import all_checks, checks_of
 from quark_tiny_model import held_out_text, tiny_model, tiny_model_dir
 from quark_workbench.cli import listing
 from quark_workbench.cli.main import program
+from tests.kit.media_models import HEARING, media_checkpoint, write_images, write_sounds
 from tools.docs.sections import new_plugin_file
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,6 +34,8 @@ NEW_PLUGIN = re.compile(r"^\{\{ new_plugin (\w+) (\S+) \}\}$", flags=re.MULTILIN
 LONGEST_LINE = 100
 SLOW_CHECKS = re.compile(r"^\$ quark check .*--kind (rounding|transform|block_tuning|branch|template)$", flags=re.MULTILINE)
 TUTORIAL = ROOT / "docs/plugins/tutorial.md"
+MEDIA_MODELS = {"speech-model": "WhisperForConditionalGeneration", "vision-model": "LlavaForConditionalGeneration"}
+"""Models that see or hear in commands, and the class of the tiny model of each."""
 
 
 class Block(NamedTuple):
@@ -125,12 +128,25 @@ def run_page(page: Path, workplace: Path, model: Path, *, is_slow: bool = False)
             code = block.code.replace("path/to/model", str(model if block.language == "console" else tiny_model_dir()))
             if not block.is_run or block.title:
                 continue
+            if block.language == "console":
+                code = "\n".join(with_media_models(code.splitlines(), workplace))
             if block.language == "python":
                 exec(compile(code, named(page), "exec"), module.__dict__)
             if block.language == "console":
                 for line in code.splitlines():
                     if is_slow or not SLOW_CHECKS.match(line):
                         run_command(line)
+
+
+def with_media_models(lines: list[str], workplace: Path) -> list[str]:
+    """Return the lines of a console with tiny models that see or hear, whose data are written; without Pillow, no line with images."""
+    if importlib.util.find_spec("PIL") is None:
+        lines = [line for line in lines if "vision" not in line]
+    for name, kind in MEDIA_MODELS.items():
+        if any(f"path/to/{name}" in line for line in lines) and not (workplace / name).exists():
+            media_checkpoint(kind, workplace / name)
+            (write_sounds if kind in HEARING else write_images)(workplace)
+    return [line.replace("path/to/speech", "speech").replace("path/to/vision", "vision") for line in lines]
 
 
 def run_command(line: str) -> None:

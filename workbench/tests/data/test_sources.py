@@ -20,6 +20,7 @@ from quark.plugins.discovery import discover
 from quark_tiny_model import tiny_tokenizer
 from quark_workbench.data import read_samples, sample_of, text_of
 from quark_workbench.data.extras import extra
+from quark_workbench.data.media_rows import MediaRow
 
 CHAT = [{"role": "user", "content": "Hello."}]
 
@@ -227,3 +228,22 @@ def test_what_the_package_has_saved_is_loaded(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets", reason="the package datasets is an extra")
     datasets.Dataset.from_dict({"text": ["one", "two"]}).save_to_disk(tmp_path / "saved")
     assert list(read_samples("huggingface", {"name": str(tmp_path / "saved")})) == ["one", "two"]
+
+
+def test_images_and_sounds_of_data_sets_and_tables_are_read_as_files(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="the package datasets is an extra")
+    (tmp_path / "a.png").write_bytes(b"an image")
+    rows = {"image": [str(tmp_path / "a.png")], "audio": [{"bytes": b"a sound", "path": None}], "text": ["one"]}
+    pytest.importorskip("PIL", reason="datasets of images need it")
+    saved = datasets.Dataset.from_dict(rows).cast_column("image", datasets.Image())
+    saved.save_to_disk(tmp_path / "saved")
+    (sample,) = read_samples("huggingface", {"name": str(tmp_path / "saved")})
+    assert isinstance(sample, MediaRow)
+    assert sample.text == "one"
+    assert sample.sounds[0]["bytes"] == b"a sound"
+    image = sample.images[0]
+    assert (image["bytes"] or Path(image["path"]).read_bytes()) == b"an image"
+    saved.cast_column("image", datasets.Image(decode=False)).to_parquet(tmp_path / "a.parquet")
+    (sample,) = read_samples(tmp_path / "a.parquet")
+    assert isinstance(sample, MediaRow)
+    assert sample.images[0] == tmp_path / "a.png" or sample.images[0]["bytes"] == b"an image"

@@ -173,7 +173,7 @@ def refuse_text(model: Any, instead: str) -> None:
     """
     if (name := _other_input(model)) is not None:
         kind = model.__name__ if isinstance(model, type) else type(model).__name__
-        raise UnsupportedError(f"a {kind} takes '{name}', but the command line reads texts: {instead}")
+        raise UnsupportedError(f"a {kind} takes '{name}', and texts alone are not enough: {instead}")
 
 
 def _other_input(model: Any) -> str | None:
@@ -241,7 +241,7 @@ class ModelInputs:
         if self.takes is not None and isinstance(ids, Tensor) and not ids.is_floating_point() and self.takes[0] not in kwargs:
             raise CalibrationError(
                 f"{batch} has token ids, but a {self.takes[1]} takes '{self.takes[0]}'. Give batches of '{self.takes[0]}' to "
-                "quark.runs.ModelQuantizer; the command line reads only texts"
+                "quark.runs.ModelQuantizer, or rows with images or sounds to --calib"
             )
         if self.vocabulary is not None:
             self._check_ids(ids, kwargs, batch)

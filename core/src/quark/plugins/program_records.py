@@ -74,10 +74,10 @@ class DatasetRecord(Record):
     """A source of text for calibration and evaluation: a named data set, or files of one kind.
 
     Attributes:
-        samples: Reference to a function that yields the samples, always in the same order. A sample is a text
-            or a chat, which is a list of messages with the keys ``role`` and ``content``. Keyword arguments
-            are the source's options. A source that reads files also has the argument ``path``, the path of a
-            file.
+        samples: Reference to a function that yields the samples, always in the same order. A sample is a
+            text; or a chat, which is a list of messages with the keys ``role`` and ``content``; or a
+            dictionary with an ``image`` or ``audio`` and its ``text``. Keyword arguments are the source's
+            options. A source that reads files also has the argument ``path``, the path of a file.
         suffixes: Endings of the files that it reads, such as ``".jsonl"``; empty for a named data set.
         example: Reference to a function that writes a small file of the kind to a path, for the conformance
             suite; for a source that reads files.

@@ -11,11 +11,15 @@ import typer
 
 from quark.base.lazy import LazyRef
 from quark.errors import CheckpointError, ConfigError, MissingPluginError, NonFiniteError
+from quark_workbench.commands.evaluation_lines import result_lines, task_lines
 from quark_workbench.commands.event_lines import print_result
 from quark_workbench.commands.given_options import command, given_options
 from quark_workbench.commands.run_options import TrustRemoteCode
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quark_workbench.data import Sample
     from quark_workbench.evaluate import Protocol, Windows
     from quark_workbench.evaluate.whole_texts import TextKind
 
@@ -33,8 +37,8 @@ class TextChoices:
     text: Annotated[
         str | None,
         typer.Option(
-            help="Text to evaluate on: a file or directory of text, JSON lines or Parquet, or a source by its name; `quark datasets` lists "
-            "them. The default is a short bundled text."
+            help="Text to evaluate on: a file or directory of text, JSON lines or Parquet (also with images or sounds), or a source by its "
+            "name; `quark datasets` lists them. The default is a short bundled text."
         ),
     ] = None
     text_option: Annotated[
@@ -50,6 +54,19 @@ class TextChoices:
     bos: Annotated[str | None, typer.Option(help="BOS tokens: auto, each, first, none; the default is the protocol's.")] = None
     score_from: Annotated[float | None, typer.Option(help="Where scoring begins in a window: a share below 1, or tokens.")] = None
 
+    def samples(self, model: Path, limit: int) -> list[Sample]:
+        """Return the first samples if one has images or sounds, and the checkpoint reads them; else none."""
+        from itertools import islice
+
+        from quark_workbench.data import read_samples
+        from quark_workbench.data.media_rows import has_media
+        from quark_workbench.data.processor import has_processor
+
+        if self.text is None or not has_processor(model):
+            return []
+        first = list(islice(read_samples(self.text, given_options("--text-option", self.text_option)), limit))
+        return first if any(map(has_media, first)) else []
+
     def opened(self, model: Path, trust_remote_code: bool) -> tuple[Any, Any, Any]:
         """Return the class, the config and the tokenizer of a checkpoint that takes text.
 
@@ -63,7 +80,7 @@ class TextChoices:
 
         config = model_config(model, trust_remote_code=trust_remote_code)
         kind = model_class(config, model / "config.json", trust_remote_code=trust_remote_code).type
-        refuse_text(kind, "run the model and its reference in Python")
+        refuse_text(kind, "give --text rows with images or sounds, or run the model and its reference in Python")
         tokenizer = load_tokenizer(model, trust_remote_code=trust_remote_code)
         if tokenizer is None:
             raise ConfigError(f"'{model}' has no tokenizer, so text cannot be turned into tokens: copy tokenizer.json into it")
@@ -182,7 +199,8 @@ def evaluate(
     reference: Annotated[Path | None, typer.Option(help="Directory of the float checkpoint to compare with.")] = None,
     text: TextChoices,
     limit: Annotated[
-        int | None, typer.Option(help="Largest number of windows from the start of the text, of whole texts, or of questions of a task.")
+        int | None,
+        typer.Option(help="Largest number of windows from the start of the text, of whole texts or samples, or of questions of a task."),
     ] = None,
     metric: Annotated[
         list[str] | None, typer.Option(help="Metric to measure as well; `quark metrics` lists them. May be repeated.")
@@ -204,11 +222,15 @@ def evaluate(
     """Print the perplexity of MODEL, its KL divergence from a reference, or its scores in tasks.
 
     For embedders, rerankers, reward models and classifiers, --reference compares what they are used for.
+    Speech models have a word error rate.
     """
     # Torch and transformers are imported in functions, not above: `quark --help` does without them.
     started = time.perf_counter()
     if tasks.tasks is not None:
         result = tasks.scores(model, limit, device, dtype, packed)
+    elif samples := text.samples(model, limit or _TEXTS):
+        where = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code, "packed": packed}
+        result = {"model": str(model)} | _on_samples((model, reference), samples, metric or [], where, by_block)
     else:
         from quark_workbench.evaluate.whole_texts import text_kind
 
@@ -220,7 +242,8 @@ def evaluate(
         else:
             protocol, windows = text.windows(model, config, tokenizer, limit)
             result = {"model": str(model), "protocol": attrs.asdict(protocol), "windows": len(windows), "seq_len": protocol.seq_len}
-            result |= _measured((model, reference), windows, metric or [], where, by_block)
+            batches = windows.split(max(1, _TOKENS_AT_A_TIME // windows.tokens.shape[1]))
+            result |= _measured((model, reference), list(batches), metric or [], where, by_block)
     result["seconds"] = round(time.perf_counter() - started, 3)
     lines = result_lines if tasks.tasks is None else task_lines
     print_result(result) if as_json else typer.echo("\n".join(lines(result)))
@@ -244,10 +267,31 @@ def _compared(whole: TextKind, paths: tuple[Path, Path], texts: list[str], where
     return {"reference": str(reference), "seq_len": whole.length, "figures": attrs.asdict(figures)}
 
 
-def _measured(
-    paths: tuple[Path, Path | None], windows: Windows, metric: list[str], where: dict[str, Any], by_block: bool
+def _on_samples(
+    paths: tuple[Path, Path | None], samples: list[Sample], metric: list[str], where: dict[str, Any], by_block: bool
 ) -> dict[str, Any]:
-    """Return the metrics of the model over the windows, and its comparison with the reference.
+    """Return the metrics of a model over samples with images or sounds.
+
+    A speech model also has a word error rate.
+    """
+    from quark_workbench.commands.evaluate_speech import speech_metrics
+    from quark_workbench.data.processor import load_processor
+    from quark_workbench.evaluate.sample_windows import sample_windows
+
+    processor = load_processor(paths[0], trust_remote_code=where["trust_remote_code"])
+    batches = sample_windows(processor, samples)
+    facts = {"protocol": {"name": "samples"}, "windows": len(batches), "seq_len": max(one.tokens.shape[1] for one in batches)}
+    if not processor.is_speech_to_text:
+        return facts | _measured(paths, batches, metric, where, by_block)
+    if by_block:
+        raise ConfigError(f"'{paths[0]}' is a speech model, which runs as a whole: leave out --by-block")
+    return facts | speech_metrics(paths, processor, batches, samples, metric, where)
+
+
+def _measured(
+    paths: tuple[Path, Path | None], batches: Sequence[Windows], metric: list[str], where: dict[str, Any], by_block: bool
+) -> dict[str, Any]:
+    """Return the metrics of the model over batches of windows, and its comparison with the reference.
 
     For a model that does not predict tokens, return the similarity of outputs.
 
@@ -264,7 +308,6 @@ def _measured(
     TokenMetrics.of(metric, has_reference=reference is not None)
     if reference is not None:
         model_config(reference, trust_remote_code=where["trust_remote_code"])  # missing: an error before the first model is loaded
-    batches = windows.split(max(1, _TOKENS_AT_A_TIME // windows.tokens.shape[1]))
     loaded = None if by_block else load_checkpoint(model, **where)
     if loaded is not None and not gives_next_tokens(loaded):
         if reference is None or metric:
@@ -274,7 +317,7 @@ def _measured(
             )
         outputs = compare_outputs(loaded, load_checkpoint(reference, **where), batches)
         return {"reference": str(reference), "outputs": {name: attrs.asdict(similarity) for name, similarity in outputs.items()}}
-    result: dict[str, Any] = {"unit": "token" if windows.words is None else "word"}
+    result: dict[str, Any] = {"unit": "token" if batches[0].words is None else "word"}
     try:
         if reference is not None:
             if loaded is None:
@@ -307,60 +350,3 @@ def _bundled_text() -> str:
             "with --text"
         ) from None
     return text
-
-
-_PERCENTILES = (("median", "median_kl"), ("90 %", "p90_kl"), ("99 %", "p99_kl"), ("99.9 %", "p999_kl"), ("largest", "max_kl"))
-
-
-def result_lines(result: dict[str, Any]) -> list[str]:
-    """Return the lines for the result of ``quark evaluate``."""
-    if "figures" in result:
-        return _figure_lines(result, result["figures"])
-    if "outputs" in result:
-        compared = f"{result['model']} beside {result['reference']}, {result['windows']} window(s) of {result['seq_len']} tokens"
-        return [f"{compared}, {result['seconds']:.1f} s"] + [
-            f"{name}: cosine {output['cosine']:.5f}, at least {output['lowest_cosine']:.5f}, relative error {output['relative_error']:.5f}"
-            for name, output in result["outputs"].items()
-        ]
-    counted = f"{result['tokens']:,} tokens in {result['windows']} window(s) of {result['seq_len']}, protocol {result['protocol']['name']}"
-    name = "perplexity" if result["unit"] == "token" else "perplexity per word"
-    lines = [f"{result['model']}: {name} {_with_error(result, 'perplexity', '.3f')} over {counted}, {result['seconds']:.1f} s"]
-    if "reference" in result:
-        kl = ", ".join(f"{label} {result[key]:.5f}" for label, key in _PERCENTILES)
-        lines += [
-            f"{result['reference']}: {name} {_with_error(result, 'reference_perplexity', '.3f')}; ratio "
-            f"{_with_error(result, 'perplexity_ratio', '.4f')}",
-            f"KL divergence from the reference in nats per token: mean {_with_error(result, 'mean_kl', '.5f')}, {kl}",
-            f"top-1 agreement: {_with_error(result, 'top1_agreement', '.2%')}",
-            f"probability of the right token: {_with_error(result, 'probability_shift', '+.3%')}, root mean square "
-            f"{result['probability_shift_rms']:.3%}",
-        ]
-    for name, metric in result["metrics"].items():
-        error = "" if metric["error"] is None else f" ± {metric['error']:.5f}"
-        lines.append(f"{name}: {metric['value']:.5f}{error}")
-    return lines
-
-
-def _figure_lines(result: dict[str, Any], figures: dict[str, Any]) -> list[str]:
-    compared = f"{result['model']} beside {result['reference']}, {figures['kind']}, {figures['texts']} texts"
-    error = "" if figures["error"] is None else f" ± {figures['error']:.5f}"
-    lowest = "" if figures["lowest"] is None else f", at least {figures['lowest']:.5f}"
-    lines = [f"{compared} of up to {result['seq_len']} tokens, {result['seconds']:.1f} s"]
-    return [*lines, f"{figures['metric']}: {figures['value']:.5f}{error}{lowest}", *(f"{n}: {v:.5f}" for n, v in figures["others"].items())]
-
-
-def task_lines(result: dict[str, Any]) -> list[str]:
-    """Return the lines for the result of ``quark evaluate --tasks``: one for each metric of each task."""
-    lines = [f"{result['model']}: {len(result['tasks'])} task(s) of lm-evaluation-harness, {result['seconds']:.1f} s"]
-    for name, task in result["tasks"].items():
-        counted = "" if task["samples"] is None else f" ({task['samples']} questions)"
-        for metric, value in task["metrics"].items():
-            error = task["errors"].get(metric)
-            lines.append(f"{name}{counted}, {metric.removesuffix(',none')}: {value:.4f}" + ("" if error is None else f" ± {error:.4f}"))
-    return lines
-
-
-def _with_error(result: dict[str, Any], key: str, form: str) -> str:
-    """Return a mean with its standard error, if that is known."""
-    error = result[f"{key}_error"]
-    return f"{result[key]:{form}}" + ("" if error is None else f" ± {error:{form.lstrip('+')}}")

@@ -86,7 +86,9 @@ def print_planned(
     from quark_workbench.planning.workload import Calibration
 
     options, errors = _checked(source, out, calibration, export)
-    size = Calibration(calibration.num_calib, calibration.seq_len)
+    size = Calibration(
+        calibration.num_calib, calibration.seq_len, lambda: calibration.have_media(source, trust_remote_code=trust_remote_code)
+    )
     where: Any = {"device": device, "dtype": dtype, "exporter": export.exporter}
     where |= {"trust_remote_code": trust_remote_code, "without_model": without_model}
     planned = planned_run(source, config, calibration=size, options=options, probing=probe, **where).with_errors(errors)

@@ -90,7 +90,7 @@ def quantize(
     base = _base_scheme(config, selection)
     skeleton = named_model(model, dtype) if without_model else meta_model(model, trust_remote_code=trust_remote_code)
     quant_config = config.config_for(skeleton, base)
-    data, chosen = calibration.of(model, type(skeleton), trust_remote_code=trust_remote_code), None
+    data, chosen = calibration.of(model, skeleton, dtype, trust_remote_code=trust_remote_code), None
     if selection.mixed is not None:
         chosen = selection.run(model, quant_config, config.named_layers, data, device, dtype, is_quiet=as_json)
         quant_config = chosen.config

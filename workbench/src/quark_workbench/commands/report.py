@@ -34,14 +34,14 @@ def report(
     """Write the report of the export OUT (quark_report.html and .json), and print its findings."""
     # Torch and transformers are imported here, not above: `quark --help` and the listings do without them.
     from quark.checkpoint.destination import REPORT_FILES
-    from quark.models.hf.tokenizer import load_tokenizer
+    from quark.models.hf.skeleton import meta_model
     from quark_workbench.report import write_contents
     from quark_workbench.report.export_report import export_report
 
     samples = None
     if calib is not None and float_model is not None:
         data = CalibrationChoices(calib=[calib], num_calib=num_calib, seq_len=seq_len)
-        samples = data.batches(load_tokenizer(float_model), "hidden states")
+        samples = data.of(float_model, meta_model(float_model), "auto", trust_remote_code=False)("hidden states")
     elif calib is not None:
         raise typer.BadParameter("--calib compares hidden states with the float model: add --float MODEL")
     contents = export_report(out, float_model, samples)

@@ -8,6 +8,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +20,10 @@ from quark_workbench.commands.config_options import ConfigOptions
 from quark_workbench.commands.given_options import given_options, size_in_bytes
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from quark.checkpoint import ExportOptions
+    from quark_workbench.data.processor import SampleProcessor
     from quark_workbench.mixed_precision import SelectionResult
 
 __all__ = ["GROUPS", "CalibrationChoices", "ExportChoices", "Probe", "TrustRemoteCode", "WithoutModel", "WritingChoices", "command_line"]
@@ -52,8 +56,8 @@ class CalibrationChoices:
         list[str] | None,
         typer.Option(
             help="Data for static activation scales and calibrated rounding: a file or directory of text, JSON lines or "
-            "Parquet, or a source by its name; `quark datasets` lists them. May be repeated: each source gives the same number of "
-            "sequences."
+            "Parquet (also with images or sounds), or a source by its name; `quark datasets` lists them. May be repeated: each source "
+            "gives the same number of sequences."
         ),
     ] = None
     calib_option: Annotated[
@@ -78,21 +82,40 @@ class CalibrationChoices:
         for source in self.calib or ():
             read_samples(source, given_options("--calib-option", self.calib_option))
 
-    def of(self, model: Path, kind: type, *, trust_remote_code: bool) -> CalibrationData:
-        """Return the data for a checkpoint with a model of that class; they are read when needed."""
-        return CalibrationData(self, model, kind, trust_remote_code)
+    def have_media(self, path: Path, *, trust_remote_code: bool) -> bool:
+        """Return whether one of the sources begins with images or sounds, for the processor of a checkpoint.
 
-    def batches(self, tokenizer: Any, wanted_by: str) -> list[Any]:
+        Reads the first samples. Raises as `quark_workbench.data.processor.load_processor`.
+        """
+        from quark_workbench.data import read_samples
+        from quark_workbench.data.media_rows import has_media
+        from quark_workbench.data.processor import load_processor
+
+        options = given_options("--calib-option", self.calib_option)
+        first = (sample for source in self.calib or () for sample in islice(read_samples(source, options), self.num_calib))
+        if not any(map(has_media, first)):
+            return False
+        load_processor(path, trust_remote_code=trust_remote_code)
+        return True
+
+    def of(self, path: Path, model: nn.Module, dtype: str, *, trust_remote_code: bool) -> CalibrationData:
+        """Return the data for a checkpoint with that model, on the meta device; they are read when needed."""
+        return CalibrationData(self, path, model, dtype, trust_remote_code)
+
+    def batches(self, reader: CalibrationData, wanted_by: str) -> list[Any]:
         """Return the calibration batches.
 
         Args:
-            tokenizer: Tokenizer of the checkpoint; None if it has none.
+            reader: Has the tokenizer and the processor of the checkpoint.
             wanted_by: The part of the run that needs data, for the message.
 
         Raises:
-            CalibrationError: No data are given, the data cannot be read, or the checkpoint has no tokenizer.
+            CalibrationError: No data are given, the data cannot be read, or the checkpoint has nothing that
+                reads them.
+            UnsupportedError: The data are texts, but the model needs images or sounds.
         """
         from quark_workbench.data import read_samples, token_sequences
+        from quark_workbench.data.media_rows import has_media
 
         if not self.calib:
             raise CalibrationError(f"no calibration text for {wanted_by}: give --calib FILE, DIR or NAME (`quark datasets` lists names)")
@@ -106,7 +129,15 @@ class CalibrationChoices:
         batches: list[Any] = []
         for number, source in enumerate(self.calib):
             samples, count = read_samples(source, options), len(range(number, self.num_calib, len(self.calib)))
-            batches += token_sequences(tokenizer, samples, count, self.seq_len, packing=packing, batch_size=size, seed=seed)
+            first = list(islice(samples, count))
+            samples = chain(first, samples)
+            if any(map(has_media, first)):
+                if size > 1:
+                    raise CalibrationError("samples with images or sounds run one at a time: leave out --calib-batch-size")
+                batches += reader.processor.batches(samples, count, seed)
+            else:
+                reader.refuse_text(wanted_by)
+                batches += token_sequences(reader.tokenizer, samples, count, self.seq_len, packing=packing, batch_size=size, seed=seed)
         return batches
 
 
@@ -132,31 +163,50 @@ class CalibrationData:
 
     Args:
         chosen: The options.
-        model: Directory of the checkpoint with the tokenizer.
-        kind: The class of its model.
+        path: Directory of the checkpoint with the tokenizer.
+        model: Its model, on the meta device.
+        dtype: Name of the dtype of the run.
         trust_remote_code: Whether code that comes with the checkpoint may run.
     """
 
-    def __init__(self, chosen: CalibrationChoices, model: Path, kind: type, trust_remote_code: bool) -> None:
-        self._chosen, self._model, self._kind, self._trust_remote_code = chosen, model, kind, trust_remote_code
+    def __init__(self, chosen: CalibrationChoices, path: Path, model: nn.Module, dtype: str, trust_remote_code: bool) -> None:
+        self._chosen, self._path, self._model, self._dtype, self._trust_remote_code = chosen, path, model, dtype, trust_remote_code
 
     @functools.cached_property
     def tokenizer(self) -> Any:
         """The tokenizer; None if the checkpoint has none."""
         from quark.models.hf.tokenizer import load_tokenizer
 
-        return load_tokenizer(self._model, trust_remote_code=self._trust_remote_code)
+        return load_tokenizer(self._path, trust_remote_code=self._trust_remote_code)
 
-    def __call__(self, wanted_by: str) -> list[Any]:
-        """Return the batches; ``wanted_by`` names the part of a run that needs them.
+    @functools.cached_property
+    def processor(self) -> SampleProcessor:
+        """The processor of images and sounds. Raises as `quark_workbench.data.processor.load_processor`."""
+        from quark.models.hf.loading import torch_dtype
+        from quark_workbench.data.processor import load_processor
+
+        dtype = torch_dtype(self._dtype) or next(p.dtype for p in self._model.parameters() if p.is_floating_point())
+        return attrs.evolve(load_processor(self._path, trust_remote_code=self._trust_remote_code), dtype=dtype)
+
+    def refuse_text(self, wanted_by: str) -> None:
+        """Check that the model can be calibrated on texts.
 
         Raises:
             UnsupportedError: The model takes images or sounds.
         """
         from quark.calibration.batches import refuse_text
 
-        refuse_text(self._kind, f"give batches of these for {wanted_by} to quark.runs.ModelQuantizer in Python")
-        return self._chosen.batches(self.tokenizer, wanted_by)
+        refuse_text(type(self._model), f"give --calib rows with images or sounds for {wanted_by}, or batches in Python")
+
+    def __call__(self, wanted_by: str) -> list[Any]:
+        """Return the batches; ``wanted_by`` names the part of a run that needs them.
+
+        Raises:
+            UnsupportedError: The data are texts, but the model takes images or sounds.
+        """
+        if not self._chosen.calib:
+            self.refuse_text(wanted_by)
+        return self._chosen.batches(self, wanted_by)
 
 
 @attrs.frozen(kw_only=True)

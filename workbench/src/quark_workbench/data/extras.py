@@ -11,6 +11,8 @@ __all__ = ["extra"]
 
 _EXTRAS = {"datasets": "data", "pyarrow": "data", "lm_eval": "lm-eval", "vllm": None}
 """The extra of quark-core with each package; None for a package that you install by its name."""
+_DISTRIBUTIONS = {"PIL": "pillow"}
+"""Names to install of packages that are imported by another name."""
 
 
 def extra(module: str, wanted_for: str) -> Any:
@@ -30,5 +32,5 @@ def extra(module: str, wanted_for: str) -> Any:
         if error.name is None or error.name.partition(".")[0].lstrip("_") != package:  # _bz2 of bz2
             raise  # the package is there, and something that it needs is not
         name = _EXTRAS.get(package)
-        command = f"pip install 'quark-core[{name}]'" if name else f"pip install {package}"
+        command = f"pip install 'quark-core[{name}]'" if name else f"pip install {_DISTRIBUTIONS.get(package, package)}"
         raise MissingPluginError(f"{wanted_for} need the package '{package}'. Install it: {command}") from None

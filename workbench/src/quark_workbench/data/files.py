@@ -10,6 +10,7 @@ from typing import Annotated
 from quark.errors import CalibrationError
 from quark.plugins import OptionNote
 from quark_workbench.data.extras import extra
+from quark_workbench.data.media_rows import with_files_below
 from quark_workbench.data.samples import Sample, is_chat, samples_of
 from quark_workbench.data.text_files import text_lines, whole_text
 
@@ -29,27 +30,32 @@ def text(path: Path, separator: Annotated[str, OptionNote(examples=("\n\n",))] =
     yield from (part for part in (content.split(separator) if separator else [content]) if part.strip())
 
 
-def json_lines(path: Path, column: str | None = None) -> Iterator[Sample]:
+def json_lines(path: Path, column: str | None = None, media: str = "") -> Iterator[Sample]:
     """Yield a sample of each line: an object with a text or with messages, or a JSON string.
 
-    The file may also be one JSON list.
+    An object may also have the path of an image in "image", or of a sound in "audio". The file may also be
+    one JSON list.
 
     Args:
         path: A UTF-8 file, perhaps compressed, with one JSON value a line.
         column: Key that holds the text or the messages; by default "text", or else "messages".
+        media: Directory of the images and sounds; by default the directory of the file.
 
     Raises:
-        CalibrationError: A line is not JSON, or holds no sample.
+        CalibrationError: A line is not JSON, holds no sample, or names an image or a sound that is missing or
+            outside the directory.
     """
-    yield from samples_of(_rows(path), column)
+    yield from _located(_rows(path), column, _folder(path, media))
 
 
-def parquet(path: Path, column: str | None = None) -> Iterator[Sample]:
+def parquet(path: Path, column: str | None = None, media: str = "") -> Iterator[Sample]:
     """Yield a sample of each row of a Parquet file.
 
     Args:
         path: The file.
         column: Column that holds the text or the messages; by default "text", or else "messages".
+        media: Directory of the images and sounds that columns "image" and "audio" name by path; by default
+            the directory of the file.
 
     Raises:
         CalibrationError: The file is damaged, or a row holds no sample.
@@ -59,7 +65,7 @@ def parquet(path: Path, column: str | None = None) -> Iterator[Sample]:
     reader = extra("pyarrow.parquet", "Parquet files")
     try:
         for batch in reader.ParquetFile(path).iter_batches():
-            yield from samples_of(((f"'{path}'", row) for row in batch.to_pylist()), column)
+            yield from _located(((f"'{path}'", row) for row in batch.to_pylist()), column, _folder(path, media))
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise CalibrationError(f"'{path}' cannot be read as Parquet: {error}") from error
 
@@ -82,6 +88,23 @@ def write_parquet(path: Path) -> None:
     """
     pyarrow, writer = extra("pyarrow", "Parquet files"), extra("pyarrow.parquet", "Parquet files")
     writer.write_table(pyarrow.table({"text": list(_EXAMPLE)}), path)
+
+
+def _folder(path: Path, media: str) -> Path:
+    """Return the directory of images and sounds.
+
+    Raises:
+        CalibrationError: There is no such directory.
+    """
+    if media and not Path(media).is_dir():
+        raise CalibrationError(f"the option media={media} names no directory: give the directory of the images and sounds of '{path}'")
+    return Path(media) if media else path.parent
+
+
+def _located(rows: Iterator[tuple[str, object]], column: str | None, folder: Path) -> Iterator[Sample]:
+    """Yield the sample of each row, with paths of files in a directory."""
+    for where, row in rows:
+        yield from (with_files_below(sample, folder, where) for sample in samples_of([(where, row)], column))
 
 
 def _rows(path: Path) -> Iterator[tuple[str, object]]:

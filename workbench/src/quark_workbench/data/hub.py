@@ -81,8 +81,13 @@ def _rows(name: str, config: str | None, split: str) -> Any:
     try:
         if any((Path(name) / file).is_file() for file in ("dataset_dict.json", "state.json")):
             saved = datasets.load_from_disk(name)
-            return saved[split] if isinstance(saved, dict) else saved
-        return datasets.load_dataset(name, config, split=split)
+            rows = saved[split] if isinstance(saved, dict) else saved
+        else:
+            rows = datasets.load_dataset(name, config, split=split)
+        for column, feature in (getattr(rows, "features", None) or {}).items():
+            if isinstance(feature, datasets.Image | datasets.Audio):  # as files, which quark reads
+                rows = rows.cast_column(column, type(feature)(decode=False))
+        return rows
     except Exception as error:  # of any kind: the network, the cache, a missing split
         refuse_failed_import(error, f"the data set '{name}' (split '{split}') cannot be loaded")
         raise CalibrationError(

@@ -1,4 +1,4 @@
-"""Samples: one text or one chat each; chats become text with the chat template."""
+"""Samples: one text, chat, or row with images or sounds each; chats become text with the chat template."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from quark.errors import CalibrationError
+from quark_workbench.data.media_rows import MediaRow, chat_with_media, has_media, is_media_row, media_row
 
 __all__ = ["COLUMNS", "Message", "Sample", "is_chat", "is_unicode", "rendered", "sample_of", "samples_of", "text_of", "value_of"]
 
@@ -14,8 +15,8 @@ __all__ = ["COLUMNS", "Message", "Sample", "is_chat", "is_unicode", "rendered", 
 Message = Mapping[str, Any]
 """One message of a chat, with the keys ``role`` and ``content``; other keys go to the chat template.
 """
-Sample = str | Sequence[Message]
-"""A text, or the messages of a chat."""
+Sample = str | Sequence[Message] | MediaRow
+"""A text, the messages of a chat, or a row with images or sounds."""
 COLUMNS = ("text", "messages")
 """Default columns of a table, or keys of an object, that hold a sample."""
 
@@ -33,13 +34,15 @@ def sample_of(value: Any, where: str) -> Sample:
     >>> sample_of([{"role": "user", "content": "Hello."}], "the source 'tickets'")
     [{'role': 'user', 'content': 'Hello.'}]
     """
-    if isinstance(value, str):
+    if isinstance(value, str | MediaRow):
         return value
     if is_chat(value):
         return list(value)
+    if is_media_row(value):
+        return media_row(value, None, where)
     raise CalibrationError(
-        f"{where} is a {type(value).__name__}, which is not a sample: give a text, or a chat as a list of messages with the keys 'role' "
-        f"and 'content'"
+        f"{where} is a {type(value).__name__}, which is not a sample: give a text, a chat as a list of messages with the keys 'role' "
+        f"and 'content', or a row with the column 'image' or 'audio'"
     )
 
 
@@ -56,7 +59,8 @@ def is_unicode(sample: Sample) -> bool:
     False
     """
     try:
-        (sample if isinstance(sample, str) else json.dumps(list(sample), ensure_ascii=False, default=str)).encode()
+        texts = [sample.text] if isinstance(sample, MediaRow) else sample
+        (sample if isinstance(sample, str) else json.dumps(list(texts), ensure_ascii=False, default=lambda _: "")).encode()
     except UnicodeEncodeError:
         return False
     return True
@@ -91,6 +95,10 @@ def samples_of(rows: Iterable[tuple[str, Any]], column: str | None) -> Iterator[
     Arguments and errors as in `value_of` and `sample_of`.
     """
     for where, row in rows:
+        if is_media_row(row):
+            chat = row.get(column or "messages")
+            yield chat_with_media(chat, row, where) if is_chat(chat) else media_row(row, column, where)
+            continue
         sample = sample_of(value_of(row, column, where), where)
         if not isinstance(sample, str) or sample.strip():
             yield sample
@@ -100,9 +108,13 @@ def rendered(tokenizer: Any, sample: Sample) -> str:
     """Return the text of a sample.
 
     Raises:
-        CalibrationError: The sample is a chat, but the tokenizer has no chat template, or its template
-            refuses the chat.
+        CalibrationError: The sample has images or sounds; or it is a chat, but the tokenizer has no chat
+            template, or its template refuses the chat.
     """
+    if isinstance(sample, MediaRow) or has_media(sample):
+        raise CalibrationError(
+            "the data hold images or sounds, but this step reads texts alone: give texts, or a model that takes images or sounds"
+        )
     if isinstance(sample, str):
         return sample
     if getattr(tokenizer, "chat_template", None) is None:

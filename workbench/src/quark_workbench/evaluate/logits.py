@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -59,15 +59,11 @@ class NextTokens(NamedTuple):
 
 
 def next_token_logits(model: nn.Module, windows: Windows) -> NextTokens:
-    """Return the `NextTokens` of windows.
+    """Return the `NextTokens` of windows, as `Windows.logits` runs the model.
 
-    The model gets only the tokens, without the last of each window. It returns logits ``[B, T − 1, V]``, or
-    an object with an attribute ``logits``. The result's logits keep the model's dtype and device; tokens and
-    windows are on the CPU.
+    The result's logits keep the model's dtype and device; tokens and windows are on the CPU.
     """
-    parameter, inputs, scored = next(model.parameters(), None), windows.tokens[:, :-1], windows.scored
-    output: Any = model(inputs if parameter is None else inputs.to(parameter.device))
-    logits: Tensor = getattr(output, "logits", output)
+    logits, scored = windows.logits(model), windows.scored
     index = torch.arange(len(windows))[:, None].expand(scored.shape)
     return NextTokens(logits[scored.to(logits.device)], windows.tokens[:, 1:].cpu()[scored], index[scored])
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from quark.errors import UnsupportedError
+from quark_workbench.evaluate.sample_windows import SampleWindow
 from quark_workbench.evaluate.windows import Windows
 
 __all__ = ["OutputSimilarity", "compare_outputs", "gives_next_tokens"]
@@ -59,7 +60,7 @@ def compare_outputs(model: nn.Module, reference: nn.Module, batches: Iterable[Wi
     """
     pairs: dict[str, list[tuple[Tensor, Tensor]]] = {}
     for windows in batches:
-        outputs, expected = _outputs(model, windows.tokens), _outputs(reference, windows.tokens)
+        outputs, expected = _outputs(model, windows), _outputs(reference, windows)
         for name in (name for name in outputs if name in expected):
             pairs.setdefault(name, []).append((_vectors(outputs[name]), _vectors(expected[name])))
     if not pairs:
@@ -69,11 +70,13 @@ def compare_outputs(model: nn.Module, reference: nn.Module, batches: Iterable[Wi
     return {name: _similarity(*(torch.cat(parts) for parts in zip(*found, strict=True))) for name, found in pairs.items()}
 
 
-def _outputs(model: Any, tokens: Tensor) -> dict[str, Tensor]:
-    ids = tokens.to(next(model.parameters()).device)
+def _outputs(model: Any, windows: Windows) -> dict[str, Tensor]:
+    ids = windows.tokens.to(next(model.parameters()).device)
     inputs = {_IDS: ids} | ({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})
+    if isinstance(windows, SampleWindow):
+        inputs = windows.arguments(model)
     name = type(model).__name__
-    if model.main_input_name != _IDS:
+    if model.main_input_name not in inputs:
         raise UnsupportedError(f"a {name} takes {model.main_input_name}, not token ids: compare its outputs in Python")
     try:
         outputs = model(**inputs)

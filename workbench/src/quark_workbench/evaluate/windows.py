@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from quark.errors import ConfigError
 from quark_workbench.evaluate.protocol import PROTOCOLS, Protocol
@@ -40,6 +40,17 @@ class Windows:
     def scored(self) -> Tensor:
         """Whether each token but the first is scored, ``[N, T − 1]``."""
         return torch.arange(1, self.tokens.shape[1]) >= self.first[:, None]
+
+    def logits(self, model: nn.Module) -> Tensor:
+        """Return the logits of a model that predict each token but the first, ``[N, T − 1, V]``.
+
+        The model gets only the tokens, without the last of each window. It returns logits, or an object with
+        an attribute ``logits``.
+        """
+        parameter, inputs = next(model.parameters(), None), self.tokens[:, :-1]
+        output: Any = model(inputs if parameter is None else inputs.to(parameter.device))
+        logits: Tensor = getattr(output, "logits", output)
+        return logits
 
     def split(self, size: int) -> Iterator[Windows]:
         """Yield batches of at most ``size`` windows, in order."""

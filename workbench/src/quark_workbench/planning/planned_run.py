@@ -20,7 +20,7 @@ from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.export import exporter_of, refuse_unstorable
 from quark.checkpoint.exporter import ExportOptions
 from quark.config.model import QConfig
-from quark.errors import CheckpointError, QuarkError
+from quark.errors import CheckpointError, QuarkError, UnsupportedError
 from quark.models.hf.attention_switch import refuse_unswitchable
 from quark.models.hf.loading import torch_device, torch_dtype
 from quark.models.hf.quantized_source import float_tensors_of
@@ -145,7 +145,7 @@ def plan(
         if run.needs_data and without_model:
             refusals.collect(refuse_forwards, run.needs_data)
         elif run.needs_data and _has_files(path):
-            refusals.collect(_refuse_no_text, path, run, model, trust_remote_code=trust_remote_code)
+            refusals.collect(_refuse_unreadable_data, path, run, model, calibration, trust_remote_code=trust_remote_code)
         run = run.for_data(model, calibration.calls(), target)
         numbers = None
         if writer is not None:
@@ -229,8 +229,14 @@ def _run(
     return run
 
 
-def _refuse_no_text(path: Path, run: Run, model: nn.Module, *, trust_remote_code: bool) -> None:
-    refuse_text(model, f"give batches of these for {run.needs_data} to quark.runs.ModelQuantizer in Python")
+def _refuse_unreadable_data(path: Path, run: Run, model: nn.Module, calibration: Calibration, *, trust_remote_code: bool) -> None:
+    """Raise if the checkpoint has nothing that reads the calibration data."""
+    try:
+        refuse_text(model, f"give --calib rows with images or sounds for {run.needs_data}, or batches in Python")
+    except UnsupportedError:
+        if calibration.have_media():
+            return
+        raise
     if load_tokenizer(path, trust_remote_code=trust_remote_code) is None:
         raise CheckpointError(
             f"'{path}' has no tokenizer for the calibration text of {run.needs_data}: copy tokenizer.json into it, or give token tensors "

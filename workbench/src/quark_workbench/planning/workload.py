@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import attrs
 import torch
@@ -27,10 +27,18 @@ __all__ = ["Calibration", "Task", "Workload", "statistics_bytes", "workload_of"]
 
 @attrs.frozen
 class Calibration:
-    """The size of the calibration data: sequences, and tokens in each."""
+    """The size of the calibration data: sequences, and tokens in each.
+
+    Attributes:
+        sequences: The number of sequences.
+        length: Tokens in each.
+        have_media: Returns whether the data hold images or sounds, and raises if the checkpoint has no
+            processor for them; called if the model needs them.
+    """
 
     sequences: int = 128
     length: int = 512
+    have_media: Callable[[], bool] = attrs.field(default=lambda: False, eq=False)
 
     @property
     def tokens(self) -> int:

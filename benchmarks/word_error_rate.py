@@ -1,0 +1,125 @@
+"""Measure the word error rate of a speech model before and after quantization.
+
+    python -m benchmarks.word_error_rate MODEL TEXT OUT_DIR [--runs none/int4_wo_64,gptq/int4_wo_64,none/fp8]
+
+espeak-ng speaks sentences of TEXT (``benchmarks.texts``): sentences of its first half calibrate, those of the
+second half evaluate. A run is algorithms, joined by ``+``, and a scheme, done by ``quark quantize``. Standard
+errors are over sentences, by bootstrap; a difference is paired. OUT_DIR keeps the sounds, the checkpoints and
+the transcripts, and what is there is not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import wave
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.speech import RATE, spoken
+from quark.checkpoint.transformers_loading import load_checkpoint
+from quark_workbench.data import read_samples
+from quark_workbench.data.processor import load_processor
+from quark_workbench.evaluate.metrics import Mean
+from quark_workbench.evaluate.sample_windows import sample_windows
+from quark_workbench.evaluate.word_error_rate import rate_difference, transcripts, word_error_rate, word_errors
+
+RUNS = "none/int4_wo_64,none/fp8,gptq/int4_wo_64,awq+gptq/int4_wo_64"
+_SENTENCE = re.compile(r"(?<=[.!?] )[A-Z](?:[a-z]|[,;:]? |[a-z]'(?=[a-z]))+[a-z][.!?](?= )")
+_FEWEST_WORDS, _MOST_WORDS = 7, 20
+
+
+def sentences(text: str, half: int, count: int) -> list[str]:
+    """Return sentences of one half of a text, spread over it: of 7 to 20 words in small letters.
+
+    Args:
+        text: The text.
+        half: 0 for calibration, 1 for evaluation.
+        count: How many sentences.
+
+    Raises:
+        ValueError: There are not so many.
+    """
+    size = len(text) // 2
+    part = " ".join(text[half * size : (half + 1) * size].split())
+    found = [one for one in dict.fromkeys(_SENTENCE.findall(part)) if _FEWEST_WORDS <= len(one.split()) <= _MOST_WORDS]
+    if len(found) < count:
+        raise ValueError(f"one half of the text has {len(found)} sentences of small letters, fewer than {count}: give a longer text")
+    return [found[i * len(found) // count] for i in range(count)]
+
+
+def write_sounds(folder: Path, texts: list[str]) -> Path:
+    """Write texts as espeak-ng speaks them, and the file ``rows.jsonl`` with their words; return its path."""
+    rows = folder / "rows.jsonl"
+    if rows.exists():
+        return rows
+    folder.mkdir(parents=True)
+    for number, text in enumerate(texts):
+        samples = (spoken(text, "en") * 32_768).to(torch.int16)
+        with wave.open(str(folder / f"{number}.wav"), "wb") as file:
+            file.setnchannels(1)
+            file.setsampwidth(2)
+            file.setframerate(RATE)
+            file.writeframes(samples.numpy().tobytes())
+    rows.write_text("".join(json.dumps({"audio": f"{n}.wav", "text": text}) + "\n" for n, text in enumerate(texts)), encoding="utf-8")
+    return rows
+
+
+def errors_of(model: Path, run: str, rows: tuple[Path, Path], out: Path, dtype: str) -> list[tuple[int, int]]:
+    """Return errors and words of each sentence, as a run transcribes it; the float model if the run is empty.
+
+    ``rows`` has the sentences for calibration and those for evaluation. OUT keeps the checkpoint and the
+    transcripts.
+    """
+    algorithms, _, scheme = run.partition("/")
+    name = run.replace("/", "-") or "float"
+    samples: list[Any] = list(read_samples(rows[1]))
+    result = out / f"{name}.json"
+    if not result.exists():
+        checkpoint = out / name if run else model
+        if not checkpoint.exists():
+            given = [part for algorithm in algorithms.split("+") if algorithm != "none" for part in ("--algorithm", algorithm)]
+            command = ["quantize", model, checkpoint, "--scheme", scheme, *given, "--calib", rows[0], "--dtype", dtype, "--no-report"]
+            subprocess.run([sys.executable, "-m", "quark", *map(str, command)], check=True)
+        processor = load_processor(checkpoint)
+        written = transcripts(load_checkpoint(checkpoint, dtype), processor, sample_windows(processor, samples), samples)
+        result.write_text(json.dumps(written, indent=0) + "\n", encoding="utf-8")
+    return [word_errors(said, sample.text) for said, sample in zip(json.loads(result.read_text(encoding="utf-8")), samples, strict=True)]
+
+
+def table_row(name: str, errors: list[tuple[int, int]], of_float: list[tuple[int, int]]) -> str:
+    """Return the word error rate of a run, and its difference to the float model, as a line of a table."""
+    rate, difference = word_error_rate(errors), rate_difference(errors, of_float)
+    return f"| {name} | {_percent(rate)} | {_percent(difference, '+') if errors is not of_float else ''} |"
+
+
+def _percent(mean: Mean, sign: str = "") -> str:
+    return f"{mean.value:{sign}.1%} ± {mean.error:.1%}"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("text", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--runs", default=RUNS)
+    parser.add_argument("--sentences", type=int, default=50, help="sentences for calibration, and as many for evaluation")
+    parser.add_argument("--dtype", default="auto", help="dtype of the float model")
+    args = parser.parse_args(arguments)
+    text = args.text.read_text(encoding="utf-8", errors="replace")
+    folders = [args.out / "calibration", args.out / "evaluation"]
+    rows = [write_sounds(folder, sentences(text, half, args.sentences)) for half, folder in enumerate(folders)]
+    print("| run | word error rate | difference to float |\n|---|---|---|", flush=True)
+    of_float = errors_of(args.model, "", (rows[0], rows[1]), args.out, args.dtype)
+    print(table_row("float", of_float, of_float), flush=True)
+    for run in args.runs.split(","):
+        print(table_row(run, errors_of(args.model, run, (rows[0], rows[1]), args.out, args.dtype), of_float), flush=True)
+
+
+if __name__ == "__main__":
+    main()

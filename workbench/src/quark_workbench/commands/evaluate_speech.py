@@ -1,0 +1,72 @@
+"""Speech models in ``quark evaluate``: word error rate, perplexity, and KL divergence from a reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from quark.checkpoint.transformers_loading import load_checkpoint
+from quark.models.hf.model_config import model_config
+from quark_workbench.data import Sample
+from quark_workbench.data.processor import SampleProcessor
+from quark_workbench.evaluate import compare, likelihood
+from quark_workbench.evaluate.metrics import Mean, TokenMetrics
+from quark_workbench.evaluate.sample_windows import SampleWindow
+from quark_workbench.evaluate.word_error_rate import rate_difference, transcripts, word_error_rate, word_errors
+
+__all__ = ["speech_metrics"]
+
+
+def speech_metrics(
+    paths: tuple[Path, Path | None],
+    processor: SampleProcessor,
+    windows: Sequence[SampleWindow],
+    samples: Sequence[Sample],
+    metric: list[str],
+    where: dict[str, Any],
+) -> dict[str, Any]:
+    """Return the metrics of a speech model, and its comparison with a reference, as plain data.
+
+    Args:
+        paths: Directories of the model and of the reference, which may be None.
+        processor: The processor of the model.
+        windows: The samples as windows.
+        samples: Sounds with what is spoken.
+        metric: Names of metrics of predicted tokens.
+        where: Arguments of `quark.checkpoint.transformers_loading.load_checkpoint`.
+
+    Raises:
+        QuarkError: A checkpoint cannot be read, there is no such metric, or a logit is NaN or Inf.
+    """
+    path, reference_path = paths
+    TokenMetrics.of(metric, has_reference=reference_path is not None)
+    if reference_path is not None:
+        model_config(reference_path, trust_remote_code=where["trust_remote_code"])  # missing: an error before the first model is loaded
+    texts = [getattr(sample, "text", "") for sample in samples]
+
+    def errors_of(model: Any) -> list[tuple[int, int]]:
+        written = transcripts(model, processor, windows, samples)
+        return [word_errors(*pair) for pair in zip(written, texts, strict=True)]
+
+    model = load_checkpoint(path, **where)
+    errors = errors_of(model)
+    result: dict[str, Any] = {"unit": "token", "words": sum(words for _, words in errors)} | _rate(
+        "word_error_rate", word_error_rate(errors)
+    )
+    if reference_path is None:
+        of_tokens = likelihood(model, windows, metric)
+        result |= {"tokens": of_tokens.tokens, "perplexity": of_tokens.perplexity.value, "perplexity_error": of_tokens.perplexity.error}
+        result |= {"bits_per_token": of_tokens.bits_per_token}
+        return result | {"metrics": {name: attrs.asdict(mean) for name, mean in of_tokens.metrics.items()}}
+    reference = load_checkpoint(reference_path, **where)
+    expected = errors_of(reference)
+    result |= _rate("reference_word_error_rate", word_error_rate(expected))
+    result |= _rate("word_error_rate_difference", rate_difference(errors, expected))
+    return result | {"reference": str(reference_path)} | attrs.asdict(compare(model, reference, windows, metric))
+
+
+def _rate(name: str, rate: Mean) -> dict[str, float | None]:
+    return {name: rate.value, f"{name}_error": rate.error}
