@@ -67,10 +67,14 @@ WAYS: list[Callable[[str, Path], nn.Module]] = [by_transformers, by_transformers
 
 
 def aliases(model: nn.Module) -> set[frozenset[str]]:
-    names_of: dict[int, set[str]] = {}
+    """Return the names of parameters that are one tensor. A weight that is computed from codes is what its codes are."""
+    names_of: dict[tuple[int, ...], set[str]] = {}
     named = list(model.named_parameters(remove_duplicate=False))  # all at once: an id is that of a parameter that is there
     for name, parameter in named:
-        names_of.setdefault(id(parameter), set()).add(name)
+        owner, _, leaf = name.rpartition(".")
+        buffers = model.get_submodule(owner)._buffers.items() if leaf == "weight" else ()
+        codes = tuple(id(buffer) for buffer_name, buffer in buffers if buffer_name.startswith("packed_"))
+        names_of.setdefault(codes or (id(parameter),), set()).add(name)
     return {frozenset(names) for names in names_of.values() if len(names) > 1}
 
 

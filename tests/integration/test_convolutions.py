@@ -216,16 +216,24 @@ class Padded(nn.Conv2d):
 
 
 class Scaled(nn.Embedding):
-    """Computes something else."""
+    """Multiplies the rows by a constant, which a quantized layer does too."""
 
     def forward(self, x: Tensor) -> Tensor:
         return 2 * super().forward(x)
 
 
+class Shifted(nn.Embedding):
+    """Computes something else."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 1 + super().forward(x)
+
+
 def test_subclasses_that_override_nothing_are_quantized_as_their_base_is() -> None:
     assert counts_as(Renamed(4)) is nn.Conv2d
     assert counts_as(Padded(4, 4, 1)) is None
-    assert counts_as(Scaled(4, 4)) is None
+    assert counts_as(Scaled(4, 4)) is nn.Embedding
+    assert counts_as(Shifted(4, 4)) is None
     assert counts_as(nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 1))) is None
     model = ModelQuantizer(QConfig(QLayerConfig(weight=ROWS))).quantize_model(nn.Sequential(Renamed(4)))
     assert type(model[0]) is QuantConv2d

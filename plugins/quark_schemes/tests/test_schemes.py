@@ -20,6 +20,8 @@ REGISTERED: dict[str, Callable[[], QuantizationScheme]] = {
     "int3_wo_128": lambda: schemes.Int3WeightOnlyScheme(group_size=128),
     "int2_wo_32": lambda: schemes.Int2WeightOnlyScheme(group_size=32),
     "int2_wo_64": lambda: schemes.Int2WeightOnlyScheme(group_size=64),
+    "int8_wo_32": lambda: schemes.Int8WeightOnlyScheme(group_size=32),
+    "int8_wo_per_channel": schemes.Int8WeightOnlyPerChannelScheme,
     "int4_wa_64": lambda: schemes.Int4WeightAndActivationScheme(group_size=64),
     "uint4_wo_32": lambda: schemes.Uint4WeightOnlyScheme(group_size=32),
     "uint4_wo_64": lambda: schemes.Uint4WeightOnlyScheme(group_size=64),

@@ -121,7 +121,7 @@ def test_a_mapping_whose_shapes_do_not_fit_is_reported(caplog: pytest.LogCapture
 def test_names_of_another_family_are_refused() -> None:
     config = LLMTemplate.get("llama").get_config("int8")
     config.algo_config = [AWQConfig(scaling_layers=[{"prev_op": "ln_1", "layers": ["attn.c_attn"]}, {"prev_op": "fc1", "layers": ["fc2"]}])]
-    with pytest.raises(ConfigError, match=r"'ln_1' -> attn\.c_attn does not exist in this model: .*; no other entry"):
+    with pytest.raises(ConfigError, match=r"'ln_1' -> attn\.c_attn does not exist in this model: .*, and no other entry"):
         ModelQuantizer(config).quantize_model(tiny.tiny_model(), DATA)
 
 

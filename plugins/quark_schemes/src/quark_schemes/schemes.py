@@ -61,9 +61,9 @@ def int2_weight_only(group_size: int) -> QLayerConfig:
     return QLayerConfig(weight=Int2PerGroupSpec(ch_axis=-1, group_size=group_size, is_dynamic=False).to_quantization_spec())
 
 
-def int8_wo_32() -> QLayerConfig:
-    """Return a configuration of symmetric INT8 weights in groups of 32 along the input."""
-    return QLayerConfig(weight=Int8PerGroupSpec(symmetric=True, ch_axis=-1, group_size=32, is_dynamic=False).to_quantization_spec())
+def int8_weight_only(group_size: int) -> QLayerConfig:
+    """Return a configuration of symmetric INT8 weights in groups along the input."""
+    return QLayerConfig(weight=Int8PerGroupSpec(symmetric=True, ch_axis=-1, group_size=group_size, is_dynamic=False).to_quantization_spec())
 
 
 def int8_wo_per_channel() -> QLayerConfig:
@@ -73,6 +73,7 @@ def int8_wo_per_channel() -> QLayerConfig:
 
 int2_wo_32, int2_wo_64 = (partial(int2_weight_only, size) for size in (32, 64))
 int3_wo_64, int3_wo_128 = (partial(int3_weight_only, size) for size in (64, 128))
+int8_wo_32 = partial(int8_weight_only, 32)
 int4_wo_32, int4_wo_64, int4_wo_128 = (partial(int4_weight_only, size) for size in (32, 64, 128))
 uint4_wo_32, uint4_wo_64, uint4_wo_128 = (partial(uint4_weight_only, size) for size in (32, 64, 128))
 
@@ -269,6 +270,8 @@ CONFIGURATIONS: Mapping[str, Callable[..., QLayerConfig]] = MappingProxyType(
         "Int4WeightOnlyPerChannelScheme": int4_wo_per_channel,
         "Int4WeightOnlyScheme": int4_weight_only,
         "Int8Scheme": int8,
+        "Int8WeightOnlyPerChannelScheme": int8_wo_per_channel,
+        "Int8WeightOnlyScheme": int8_weight_only,
         "MX6Scheme": mx6,
         "MX9Scheme": mx9,
         "MXFP4Scheme": mxfp4,
