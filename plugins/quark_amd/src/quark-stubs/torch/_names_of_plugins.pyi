@@ -83,6 +83,8 @@ Int4WeightAndActivationScheme: Any
 Int4WeightOnlyPerChannelScheme: Any
 Int4WeightOnlyScheme: Any
 Int8Scheme: Any
+Int8WeightOnlyPerChannelScheme: Any
+Int8WeightOnlyScheme: Any
 MX6Scheme: Any
 MX9Scheme: Any
 MXFP4Scheme: Any
