@@ -27,6 +27,9 @@ def test_they_are_those_that_it_requires_and_those_that_these_require(tmp_path: 
 def test_of_an_unknown_distribution_they_are_the_built_in_ones_until_it_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    requires = importlib_metadata.requires  # the core's extra "all" names every distribution
+    monkeypatch.setattr(importlib_metadata, "requires", lambda name: () if name == "quark-core" else requires(name))
+    monkeypatch.syspath_prepend(tmp_path / "others")  # nothing has been read with this path
     assert "quark-vq" not in among_its_own(catalog(), "comes-later").distributions
     install(tmp_path, "comes-later", "quark-vq")
     monkeypatch.syspath_prepend(tmp_path)

@@ -34,17 +34,16 @@ def among_its_own(catalog: Catalog, distribution: str) -> Catalog:
 
 @cache  # each check asks for hundreds of them, with those of torch and its requirements
 def _requirements(distribution: str, path: tuple[str, ...]) -> frozenset[str]:
-    """Return the distributions that another one requires, without its extras; none if it is not installed.
+    """Return the distributions that another one requires, also for its extras; none if it is not installed.
 
     Args:
         distribution: Its name.
         path: ``sys.path``, which says where distributions are installed.
     """
     try:
-        required = importlib_metadata.requires(distribution) or ()
+        return frozenset(name_in(text) for text in importlib_metadata.requires(distribution) or ())
     except importlib_metadata.PackageNotFoundError:
         return frozenset()
-    return frozenset(name_in(text) for text in required if "extra ==" not in text)
 
 
 def among(catalog: Catalog, distributions: Iterable[str]) -> Catalog:
