@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
@@ -53,7 +53,7 @@ def test_a_truncated_shard_is_named(tmp_path: Path, keep: int) -> None:
 @pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "sub/one.safetensors", "..", ".", "", "/", "one.safetensors/"])
 def test_an_index_that_points_outside_is_refused(tmp_path: Path, name: str) -> None:
     write_index(sharded(tmp_path), {"a": name})
-    with pytest.raises(CheckpointError, match="outside the directory"):
+    with pytest.raises(CheckpointError, match="no file of the directory"):
         check_shards(tmp_path)
 
 
@@ -208,6 +208,7 @@ def test_any_object_gives_a_header_that_fills_the_file_or_a_checkpoint_error(hea
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(weight_map=st.dictionaries(st.sampled_from(["a", "b", "c"]), JSON | st.sampled_from(["one.safetensors", "two.safetensors"])) | JSON)
+@example(weight_map={"a": "\0"})  # Python 3.13 raises another error for it
 def test_any_index_gives_files_of_the_directory_or_a_checkpoint_error(weight_map: object, tmp_path: Path) -> None:
     sharded(tmp_path)
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": weight_map}))

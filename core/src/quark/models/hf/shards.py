@@ -168,8 +168,8 @@ def _refuse_unlisted(shards: Mapping[str, Shard], weight_map: Mapping[str, str],
 
 def _inside(directory: Path, name: str) -> Path:
     """Return the path of a file in the directory; links in a hub cache are followed into its store."""
-    if Path(name).name != name or name in ("", ".", ".."):
-        raise CheckpointError(f"the index of '{directory}' points to '{name}', outside the directory: refusing to read it")
+    if Path(name).name != name or name in ("", ".", "..") or "\0" in name:
+        raise CheckpointError(f"the index of '{directory}' points to {name!r}, which is no file of the directory: refusing to read it")
     refuse_link_out(directory / name, directory)
     return directory / name
 
