@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tools.matrix.cells import PACKAGES
+
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -50,6 +52,21 @@ def test_the_workflow_runs_everything_on_every_supported_python() -> None:
     run = targets_run(workflow)
     assert run >= {"lint", "types", "imports", "test", "coverage", "docs", "lowest", "newest", "wheels", "slow"}
     assert all(re.search(rf"^[\w ]*\b{target}\b[\w ]*:", MAKEFILE, flags=re.MULTILINE) for target in run)
+
+
+def test_every_extra_that_is_named_is_offered() -> None:
+    """An install command in a message or a page names an extra that its distribution has."""
+    folders = [ROOT / package for package in PACKAGES]
+    projects = [tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"] for folder in folders]
+    offered = {f"{project['name']}[{extra}]" for project in projects for extra in project.get("optional-dependencies", {})}
+    pages = [
+        *(path for folder in folders for path in (folder / "src").glob("**/*.py")),
+        *(ROOT / "docs").glob("**/*.md"),
+        *ROOT.glob("*.md"),
+    ]
+    named = {(path.name, name) for path in pages for name in re.findall(r"quark-[a-z-]+\[[a-z-]+\]", path.read_text(encoding="utf-8"))}
+    assert ("extras.py", "quark-workbench[lm-eval]") in named
+    assert [one for one in named if one[1] not in offered] == []
 
 
 def test_the_workflow_checks_at_least_what_make_check_does() -> None:

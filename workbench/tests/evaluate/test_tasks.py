@@ -110,7 +110,7 @@ def test_options_that_do_not_fit_are_refused(flags: list[str]) -> None:
 def test_a_missing_harness_or_backend_names_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
-    with pytest.raises(MissingPluginError, match=r"pip install 'quark-core\[lm-eval\]'"):
+    with pytest.raises(MissingPluginError, match=r"pip install 'quark-workbench\[lm-eval\]'"):
         prepare_tasks(TaskOptions(tasks=["a"]))
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(MissingPluginError, match="pip install vllm"):

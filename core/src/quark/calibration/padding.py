@@ -49,8 +49,10 @@ _MASKED = -9_000.0
 
 
 def main_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """Return the tensor whose first axis is the batch: the first argument, or named argument, that is not a
-    mask.
+    """Return the tensor whose first axis is the batch, or None.
+
+    This is the first positional tensor, or else the token ids, their embeddings, or the first other named
+    tensor that is not a mask.
     """
     named = [kwargs[name] for name in ("input_ids", "inputs_embeds") if name in kwargs]
     others = (value for name, value in kwargs.items() if not name.endswith("mask"))

@@ -9,10 +9,13 @@ from quark.errors import MissingPluginError
 
 __all__ = ["extra"]
 
-_EXTRAS = {"datasets": "data", "pyarrow": "data", "lm_eval": "lm-eval", "vllm": None}
-"""The extra of quark-core with each package; None for a package that you install by its name."""
-_DISTRIBUTIONS = {"PIL": "pillow"}
-"""Names to install of packages that are imported by another name."""
+_INSTALLED_BY = {
+    "PIL": "pillow",
+    "datasets": "'quark-core[data]'",
+    "lm_eval": "'quark-workbench[lm-eval]'",
+    "pyarrow": "'quark-core[data]'",
+}
+"""What pip installs for a package, if not a distribution of the package's name."""
 
 
 def extra(module: str, wanted_for: str) -> Any:
@@ -31,6 +34,5 @@ def extra(module: str, wanted_for: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0].lstrip("_") != package:  # _bz2 of bz2
             raise  # the package is there, and something that it needs is not
-        name = _EXTRAS.get(package)
-        command = f"pip install 'quark-core[{name}]'" if name else f"pip install {_DISTRIBUTIONS.get(package, package)}"
+        command = f"pip install {_INSTALLED_BY.get(package, package)}"
         raise MissingPluginError(f"{wanted_for} need the package '{package}'. Install it: {command}") from None

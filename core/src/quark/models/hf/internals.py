@@ -227,7 +227,7 @@ def on_missing(model: Any, act: Callable[[set[str], Callable[[], None]], None]) 
     Args:
         model: A transformers model that ``from_pretrained`` is about to load.
         act: Gets the full names of the tensors for which the loader has no values, and a function that
-            allocates them without values, except the tied ones.
+            allocates these tensors without values. The function leaves out tied tensors.
     """
     name = "_move_missing_keys_from_meta_to_device"
     move = getattr(model, name)
@@ -240,7 +240,7 @@ def on_missing(model: Any, act: Callable[[set[str], Callable[[], None]], None]) 
 
 
 def initialize(model: Any, module: nn.Module) -> None:
-    """Initialize a module as the loader does with those of a model, with buffers that are not stored."""
+    """Initialize a module, and its buffers that no checkpoint holds, as the loader of its model does."""
     model._init_weights(module)
 
 
@@ -255,8 +255,7 @@ def before_tying(model: Any, act: Callable[[set[str]], None]) -> None:
     def tying(*args: Any, missing_keys: set[str] | None = None, **kwargs: Any) -> None:
         del model.__dict__["tie_weights"]
         act(set() if missing_keys is None else missing_keys)
-        model.tie_weights(
-            *args, missing_keys=missing_keys, **kwargs
-        )  # looked up now, because while the model is built, its class has a method that does nothing
+        # Looked up now, because while the model is built, its class has a method that does nothing.
+        model.tie_weights(*args, missing_keys=missing_keys, **kwargs)
 
     model.__dict__["tie_weights"] = tying
