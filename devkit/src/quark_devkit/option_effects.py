@@ -30,7 +30,7 @@ _Results = Callable[[Mapping[str, Any]], Iterable[Any]]
 
 
 def require_effects(options: Iterable[Option], results: _Results, current: Mapping[str, Any] | None = None) -> None:
-    """Require that several other values of each option are refused, or change a result, each in another way.
+    """Require that each of several values of an option changes a result in its own way, or is refused.
 
     Each option changes a result beside the other value of each boolean option too. Options that are declared
     to change speed or memory alone are left out (`quark.plugins.options.OptionNote`).
@@ -59,7 +59,7 @@ def require_effects(options: Iterable[Option], results: _Results, current: Mappi
                 complaint = _effect_beside({option.name: effective}, flip, given)
         ignored += [f"'{option.name}' {complaint}"] if complaint else []
     fix = (
-        "name values that do, each in another way, by OptionNote(examples=…) in its annotation, or the values of other options that it "
+        "name values that each change a result by OptionNote(examples=…) in its annotation, or the values of other options that it "
         "needs by beside={…}; or say is_cost_only=True, or take it out"
     )
     require(not ignored, f"accepts these options, and values of them change nothing: {', '.join(ignored)}; {fix}")

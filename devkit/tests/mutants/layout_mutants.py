@@ -327,6 +327,8 @@ def _mutant(check: str, about: str, exporter: Any = Streaming, **fields: Any) ->
 
 MUTANTS = (
     _mutant("names_no_place_of_this_machine", "writes the path of its source", unsafe_layouts.NamesItsSource),
+    _mutant("names_no_place_of_this_machine", "writes the name of the machine", unsafe_layouts.NamesTheMachine),
+    _mutant("names_no_place_of_this_machine", "writes the time of the export", unsafe_layouts.NamesTheDay),
     _mutant("writes_no_pickle", "writes a pickle", unsafe_layouts.Pickles),
     _mutant("reads_without_side_effects", "writes a file beside those that it reads", reader=ObjectRef(unsafe_layouts.TakesNotes)),
     _mutant("reads_without_side_effects", "unpickles", reader=ObjectRef(unsafe_layouts.Unpickles)),

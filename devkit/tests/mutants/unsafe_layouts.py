@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import platform
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,25 @@ from quark.checkpoint import CheckpointContent, ExportOptions, StoredConfig
 
 from .healthy_layouts import Plain, Reader, changed_json
 
-__all__ = ["NamesItsSource", "Pickles", "TakesNotes", "Unpickles", "WithAnIdleOption"]
+__all__ = ["NamesItsSource", "NamesTheDay", "NamesTheMachine", "Pickles", "TakesNotes", "Unpickles", "WithAnIdleOption"]
 
 
 class NamesItsSource(Plain):
     def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
         super().export(content, out, options)
         changed_json(out / "config.json", lambda data: data.update(made_from=str(content.model.config.name_or_path)))
+
+
+class NamesTheMachine(Plain):
+    def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
+        super().export(content, out, options)
+        changed_json(out / "config.json", lambda data: data.update(made_on=platform.node()))
+
+
+class NamesTheDay(Plain):
+    def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
+        super().export(content, out, options)
+        changed_json(out / "config.json", lambda data: data.update(made_at=datetime.now().isoformat()))
 
 
 class Pickles(Plain):

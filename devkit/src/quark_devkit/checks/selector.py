@@ -106,8 +106,8 @@ def chooses_under_any_budget(subject: Subject) -> None:
 
 @check("selector", since=2)
 def heeds_its_options(subject: Subject) -> None:
-    """Other values of each option change the choices or the losses, each in another way, are refused, or are
-    declared to change cost alone."""
+    """Every value of an option changes the choices or the losses in its own way, is refused, or is declared
+    to change only the cost."""
 
     def results(values: Mapping[str, Any]) -> Iterator[Any]:
         for share in (0.3, 0.7):
