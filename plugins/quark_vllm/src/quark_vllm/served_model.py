@@ -205,8 +205,8 @@ class CachedStates:
         wanted = next((kind for name, kind in _CACHES.items() if dtype.startswith(name)), None)
         if wanted is None or any(_kind(quantizer) != wanted for quantizer in quantizers):
             raise UnsupportedError(
-                f"the checkpoint's cache is rounded to {quantizers[0].stored_level.format.name} with other scales than those of "
-                f"--kv-cache-dtype {dtype}, which would round it again: start vLLM without --kv-cache-dtype, and quark-vllm simulates it"
+                f"the checkpoint's cache ({quantizers[0].stored_level.format.name}) has other scales than --kv-cache-dtype {dtype}, which "
+                "would round it a second time. Start vLLM without --kv-cache-dtype, and quark-vllm simulates the checkpoint's cache"
             )
         return True
 
