@@ -11,15 +11,16 @@ from packaging.requirements import Requirement
 
 __all__ = ["shown_packages"]
 
-_OURS = ("quark-core", "quark-schemes", "quark-algos", "quark-templates", "quark-exporters", "quark-vllm")
 _NEEDED = ("pluggy", "importlib-metadata")
 """Packages that finding plugins needs and vLLM does not bring."""
 
 
 def shown_packages(site: Path) -> Path:
-    """Return a new folder that holds links to our packages and to their metadata, which announces plugins."""
+    """Return a new folder that holds links to what ``pip install quark-vllm`` brings of ours, with the metadata that announces plugins."""
     site.mkdir()
-    for name in {*_OURS, *(name for root in _NEEDED for name in _required(root))}:
+    brought = [Requirement(text) for text in distribution("quark-core").requires or ()]
+    plugins = {one.name for one in brought if one.marker is not None and one.marker.evaluate({"extra": "all"})}
+    for name in {"quark-core", "quark-vllm", *plugins, *(name for root in _NEEDED for name in _required(root))}:
         found = distribution(name)
         metadata = next(Path(str(found.locate_file(f))).parent for f in found.files or () if f.name == "METADATA")
         (site / metadata.name).symlink_to(metadata)
