@@ -24,11 +24,10 @@ def shown_packages(site: Path) -> Path:
         found = distribution(name)
         metadata = next(Path(str(found.locate_file(f))).parent for f in found.files or () if f.name == "METADATA")
         (site / metadata.name).symlink_to(metadata)
-        package = (found.read_text("top_level.txt") or name.replace("-", "_")).split()[0]
-        spec = find_spec(package)
-        assert spec is not None
-        assert spec.submodule_search_locations
-        (site / package).symlink_to(spec.submodule_search_locations[0])
+        for package in (found.read_text("top_level.txt") or name.replace("-", "_")).split():
+            spec = find_spec(package)  # None for stubs, which are no module
+            if spec is not None and spec.submodule_search_locations:
+                (site / package).symlink_to(spec.submodule_search_locations[0])
     return site
 
 
