@@ -28,8 +28,8 @@ float32.
 """
 
 _LOCAL = threading.local()
-"""``threads``: the number of threads that `parallel_map` may use while torch's own number is 1. Unset or 0
-means torch's own number.
+"""``threads``: the number of threads that `parallel_map` may use while torch's own number is 1. If it is
+unset or 0, torch's own number applies.
 """
 
 

@@ -2,9 +2,10 @@
 
 A run of one process uses the same code, with nothing to exchange.
 
-Every exchange is collective: all ranks call the same ones in the same order. Calibration samples, and sums
-over them, are divided by `quark.calibration.sample_grid`. Whoever starts the processes connects them by a
-`Group`; with ``torchrun``, that is `quark_workbench.process_group` of the distribution quark-workbench.
+Every exchange is collective: all ranks call the same methods in the same order.
+`quark.calibration.sample_grid` divides calibration samples, and the sums over them. The program that starts
+the processes connects them by a `Group`; with ``torchrun``, this is `quark_workbench.process_group` of the
+distribution quark-workbench.
 """
 
 from __future__ import annotations
