@@ -18,7 +18,7 @@ from quark.models.hf.internals import input_embeddings
 MOST_BATCHES = 16_384
 """The largest number of batches that is read from data without a length."""
 
-_KINDS = "a tensor of token ids, a dict of tensors, a list or tuple of tensors (the positional arguments), or one of dicts"
+_KINDS = "a tensor of token ids, a dict of tensors, a list or tuple of tensors (the positional arguments), or a list of dicts"
 _IDS = "input_ids"
 _PIXELS = "pixel_values"
 _DECODER_IDS = "decoder_input_ids"
@@ -138,7 +138,7 @@ def _arguments(batch: Any, number: int) -> Iterator[tuple[tuple[Any, ...], dict[
 
 
 def ids_of(call: Call) -> Tensor | None:
-    """Return the token ids ``[batch, tokens]`` of a call with nothing else but a mask of two axes.
+    """Return the token ids ``[batch, tokens]`` of a call without other tensors, except a mask of two axes.
 
     None for any other call.
     """
@@ -162,7 +162,7 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 
 def refuse_text(model: Any, instead: str) -> None:
-    """Check that a model can run on text, for callers that have nothing else.
+    """Check that a model can run on text alone.
 
     Args:
         model: A transformers model, or its class.
@@ -253,7 +253,7 @@ class ModelInputs:
         return first, with_batch
 
     def with_decoder_ids(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of a call without padding; its decoder gets the encoder's token ids."""
+        """Return the arguments of a call without padding; a decoder without input gets the encoder's ids."""
         ids = args[0] if args else kwargs.get(_IDS)
         has_own = any("decoder" in name or name in ("labels", "encoder_outputs") for name in kwargs)
         if self.shifted is None or has_own or not isinstance(ids, Tensor):
@@ -273,10 +273,10 @@ class ModelInputs:
             raise CalibrationError(f"the token ids of {batch} have the shape {list(ids.shape)}: give [batch, tokens]")
 
     def check_vocabulary(self, call: Call, batch: str) -> None:
-        """Check that the model has each token id of a call, whose padding has been removed.
+        """Check that the model has each token id of a call, without padding, and enough positions.
 
         Raises:
-            CalibrationError: It lacks one.
+            CalibrationError: The vocabulary lacks a token id, or there are too many tokens.
         """
         ids = call.args[0] if call.args else call.kwargs.get(_IDS)
         if self.vocabulary is None or ids is None:

@@ -142,10 +142,7 @@ class BlockRounding(BlockCalibration):
         return min((w for w in self._ranks.gather(first) if w is not None), default=None, key=by_number)
 
     def _go_on_from(self, place: PausePoint | _Pause | PooledExperts | None) -> None:
-        """Resume the forwards that wait at a place; None stands for all places.
-
-        No forward of this rank may be among them.
-        """
+        """Resume the forwards of this rank that wait at a place, if any; None stands for all places."""
         waiting = [f for f, place_of_forward in self._block_run.stopped.items() if place is None or place_of_forward is place]
         if waiting:
             self._block_run.go_on(sorted(waiting, key=lambda f: f.is_float))

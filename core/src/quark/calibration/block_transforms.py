@@ -1,6 +1,6 @@
 """Applies the transforms of a run to one block.
 
-First come the statistics of its float inputs, then its output error on held-out tokens.
+They get statistics of its layers' float inputs, and can compute its output error on held-out tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.quant_plan import has_static_scale
 
 COMPARED = 256
-"""Minimum number of held-out tokens to compare, if there are enough: neighbours have nearly the same error.
+"""Minimum number of held-out tokens to compare, if there are enough. Not all are needed, because neighbouring
+tokens have nearly the same error.
 """
 ONE_IN = 4
 """At least one in this many held-out tokens is compared, since attention computes all of them anyway."""
@@ -131,8 +132,8 @@ class BlockTransforms:
             for name in self._configs:
                 layer = self._block.module.get_submodule(name)
                 stack.callback(layer.register_forward_pre_hook(self._update_statistics(name, block_run)).remove)
-            # Products of fewer tokens differ in their last bits, and the first forward of each rank has all
-            # tokens.
+            # A deterministic run drops no tokens: products of fewer tokens differ in their last bits, and the
+            # first forward of each rank computes all tokens.
             self._mlp = None if block_run.grid.ranks.is_deterministic else self._dense_mlp()
             if self._one_in > 1 and self._mlp is not None:
                 stack.callback(self._block.module.get_submodule(self._mlp).register_forward_pre_hook(self._thin(self._mlp)).remove)
@@ -212,7 +213,7 @@ class BlockTransforms:
     def _is_done(self, forward: Forward) -> bool:
         """Return whether a forward needs nothing of the block after the layers that it has called.
 
-        Its output is not compared, and it has called every layer once, like the first forward at its end.
+        Its output is not compared, and it has called every layer once, as the first forward has.
         """
         if not self._is_of_statistics_alone(forward):
             return False

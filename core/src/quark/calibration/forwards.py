@@ -64,8 +64,8 @@ class Forward(greenlet):
         is_float: Whether it computes the float model's outputs, beside a forward that computes the quantized
             model's.
         is_probe: Whether it is a float forward of `quark.calibration.model_error`, which advances by itself.
-        rehearsal: The object, such as a `BlockRun`, for which it now computes something that it will compute
-            again; else None.
+        rehearsal: The object, such as a `BlockRun`, that makes it compute something now and again later; None
+            outside of such a rehearsal.
     """
 
     def __init__(self, call: Call, number: int, is_float: bool, is_probe: bool = False) -> None:

@@ -144,7 +144,10 @@ class CheckedTuning(Tuning):
 
 @contextmanager
 def _checked_layers(layers: Mapping[str, QuantizedLayer], does: str, whose: Origin) -> Iterator[None]:
-    """Check weights, scales and codes of layers that the body rounds; ``does`` begins errors about one."""
+    """Check weights, scales and codes of layers that the body rounds.
+
+    Errors begin with ``does``, in which ``{}`` stands for the name of a layer.
+    """
     forms = {name: (float_weight(layer).shape, float_weight(layer).dtype) for name, layer in layers.items()}
     yield
     for name, layer in layers.items():
@@ -254,7 +257,8 @@ class StartedTransform:
                 raise whose.error(f"{changed} '{name}' holds NaN or Inf")
         if self.works_by_block and (added := sorted(module.state_dict().keys() ^ names)):
             raise whose.error(
-                f"has added or removed '{added[0]}' in '{block.name}', but works_by_block must not: files are laid out before blocks run"
+                f"has added or removed '{added[0]}' in '{block.name}', but works_by_block must not, because files are laid out "
+                "before blocks run: keep the tensors, or set works_by_block = False"
             )
         report = checked_metrics(report, whose)
         if not report.get(block.name, {}).get("applied", True):

@@ -23,7 +23,7 @@ def rounding_tasks(
     held_out: HeldOut | None = None,
     ranks: Ranks = ALONE,
 ) -> list[RoundingTask]:
-    """Return the rounding tasks of layers: one for each spec, dtype and shared scale, or table.
+    """Return the rounding tasks of layers: one for each spec, dtype, class, shared scale and table.
 
     Args:
         layers: Layers by full name; layers without a weight quantizer, or with codes already, are left out.

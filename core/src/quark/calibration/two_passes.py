@@ -91,7 +91,7 @@ class TwoPasses(BlockCalibration):
         return forward_of_layer
 
     def _attention(self, name: str, tensors: Mapping[str, Tensor]) -> bool:
-        """Replace an attention module's quantizers; return whether to quantize the tensors that it uses."""
+        """Observe tensors of an attention module in the first pass; return whether to quantize them."""
         forward = current_forward()
         if forward is None or forward.is_float:
             return False
@@ -110,7 +110,7 @@ class TwoPasses(BlockCalibration):
         if not is_new:
             return
         grid, first = self._block_run.grid, self._tokens_of_first_call
-        assert first is not None  # the first call passes first
+        assert first is not None  # the first call runs before all others
         if forward.number == 0:
             first.setdefault(leader, x.numel() // x.shape[-1])
         count = first.get(leader, 0)  # calls are similar
