@@ -1,6 +1,6 @@
-"""CheckpointContent: a quantized model, its configuration and its plan; and its layers that stay float.
+"""CheckpointContent: a quantized model, its configuration and its plan.
 
-Exporters write it, and readers return it.
+Exporters write it, and readers return it. `is_float` and `routers` find layers that stay float.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ def layout_for(block: Mapping[str, Any], path: Path) -> str:
         raise CheckpointError(f"'{path}' has the layout '{names[0]}' of {source}, which {can} cannot read it")
     raise CheckpointError(
         f"'{path}' has a quantization_config of quant_method {block.get('quant_method')!r}, which no installed layout reads. Installed "
-        f"ones read {exporters().methods_with('reader')}: install the distribution that provides it, or load it with transformers. "
+        f"ones read {exporters().methods_with('reader')}: install the distribution of that method, or load it with transformers. "
         f"{catalog().missing((exporters().kind.distribution,))}".rstrip()
     )
 
