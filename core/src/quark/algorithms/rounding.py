@@ -29,7 +29,9 @@ _ROWS = 256
 
 @attrs.frozen(eq=False)
 class HeldOut:
-    """Tokens that are in no statistic, for validating codes and choosing between alternatives.
+    """Held-out tokens, for validating codes and choosing between alternatives.
+
+    Unless there are many tokens, no statistic contains the held-out tokens.
 
     Attributes:
         x: Inputs of the layers in the quantized model, ``[n, K]``, in the model's dtype.
@@ -165,7 +167,7 @@ class StackedWeights:
         Scales that span rows or layers, and tables, come from `wt` as it is now, including your changes.
 
         Args:
-            importance: As of `WeightGrid`.
+            importance: As in `WeightGrid`.
         """
         quantizers = [weight_quantizer(layer).quantizer for layer in self._layers.values()]
         return WeightGrid(quantizers, self.rows, self.wt, shared=self._shares_scale, importance=importance)

@@ -108,12 +108,13 @@ class TransformRun:
     def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
         """Change the values of one block's parameters, and return metrics by full name of a layer or block.
 
-        ``applied: False`` in the metrics of the block means that the block is unchanged. If all blocks are
-        unchanged, and everything outside them, the transform is removed from the plan and from the settings
-        in the checkpoint, with a warning.
+        ``applied: False`` in the metrics of the block means that the block is unchanged. If the transform has
+        changed nothing in the whole model, it is removed from the plan and from the settings in the
+        checkpoint, with a warning.
 
-        The pipeline checks that such a block is indeed unchanged, and that all parameters are finite and keep
-        their shapes and dtypes. Modules and hooks stay the same, unless the settings say `runs_with_model`.
+        The pipeline checks that a block with ``applied: False`` is unchanged, and that all parameters are
+        finite and keep their shapes and dtypes. Modules and hooks stay the same, unless the settings say
+        `runs_with_model`.
         """
         return {block.name: {"applied": False}}
 
@@ -147,8 +148,8 @@ class Transform(TransformRun):
     A subclass defines what it needs, and at least `apply`, or `start` if another object does the work. The
     transform itself only holds settings, and never changes.
 
-    The record's ``restorer`` restores other things that it leaves in a model, such as hooks on layers. The
-    record says which transforms it goes before or after, and which it excludes
+    If the transform leaves other things in a model, such as hooks on layers, its record names a ``restorer``
+    for them. The record also says which transforms it goes before or after, and which it excludes
     (`quark.plugins.AlgorithmRecord`).
 
     Attributes:
@@ -196,7 +197,7 @@ class Transform(TransformRun):
         return None
 
     def accepts(self, validation: Validation | None) -> bool:
-        """Return whether to apply it, if ``is_validated``; by default, if validation shows no failure.
+        """Return whether to apply it, if ``is_validated``; by default, if the error falls, or without data.
 
         Args:
             validation: Error of quantized blocks before and after, the mean over blocks; None without data.
@@ -208,6 +209,7 @@ class Transform(TransformRun):
 
         If ``is_validated``, each is validated like the whole. If two differ by no more than the standard
         error, the first is used. If no alternative lowers the error, the run uses an alternative without
-        ``is_validated``, whose effect does not show in outputs. Each has its ``settings``.
+        ``is_validated``, whose effect does not show in outputs. Each alternative has
+        its own ``settings``.
         """
         return {}
