@@ -134,7 +134,7 @@ ALONE = Ranks()
 def owners(sizes: Sequence[int], ranks: int, first: int = 0) -> list[int]:
     """Return the rank that does each piece of work, so that loads are even.
 
-    The largest piece is assigned first, each to the rank with the least work so far.
+    Pieces are assigned by size, the largest first, each to the rank with the least work so far.
 
     Args:
         sizes: Sizes of the pieces, in any unit.
