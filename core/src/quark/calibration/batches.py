@@ -220,8 +220,7 @@ class ModelInputs:
     def checked(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], batch: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of one call: token ids with a batch axis first, the others by name.
 
-        If names are unknown, all arguments go by position. A decoder without its own input reads the
-        encoder's tokens.
+        If names are unknown, all arguments go by position.
 
         Args:
             args: Positional arguments.

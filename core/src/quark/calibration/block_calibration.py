@@ -85,7 +85,7 @@ class BlockCalibration(ABC):
 
     @property
     def _needs(self) -> tuple[type[Statistic], ...]:
-        """The statistics of layers' inputs."""
+        """The statistics of layers' inputs that the rounding and the branches need."""
         return tuple(dict.fromkeys((*self._checked.rounding.needs, *self._branches.needs)))
 
     def _is_observed(self, name: str) -> bool:

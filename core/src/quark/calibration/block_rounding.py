@@ -51,7 +51,7 @@ class _Waiting:
 
     Attributes:
         number: Its position; infinite if only float forwards wait.
-        name: Name of the place; None in that case.
+        name: Name of the place; None if only float forwards wait.
     """
 
     number: float
@@ -124,7 +124,7 @@ class BlockRounding(BlockCalibration):
     def _finish_unreached(self) -> None:
         """Finish the layers that no token has reached.
 
-        Later forwards, from other layers, may still reach them.
+        Forwards that run after other layers have changed may still reach them.
         """
         self._scales.finish()
         unreached = {n: p.quantized for n, p in self._pause_points.items() if n not in self.rounded}

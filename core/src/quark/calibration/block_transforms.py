@@ -1,6 +1,7 @@
 """Applies the transforms of a run to one block.
 
-They get statistics of its layers' float inputs, and can compute its output error on held-out tokens.
+The transforms get statistics of its layers' float inputs, and can compute its output error on held-out
+tokens.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class BlockTransforms:
         transforms: The transforms, in order.
         architecture: Facts about the family.
         model_config: As in `quark.algorithms.BlockContext.model_config`.
-        is_trial: Whether the block is a copy, for comparing its error with that of other transforms. Then
-            statistics, too, use held-out tokens.
+        is_trial: Whether the block is a copy, on which transforms are compared. Then statistics use only the
+            held-out tokens.
 
     Attributes:
         metrics: Metrics that the transforms report, by full name of a layer or of the block.
@@ -207,7 +208,7 @@ class BlockTransforms:
         return hook
 
     def _is_of_statistics_alone(self, forward: Forward) -> bool:
-        """Return whether the output of a forward is not compared."""
+        """Return whether a forward serves only statistics, so that its output is not compared."""
         return bool(self._for_validation) and forward.call.held_out is None
 
     def _is_done(self, forward: Forward) -> bool:

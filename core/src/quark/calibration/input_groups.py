@@ -82,8 +82,8 @@ class InputGroups:
             layers: The layers; the first one decides. A layer that has been observed in this block stays in
                 its group.
             spec: Quantization of their input; layers with different specs are in different groups.
-            ranks: The ranks that observe the same layers now, each with its own forwards. Tensors must be the
-                same on all ranks.
+            ranks: The ranks that observe the same layers now, each with its own forwards. Layers share a
+                group only if they read the same tensors on every rank.
         """
         last = self._last
         is_same = last is not None and last.spec == spec and ranks.all(_are_same(last.inputs, inputs))
@@ -137,8 +137,8 @@ def common_groups(leader_of: Mapping[str, str], names: Sequence[str], ranks: Ran
     The leader is None if this rank knows none.
 
     Args:
-        leader_of: The layer whose statistics a layer shares, for each layer that a token of this rank
-            reached.
+        leader_of: The leader of each layer, whose statistics it shares, if a token of this rank has reached
+            the layer.
         names: All layers, in the same order on all ranks. Layers that no token of any rank has reached are in
             no group.
         ranks: The ranks.

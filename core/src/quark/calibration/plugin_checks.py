@@ -345,5 +345,5 @@ def _column_sums(tensor: Tensor) -> Tensor:
 
 
 def _hooks(module: nn.Module) -> tuple[Any, ...]:
-    """Return the hooks of a module, of every kind, by their numbers."""
+    """Return the hooks of a module, of every kind, with their numbers."""
     return tuple(tuple((getattr(module, name, None) or {}).items()) for name in _HOOKS)

@@ -30,7 +30,7 @@ def rounding_tasks(
             With statistics, all have one input.
         siblings: Suffixes of layers that share one scale over the whole tensor.
         statistics: Statistics of the layers' input.
-        held_out: Tokens of that input that no statistic has seen.
+        held_out: Held-out tokens of that input.
         ranks: Ranks that have the same tasks.
     """
     remaining = {name: layer for name, layer in layers.items() if (q := layer.weight_quantizer) is not None and q.codes is None}

@@ -73,7 +73,7 @@ class _Subtree:
 
 
 class Sums:
-    """Statistics of one input: of this rank's calls, and at the end of all ranks' calls.
+    """Statistics of one input over this rank's calls; `of_all_ranks` returns them over all calls.
 
     Args:
         kinds: Classes of the statistics.

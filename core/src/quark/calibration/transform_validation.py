@@ -99,8 +99,8 @@ def validate_transforms(
         transforms: Transforms by registered name, in order; the result leaves out transforms that are not
             validated.
         data: Calibration samples; without any, each transform decides without a validation.
-        source: Holds the tensors of the blocks, each in memory only while forwards are in it;
-            None if the model has them.
+        source: Loads the tensors of each block, only while forwards are in the block; None if the model has
+            them.
         ranks: Ranks that share the samples, and get the same result.
         compensated: Whether the rounding of the run compensates its errors; see
             `quark.calibration.round_to_nearest.as_rounded`.
