@@ -81,7 +81,7 @@ def building(
 
     Args:
         out: The output directory; see `quark.checkpoint.destination.refuse_used_directory`.
-        exporter: Name of the exporter; see there too.
+        exporter: Name of the exporter, as in `refuse_used_directory`.
         overwrite: Whether to replace an earlier export there.
         leftover: Treatment of a leftover with finished blocks; ``"resume"`` yields it, if there is one.
         source: The float checkpoint; see `refuse_used_directory`.

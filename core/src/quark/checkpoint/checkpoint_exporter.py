@@ -61,8 +61,8 @@ class CheckpointExporter(Exporter):
     Exports can be resumed, and several processes can write to one. A subclass defines a layout: its block in
     ``config.json`` (`quantization_config`) and the tensors of a layer. For the tensors, define `tensor_name`,
     or `layer_tensors` if names are not enough, or a `LayerStorage` if the layout packs codes in its own way.
-    With `layer_tensors`, also define how they are read back (`read_layer`). Tensors outside quantized layers
-    are written unchanged.
+    If you define `layer_tensors`, define `read_layer` too, which reads the tensors back. Tensors outside
+    quantized layers are written unchanged.
 
     Attributes:
         layout: Name of the layout, for messages.

@@ -39,7 +39,7 @@ class CheckpointContent:
 
     @property
     def blocks(self) -> Sequence[Block]:
-        """The decoder blocks in the order in which a stream is given them; the whole model if it has none."""
+        """The decoder blocks in the order in which a stream gets them; the whole model if it has none."""
         return decoder_blocks(self.model, self.plan.architecture)
 
 

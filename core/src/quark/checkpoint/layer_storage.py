@@ -47,7 +47,7 @@ class LayerStorage(Protocol):
         """Return why a layer of that configuration and weight shape cannot be stored; None if it can."""
 
     def stored(self, layer: CodedLayer) -> dict[str, Tensor]:
-        """Return the tensors of a layer that can be stored, by the last part of their names.
+        """Return the tensors to store for a layer that `why_not` accepts, by the last part of their names.
 
         This works on meta tensors.
         """

@@ -44,7 +44,7 @@ class Verification:
 
 @attrs.frozen
 class _Stored:
-    """Bytes of an open file, their expected checksum, and their owner's name."""
+    """Bytes of an open file, their expected checksum, and the name of their tensor or file."""
 
     name: str
     file: int
