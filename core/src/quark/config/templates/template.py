@@ -234,7 +234,7 @@ class LLMTemplate:
 
     @classmethod
     def get_supported_schemes(cls) -> list[str]:
-        """Return names of all schemes: plugins' and those registered in this process."""
+        """Return the names of all schemes, of plugins and of this process."""
         return QuantizationSchemeCollection().get_supported_schemes()
 
     def get_config(
@@ -269,7 +269,7 @@ class LLMTemplate:
             algo_configs: Settings by algorithm name, instead of the template's.
             shared_scale_groups: Groups of name suffixes that share a global scale, instead of the scheme's;
                 ``[]`` for none.
-            kv_cache_post_rope: Whether the keys and values that attention gets are rounded, which runtimes
+            kv_cache_post_rope: Whether keys and values are rounded as inputs of attention, which runtimes
                 cache. False rounds the projections' outputs, AMD Quark's convention. None means True if the
                 model's attention can be reached.
             attention_post_rope: The same for the queries of ``attention_scheme``.
