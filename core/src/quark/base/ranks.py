@@ -244,7 +244,10 @@ class _Unpickler(pickle.Unpickler):
         is_imported = getattr(found, "__module__", module) != module  # imported into the module, not defined there
         is_other_of_torch = module == "torch" and not isinstance(found, torch.dtype) and found not in (torch.device, torch.Size)
         if found is None or is_imported or is_other_of_torch:
-            raise RankError(f"a process of this run has sent '{module}.{name}', a type that no rank sends: the run was stopped")
+            raise RankError(
+                f"a process of this run has sent '{module}.{name}', a type that no rank sends: the run was stopped. If a plugin sends it, "
+                "replace it by numbers, text, tensors or a class of the plugin"
+            )
         return found
 
 
