@@ -234,7 +234,7 @@ class ModelInputs:
             _check_tensor(value, batch if len(args) == 1 and not kwargs else f"{name!r} of {batch}")
         if len(args) > 1 and self.names:
             if len(args) > len(self.names):
-                raise CalibrationError(f"{batch} has {len(args)} tensors, but the model takes {len(self.names)} positional arguments")
+                raise CalibrationError(f"{batch} has {len(args)} tensors, but the model takes {len(self.names)} arguments: give fewer")
             args, kwargs = args[:1], dict(zip(self.names[1:], args[1:], strict=False)) | dict(kwargs)
         ids = args[0] if args else kwargs.get(_IDS)
         if self.takes is not None and isinstance(ids, Tensor) and not ids.is_floating_point() and self.takes[0] not in kwargs:

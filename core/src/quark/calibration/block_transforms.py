@@ -142,7 +142,7 @@ class BlockTransforms:
             if self._mlp is not None and not any(has_static_scale(config.input_tensors) for config in self._configs.values()):
                 tokens = sum(int(f.call.held_out.sum()) for f in forwards if f.call.held_out is not None)
                 self._compared_one_in = max(1, min(tokens // COMPARED, ONE_IN))
-            if not self._is_trial:  # there, statistics need all tokens
+            if not self._is_trial:  # the statistics of a trial need all held-out tokens
                 stack.enter_context(self._fewer_tokens())
             outputs = block_run.replay(self._validation_tokens, forwards)
         references = {forward: tokens for forward, tokens in outputs.items() if len(tokens)}

@@ -128,7 +128,7 @@ def without_cache(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     """Let ``forward`` replace the module's own while the body runs; hooks still run."""
-    own = module.__dict__.get("forward")  # if others have wrapped the module
+    own = module.__dict__.get("forward")  # set if others have wrapped the forward
     module.forward = forward
     try:
         yield

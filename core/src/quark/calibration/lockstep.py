@@ -119,7 +119,7 @@ class LockStep:
         enabled = torch.is_grad_enabled()
         for paused in [*self._waiting, *self.stopped]:
             paused.end()
-        torch.set_grad_enabled(enabled)  # forwards that end inside a grad-mode context leave its mode
+        torch.set_grad_enabled(enabled)  # forwards that end inside a grad-mode context leave its mode set
         self._waiting.clear()
         self.stopped.clear()
 

@@ -125,4 +125,4 @@ class ModelError:
     def _keep_own(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> None:
         forward = current_forward()
         if forward is not None and forward.number == 0 and not forward.is_float:
-            self._own = tensor_of(output)[0, :MOST_TOKENS].clone()  # also in a rehearsal: the last one counts
+            self._own = tensor_of(output)[0, :MOST_TOKENS].clone()  # a rehearsal comes here too: the last output counts

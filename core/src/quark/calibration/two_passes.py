@@ -113,7 +113,7 @@ class TwoPasses(BlockCalibration):
         assert first is not None  # the first call runs before all others
         if forward.number == 0:
             first.setdefault(leader, x.numel() // x.shape[-1])
-        count = first.get(leader, 0)  # calls are similar
+        count = first.get(leader, 0)  # about as many as in the first call
         if leader not in self._collectors:
             self._collectors[leader] = Collector(self._needs, x.shape[-1], x.device, grid.calls * count, grid)
         quantizer = quantized.input_quantizer
