@@ -199,7 +199,7 @@ def copied_companions(out: Path, source: Path | None) -> set[str]:
         return set()
     try:
         known = set(companions_of(source).files)
-    except QuarkError:  # reading the source reports it
+    except QuarkError:  # reading the source reports the error
         return set()
     copies = set()
     for path in out.iterdir():

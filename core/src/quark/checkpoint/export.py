@@ -172,7 +172,7 @@ def export_with(name: str, model: nn.Module, output_dir: str | Path, options: Ex
     exporter = exporter_of(name, options)
     source = directory_of(getattr(model, "config", None))
     if source is not None and (source / "config.json").is_file():
-        config_file(source)  # the model has its content, whoever has read it
+        config_file(source)  # refuses a link: settings of the loaded model may come from its target
     refuse_used_directory(Path(output_dir), name, overwrite=options.overwrite, source=source)
     content = content_of(as_model(model))
     _refuse_graph(name, content.plan)

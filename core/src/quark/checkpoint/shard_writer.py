@@ -102,7 +102,8 @@ class ShardWriter:
             place = self._layout.places[name]
             if tensor.shape != place.meta.shape or tensor.dtype != place.meta.dtype:
                 raise RuntimeError(
-                    f"'{name}' was announced as {place.meta.dtype}{list(place.meta.shape)} and made as {tensor.dtype}{list(tensor.shape)}"
+                    f"'{name}' was announced as {place.meta.dtype}{list(place.meta.shape)}, but is {tensor.dtype}{list(tensor.shape)}: an "
+                    "exporter must write each tensor as announced"
                 )
             self._written_to.add(place.file)
 
