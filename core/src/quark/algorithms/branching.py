@@ -96,8 +96,8 @@ class Branching(ABC):
     def weight_to_round(self, task: BranchTask) -> Tensor:
         """Return the weight to round instead of the float weight, with the same shape and dtype.
 
-        By default it is the float weight, and the branch gets the rounding error. Override it to give a part
-        of the weight to the branch before rounding.
+        By default, this is the float weight, and the branch makes up for the rounding error. Override it to
+        give a part of the weight to the branch before rounding.
         """
         return task.weight
 

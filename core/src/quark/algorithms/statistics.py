@@ -88,7 +88,7 @@ class Statistic(ABC):
         self.add(other)
 
     def of_all_ranks(self, ranks: Ranks) -> Self:
-        """Return the statistic of the tokens of all ranks, the same on each; this one must not be used again.
+        """Return the statistic of the tokens of all ranks, the same on each. Do not use this object again.
 
         By default, the statistics of all ranks are merged in rank order; large sums have a faster way.
         """
