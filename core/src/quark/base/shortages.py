@@ -40,7 +40,7 @@ _OF_MESSAGE = {
 
 
 def shortage(error: BaseException) -> str | None:
-    """Return what the machine lacks and what to do, if that caused an error; None for any other error.
+    """Return advice on a shortage of the machine, if that caused an error; None for any other error.
 
     >>> shortage(RuntimeError("can't start new thread")).partition(":")[0]
     'No more threads can be started'
@@ -97,7 +97,7 @@ def refuse_failed_import(error: BaseException, what: str) -> None:
 
     Args:
         error: From code that may import something.
-        what: What could not be done, for the message: ``"'config.json' cannot be read"``.
+        what: The failure, for the message: ``"'config.json' cannot be read"``.
 
     Raises:
         EnvironmentConflictError: The message names the library and the first cause.
