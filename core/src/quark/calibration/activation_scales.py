@@ -168,7 +168,7 @@ class ActivationScales:
         return (owner, slot) in self._items and (owner, slot) not in self._done
 
     def pool_of(self, layer: str) -> Sequence[Key]:
-        """Return the inputs that share the scale of a layer's input, including this one.
+        """Return the inputs that share the scale of a layer's input, including that input.
 
         Empty if the input has its own scale.
         """

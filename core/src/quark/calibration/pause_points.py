@@ -83,7 +83,10 @@ class PausePoint:
 
     @torch.no_grad()
     def float_output(self, forward: Forward) -> Tensor:
-        """Return the layer's output, without bias, in a waiting float forward, which continues with it."""
+        """Return the float layer's output, without bias, for a waiting float forward.
+
+        The forward does not compute the output again when it continues.
+        """
         output = self._outputs[forward] = self._plain(self.arrived[forward])
         bias = getattr(self.layer, "bias", None)
         return output if bias is None else output - bias

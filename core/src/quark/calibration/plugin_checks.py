@@ -1,8 +1,8 @@
 """Checks of the results of plugin algorithms before the run continues: errors that no test suite can find.
 
-The conformance suite (quark-devkit) finds an algorithm that breaks the rules. This module checks what depends
-on the model and its data: weights and parameters are finite, weights lie on their grids and have their
-scales, metrics can be written, and a block is unchanged if a transform says so.
+The conformance suite (quark-devkit) finds an algorithm that breaks the rules. This module checks facts that
+depend on the model and its data: weights and parameters are finite, weights lie on their grids and have their
+scales, metrics can be written, and a block that a transform reports as unchanged is unchanged.
 
 Weights from algorithms of other projects are encoded completely, and the layer keeps the codes for the
 export; weights from this project's algorithms are encoded for a sample of rows
@@ -270,12 +270,12 @@ class StartedTransform:
         return report
 
     def learned(self) -> Any:
-        """Return what the run has learned from blocks, as `quark.algorithms.TransformRun.learned`."""
+        """Return the facts learned from blocks, as `quark.algorithms.TransformRun.learned`."""
         with attributed("keeping what it has learned", self.whose):
             return self.run.learned()
 
     def recall(self, learned: Any) -> None:
-        """Restore what a run has learned, as `quark.algorithms.TransformRun.recall`."""
+        """Restore the facts that a run has learned, as `quark.algorithms.TransformRun.recall`."""
         with attributed("recalling what it had learned", self.whose):
             self.run.recall(learned)
 

@@ -3,8 +3,8 @@
 This is for runs whose memory cannot hold the state of forwards that wait inside a block. In the first pass,
 all weights of the block are float: it shows each layer's input and every activation with a static scale. The
 second pass uses rounded weights, and activations quantized as in the finished model. Only the block's inputs
-are held for every sample. This costs twice the forwards of `quark.calibration.block_rounding`, and a layer is
-not rounded for the outputs of the rounded layers before it in the same block.
+are held for every sample. This costs twice the forwards of `quark.calibration.block_rounding`, and the
+rounding of a layer does not see the rounding errors of the layers before it in the same block.
 """
 
 from __future__ import annotations
