@@ -191,7 +191,7 @@ def companions_of(source: Path) -> Companions:
 
 
 def copied_companions(out: Path, source: Path | None) -> set[str]:
-    """Return the names in an output directory of files that are exact copies of companions of the source.
+    """Return the names of files in an output directory that are exact copies of companions of the source.
 
     Names of folders that contain nothing but such files are in the result too.
     """

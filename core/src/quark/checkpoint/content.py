@@ -71,7 +71,7 @@ def is_float(row: PlanRow) -> bool:
 
 
 def routers(model: nn.Module, config: QConfig, plan: QuantPlan) -> list[str]:
-    """Return excluded modules that have a weight, but are not linear layers here.
+    """Return excluded modules that have a weight, but are not linear layers in this model.
 
     Runtimes may implement them as linear layers.
     """

@@ -35,8 +35,8 @@ class ExportOptions:
         weight_format: ``"real_quantized"`` stores codes; ``"fake_quantized"`` stores rounded values, and the
             same scales.
         pack_method: Order of 4-bit codes in a word: ``"reorder"`` or ``"order"``.
-        kv_cache_group: Patterns of projections whose output scales are merged, besides those of the model's
-            configuration.
+        kv_cache_group: Patterns of projections whose output scales are merged, in addition to the patterns in
+            the model's configuration.
         min_kv_scale: Smallest scale of the KV cache; the larger of this value and the configuration's
             applies.
         zero_points: Whether zero points of symmetric schemes, all 0, are written; strict readers need them.
@@ -76,9 +76,9 @@ class BlockStream(ABC):
 
     Attributes:
         encodes: Whether it takes the codes of all weights from their quantizers, as
-            `quark.models.layers.coded_layer.stored_tensors` does. Layers may then have float weights, if
-            their quantizers say so (`quark.models.layers.QuantizerModule.is_deferred`), so that unused
-            rounded values are not computed.
+            `quark.models.layers.coded_layer.stored_tensors` does. If so, layers whose quantizers are deferred
+            (`quark.models.layers.QuantizerModule.is_deferred`) have float weights, so that unused rounded
+            values are not computed.
     """
 
     encodes: bool = False

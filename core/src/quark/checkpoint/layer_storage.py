@@ -197,7 +197,7 @@ class StoredLayer(Packed):
         return self._restored(keeps_tensors=False)
 
     def from_codes(self) -> QuantizedLayer:
-        """Return a layer that computes the same and keeps the stored tensors of its weight.
+        """Return a quantized layer that keeps the stored tensors of its weight.
 
         Raises:
             CheckpointError: A scale is not valid.
