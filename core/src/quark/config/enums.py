@@ -44,10 +44,10 @@ class _Vocabulary(Enum):
 
 
 class _OpenVocabulary(_Vocabulary):
-    """A vocabulary that also has values whose names are not the names of members.
+    """A vocabulary that also accepts other names than its members.
 
-    Two such values are equal if their names are. The class does not store them, so a misspelt name leaves no
-    trace.
+    The values of two such names are equal if the names are. The class does not store these values, so a
+    misspelt name leaves no trace.
     """
 
     @classmethod

@@ -312,7 +312,7 @@ class LLMTemplate:
         return [[name for names in suffixes for name in names] if is_stated else list(_QKV), list(self.gate_up_layers_name)]
 
     def _with_attention(self, config: QConfig, kv_cache_scheme: str | None, attention_scheme: str | None) -> QConfig:
-        """Return the configuration with these schemes of the cache and of attention."""
+        """Return the configuration with a scheme for the KV cache and a scheme for attention, if given."""
         if kv_cache_scheme:
             spec = scheme_part(kv_cache_scheme, "kv_cache", "KV cache scheme")
             if not self.kv_layers_name:
