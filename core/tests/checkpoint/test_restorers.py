@@ -126,7 +126,7 @@ def test_without_the_algorithm_reading_stops_and_names_it(tmp_path: Path) -> Non
     data = json.loads(path.read_text())
     del data["quantization_config"]["run_time_algorithms"]  # as another writer would leave it
     path.write_text(json.dumps(data))
-    with pytest.raises(CheckpointError, match=r"'loudness'.*made with louder, which is not installed"):
+    with pytest.raises(CheckpointError, match=r"'loudness'.*algorithm louder, which is not installed"):
         import_model_from_safetensors(None, tmp_path / "out", device="cpu")
 
 

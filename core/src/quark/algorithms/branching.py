@@ -1,4 +1,4 @@
-"""Branching: give layers a float branch beside their weights, such as a product of what rounding lost."""
+"""Branching: give layers a float branch beside their weights, such as the rounding error in low rank."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class BranchSite:
 
 @attrs.frozen(eq=False)
 class BranchTask:
-    """One layer whose branch is made.
+    """One layer that gets a branch.
 
     Attributes:
         site: The layer.
@@ -74,8 +74,8 @@ class BranchTask:
 class Branching(ABC):
     """Gives linear layers a `quark.models.layers.Branch`, whose output is added to the layer's own.
 
-    A subclass defines `branch` and `tensors`. A run has at most one. ``runs_with_model()`` of its settings
-    returns True.
+    A subclass defines `branch` and `tensors`. Its settings return True from ``runs_with_model()``. A run has
+    at most one branching.
 
     Attributes:
         needs: Statistics of the layers' inputs. If it is empty, no calibration data are needed.
@@ -88,15 +88,16 @@ class Branching(ABC):
         """Return the branch of a layer, its tensors on the meta device; None for a layer without one.
 
         A run calls it before any work, and a reader calls it again, with the meta device as torch's default.
-        Files are laid out by the names, shapes and dtypes of the tensors, so these depend on ``site`` alone.
+        The names, shapes and dtypes of the tensors determine the layout of the files, so they must depend
+        on ``site`` alone.
         All tensors are parameters or persistent buffers.
         """
 
     def weight_to_round(self, task: BranchTask) -> Tensor:
         """Return the weight to round instead of the float weight, with the same shape and dtype.
 
-        By default it is the float weight, and the branch gets the rounding error. Override it to give a part
-        of the weight to the branch before rounding.
+        By default, this is the float weight, and the branch makes up for the rounding error. Override it to
+        give a part of the weight to the branch before rounding.
         """
         return task.weight
 
@@ -155,7 +156,7 @@ class CheckedBranching:
                 tensor.zero_()
 
     def weight_to_round(self, task: BranchTask) -> Tensor:
-        """Return a weight, as `Branching.weight_to_round`. Raises PluginError if it is of another form."""
+        """As `Branching.weight_to_round`. Raises PluginError for another shape or dtype, NaN or Inf."""
         with attributed(f"taking the branch from the weight of '{task.site.name}'", self.whose):
             weight = self.branching.weight_to_round(task)
         self._refuse_misfit(task, "weight", weight, task.weight)
@@ -199,7 +200,7 @@ def branching_of(config: QConfig) -> CheckedBranching | None:
 
 
 def checked_branching(settings: AlgoConfig) -> CheckedBranching:
-    """Return the branching of settings, also of settings that a checkpoint stores."""
+    """Return the branching that settings describe; they may be settings that a checkpoint stores."""
     own = algo_config_from_dict(settings.to_dict()) if isinstance(settings, StoredAlgoConfig) else settings
     whose, processor = origin("algorithms", settings.name), algorithms().load_processor(settings.name)
     with attributed("being made of its settings", whose):

@@ -16,7 +16,7 @@ from quark.base.parallel import parallel_map, row_slices
 from quark.base.ranks import Ranks
 
 _STRIP = 128
-"""Rows of a Hessian that are summed at a time, from the diagonal on: little more than half the product."""
+"""Rows of a Hessian that are summed at a time, each from the diagonal on: little over half the work."""
 _FEW_STRIPS = 4
 """Number of strips on devices that process one strip at a time; they compute 5/8 of the full product."""
 _WAITING = 2048

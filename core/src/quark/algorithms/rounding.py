@@ -29,12 +29,14 @@ _ROWS = 256
 
 @attrs.frozen(eq=False)
 class HeldOut:
-    """Tokens that are in no statistic, for validating codes and the choices that lead to them.
+    """Held-out tokens, for validating codes and choosing between alternatives.
+
+    Unless there are many tokens, no statistic contains the held-out tokens.
 
     Attributes:
         x: Inputs of the layers in the quantized model, ``[n, K]``, in the model's dtype.
-        reference: Their inputs in the float model, likewise; None if no statistic needs them, or they are
-            unknown.
+        reference: Inputs of the layers in the float model, likewise; None if no statistic needs them, or they
+            are unknown.
         float_outputs: Output of a single layer in the float model, without bias, ``[n, N]``, instead of
             ``reference`` (`Statistic.of_outputs`); else None.
     """
@@ -73,8 +75,8 @@ class RoundingTask:
         layers: Layers by full name. Their ``weight`` is the float weight.
         statistics: Statistics of their input, by class; empty for a rounding that needs none, and for layers
             that no calibration token has reached.
-        shares_scale: Whether they share one scale over the whole tensor.
-        held_out: Tokens of their input to validate codes on; None if there are too few.
+        shares_scale: Whether all the weights share one scale.
+        held_out: Tokens of the layers' input to validate codes on; None if there are too few.
         ranks: The processes that have this task, with the same weights, statistics and held-out tokens. All
             of them round the layers, and get the same result.
     """
@@ -96,7 +98,7 @@ class RoundingTask:
         return cast("S", self.statistics[kind])
 
     def stacked(self) -> StackedWeights:
-        """Return the weights of all layers as one matrix, with their grid and the way back to the layers.
+        """Return the weights of all layers as one matrix that has their grid and can update the layers.
 
         Example:
             The body of a rounding that leaves scales as they are::
@@ -143,7 +145,7 @@ class StackedWeights:
     Args:
         layers: Layers by full name, with float weights. All weights have one spec and the same number of
             input channels.
-        shares_scale: Whether the layers share one scale over the whole tensor.
+        shares_scale: Whether all the weights share one scale.
 
     Attributes:
         wt: ``Wᵀ [K, N]``, float32, contiguous: each row is an input channel. A copy, which the algorithm may
@@ -165,7 +167,7 @@ class StackedWeights:
         Scales that span rows or layers, and tables, come from `wt` as it is now, including your changes.
 
         Args:
-            importance: As of `WeightGrid`.
+            importance: As in `WeightGrid`.
         """
         quantizers = [weight_quantizer(layer).quantizer for layer in self._layers.values()]
         return WeightGrid(quantizers, self.rows, self.wt, shared=self._shares_scale, importance=importance)
@@ -217,8 +219,8 @@ class Rounding(ABC):
     Attributes:
         needs: Statistics of the layers' inputs; without any, no calibration data are needed.
         rounds_vectors: Whether it rounds formats whose elements share codes
-            (`quark.numbers.NumberFormat.vector`), a vector at a time. A run that would round such
-            weights by another is refused.
+            (`quark.numbers.NumberFormat.vector`), a vector at a time. If not, a run with
+            such weights is refused.
     """
 
     needs: Sequence[type[Statistic]] = ()
@@ -260,13 +262,12 @@ class Rounding(ABC):
 class RoundToNearest(Rounding):
     """Rounds every element to the nearest value that its scale allows, without data.
 
-    A layer gets a new parameter. Weights that are mapped from a checkpoint are then read once and never
-    written, which would copy them page by page. A parameter that another module shares keeps its values
-    there.
+    A layer gets a new parameter. So weights that are mapped from a checkpoint are read once and never
+    written; writing would copy them page by page. A module that shares the earlier parameter keeps it.
 
     Args:
         defers: Whether weights stay float if they give the same codes as rounded values would
-            (`quark.models.layers.QuantizerModule.is_deferred`); for layers that are only stored.
+            (`quark.models.layers.QuantizerModule.is_deferred`). No forward may run through such layers.
     """
 
     rounds_vectors = True

@@ -31,7 +31,7 @@ class Statistic(ABC):
 
     Attributes:
         wants_float: Whether the inputs in the float model are needed too, which doubles the forwards.
-        one_in: The run passes every n-th token of a call, evenly spaced.
+        one_in: The run passes every ``one_in``-th token of a call.
         of_outputs: `OutputMoment`, a cheaper statistic that the run may collect instead if a layer has its
             own input and fewer outputs than inputs. None if the statistic cannot be replaced.
         tokens: Number of tokens in the sum.
@@ -79,7 +79,7 @@ class Statistic(ABC):
             version = x._version
             self.accumulate(x, reference)
             if x._version != version:
-                raise PluginError(f"the statistic {type(self).__name__} changes its inputs in place, which layers have still to read")
+                raise PluginError(f"the statistic {type(self).__name__} changes its inputs in place before layers read them: use a copy")
 
     def merge(self, other: Self) -> None:
         """Add the tokens of another statistic of the same kind."""
@@ -88,7 +88,7 @@ class Statistic(ABC):
         self.add(other)
 
     def of_all_ranks(self, ranks: Ranks) -> Self:
-        """Return the statistic of the tokens of all ranks, the same on each; this one must not be used again.
+        """Return the statistic of the tokens of all ranks, the same on each. Do not use this object again.
 
         By default, the statistics of all ranks are merged in rank order; large sums have a faster way.
         """
@@ -112,9 +112,7 @@ class Statistic(ABC):
 
     @property
     def flops(self) -> int:
-        """Lower bound of the floating-point operations of the updates so far; 0 if moving the data takes
-        longer.
-        """
+        """Lower bound of the floating-point operations so far; 0 if memory limits the speed of updates."""
         return 0
 
     def flush(self) -> None:
@@ -141,7 +139,7 @@ class _Moment(Statistic):
         self._products = ProductSum(rows or columns, columns, self.master, device, is_symmetric=self._is_symmetric)
 
     def matrix(self) -> Tensor:
-        """Return the accumulated tensor itself (symmetric for a Hessian), which must not be changed."""
+        """Return the accumulated tensor itself (symmetric for a Hessian), not a copy: do not change it."""
         return self._products.total()
 
     def flush(self) -> None:

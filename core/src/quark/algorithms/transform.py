@@ -34,7 +34,7 @@ class BlockContext:
             nearest now; compare two with `quark.algorithms.validated`. None if no transform needs statistics,
             because then there are no forwards.
         output: Computes the block's output on the same tokens with its present weights,
-            ``[tokens, channels]``; None in the same case.
+            ``[tokens, channels]``; None if ``output_error`` is None.
         model_config: Configuration of the model, or of its text part, with sizes and numbers of heads; None
             if there is none.
         needs: Statistics that the transform declares; None if unknown.
@@ -94,7 +94,7 @@ class ResolvedSettings:
 
 
 class TransformRun:
-    """A transform at work on one model, with what it has learned of the model when it was started.
+    """A transform that was started with one model, with the facts that it has learned about that model.
 
     Every method has a default, which changes nothing.
     """
@@ -108,12 +108,13 @@ class TransformRun:
     def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
         """Change the values of one block's parameters, and return metrics by full name of a layer or block.
 
-        ``applied: False`` in the metrics of the block means that the block is unchanged. If all blocks are
-        unchanged, and everything outside them, the transform is removed from the plan and from the settings
-        in the checkpoint, with a warning.
+        ``applied: False`` in the metrics of the block means that the block is unchanged. If the transform has
+        changed nothing in the whole model, it is removed from the plan and from the settings in the
+        checkpoint, with a warning.
 
-        The pipeline checks that such a block is indeed unchanged, and that all parameters are finite and keep
-        their shapes and dtypes. Modules and hooks stay the same, unless the settings say `runs_with_model`.
+        The pipeline checks that a block with ``applied: False`` is unchanged, and that all parameters are
+        finite and keep their shapes and dtypes. Modules and hooks stay the same, unless the settings say
+        `runs_with_model`.
         """
         return {block.name: {"applied": False}}
 
@@ -127,7 +128,7 @@ class TransformRun:
         return {}
 
     def learned(self) -> Any:
-        """Return what this run has learned from the blocks so far and needs for the next, as a JSON value.
+        """Return the facts that this run has learned from the blocks so far and needs later, as a JSON value.
 
         A resumed run does not apply transforms to finished blocks, but restores this value.
         """
@@ -137,7 +138,7 @@ class TransformRun:
         """Restore the value that `learned` returned in another process."""
 
     def transformed_stream(self, x: Tensor) -> Tensor:
-        """Return the changed model's hidden states for this model's ``x [batch, tokens, channels]``."""
+        """Return hidden states of the changed model, given the original ``x [batch, tokens, channels]``."""
         return x
 
 
@@ -147,8 +148,8 @@ class Transform(TransformRun):
     A subclass defines what it needs, and at least `apply`, or `start` if another object does the work. The
     transform itself only holds settings, and never changes.
 
-    The record's ``restorer`` restores other things that it leaves in a model, such as hooks on layers. The
-    record says which transforms it goes before or after, and which it excludes
+    If the transform leaves other things in a model, such as hooks on layers, its record names a ``restorer``
+    for them. The record also says which transforms it goes before or after, and which it excludes
     (`quark.plugins.AlgorithmRecord`).
 
     Attributes:
@@ -157,10 +158,9 @@ class Transform(TransformRun):
             `apply_global` may change, add and untie tensors outside the blocks, because a checkpoint is laid
             out after it. If False, a run has the whole model in memory.
         is_validated: Whether it is tried on copies of the blocks first, because it changes the whole model
-            and cannot be undone block by block. A run started for this purpose changes each block's copy,
-            without `apply_global`; then the later transforms of the run, such as an equalization, change it
-            too. The output error on held-out tokens is compared with that of a copy that only the later
-            transforms have changed, and `accepts` decides.
+            and cannot be undone block by block. Each block is copied twice. A run that is started for the
+            trial changes one copy, without `apply_global`; the later transforms, such as an equalization,
+            change both. `accepts` decides by the output errors of the two copies on held-out tokens.
         settings: Settings of an alternative, which a run uses and a checkpoint stores if it is chosen.
     """
 
@@ -171,8 +171,9 @@ class Transform(TransformRun):
 
     def resolve_for_model(self, model: nn.Module, plan: QuantPlan) -> ResolvedSettings | None:
         """Return the settings for this model, such as names of layers; None if they fit all models.
-        This changes nothing of the model, whose tensors may be meta tensors. The run uses a transform with
-        the returned settings, which resolve to themselves.
+
+        Do not change the model; its tensors may be on the meta device. The run uses a transform with the
+        returned settings. Resolving these again must give the same settings.
 
         Raises:
             ConfigError, UnsupportedError: The settings do not fit this model.
@@ -182,7 +183,7 @@ class Transform(TransformRun):
     def start(self, model: nn.Module, plan: QuantPlan) -> TransformRun:
         """Return the run that will change ``model``; this method changes nothing.
 
-        By default it is this object, which then keeps nothing about the model.
+        By default, it returns this object, which must then keep no facts about the model.
 
         Args:
             model: Its structure is complete; tensors may be on the meta device until their block is
@@ -192,11 +193,11 @@ class Transform(TransformRun):
         return self
 
     def rounding(self) -> Rounding | None:
-        """Return the rounding that goes with it if a run names none; None for round-to-nearest."""
+        """Return the rounding to use if the run names none; None for round-to-nearest."""
         return None
 
     def accepts(self, validation: Validation | None) -> bool:
-        """Return whether to apply it, if ``is_validated``; by default, if validation shows no failure.
+        """Return whether to apply it, if ``is_validated``; by default, if the error falls, or without data.
 
         Args:
             validation: Error of quantized blocks before and after, the mean over blocks; None without data.
@@ -208,6 +209,7 @@ class Transform(TransformRun):
 
         If ``is_validated``, each is validated like the whole. If two differ by no more than the standard
         error, the first is used. If no alternative lowers the error, the run uses an alternative without
-        ``is_validated``, whose effect does not show in outputs. Each has its ``settings``.
+        ``is_validated``, whose effect does not show in outputs. Each alternative has
+        its own ``settings``.
         """
         return {}

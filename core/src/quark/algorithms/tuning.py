@@ -1,6 +1,6 @@
-"""Tuning: changes a rounded block, so that its output comes closer to the float block's output.
+"""Tuning: changes codes, scales, norms and biases of a rounded block.
 
-It changes codes, scales, norms and biases.
+The block's output then comes closer to the float block's output.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Tuning(ABC):
     A subclass defines `tune`.
 
     A run has any number of tunings. Each is applied to a block after all of its weights are rounded and
-    before calibration continues to the next block. Their records say in which order
+    before calibration continues to the next block. Their records determine the order
     (`quark.plugins.AlgorithmRecord`).
 
     Attributes:

@@ -148,7 +148,7 @@ def validated(before: Sequence[OutputError], after: Sequence[OutputError]) -> Va
 def _by_token(errors: Sequence[OutputError]) -> Tensor:
     """Return the mean error of each token over the blocks that it passes, ``[tokens]``.
 
-    Blocks of an encoder have other tokens than blocks of its decoder.
+    Blocks with another number of tokens belong to another stream: an encoder's, or its decoder's.
     """
     of_streams: dict[int, list[Tensor]] = {}
     for error in errors:

@@ -86,7 +86,7 @@ else:
 
 
 def read_at(file: int, buffer: memoryview, offset: int) -> int:
-    """Fill a buffer with bytes of a file from ``offset`` on, and return how many bytes there were."""
+    """Fill a buffer with bytes of a file from ``offset`` on, and return the number of bytes read."""
     done = 0
     while done < buffer.nbytes:
         part = buffer[done : done + _CHUNK]
@@ -110,7 +110,7 @@ def regular_bytes(path: Path) -> bytes:
 
 
 def state_of(file: Path | int) -> dict[str, int]:
-    """Return size, time and inode of a file or descriptor: they differ if the file has changed."""
+    """Return size, time and inode of a file or descriptor; at least one differs if the file has changed."""
     status = os.stat(file)
     return {"bytes": status.st_size, "time of change in ns": status.st_mtime_ns, "inode": status.st_ino}
 
@@ -151,7 +151,7 @@ def allocated_bytes(path: Path) -> int:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a text to a file in one step: a reader sees the earlier file or this one.
+    """Write a text to a file in one step: a reader sees the earlier file or the complete new one.
 
     A link of that name is replaced; the file that it points to is not touched.
     """

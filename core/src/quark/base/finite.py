@@ -26,8 +26,8 @@ def refuse_non_finite(
         warns: Whether a warning names buffers with Inf.
 
     Raises:
-        NonFiniteError: A tensor holds NaN, or one that is not a buffer holds Inf. The message names all of
-            them.
+        NonFiniteError: A tensor holds NaN, or a tensor that is not a buffer holds Inf. The message names
+            these tensors.
     """
     floats = {n: t.detach() for n, t in tensors.items() if t.is_floating_point() and t.itemsize > 1 and not t.is_meta}
     sums = numbers(*(_sum(x) for x in floats.values())) if floats else []

@@ -137,7 +137,7 @@ def shown(text: str) -> str:
 
 
 def shown_lines(text: str) -> str:
-    """Return a text of several lines with every `unprintable` character but line ends escaped."""
+    """Return a text of several lines with every `unprintable` character except line ends escaped."""
     return "\n".join(map(shown, text.split("\n")))
 
 

@@ -36,7 +36,7 @@ def is_vendor_name(name: object) -> bool:
 
 
 def has_wildcard(pattern: str) -> bool:
-    """Return whether a shell pattern matches other names than itself."""
+    """Return whether a shell pattern has a wildcard, so that it matches other names than itself."""
     return "*" in pattern or "?" in pattern or "[" in pattern
 
 

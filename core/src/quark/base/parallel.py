@@ -28,8 +28,8 @@ float32.
 """
 
 _LOCAL = threading.local()
-"""``threads``: the number of threads that `parallel_map` may use while torch's own number is 1. Unset or 0
-means torch's own number.
+"""``threads``: the number of threads that `parallel_map` may use while torch's own number is 1. If it is
+unset or 0, torch's own number applies.
 """
 
 
@@ -50,8 +50,8 @@ def parallel_map(work: Callable[[Item], Result], items: Sequence[Item], device: 
         device: Where the tensors lie.
 
     Raises:
-        BaseException: An error of ``work``; if several items fail, that of the first. Later items may not
-            have been computed.
+        BaseException: An error of ``work``; if several items fail, the error of the first item. Later items
+            may not have been computed.
     """
     if device.type != "cpu" or _threads() == 1:
         return list(map(work, items))
@@ -96,8 +96,8 @@ def one_thread(device: torch.device = CPU) -> Iterator[None]:
 def coarsely(elements: int, device: torch.device = CPU) -> Iterator[None]:
     """Compute operations in one thread while the body runs; `parallel_map` still uses all of torch's threads.
 
-    Use it for a sequence of many operations on matrices of up to ``elements`` elements. Above `SMALL` nothing
-    changes.
+    Use it for a sequence of many operations on matrices of up to ``elements`` elements. If that is more than
+    `SMALL`, nothing changes.
     """
     before = _threads()
     if device.type != "cpu" or before == 1 or elements > SMALL:

@@ -2,9 +2,10 @@
 
 A run of one process uses the same code, with nothing to exchange.
 
-Every exchange is collective: all ranks call the same ones in the same order. Calibration samples, and sums
-over them, are divided by `quark.calibration.sample_grid`. Whoever starts the processes connects them by a
-`Group`; with ``torchrun``, that is `quark_workbench.process_group` of the distribution quark-workbench.
+Every exchange is collective: all ranks call the same methods in the same order.
+`quark.calibration.sample_grid` divides calibration samples, and the sums over them. The program that starts
+the processes connects them by a `Group`; with ``torchrun``, this is `quark_workbench.process_group` of the
+distribution quark-workbench.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ ALONE = Ranks()
 def owners(sizes: Sequence[int], ranks: int, first: int = 0) -> list[int]:
     """Return the rank that does each piece of work, so that loads are even.
 
-    The largest piece is assigned first, each to the rank with the least work so far.
+    Pieces are assigned by size, the largest first, each to the rank with the least work so far.
 
     Args:
         sizes: Sizes of the pieces, in any unit.
@@ -243,7 +244,10 @@ class _Unpickler(pickle.Unpickler):
         is_imported = getattr(found, "__module__", module) != module  # imported into the module, not defined there
         is_other_of_torch = module == "torch" and not isinstance(found, torch.dtype) and found not in (torch.device, torch.Size)
         if found is None or is_imported or is_other_of_torch:
-            raise RankError(f"a process of this run has sent '{module}.{name}', a type that no rank sends: the run was stopped")
+            raise RankError(
+                f"a process of this run has sent '{module}.{name}', a type that no rank sends: the run was stopped. If a plugin sends it, "
+                "replace it by numbers, text, tensors or a class of the plugin"
+            )
         return found
 
 

@@ -15,7 +15,7 @@ _MEMORY = (
     "programs. "
     f"A checkpoint that is quantized from disk has one block in memory at a time, and {_GO_ON}"
 )
-_THREADS = f"No more threads can be started: raise the limit (ulimit -u, or that of the container), or set OMP_NUM_THREADS=1; {_GO_ON}"
+_THREADS = f"No more threads can be started: raise the limit (ulimit -u, or the container's limit), or set OMP_NUM_THREADS=1; {_GO_ON}"
 _FILES = f"Too many files are open: raise the limit (ulimit -n 4096), or close other programs; {_GO_ON}"
 _SPACE = f"There is no space left: free some, or choose another place; {_GO_ON}"
 _PERMISSION = "You may not use that file or directory: change its permissions, or choose a place that you may read and write"
@@ -36,11 +36,11 @@ _OF_MESSAGE = {
     ): _MEMORY,
     re.compile(r"too many open files", re.IGNORECASE): _FILES,
 }
-"""Advice by message. Such errors of torch, Python and other libraries have no special type."""
+"""Advice by message, for errors of torch, Python and other libraries that have no type of their own."""
 
 
 def shortage(error: BaseException) -> str | None:
-    """Return what the machine lacks and what to do, if that caused an error; None for any other error.
+    """Return advice on a shortage of the machine, if that caused an error; None for any other error.
 
     >>> shortage(RuntimeError("can't start new thread")).partition(":")[0]
     'No more threads can be started'
@@ -97,7 +97,7 @@ def refuse_failed_import(error: BaseException, what: str) -> None:
 
     Args:
         error: From code that may import something.
-        what: What could not be done, for the message: ``"'config.json' cannot be read"``.
+        what: The failure, for the message: ``"'config.json' cannot be read"``.
 
     Raises:
         EnvironmentConflictError: The message names the library and the first cause.
@@ -122,7 +122,7 @@ def refuse_failed_import(error: BaseException, what: str) -> None:
 
 
 def _modules_run_in(error: BaseException) -> Iterator[str]:
-    """Yield the names of the modules whose import an error was raised in, from the outermost one on."""
+    """Yield the names of the modules that were being imported when an error was raised, outermost first."""
     trace = error.__traceback__
     while trace is not None:
         name = str(trace.tb_frame.f_globals.get("__name__", ""))

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 _TURN = threading.RLock()
-"""Held by the thread that runs: torch's precision of matrix products is a setting of the whole process."""
+"""Held by the thread whose turn it is: torch's precision of matrix products is a setting of the process."""
 _DEFAULT_DTYPE = threading.RLock()
 """Held while the default dtype of the process is changed."""
 

@@ -12,8 +12,9 @@ VERSION = "1.0.0a1"
 TRANSFORMERS = ">=5.4,<6"
 """The versions of transformers that this project works with.
 
-Up to 5.3, its loader needs the scale of a quantized layer under two names at once: the name in the checkpoint
-and the name in the module. Version 4 has no loader that converts tensors, which reading models needs.
+Up to 5.3, the loader of transformers needs the scale of a quantized layer under two names at once: the name
+in the checkpoint and the name in the module. Version 4 has no loader that converts tensors, which reading
+models needs.
 """
 
 _RIVAL = "amd-quark"

@@ -168,7 +168,7 @@ class ActivationScales:
         return (owner, slot) in self._items and (owner, slot) not in self._done
 
     def pool_of(self, layer: str) -> Sequence[Key]:
-        """Return the inputs that share the scale of a layer's input, including this one.
+        """Return the inputs that share the scale of a layer's input, including that input.
 
         Empty if the input has its own scale.
         """
@@ -205,9 +205,9 @@ class ActivationScales:
                 self._give(key, observed[key].qparams())
 
     def forget(self, layer: str) -> None:
-        """Forget the observed ranges of a layer that turned out to read another tensor.
+        """Forget the observed ranges of a layer that turned out to read another tensor than expected.
 
-        Scales that are shared with other experts stay.
+        Scales that the layer shares with other experts stay.
         """
         for key in [(layer, INPUT), (layer, OUTPUT)]:
             if key in self._done and not self.pool_of(layer):
@@ -305,10 +305,7 @@ class ActivationScales:
         self._done.add(key)
 
     def _give_cache(self, wanted: Key, members: Sequence[Key], observed: Mapping[Key, Observation]) -> None:
-        """Set the largest scale of all members for the members that were observed.
-
-        Existing scales stay.
-        """
+        """Give the observed members the largest scale of all members; existing scales stay."""
         new = [key for key in members if key not in self._done and (key == wanted or observed[key].has_seen)]
         qparams_of = {key: observed[key].qparams() for key in new}
         known = [scale for key in members if key in self._done and (scale := self._items[key].module.scale) is not None]

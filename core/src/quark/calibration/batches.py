@@ -18,7 +18,7 @@ from quark.models.hf.internals import input_embeddings
 MOST_BATCHES = 16_384
 """The largest number of batches that is read from data without a length."""
 
-_KINDS = "a tensor of token ids, a dict of tensors, a list or tuple of tensors (the positional arguments), or one of dicts"
+_KINDS = "a tensor of token ids, a dict of tensors, a list or tuple of tensors (the positional arguments), or a list of dicts"
 _IDS = "input_ids"
 _PIXELS = "pixel_values"
 _DECODER_IDS = "decoder_input_ids"
@@ -138,7 +138,7 @@ def _arguments(batch: Any, number: int) -> Iterator[tuple[tuple[Any, ...], dict[
 
 
 def ids_of(call: Call) -> Tensor | None:
-    """Return the token ids ``[batch, tokens]`` of a call with nothing else but a mask of two axes.
+    """Return the token ids ``[batch, tokens]`` of a call without other tensors, except a mask of two axes.
 
     None for any other call.
     """
@@ -162,7 +162,7 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 
 def refuse_text(model: Any, instead: str) -> None:
-    """Check that a model can run on text, for callers that have nothing else.
+    """Check that a model can run on text alone.
 
     Args:
         model: A transformers model, or its class.
@@ -220,8 +220,7 @@ class ModelInputs:
     def checked(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], batch: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of one call: token ids with a batch axis first, the others by name.
 
-        If names are unknown, all arguments go by position. A decoder without its own input reads the
-        encoder's tokens.
+        If names are unknown, all arguments go by position.
 
         Args:
             args: Positional arguments.
@@ -235,7 +234,7 @@ class ModelInputs:
             _check_tensor(value, batch if len(args) == 1 and not kwargs else f"{name!r} of {batch}")
         if len(args) > 1 and self.names:
             if len(args) > len(self.names):
-                raise CalibrationError(f"{batch} has {len(args)} tensors, but the model takes {len(self.names)} positional arguments")
+                raise CalibrationError(f"{batch} has {len(args)} tensors, but the model takes {len(self.names)} arguments: give fewer")
             args, kwargs = args[:1], dict(zip(self.names[1:], args[1:], strict=False)) | dict(kwargs)
         ids = args[0] if args else kwargs.get(_IDS)
         if self.takes is not None and isinstance(ids, Tensor) and not ids.is_floating_point() and self.takes[0] not in kwargs:
@@ -253,7 +252,7 @@ class ModelInputs:
         return first, with_batch
 
     def with_decoder_ids(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of a call without padding; its decoder gets the encoder's token ids."""
+        """Return the arguments of a call without padding; a decoder without input gets the encoder's ids."""
         ids = args[0] if args else kwargs.get(_IDS)
         has_own = any("decoder" in name or name in ("labels", "encoder_outputs") for name in kwargs)
         if self.shifted is None or has_own or not isinstance(ids, Tensor):
@@ -273,10 +272,10 @@ class ModelInputs:
             raise CalibrationError(f"the token ids of {batch} have the shape {list(ids.shape)}: give [batch, tokens]")
 
     def check_vocabulary(self, call: Call, batch: str) -> None:
-        """Check that the model has each token id of a call, whose padding has been removed.
+        """Check that the model has each token id of a call, without padding, and enough positions.
 
         Raises:
-            CalibrationError: It lacks one.
+            CalibrationError: The vocabulary lacks a token id, or there are too many tokens.
         """
         ids = call.args[0] if call.args else call.kwargs.get(_IDS)
         if self.vocabulary is None or ids is None:

@@ -19,8 +19,8 @@ class BlockBranches:
     """Makes branches from float weights, rounded weights and statistics of inputs.
 
     Attributes:
-        branching: Of the run; None if layers get no branches.
-        float_layer: Returns the float layer of a full name.
+        branching: The branching of the run; None if layers get no branches.
+        float_layer: Returns the float layer with a full name.
     """
 
     branching: CheckedBranching | None
@@ -35,11 +35,11 @@ class BlockBranches:
     def made(
         self, layers: Mapping[str, QuantizedLayer], statistics: Mapping[type[Statistic], Statistic] = MappingProxyType({})
     ) -> Iterator[None]:
-        """Make the branches of the layers that have one; the body rounds the weights of all.
+        """Set the weights to round before the body, which rounds all layers, and fill branches after it.
 
         Args:
-            layers: By full name, their weights float.
-            statistics: Of their input.
+            layers: Layers by full name, with float weights. Some have no branch.
+            statistics: Statistics of their input, by class.
         """
         tasks = {name: self._task(name, layer, statistics) for name, layer in layers.items() if layer.branch is not None}
         for name, task in tasks.items():

@@ -50,7 +50,7 @@ class BlockCalibration(ABC):
         rounded: Full names of the layers whose weight is rounded.
         metrics: Metrics of the rounding and its validation for each layer that the rounding has rounded, with
             the number of tokens that reached the layer.
-        inputs: What plugins keep of the inputs of these layers (`quark.plugins.measuring.InputSeen`).
+        inputs: Samples that plugins keep of these layers' inputs (`quark.plugins.measuring.InputSeen`).
         flops: Lower bound of the floating-point operations of the statistics: one multiplication and one
             addition for each entry of each second moment and each token.
     """
@@ -85,11 +85,11 @@ class BlockCalibration(ABC):
 
     @property
     def _needs(self) -> tuple[type[Statistic], ...]:
-        """The statistics of layers' inputs."""
+        """The statistics of layers' inputs that the rounding and the branches need."""
         return tuple(dict.fromkeys((*self._checked.rounding.needs, *self._branches.needs)))
 
     def _is_observed(self, name: str) -> bool:
-        """Return whether a layer is rounded when the statistics of its input are complete."""
+        """Return whether a layer is rounded only after the statistics of its input are complete."""
         return name in self._chosen or (bool(self._branches.needs) and self._layers[name][1].branch is not None)
 
     def _round_observed(self, layers: Mapping[str, QuantizedLayer], collector: Collector) -> None:

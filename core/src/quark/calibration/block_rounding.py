@@ -51,7 +51,7 @@ class _Waiting:
 
     Attributes:
         number: Its position; infinite if only float forwards wait.
-        name: Name of the place; None in that case.
+        name: Name of the place; None if only float forwards wait.
     """
 
     number: float
@@ -124,7 +124,7 @@ class BlockRounding(BlockCalibration):
     def _finish_unreached(self) -> None:
         """Finish the layers that no token has reached.
 
-        Later forwards, from other layers, may still reach them.
+        Forwards that run after other layers have changed may still reach them.
         """
         self._scales.finish()
         unreached = {n: p.quantized for n, p in self._pause_points.items() if n not in self.rounded}
@@ -142,10 +142,7 @@ class BlockRounding(BlockCalibration):
         return min((w for w in self._ranks.gather(first) if w is not None), default=None, key=by_number)
 
     def _go_on_from(self, place: PausePoint | _Pause | PooledExperts | None) -> None:
-        """Resume the forwards that wait at a place; None stands for all places.
-
-        No forward of this rank may be among them.
-        """
+        """Resume the forwards of this rank that wait at a place, if any; None stands for all places."""
         waiting = [f for f, place_of_forward in self._block_run.stopped.items() if place is None or place_of_forward is place]
         if waiting:
             self._block_run.go_on(sorted(waiting, key=lambda f: f.is_float))

@@ -1,6 +1,7 @@
 """Applies the transforms of a run to one block.
 
-First come the statistics of its float inputs, then its output error on held-out tokens.
+The transforms get statistics of its layers' float inputs, and can compute its output error on held-out
+tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.quant_plan import has_static_scale
 
 COMPARED = 256
-"""Minimum number of held-out tokens to compare, if there are enough: neighbours have nearly the same error.
+"""Minimum number of held-out tokens to compare, if there are enough. Not all are needed, because neighbouring
+tokens have nearly the same error.
 """
 ONE_IN = 4
 """At least one in this many held-out tokens is compared, since attention computes all of them anyway."""
@@ -45,8 +47,8 @@ class BlockTransforms:
         transforms: The transforms, in order.
         architecture: Facts about the family.
         model_config: As in `quark.algorithms.BlockContext.model_config`.
-        is_trial: Whether the block is a copy, for comparing its error with that of other transforms. Then
-            statistics, too, use held-out tokens.
+        is_trial: Whether the block is a copy, on which transforms are compared. Then statistics use only the
+            held-out tokens.
 
     Attributes:
         metrics: Metrics that the transforms report, by full name of a layer or of the block.
@@ -131,8 +133,8 @@ class BlockTransforms:
             for name in self._configs:
                 layer = self._block.module.get_submodule(name)
                 stack.callback(layer.register_forward_pre_hook(self._update_statistics(name, block_run)).remove)
-            # Products of fewer tokens differ in their last bits, and the first forward of each rank has all
-            # tokens.
+            # A deterministic run drops no tokens: products of fewer tokens differ in their last bits, and the
+            # first forward of each rank computes all tokens.
             self._mlp = None if block_run.grid.ranks.is_deterministic else self._dense_mlp()
             if self._one_in > 1 and self._mlp is not None:
                 stack.callback(self._block.module.get_submodule(self._mlp).register_forward_pre_hook(self._thin(self._mlp)).remove)
@@ -140,7 +142,7 @@ class BlockTransforms:
             if self._mlp is not None and not any(has_static_scale(config.input_tensors) for config in self._configs.values()):
                 tokens = sum(int(f.call.held_out.sum()) for f in forwards if f.call.held_out is not None)
                 self._compared_one_in = max(1, min(tokens // COMPARED, ONE_IN))
-            if not self._is_trial:  # there, statistics need all tokens
+            if not self._is_trial:  # the statistics of a trial need all held-out tokens
                 stack.enter_context(self._fewer_tokens())
             outputs = block_run.replay(self._validation_tokens, forwards)
         references = {forward: tokens for forward, tokens in outputs.items() if len(tokens)}
@@ -206,13 +208,13 @@ class BlockTransforms:
         return hook
 
     def _is_of_statistics_alone(self, forward: Forward) -> bool:
-        """Return whether the output of a forward is not compared."""
+        """Return whether a forward serves only statistics, so that its output is not compared."""
         return bool(self._for_validation) and forward.call.held_out is None
 
     def _is_done(self, forward: Forward) -> bool:
         """Return whether a forward needs nothing of the block after the layers that it has called.
 
-        Its output is not compared, and it has called every layer once, like the first forward at its end.
+        Its output is not compared, and it has called every layer once, as the first forward has.
         """
         if not self._is_of_statistics_alone(forward):
             return False

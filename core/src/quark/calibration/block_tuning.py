@@ -32,7 +32,7 @@ class BlockTuning:
         block_run: The forwards; forwards of the float model continue to the next block.
         block: The block, with float weights.
         layers: All its quantized layers, by full name: the float layer and the quantized one.
-        tuned: Full names of the layers whose codes may be chosen.
+        tuned: Full names of the layers whose codes the tunings may change.
         tunings: Tunings by name, in order.
         keeps_floats: Whether forwards of the float model must stay until the block is rounded, because the
             rounding compares with them.

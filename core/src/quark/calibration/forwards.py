@@ -64,8 +64,8 @@ class Forward(greenlet):
         is_float: Whether it computes the float model's outputs, beside a forward that computes the quantized
             model's.
         is_probe: Whether it is a float forward of `quark.calibration.model_error`, which advances by itself.
-        rehearsal: The object, such as a `BlockRun`, for which it now computes something that it will compute
-            again; else None.
+        rehearsal: The object, such as a `BlockRun`, that makes it compute something now and again later; None
+            outside of such a rehearsal.
     """
 
     def __init__(self, call: Call, number: int, is_float: bool, is_probe: bool = False) -> None:
@@ -128,7 +128,7 @@ def without_cache(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     """Let ``forward`` replace the module's own while the body runs; hooks still run."""
-    own = module.__dict__.get("forward")  # if others have wrapped the module
+    own = module.__dict__.get("forward")  # set if others have wrapped the forward
     module.forward = forward
     try:
         yield

@@ -35,8 +35,8 @@ class _Last:
 class InputGroups:
     """Finds the layers of a block that read the same tensor, so that its statistics are collected once.
 
-    Layers are compared by the tensor objects of their calls, each with the objects observed just before,
-    because layers of one group are called one after another. Names are relative to the block.
+    A layer belongs to the group of the layer observed just before it if both are called with the same tensor
+    objects: layers of one group are called one after another. Names are relative to the block.
 
     Args:
         architecture: Facts about the family; None if it is not known.
@@ -44,7 +44,7 @@ class InputGroups:
             ``(("q_proj", "k_proj", "v_proj"), …)``.
 
     Attributes:
-        siblings: The same. Such layers also share a scale, so they are rounded together.
+        siblings: The argument. Such layers also share a scale, so they are rounded together.
     """
 
     def __init__(self, architecture: Architecture | None = None, siblings: Iterable[Sequence[str]] = ()) -> None:
@@ -74,17 +74,16 @@ class InputGroups:
         return groups
 
     def observe(self, inputs: Mapping[Forward, Tensor], *layers: str, spec: object = None, ranks: Ranks = ALONE) -> tuple[str, bool]:
-        """Return the leader of the layers that are about to read some tensors.
-
-        The second value says whether those tensors are new to the group.
+        """Return the leader of the group of some layers, and whether their input is new to the group.
 
         Args:
-            inputs: The tensor of each forward: of one that runs, or of all that wait at the layers.
+            inputs: The tensor that the layers are about to read, by forward: of the running forward, or of
+                all forwards that wait at the layers.
             layers: The layers; the first one decides. A layer that has been observed in this block stays in
                 its group.
             spec: Quantization of their input; layers with different specs are in different groups.
-            ranks: The ranks that observe the same layers now, each with its own forwards. Tensors must be the
-                same on all ranks.
+            ranks: The ranks that observe the same layers now, each with its own forwards. Layers share a
+                group only if they read the same tensors on every rank.
         """
         last = self._last
         is_same = last is not None and last.spec == spec and ranks.all(_are_same(last.inputs, inputs))
@@ -138,8 +137,8 @@ def common_groups(leader_of: Mapping[str, str], names: Sequence[str], ranks: Ran
     The leader is None if this rank knows none.
 
     Args:
-        leader_of: The layer whose statistics a layer shares, for each layer that a token of this rank
-            reached.
+        leader_of: The leader of each layer, whose statistics it shares, if a token of this rank has reached
+            the layer.
         names: All layers, in the same order on all ranks. Layers that no token of any rank has reached are in
             no group.
         ranks: The ranks.

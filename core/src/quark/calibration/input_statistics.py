@@ -17,7 +17,7 @@ from quark.plugins.catalog import catalog
 from quark.plugins.measuring import InputSeen
 
 _TOKENS_SHOWN = 128
-"""Tokens that plugins measure: from the beginning of a text, where activations are largest."""
+"""Number of tokens that plugins measure: the first tokens, because their activations are the largest."""
 
 
 class Collector:
@@ -41,7 +41,7 @@ class Collector:
         statistics: Statistics by class, of all tokens, or of all that are not held out; empty before
             `complete`.
         held_out: Tokens to validate on; None if they are too few, and before `complete`.
-        samples: What plugins keep of this rank's first tokens.
+        samples: Samples of this rank's first tokens, by name of the plugin that keeps them.
     """
 
     def __init__(

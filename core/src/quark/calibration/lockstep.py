@@ -59,7 +59,7 @@ class LockStep:
 
     Attributes:
         grid: The calls of all ranks, and the selection of calls that this rank runs.
-        holds_out: Whether any of their tokens are held out.
+        holds_out: Whether tokens of any call are held out.
         stopped: Forwards that have called `stop`, with their places; `go_on` removes them.
         finished: Number of forwards that have ended.
         probes: The forwards of ``probed``.
@@ -119,7 +119,7 @@ class LockStep:
         enabled = torch.is_grad_enabled()
         for paused in [*self._waiting, *self.stopped]:
             paused.end()
-        torch.set_grad_enabled(enabled)  # forwards that end inside a grad-mode context leave its mode
+        torch.set_grad_enabled(enabled)  # forwards that end inside a grad-mode context leave its mode set
         self._waiting.clear()
         self.stopped.clear()
 
@@ -127,7 +127,7 @@ class LockStep:
     def advance(self, block: int) -> None:
         """Run every forward until it waits at a block beyond ``block``, stops, or ends.
 
-        An exception in a forward is raised here and in `go_on`.
+        If a forward raises, the call that runs it raises the exception: this one or `go_on`.
         """
         self._released = block
         fresh, self._fresh = self._fresh, []

@@ -3,11 +3,12 @@
 Layers are validated one by one, but their errors add up: codes that are better in every layer can be worse in
 the model. The error on the first tokens of the first calibration sample shows that. Two short forwards,
 beside the forwards of the run, pass every block before it is changed: one through the float block, one with
-its layers rounded to nearest. The third output is that of the run's own forward for these tokens: in a causal
-model, it does not depend on later tokens.
+its layers rounded to nearest. The third output comes from the run's own forward: in a causal model, the
+output of these tokens does not depend on later tokens.
 
-With few tokens, these are among the tokens that are held out for roundings (`quark.calibration.held_out`).
-With many, they are in the statistics, like the held-out tokens: codes then hardly overfit single tokens.
+If calibration has few tokens, the compared tokens are held out for roundings (`quark.calibration.held_out`).
+If it has many, statistics contain the compared tokens, like all held-out tokens: codes then hardly overfit
+single tokens.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.quant_plan import has_static_scale
 
 ONE_IN = 64
-"""One in this many calibration tokens is compared: two forwards of these cost 3 % of one forward of all
-tokens.
+"""One in this many calibration tokens is compared: two forwards of the compared tokens cost 3 % of one
+forward of all tokens.
 """
 MOST_TOKENS = 512
 """Maximum number of compared tokens; more would hardly reduce the noise."""
@@ -56,9 +57,9 @@ class ModelError:
     def of(cls, model: nn.Module, blocks: Sequence[Block], data: Sequence[Call], rows: Sequence[PlanRow]) -> Self:
         """Return the comparison of a run; it compares nothing if that is not possible.
 
-        It is for causal models that are called with only token ids, and for schemes that quantize no outputs
-        and have no static scales. Few tokens have a smaller range than all tokens, so rounding to nearest
-        would look better than it is.
+        The model must be causal and called with only token ids. The scheme must quantize no outputs and have
+        no static scales: with these, rounding to nearest would look better than it is, because few tokens
+        have a smaller range than all.
 
         Args:
             model: The model.
@@ -89,7 +90,10 @@ class ModelError:
             handle.remove()
 
     def pass_block(self, block_run: BlockRun | None, block: Block, rows: Sequence[PlanRow]) -> None:
-        """Lead both short forwards through a float block, and end them after the last block."""
+        """Lead one short forward through a float block, the other through the block rounded to nearest.
+
+        Both end after the last block.
+        """
         probes = () if block_run is None else block_run.probes
         if block_run is None or not probes:
             return
@@ -121,4 +125,4 @@ class ModelError:
     def _keep_own(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> None:
         forward = current_forward()
         if forward is not None and forward.number == 0 and not forward.is_float:
-            self._own = tensor_of(output)[0, :MOST_TOKENS].clone()  # also in a rehearsal: the last one counts
+            self._own = tensor_of(output)[0, :MOST_TOKENS].clone()  # a rehearsal comes here too: the last output counts

@@ -172,7 +172,7 @@ class _Sequence:
 
 
 def _positions(mask: Any) -> Tensor | None:
-    """Return which positions count by a mask, ``[batch or 1, tokens]``; None if it does not say.
+    """Return which positions count by a mask, ``[batch or 1, tokens]``; None if the mask does not tell.
 
     If one input has several masks, for layers of different kinds, the first decides.
     """

@@ -74,8 +74,8 @@ class PausePoint:
                 return x.new_zeros(*x.shape[:-1], self._width)
             self.arrived[forward] = x
             self._block_run.stop(self)
-        # Called through the class: others may have wrapped the layer that it was made from, and its
-        # attributes were copied.
+        # Called through the class: others may have wrapped the forward of the float layer, whose attributes
+        # were copied.
         if not forward.is_float:
             return QuantizedLayer.forward(self.quantized, x, *args, **kwargs)
         output = self._outputs.pop(forward, None)
@@ -83,7 +83,10 @@ class PausePoint:
 
     @torch.no_grad()
     def float_output(self, forward: Forward) -> Tensor:
-        """Return the layer's output, without bias, in a waiting float forward, which continues with it."""
+        """Return the float layer's output, without bias, for a waiting float forward.
+
+        The forward does not compute the output again when it continues.
+        """
         output = self._outputs[forward] = self._plain(self.arrived[forward])
         bias = getattr(self.layer, "bias", None)
         return output if bias is None else output - bias
@@ -98,9 +101,9 @@ class PausePoint:
         self._expected = None if expected is None else dict(expected)
 
     def reopen(self) -> None:
-        """Restore the float weight, and the codes of a layer that came with them.
+        """Restore the float weight, and the codes if the layer came with codes.
 
-        An unexpected input came, and the layer must be rounded for it.
+        A forward came with an unexpected input, for which the layer must be rounded again.
         """
         self.quantized.weight = self._float_weight
         if self.quantized.weight_quantizer is not None:
@@ -127,7 +130,7 @@ def tokens_of(x: Tensor, call: Call, *, held_out: bool | None = None) -> Tensor:
     mask = _laid_out(call.held_out if held_out else ~call.held_out, x.shape[:-1])
     if mask is None:
         return flat[:0] if held_out else flat
-    rows = mask.nonzero().squeeze(1)  # on the host, which has the mask: otherwise the device would have to return their number
+    rows = mask.nonzero().squeeze(1)  # on the host, which has the mask and need not wait for a device
     return flat.index_select(0, rows.to(flat.device, non_blocking=True))
 
 

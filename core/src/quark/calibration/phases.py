@@ -60,9 +60,9 @@ class PhaseClock:
                 self._changed(self._phases[-1])
 
     def lap(self) -> dict[str, float]:
-        """Return the seconds of each phase since the last call.
+        """Return the seconds of each phase since the previous call of this method.
 
-        Only finished phases, and finished parts of them, are counted.
+        The time since the phase last changed is not counted yet.
         """
         lap = {name: seconds - self._at_lap.get(name, 0.0) for name, seconds in self.seconds.items()}
         self._at_lap = dict(self.seconds)

@@ -1,8 +1,8 @@
 """Checks of the results of plugin algorithms before the run continues: errors that no test suite can find.
 
-The conformance suite (quark-devkit) finds an algorithm that breaks the rules. This module checks what depends
-on the model and its data: weights and parameters are finite, weights lie on their grids and have their
-scales, metrics can be written, and a block is unchanged if a transform says so.
+The conformance suite (quark-devkit) finds an algorithm that breaks the rules. This module checks facts that
+depend on the model and its data: weights and parameters are finite, weights lie on their grids and have their
+scales, metrics can be written, and a block that a transform reports as unchanged is unchanged.
 
 Weights from algorithms of other projects are encoded completely, and the layer keeps the codes for the
 export; weights from this project's algorithms are encoded for a sample of rows
@@ -144,7 +144,10 @@ class CheckedTuning(Tuning):
 
 @contextmanager
 def _checked_layers(layers: Mapping[str, QuantizedLayer], does: str, whose: Origin) -> Iterator[None]:
-    """Check weights, scales and codes of layers that the body rounds; ``does`` begins errors about one."""
+    """Check weights, scales and codes of layers that the body rounds.
+
+    Errors begin with ``does``, in which ``{}`` stands for the name of a layer.
+    """
     forms = {name: (float_weight(layer).shape, float_weight(layer).dtype) for name, layer in layers.items()}
     yield
     for name, layer in layers.items():
@@ -254,7 +257,8 @@ class StartedTransform:
                 raise whose.error(f"{changed} '{name}' holds NaN or Inf")
         if self.works_by_block and (added := sorted(module.state_dict().keys() ^ names)):
             raise whose.error(
-                f"has added or removed '{added[0]}' in '{block.name}', but works_by_block must not: files are laid out before blocks run"
+                f"has added or removed '{added[0]}' in '{block.name}', but works_by_block must not, because files are laid out "
+                "before blocks run: keep the tensors, or set works_by_block = False"
             )
         report = checked_metrics(report, whose)
         if not report.get(block.name, {}).get("applied", True):
@@ -266,12 +270,12 @@ class StartedTransform:
         return report
 
     def learned(self) -> Any:
-        """Return what the run has learned from blocks, as `quark.algorithms.TransformRun.learned`."""
+        """Return the facts learned from blocks, as `quark.algorithms.TransformRun.learned`."""
         with attributed("keeping what it has learned", self.whose):
             return self.run.learned()
 
     def recall(self, learned: Any) -> None:
-        """Restore what a run has learned, as `quark.algorithms.TransformRun.recall`."""
+        """Restore the facts that a run has learned, as `quark.algorithms.TransformRun.recall`."""
         with attributed("recalling what it had learned", self.whose):
             self.run.recall(learned)
 
@@ -341,5 +345,5 @@ def _column_sums(tensor: Tensor) -> Tensor:
 
 
 def _hooks(module: nn.Module) -> tuple[Any, ...]:
-    """Return the hooks of a module, of every kind, by their numbers."""
+    """Return the hooks of a module, of every kind, with their numbers."""
     return tuple(tuple((getattr(module, name, None) or {}).items()) for name in _HOOKS)

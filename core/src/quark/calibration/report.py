@@ -41,9 +41,9 @@ class CalibrationReport:
             rounded to nearest.
         weights: Metrics of layers with a rounded weight, and of their inputs, which plugins add
             (`quark.plugins.measuring.LayersRounded`): quark-workbench adds ``snr_db`` and others.
-        histograms: Histograms of the worst layers, from the same place.
+        histograms: Histograms of the worst layers, which plugins add.
         blocks: Metrics of each block: ``seconds`` by phase (`quark.calibration.phases.PHASES`), ``bytes`` of
-            its tensors, ``flops`` of forwards and statistics, and what plugins add.
+            its tensors, ``flops`` of forwards and statistics, and metrics that plugins add.
         seconds: Seconds of the whole run by phase.
     """
 
@@ -85,7 +85,7 @@ class CalibrationReport:
     def lines(self) -> Iterator[str]:
         """Yield log lines for the level WARNING: reasons to run again with more data or another algorithm."""
         if self.does_harm:
-            yield f"The model is worse than rounded to nearest. {self._compared}. Leave the algorithm out, use another, or give more data."
+            yield f"The model is worse than rounded to nearest: leave the algorithm out, use another, or give more data. {self._compared}."
         few = {n: t for n, t in self.tokens.items() if t * len(self.tokens) < FEW * sum(self.tokens.values())}
         if few:
             worst = min(few, key=lambda n: few[n])
@@ -116,8 +116,8 @@ class CalibrationReport:
         """The comparison of the last block's output, for messages."""
         own, nearest = (math.nan if (e := self.model_error[name]) is None else e for name in ("error", "nearest_error"))
         return (
-            f"The output of the last block differs from that of the float model by {own:.3g} of its energy, and by {nearest:.3g} with all "
-            "layers rounded to nearest"
+            f"The output of the last block has a relative squared error of {own:.3g}, and of {nearest:.3g} with all layers rounded to "
+            "nearest"
         )
 
     @property

@@ -23,14 +23,14 @@ def rounding_tasks(
     held_out: HeldOut | None = None,
     ranks: Ranks = ALONE,
 ) -> list[RoundingTask]:
-    """Return the rounding tasks of layers: one for each spec, dtype and shared scale, or table.
+    """Return the rounding tasks of layers: one for each spec, dtype, class, shared scale and table.
 
     Args:
         layers: Layers by full name; layers without a weight quantizer, or with codes already, are left out.
             With statistics, all have one input.
         siblings: Suffixes of layers that share one scale over the whole tensor.
         statistics: Statistics of the layers' input.
-        held_out: Tokens of that input that no statistic has seen.
+        held_out: Held-out tokens of that input.
         ranks: Ranks that have the same tasks.
     """
     remaining = {name: layer for name, layer in layers.items() if (q := layer.weight_quantizer) is not None and q.codes is None}

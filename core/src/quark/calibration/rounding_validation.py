@@ -39,11 +39,10 @@ def round_validated(checked: CheckedRounding, tasks: Iterable[RoundingTask]) -> 
 
     Args:
         checked: The rounding; if it raises RoundingError, all layers are rounded to nearest.
-        tasks: Their layers' weights are replaced, and their quantizers' scales set.
+        tasks: The tasks. Their layers get new weights, and the weight quantizers get scales.
 
     Raises:
-        PluginError: The rounding belongs to a plugin, and leaves a layer in a wrong state or raised an
-            exception.
+        PluginError: The rounding of a plugin has left a layer in a wrong state, or raised an exception.
         NonFiniteError: The held-out tokens hold NaN or Inf.
     """
     metrics: dict[str, dict[str, Any]] = {}

@@ -73,7 +73,7 @@ class _Subtree:
 
 
 class Sums:
-    """Statistics of one input, over the calls of this rank and then of all.
+    """Statistics of one input over this rank's calls; `of_all_ranks` returns them over all calls.
 
     Args:
         kinds: Classes of the statistics.
@@ -110,7 +110,7 @@ class Sums:
         Args:
             x, reference: As in `Statistic.update`.
             call: Number of the call.
-            one_in: ``x`` has every n-th token of the call.
+            one_in: ``x`` has every ``one_in``-th token of the call.
         """
         if self._grid.ranks.is_deterministic and (cell := self._grid.cell(call)) != self._cell:
             self._end_cell(cell)
@@ -150,9 +150,9 @@ class Sums:
 
 
 def _joined(subtrees: Sequence[_Subtree], start: int, stop: int) -> list[_Subtree]:
-    """Return subtrees, in order, merged if their parents lie within the cells from ``start`` to ``stop``.
+    """Return subtrees, in order, with siblings merged if their parent lies within ``start`` to ``stop``.
 
-    A subtree without tokens does not exist, and its sibling is the sum of their parent.
+    A subtree without tokens is missing, and its sibling has the sums of their parent.
     """
     joined = list(subtrees)
     size = 1

@@ -64,7 +64,7 @@ class SpilledInputs:
         self.leave(forward)
 
     def leave(self, forward: Hashable) -> None:
-        """Drop the pages that a forward has read of its files from memory, because it waits again.
+        """Drop from memory the pages that a forward has read from its files, because it waits again.
 
         The files keep them.
         """

@@ -99,8 +99,8 @@ def validate_transforms(
         transforms: Transforms by registered name, in order; the result leaves out transforms that are not
             validated.
         data: Calibration samples; without any, each transform decides without a validation.
-        source: Holds the tensors of the blocks, each in memory only while forwards are in it;
-            None if the model has them.
+        source: Loads the tensors of each block, only while forwards are in the block; None if the model has
+            them.
         ranks: Ranks that share the samples, and get the same result.
         compensated: Whether the rounding of the run compensates its errors; see
             `quark.calibration.round_to_nearest.as_rounded`.
@@ -149,10 +149,11 @@ def _candidates(name: str, transform: Transform, behind: Sequence[Transform], mo
 
 
 def _choice(candidates: Sequence[_Candidate]) -> TransformValidation:
-    """Return the chosen candidate.
+    """Return the decision about a transform.
 
-    Each in turn replaces the one before if its error is smaller by more than the standard error. If none
-    does, the part that is not validated itself remains.
+    The best candidate so far is replaced by the next one whose error is smaller by more than the standard
+    error. If none is better than no transform, the choice is the part without ``is_validated``, or else the
+    whole transform.
     """
     nothing, whole = candidates[0], candidates[-1]
     assert whole.transform is not None
@@ -251,7 +252,7 @@ class _BlockComparison:
     def _error(self, candidate: _Candidate, outputs: Mapping[Forward, Any]) -> OutputError:
         """Return the output error of a copy, changed by a candidate's transforms and rounded to nearest.
 
-        The error of a transformed block is measured in the transformed model's stream, like its arguments.
+        Arguments and outputs are hidden states of the transformed model.
         """
         run, copied = candidate.run, _copy(self._block.module)
 

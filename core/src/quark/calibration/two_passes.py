@@ -3,8 +3,8 @@
 This is for runs whose memory cannot hold the state of forwards that wait inside a block. In the first pass,
 all weights of the block are float: it shows each layer's input and every activation with a static scale. The
 second pass uses rounded weights, and activations quantized as in the finished model. Only the block's inputs
-are held for every sample. This costs twice the forwards of `quark.calibration.block_rounding`, and a layer is
-not rounded for the outputs of the rounded layers before it in the same block.
+are held for every sample. This costs twice the forwards of `quark.calibration.block_rounding`, and the
+rounding of a layer does not see the rounding errors of the layers before it in the same block.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class TwoPasses(BlockCalibration):
         return forward_of_layer
 
     def _attention(self, name: str, tensors: Mapping[str, Tensor]) -> bool:
-        """Replace an attention module's quantizers; return whether to quantize the tensors that it uses."""
+        """Observe tensors of an attention module in the first pass; return whether to quantize them."""
         forward = current_forward()
         if forward is None or forward.is_float:
             return False
@@ -110,10 +110,10 @@ class TwoPasses(BlockCalibration):
         if not is_new:
             return
         grid, first = self._block_run.grid, self._tokens_of_first_call
-        assert first is not None  # the first call passes first
+        assert first is not None  # the first call runs before all others
         if forward.number == 0:
             first.setdefault(leader, x.numel() // x.shape[-1])
-        count = first.get(leader, 0)  # calls are similar
+        count = first.get(leader, 0)  # about as many as in the first call
         if leader not in self._collectors:
             self._collectors[leader] = Collector(self._needs, x.shape[-1], x.device, grid.calls * count, grid)
         quantizer = quantized.input_quantizer

@@ -81,7 +81,7 @@ def building(
 
     Args:
         out: The output directory; see `quark.checkpoint.destination.refuse_used_directory`.
-        exporter: Name of the exporter; see there too.
+        exporter: Name of the exporter, as in `refuse_used_directory`.
         overwrite: Whether to replace an earlier export there.
         leftover: Treatment of a leftover with finished blocks; ``"resume"`` yields it, if there is one.
         source: The float checkpoint; see `refuse_used_directory`.
@@ -123,7 +123,7 @@ def building(
 
 
 def _abandon(partial: _Partial | None, out: Path, *, is_complete: bool) -> str:
-    """Remove a temporary directory, unless it has finished blocks; return a sentence about the rest."""
+    """Remove a temporary directory, unless it has finished blocks; return a sentence on files that stay."""
     if partial is None:
         return "Nothing was left behind"
     if not is_complete and finished_blocks(partial.path):
@@ -185,7 +185,7 @@ def refuse_unfinished_run(out: Path, leftover: Leftover = "refuse") -> None:
 
 
 def _free_leftover(out: Path, leftover: Leftover) -> _Partial | None:
-    """Return the locked leftover to continue from; remove the others, and log it.
+    """Return the locked leftover to continue from; remove the others, and log their removal.
 
     An earlier export that a killed run was about to replace is restored.
     """
@@ -218,11 +218,11 @@ def _choose(free: Iterable[_Partial], out: Path, leftover: Leftover) -> _Partial
 def _leftovers(out: Path, own: Path | None = None) -> Iterator[list[_Partial]]:
     """Yield the leftovers of earlier runs to ``out``, locked while the body runs.
 
-    Leftovers that the body removes from the list belong to it and stay locked. ``own`` is the temporary
-    directory of this process.
+    A leftover that the body removes from the list stays locked, and the body has to unlock it. ``own`` is the
+    temporary directory of this process.
 
     Raises:
-        OutputError: One belongs to a running process.
+        OutputError: A temporary directory belongs to a running process.
     """
     free: list[_Partial] = []
     try:
@@ -281,7 +281,7 @@ def _new(out: Path) -> _Partial:
 
 
 def _own(lock: int) -> None:
-    """Write this process into a lock file."""
+    """Write the name of this process into a lock file."""
     text = f"process {os.getpid()}\n".encode()
     write_at(lock, memoryview(text), 0)
     os.ftruncate(lock, len(text))

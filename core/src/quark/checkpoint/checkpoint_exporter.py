@@ -61,8 +61,8 @@ class CheckpointExporter(Exporter):
     Exports can be resumed, and several processes can write to one. A subclass defines a layout: its block in
     ``config.json`` (`quantization_config`) and the tensors of a layer. For the tensors, define `tensor_name`,
     or `layer_tensors` if names are not enough, or a `LayerStorage` if the layout packs codes in its own way.
-    With `layer_tensors`, also define how they are read back (`read_layer`). Tensors outside quantized layers
-    are written unchanged.
+    If you define `layer_tensors`, define `read_layer` too, which reads the tensors back. Tensors outside
+    quantized layers are written unchanged.
 
     Attributes:
         layout: Name of the layout, for messages.
@@ -92,11 +92,12 @@ class CheckpointExporter(Exporter):
     def layer_tensors(self, layer: ExportedLayer) -> Mapping[str, Tensor]:
         """Return the tensors of a quantized layer, by the last part of their names.
 
-        They represent its weight. A bias that is not among them is written unchanged, and so are all
-        parameters of a layer without any. Several threads call this for different layers at once.
+        The result represents its weight. A bias that is not in the result is written unchanged; if the result
+        is empty, so is the weight. Several threads call this for different layers at once.
 
         Args:
-            layer: The layer; also on the meta device, with its final names, shapes and dtypes.
+            layer: The layer. If its tensors are on the meta device, return meta tensors with the final names,
+                shapes and dtypes.
         """
         if self.storage is not None:
             return layer.stored_by(self.storage)
@@ -139,7 +140,7 @@ class CheckpointExporter(Exporter):
                 yield row.name, reason
 
     def warn(self, content: CheckpointContent, options: ExportOptions) -> None:
-        """Log differences between the model and other runtimes' readers; called when an export begins.
+        """Log which runtimes would compute something else from the export; called when an export begins.
 
         By default, nothing is logged.
         """
@@ -173,9 +174,9 @@ class CheckpointExporter(Exporter):
         return [part.meta for part in (*self.parts(skeleton, content.plan, options), *carried_parts(content))]
 
     def parts(self, model: nn.Module, plan: QuantPlan, options: ExportOptions, region: Region = _WHOLE) -> list[Part]:
-        """Return the tensors of a region of a quantized model, in the order of the files, by default of all.
+        """Return the tensors of a region of a quantized model, in the order of the files.
 
-        The tensors of a layer are one part.
+        By default, the region is the whole model. The tensors of a layer are one part.
         """
         modules = region.modules(model)
         layers = exported_layers(model, plan, options, modules)
@@ -183,7 +184,7 @@ class CheckpointExporter(Exporter):
         attention = attention_quantizers(modules)
         as_they_are = _written_as_they_are(layers, announced)
         plain = plain_parts(region.state(model), [*layers, *attention], as_they_are, tied_on_loading(model))
-        for name in same_weights(model, layers):  # stored once, for the layer that loading ties this one to
+        for name in same_weights(model, layers):  # only the layer that loading ties this one to stores them
             of_weight = {self._name(layers[name], Slot.weight, suffix) for suffix in layers[name].suffixes(Slot.weight)}
             announced[name] = {leaf: tensor for leaf, tensor in announced[name].items() if leaf not in of_weight}
         coded = [self._part(layer, announced[name]) for name, layer in layers.items() if announced[name]]
@@ -281,7 +282,7 @@ class _Stream(BlockStream):
         return [p for p in parts if not self._early.issuperset(p.meta) and all(name in self._writer for name in p.meta)]
 
     def _made(self, part: Part) -> Mapping[str, Tensor]:
-        """Return the tensors of a part after a check for NaN and Inf: their source was finite."""
+        """Return the tensors of a part; raise if they hold NaN or Inf, because their source was finite."""
         made = part.make()
         refuse_non_finite(made, self._buffers, lambda _: _MADE_HERE, warns=False)
         return {name: made[name] for name in part.meta}
@@ -322,7 +323,7 @@ class _Stream(BlockStream):
 def _why_not(storage: LayerStorage, row: PlanRow) -> str | None:
     if row.layer_type != "linear" or len(row.shape) != 2:
         return f"it has no place for a quantized layer of the type {row.layer_type}"
-    return "its bias is quantized" if row.quantized_to.bias is not None else storage.why_not(row.quantized_to, row.shape)
+    return "it has no place for a quantized bias" if row.quantized_to.bias is not None else storage.why_not(row.quantized_to, row.shape)
 
 
 def _written_as_they_are(layers: Mapping[str, ExportedLayer], tensors: Mapping[str, Collection[str]]) -> set[str]:
@@ -349,7 +350,7 @@ def _config_of(content: CheckpointContent, quantization: dict[str, Any]) -> Any:
     if not hasattr(getattr(model, "config", None), "to_json_file"):
         return {"architectures": [type(model).__name__], "quantization_config": quantization}
     config = copy.deepcopy(model.config)
-    set_source(config, "")  # transformers writes the source of its parts
+    set_source(config, "")  # transformers would write the paths of the config's parts
     if not {one.__name__ for one in type(model).__mro__}.intersection(config.architectures or ()):  # for a model loaded as another class
         config.architectures = [type(model).__name__]
     config.dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())

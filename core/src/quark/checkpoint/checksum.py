@@ -21,7 +21,7 @@ BLOCK = 512 * ROW
 
 
 def checksum(chunks: Iterable[Tensor]) -> str:
-    """Return a checksum of some bytes, and their number.
+    """Return a text with a checksum of some bytes and with their number.
 
     Words of 8 bytes form rows of `ROW` bytes, and rows form blocks of `BLOCK` bytes. The checksum is a hash
     of the sums of each row and of each column of each block, modulo 2^64. If one word changes, a row's sum

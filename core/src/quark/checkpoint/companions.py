@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from quark.checkpoint.exporter import Tokenizer
 
 _LARGEST, _MOST_BYTES = 100_000_000, 1 << 30
-"""Maximum bytes of one file, and of all files. The largest vocabularies have a third of the first."""
+"""Maximum bytes of one file, and of all files together. The largest vocabularies have 33 MB."""
 _MOST_FILES, _DEEPEST = 1000, 3
 """Maximum number of files, and of nested folders."""
 _OF_THE_RESULT = re.compile(r"config\.json|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json")
@@ -37,7 +37,7 @@ _LINK, _UNREADABLE = "a link out of the checkpoint", "cannot be read"
 _LARGE, _MANY, _DEEP = "too large", "too many files", "in too many folders"
 _RUNS_CODE = "weights of a part of the model in a form that may run code: convert them to safetensors"
 _LOST = {_LINK, _LARGE, _MANY, _DEEP, _UNREADABLE, _RUNS_CODE}
-"""Reasons why the result may lack files."""
+"""Reasons for leaving out files that the result may need."""
 _QUANTIZED, _OF_A_RUN = "says how the source is quantized", "about the run or training that made the source"
 _WRONG = {
     "*.index.json": _OTHER_FORM,
@@ -113,16 +113,16 @@ def save_companions(model: nn.Module, directory: Path, tokenizer: Tokenizer | No
 def _is_of_model(source: Path, model_type: str) -> bool:
     """Return whether a directory is a checkpoint of that model type, or of a model with such a part.
 
-    The config of a part has the ``_name_or_path`` of config.json, which can be any directory.
+    The config of a part inherits ``_name_or_path`` from config.json, where it can name any directory.
     """
     values = read_json(source / "config.json") if (source / "config.json").is_file() else {}
     return model_type in (part.get("model_type") for part in (values, *values.values()) if isinstance(part, dict))
 
 
 def copy_companions(source: Path, directory: Path) -> list[str]:
-    """Copy the companions of a checkpoint (`companions_of`), and log the others with the reasons.
+    """Copy the companions of a checkpoint (`companions_of`), and return the names of the copies.
 
-    Returns their names, without existing files, which stay.
+    The log names the files and folders that are left out, with the reasons.
 
     Args:
         source: Directory of the checkpoint.
@@ -151,7 +151,7 @@ class Companions:
 
     Attributes:
         files: Names, relative to the checkpoint, of files that belong to the model.
-        left_out: Why others are not copied, by name.
+        left_out: Why a file or folder is not copied, by its name.
     """
 
     files: tuple[str, ...]
@@ -159,10 +159,10 @@ class Companions:
 
 
 def companions_of(source: Path) -> Companions:
-    """Return the small files of a checkpoint, except weights and files that do not fit its result.
+    """Return the small files of a checkpoint, except weights and files that are wrong beside its result.
 
-    This includes folders. A folder in sentence-transformers' ``modules.json`` is a part of the model, and its
-    safetensors files belong to the model. Python files belong to it if a config names them
+    Files in folders count too. A folder in sentence-transformers' ``modules.json`` is a part of the model,
+    and its safetensors files belong to the model. Python files belong to the model if a config names them
     (`quark.models.hf.custom_code.code_of`). Hidden files belong to the tools that created the directory.
     """
     left_out: dict[str, str] = {}
@@ -191,15 +191,15 @@ def companions_of(source: Path) -> Companions:
 
 
 def copied_companions(out: Path, source: Path | None) -> set[str]:
-    """Return the files of an output directory that are exact copies of companions of the source.
+    """Return the names of files in an output directory that are exact copies of companions of the source.
 
-    These are names of files, and of folders with nothing else in them.
+    Names of folders that contain nothing but such files are in the result too.
     """
     if source is None or not source.is_dir() or not out.is_dir():
         return set()
     try:
         known = set(companions_of(source).files)
-    except QuarkError:  # reading the source reports it
+    except QuarkError:  # reading the source reports the error
         return set()
     copies = set()
     for path in out.iterdir():
@@ -219,7 +219,7 @@ def _why_not(path: Path, name: str, source: Path, code: Collection[str], parts: 
 
 
 def _why_wrong(path: Path, name: str, source: Path, code: Collection[str], parts: Collection[str]) -> str | None:
-    """As `_why_not`. Raises OSError for what cannot be read."""
+    """As `_why_not`. Raises OSError if the file or folder cannot be read."""
     if path.is_symlink() and (path.is_dir() or leads_out(path, source)):
         return _LINK
     if path.is_dir():

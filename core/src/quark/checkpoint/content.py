@@ -1,6 +1,6 @@
-"""CheckpointContent: a quantized model, its configuration and its plan; and its layers that stay float.
+"""CheckpointContent: a quantized model, its configuration and its plan.
 
-Exporters write it, and readers return it.
+Exporters write it, and readers return it. `is_float` and `routers` find layers that stay float.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class CheckpointContent:
 
     @property
     def blocks(self) -> Sequence[Block]:
-        """The decoder blocks in the order in which a stream is given them; the whole model if it has none."""
+        """The decoder blocks in the order in which a stream gets them; the whole model if it has none."""
         return decoder_blocks(self.model, self.plan.architecture)
 
 
@@ -71,7 +71,7 @@ def is_float(row: PlanRow) -> bool:
 
 
 def routers(model: nn.Module, config: QConfig, plan: QuantPlan) -> list[str]:
-    """Return excluded modules that have a weight, but are not linear layers here.
+    """Return excluded modules that have a weight, but are not linear layers in this model.
 
     Runtimes may implement them as linear layers.
     """

@@ -42,7 +42,7 @@ OF_THE_RUN = (*REPORT_FILES, RUN_FILE)
 """Files about the run, which readers of checkpoints ignore. They belong to their export."""
 
 REPLACED = "replaced"
-"""Name of the directory, beside the one in which an export is built, to which a replaced export is moved.
+"""Name of the directory to which a replaced export is moved, beside the directory of the new export.
 """
 
 _EXPORTED = re.compile(r"config\.json|model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json")
@@ -62,8 +62,8 @@ def refuse_used_directory(
         overwrite: Whether ``out`` may contain an earlier export: a ``config.json`` with a
             ``quantization_config`` of an installed layout, and only files that exports write. These include
             the Python files that its configs name, and their imports.
-        resume: Whether ``out`` may be the output of a run from disk; `quark.runs.identity.is_finished_run`
-            says which.
+        resume: Whether ``out`` may be the output of any run from disk;
+            `quark.runs.identity.is_finished_run` checks that it is the output of this run.
         source: The float checkpoint: exact copies of its companions may be in ``out``
             (`quark.checkpoint.companions.copied_companions`).
 

@@ -49,7 +49,7 @@ def exporter_of(name: str, options: ExportOptions | None = None) -> Exporter:
     with attributed("being made", whose):
         exporter: Exporter = called(str(whose), kind, checked(f"the exporter '{name}'", exporters().options(name), own)) if own else kind()
     if not isinstance(exporter, Exporter):
-        raise whose.error("does not derive from quark.checkpoint.Exporter, which an exporter must")
+        raise whose.error("does not derive from quark.checkpoint.Exporter: derive its class from it")
     return exporter
 
 
@@ -99,7 +99,7 @@ def refuse_unstorable(name: str, exporter: Exporter, content: CheckpointContent,
         plan = content.plan
         if isinstance(plan, QuantPlan) and plan.kept:
             can += (
-                f". {len(plan.kept)} layer(s) keep the quantization of the source: if the layout cannot hold those, set "
+                f". {len(plan.kept)} layer(s) keep the quantization of the source: if the layout cannot hold these layers, set "
                 "keep_prequantized_layers=False (--no-keep-prequantized) to write them dequantized"
             )
         raise UnsupportedError(f"{error}. {can}") from error
@@ -132,7 +132,7 @@ def _check(name: str, exporter: Exporter, content: CheckpointContent, skeleton: 
     if branched:
         raise UnsupportedError(
             f"the layout '{name}' has no place for branches beside layers, and {len(branched)} layer(s) have one ({folded(branched)}): "
-            "choose a layout that holds them, or leave the algorithm out that adds them"
+            "choose a layout that holds branches, or leave out the algorithm that adds them"
         )
 
 
@@ -166,13 +166,13 @@ def export_with(name: str, model: nn.Module, output_dir: str | Path, options: Ex
         UnsupportedError: The layout cannot hold the model; the message names layouts that can. Or the model
             was quantized in FX graph mode, and the exporter writes layers.
         PluginError: The exporter is broken.
-        CheckpointError: The settings of the loaded model lie outside its checkpoint.
+        CheckpointError: ``config.json`` of the model's checkpoint is a link to a file outside it.
     """
     options = options or ExportOptions()
     exporter = exporter_of(name, options)
     source = directory_of(getattr(model, "config", None))
     if source is not None and (source / "config.json").is_file():
-        config_file(source)  # the model has its content, whoever has read it
+        config_file(source)  # refuses a link: settings of the loaded model may come from its target
     refuse_used_directory(Path(output_dir), name, overwrite=options.overwrite, source=source)
     content = content_of(as_model(model))
     _refuse_graph(name, content.plan)
@@ -210,7 +210,7 @@ def export_safetensors(
 ) -> None:
     """Write a quantized model as a checkpoint in Hugging Face form.
 
-    Models outside transformers can be read again only into a float model.
+    A model outside transformers can be read again only into a float model that you give.
 
     Args:
         model: The model that `ModelQuantizer.quantize_model` returned.

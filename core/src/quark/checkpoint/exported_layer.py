@@ -177,9 +177,9 @@ def exported_layers(
 
 
 def _merged_outputs(outputs: Mapping[str, QuantizerModule | None], options: ExportOptions) -> dict[str, QParams]:
-    """Return the scales of the cache that the options merge.
+    """Return the merged scales of the KV cache by full name of the layer, as the options ask.
 
-    For each attention, this is the largest scale, but at least the floor.
+    Layers of one attention get its largest scale, or ``min_kv_scale`` if that is larger.
     """
     scales = {name: q.scale for name, q in outputs.items() if q is not None and q.scale is not None and q.scale.ndim == 0}
     merged: dict[str, QParams] = {}

@@ -35,8 +35,8 @@ class ExportOptions:
         weight_format: ``"real_quantized"`` stores codes; ``"fake_quantized"`` stores rounded values, and the
             same scales.
         pack_method: Order of 4-bit codes in a word: ``"reorder"`` or ``"order"``.
-        kv_cache_group: Patterns of projections whose output scales are merged, besides those of the model's
-            configuration.
+        kv_cache_group: Patterns of projections whose output scales are merged, in addition to the patterns in
+            the model's configuration.
         min_kv_scale: Smallest scale of the KV cache; the larger of this value and the configuration's
             applies.
         zero_points: Whether zero points of symmetric schemes, all 0, are written; strict readers need them.
@@ -72,13 +72,13 @@ class ExportOptions:
 class BlockStream(ABC):
     """An export that is written while the model is being quantized.
 
-    The methods from `when_stored` on serve runs that resume and share.
+    Only runs that resume or share call the methods from `when_stored` on.
 
     Attributes:
         encodes: Whether it takes the codes of all weights from their quantizers, as
-            `quark.models.layers.coded_layer.stored_tensors` does. Layers may then have float weights, if
-            their quantizers say so (`quark.models.layers.QuantizerModule.is_deferred`), so that unused
-            rounded values are not computed.
+            `quark.models.layers.coded_layer.stored_tensors` does. If so, layers whose quantizers are deferred
+            (`quark.models.layers.QuantizerModule.is_deferred`) have float weights, so that unused rounded
+            values are not computed.
     """
 
     encodes: bool = False
@@ -126,7 +126,7 @@ class BlockStream(ABC):
 
         Args:
             block: A block that an earlier process has written to the same directory.
-            checksums: Checksums from `when_stored` for it.
+            checksums: The block's checksums from `when_stored`.
         """
         _lacking(self, "adopt", "resumes")
 
@@ -136,8 +136,7 @@ class BlockStream(ABC):
         Args:
             block: A block that `adopt` has counted as written, in this process or in another with the same
                 files open. Its quantized layers, and the quantizers of its attention, are in the model as for
-                `write`, but without scales, and with float weights. New tensors replace everything that was
-                written.
+                `write`, but without scales, and with float weights.
         """
         _lacking(self, "read", "resumes")
 
@@ -146,7 +145,7 @@ class BlockStream(ABC):
         _lacking(self, "written", "shares")
 
     def count_as_written(self, names: Mapping[str, str]) -> None:
-        """Before `finish`, count the tensors from another process's `written` as written."""
+        """Count tensors as written, before `finish`; ``names`` comes from another process's `written`."""
         _lacking(self, "count_as_written", "shares")
 
 
@@ -193,8 +192,8 @@ class Exporter(ABC):
     def check(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> None:  # noqa: B027 - a layout may hold all
         """Check, before any work and without reading weights, whether the layout can hold a model.
 
-        By default, it holds every model. `quark plan` shows the error, and a run is refused with it; the
-        message names the installed layouts that can hold the model.
+        By default, no model is refused. `quark plan` shows the error, and a run is refused with it; the
+        message also names the installed layouts that can hold the model.
 
         Args:
             content: The content with the float model, or with the quantized model.
@@ -223,8 +222,8 @@ class Exporter(ABC):
     ) -> AbstractContextManager[BlockStream]:
         """Return the context of a streamed export to the directory ``out``.
 
-        The files equal those of `export` for the same model. They are complete when the context of the first
-        process ends without an error.
+        The files equal the files that `export` writes for the same model. They are complete when the context
+        of the first process ends without an error.
 
         Args:
             content: The content with the float model, whose weights are on the meta device except in the
@@ -232,8 +231,8 @@ class Exporter(ABC):
             skeleton: The quantized skeleton of the model: its layers and scales on the meta device, with the
                 final shapes and dtypes.
             out: The output directory. It is empty, or another call with equal arguments has written to it. If
-                the exporter ``resumes``, that may be a killed process, whose files may be damaged or too
-                short. If it ``shares``, that may be a process that is still writing.
+                the exporter ``resumes``, the process of that call may have been killed, and its files may be
+                damaged or too short. If it ``shares``, that process may still be writing.
             options: As in `export`.
 
         Raises:

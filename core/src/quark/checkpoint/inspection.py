@@ -40,7 +40,7 @@ class RuntimeSupport:
     Attributes:
         runtime: Its name.
         summary: A short description of it.
-        methods: The method that computes quantized layers there → the names of these layers, folded.
+        methods: Names of quantized layers, folded, by the method of the runtime that computes them.
         refusals: Why it would not load the checkpoint, or would compute something else; empty if it would
             load it.
         notes: Further remarks.
@@ -106,10 +106,9 @@ class Inspection:
 
     Attributes:
         layout: Name of its layout.
-        damage: Parts that are missing, do not fit the model, or have changed since they were written; empty
-            if the checkpoint is complete.
-        runtimes: Support by each runtime; empty if the checkpoint is damaged, or their rules are not written
-            down.
+        damage: Messages about parts that are missing, do not fit the model, or have changed since they were
+            written; empty if the checkpoint is complete.
+        runtimes: Support by each runtime; empty if the checkpoint is damaged, or its layout has no inspector.
         verified: Number of tensors that were compared with their checksums.
     """
 
@@ -143,7 +142,7 @@ def inspect_checkpoint(
     Raises:
         CheckpointError: It is not a quantized checkpoint, no installed layout reads it, or there are no
             checksums to ``verify`` it with.
-        UnsupportedError: No reader here knows a part of it.
+        UnsupportedError: The reader of its layout does not support a part of it.
     """
     path = Path(directory)
     tensors = 0

@@ -47,7 +47,7 @@ class LayerStorage(Protocol):
         """Return why a layer of that configuration and weight shape cannot be stored; None if it can."""
 
     def stored(self, layer: CodedLayer) -> dict[str, Tensor]:
-        """Return the tensors of a layer that can be stored, by the last part of their names.
+        """Return the tensors to store for a layer that `why_not` accepts, by the last part of their names.
 
         This works on meta tensors.
         """
@@ -59,7 +59,7 @@ class LayerStorage(Protocol):
 def layer_codes(
     layer: str, config: QLayerConfig, shape: tuple[int, ...], storage: LayerStorage, names: Mapping[str, str]
 ) -> tuple[LayerCodes, ...]:
-    """Return how a stored layer can be written again; nothing if its static input has no stored scale.
+    """Return the `LayerCodes` for writing a stored layer again; none if its static input has no stored scale.
 
     Args:
         layer: Its full name.
@@ -100,7 +100,7 @@ def _on_meta(storage: LayerStorage, weight: TensorSpec, inputs: TensorSpec | Non
 class StorageReader(LayoutReader):
     """Reads a layout whose layers a `LayerStorage` packs.
 
-    The files show which layers have codes, and the configuration shows how these are stored.
+    The files show which layers have codes, and the configuration shows the form of the codes.
 
     Attributes:
         storage: Storage of the tensors of a layer.
@@ -112,7 +112,7 @@ class StorageReader(LayoutReader):
 
     @abstractmethod
     def layers(self, block: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, QLayerConfig]:
-        """Return the quantization of each layer with codes.
+        """Return the quantization of each layer with codes, by full name.
 
         Args:
             block: The ``quantization_config``.
@@ -124,7 +124,7 @@ class StorageReader(LayoutReader):
         """
 
     def cache(self, stored: Mapping[str, Any]) -> dict[str, QLayerConfig]:
-        """Return the quantization of projections' outputs that attention caches.
+        """Return the quantization of the projections whose outputs attention caches, by full name.
 
         By default, the cache is float.
 
@@ -197,7 +197,7 @@ class StoredLayer(Packed):
         return self._restored(keeps_tensors=False)
 
     def from_codes(self) -> QuantizedLayer:
-        """Return a layer that computes the same and keeps the stored tensors of its weight.
+        """Return a quantized layer that keeps the stored tensors of its weight.
 
         Raises:
             CheckpointError: A scale is not valid.

@@ -1,11 +1,11 @@
 """LayoutReader: base of the classes that read a checkpoint layout; and the choice of a reader.
 
-Third parties derive from `LayoutReader` and name the class as ``reader`` of an `ExporterRecord`. It parses
-the ``quantization_config`` (`LayoutReader.configuration`), changes a float model so that the stored tensors
-fit it (`LayoutReader.prepare`), and maps stored names to paths in that model (`LayoutReader.place_of`). The
-core does the rest: it builds the float model from ``config.json``, checks and reads the files, places every
-tensor once, checks that none is missing, and replaces each `quark.models.layers.layers_from_codes.Packed` by
-the quantized module.
+Third parties derive from `LayoutReader` and name the class as ``reader`` of an `ExporterRecord`. A reader
+parses the ``quantization_config`` (`LayoutReader.configuration`), changes a float model so that the stored
+tensors fit it (`LayoutReader.prepare`), and maps stored names to paths in that model
+(`LayoutReader.place_of`). The core does the rest: it builds the float model from ``config.json``, checks and
+reads the files, places every tensor once, checks that none is missing, and replaces each
+`quark.models.layers.layers_from_codes.Packed` by the quantized module.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def layout_for(block: Mapping[str, Any], path: Path) -> str:
         raise CheckpointError(f"'{path}' has the layout '{names[0]}' of {source}, which {can} cannot read it")
     raise CheckpointError(
         f"'{path}' has a quantization_config of quant_method {block.get('quant_method')!r}, which no installed layout reads. Installed "
-        f"ones read {exporters().methods_with('reader')}: install the distribution that provides it, or load it with transformers. "
+        f"ones read {exporters().methods_with('reader')}: install the distribution of that method, or load it with transformers. "
         f"{catalog().missing((exporters().kind.distribution,))}".rstrip()
     )
 

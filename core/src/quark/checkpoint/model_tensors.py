@@ -124,7 +124,7 @@ def is_tied_apart(model: nn.Module) -> bool:
 
 
 def same_weights(model: nn.Module, layers: Collection[str]) -> dict[str, str]:
-    """Return the quantized layers whose codes and scales are another layer's, to which loading ties them.
+    """Return the quantized layers that loading ties to another layer with the same codes and scales.
 
     Args:
         model: The quantized model.
@@ -147,7 +147,7 @@ def plain_parts(state: Mapping[str, Tensor], elsewhere: Iterable[str], others: C
     Args:
         state: Tensors by full name; shared tensors are one object.
         elsewhere: Full names of the modules that are not stored unchanged.
-        others: Names of tensors in these modules that are.
+        others: Names of tensors in these modules that are stored unchanged all the same.
         ties: Ties of the model, from `tied_on_loading`.
     """
     inside, seen = set(elsewhere), set()
@@ -165,7 +165,7 @@ def plain_parts(state: Mapping[str, Tensor], elsewhere: Iterable[str], others: C
 def carried_parts(content: CheckpointContent) -> list[Part]:
     """Return a part for each tensor of the float checkpoint that the model's class does not use.
 
-    It is written as stored. Codes are dequantized, to the dtype of the model.
+    The tensor is written as stored, but codes are dequantized to the dtype of the model.
 
     Raises:
         CheckpointError: The checkpoint of the model has been removed or changed.
@@ -229,10 +229,7 @@ def scale_suffixes(module: QuantizerModule | None, options: ExportOptions, shape
 
 
 def attention_quantizers(modules: Mapping[str, nn.Module]) -> dict[str, QuantizerModule]:
-    """Return quantizers of attention modules by full name: of probabilities and of states.
-
-    Scales of states are stored with projections.
-    """
+    """Return quantizers inside attention modules by full name: of probabilities, queries, keys and values."""
     return {n: m for n, m in modules.items() if isinstance(m, QuantizerModule) and n.rpartition(".")[2] in (PROBABILITIES, *STATES)}
 
 
@@ -255,7 +252,7 @@ def state_parts(
 
     Args:
         model: The quantized model.
-        attentions: The attention modules whose states are stored so.
+        attentions: The attention modules whose scales are stored this way.
         layers: Names of the quantized layers of the written region.
         options: Options of the export.
         as_vectors: Whether a scale has the shape ``[1]`` instead of ``[]``, and ``[heads, 1, 1]`` instead of
@@ -292,7 +289,7 @@ def set_attention_scales(
 
     Args:
         quantizers: Quantizers of attention by full name, without scales.
-        attentions: The attention modules whose states are stored with them.
+        attentions: As in `state_parts`.
         written: The tensors.
         options: Options of the export.
         as_vectors: As in `state_parts`.

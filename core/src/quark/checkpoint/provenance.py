@@ -1,7 +1,7 @@
 """The distributions whose formats, observers and algorithms a checkpoint uses.
 
-They are the block ``plugins`` of its ``quantization_config``, written at export and checked on reading. AMD
-Quark 0.13, transformers and vLLM ignore it::
+The block ``plugins`` of its ``quantization_config`` names them. It is written at export and checked on
+reading; AMD Quark 0.13, transformers and vLLM ignore it::
 
     {"formats": {"acme_nf3": {"distribution": "acme-quant", "version": "0.1.0", "layout_version": 1}},
      "observers": {"AcmeRmsObserver": {…}}, "algorithms": {"acme_weighted": {…}}}
@@ -94,12 +94,12 @@ def _require(registry: Registry[Any], name: str, entry: Mapping[str, Any], check
     try:
         registry.get(name)
     except UnknownNameError as error:
-        message = f"{checkpoint} was written with the {registry.kind.name} '{name}' of {_who(entry)}: install that; {error}"
+        message = f"{checkpoint} was written with the {registry.kind.name} '{name}' of {_who(entry)}: install that distribution; {error}"
         raise error.saying(message) from None
 
 
 def _who(entry: Mapping[str, Any]) -> str:
-    """Return distribution and version if they are well-formed, because the file's author is unknown."""
+    """Return distribution and version, but only well-formed ones: the author of the file is unknown."""
     distribution, version = str(entry.get("distribution", "")), str(entry.get("version", ""))
     if not re.fullmatch(_DISTRIBUTION, distribution):
         return "a distribution that it does not name"

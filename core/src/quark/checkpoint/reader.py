@@ -102,9 +102,9 @@ def _refuse_lost_buffers(model: nn.Module) -> None:
 
 @attributed("reading a checkpoint")
 def packed_content(model_dir: str | Path) -> CheckpointContent:
-    """Return an export of a transformers model with its layers as stored.
+    """Return the content of an export of a transformers model, with its layers as stored.
 
-    They are `quark.models.layers.layers_from_codes.Packed`, and the model takes no more memory than its
+    The layers are `quark.models.layers.layers_from_codes.Packed`, and the model takes no more memory than its
     files. Raises as `import_model_from_safetensors` does.
     """
     return _packed_content(empty_model(Path(model_dir), None), Path(model_dir))
@@ -221,7 +221,7 @@ def _load(opened: OpenedCheckpoint) -> set[str]:
         except CheckpointError as error:
             if not missing:
                 raise
-            hint = f"it was made with {', '.join(missing)}, which is not installed; the tensor may belong to that"
+            hint = f"the tensor may belong to the algorithm {', '.join(missing)}, which is not installed"
             raise CheckpointError(f"{error}; {hint}") from None
     return loaded
 
@@ -292,7 +292,7 @@ def tie(model: nn.Module, loaded: set[str]) -> None:
         return
     shared, stays = layers_to_tie(model, loaded), loaded | tied_codes(model)
     for name, source in _tied_names(model):
-        if name in loaded and source not in stays:  # a head that comes before the embeddings is stored as the head
+        if name in loaded and source not in stays:  # stored under the head's name, because the head comes first
             put_tensor([(module_at(model, source.rpartition(".")[0]), source.rpartition(".")[2])], before[name])
     model.tie_weights()  # type: ignore[operator]
     after = model.state_dict(keep_vars=True)
@@ -310,9 +310,9 @@ def tie(model: nn.Module, loaded: set[str]) -> None:
 
 
 def layers_to_tie(model: nn.Module, loaded: Set[str]) -> dict[PackedLayer, PackedLayer]:
-    """Return the layers whose codes and scales a checkpoint holds only for another layer, and that layer.
+    """Return the layers without stored codes and scales, each with the layer that stores them.
 
-    The model ties their weights, and both are quantized alike.
+    The model ties the weights of the two layers, and both are quantized alike.
 
     Args:
         model: The model, with packed layers.
@@ -330,15 +330,15 @@ def layers_to_tie(model: nn.Module, loaded: Set[str]) -> dict[PackedLayer, Packe
 
 
 def tied_codes(model: nn.Module) -> set[str]:
-    """Return the names of the tensors that the model ties, if they are codes, or to codes.
+    """Return the names of the tensors that the model ties, if one of the two is stored as codes.
 
-    Codes are no values of another layer.
+    Codes of one layer are no values for another.
     """
     return {path for names in _tied_names(model) if any(_holds_codes(model, name) for name in names) for path in names}
 
 
 def _tied_names(model: nn.Module) -> list[tuple[str, str]]:
-    """Return the names of the tensors that the model ties, each with its partner's, if it has both."""
+    """Return pairs of names of tensors that the model ties; it has both tensors."""
     state = model.state_dict(keep_vars=True)
     return [names for names in tied_on_loading(model).items() if state.keys() >= set(names)]
 

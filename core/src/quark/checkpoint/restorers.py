@@ -1,4 +1,4 @@
-"""Restorers: they restore an algorithm's hooks and other additions when a checkpoint is read."""
+"""Restorers put an algorithm's hooks and other additions back into a model when a checkpoint is read."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Verification:
     Attributes:
         tensors: Number of tensors that were compared.
         files: Number of whole files, other than safetensors files, that were compared.
-        changes: Parts that are missing or have changed.
+        changes: A message for each part that is missing or has changed.
     """
 
     tensors: int
@@ -44,7 +44,7 @@ class Verification:
 
 @attrs.frozen
 class _Stored:
-    """Bytes of an open file, their expected checksum, and their owner's name."""
+    """Bytes of an open file, their expected checksum, and the name of their tensor or file."""
 
     name: str
     file: int
@@ -60,12 +60,12 @@ def begin_run_file(directory: Path, headers: Mapping[str, bytes], tensors: Mappi
 
 
 def complete_run_file(directory: Path, run: Mapping[str, Any] | None = None) -> None:
-    """Add to a complete checkpoint's file which run wrote it, the sizes of its files, and other checksums.
+    """Add to the run's file the identity of the run, the sizes of all files, and missing checksums.
 
-    Files beside a checkpoint, such as a tokenizer, are left out, because others may replace them.
+    Files beside a checkpoint, such as a tokenizer, are left out, because other programs may replace them.
 
     Args:
-        directory: The checkpoint, with the result of `begin_run_file` if its exporter has called that.
+        directory: The complete checkpoint; its exporter may have called `begin_run_file`.
         run: Identity of the run, as JSON values; None for an export of a model in memory.
     """
     begun = read_json(directory / RUN_FILE)["checksums"] if (directory / RUN_FILE).is_file() else {"headers": {}, "tensors": {}}

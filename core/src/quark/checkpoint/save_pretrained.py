@@ -25,9 +25,9 @@ def set_results(content: CheckpointContent) -> None:
 
 
 class SavesQuantized:
-    """The ``save_pretrained`` of one quantized model, which writes the same as `export_safetensors`.
+    """The ``save_pretrained`` of one quantized model; it writes the same files as `export_safetensors`.
 
-    The method of its class would write rounded weights as floats, for which no runtime quantizes activations.
+    The method of its class would write rounded weights as floats, and no runtime would quantize activations.
     This object does not keep its model alive. A copy of the model, including one by torch.save, gets its own.
 
     Args:

@@ -102,15 +102,16 @@ class ShardWriter:
             place = self._layout.places[name]
             if tensor.shape != place.meta.shape or tensor.dtype != place.meta.dtype:
                 raise RuntimeError(
-                    f"'{name}' was announced as {place.meta.dtype}{list(place.meta.shape)} and made as {tensor.dtype}{list(tensor.shape)}"
+                    f"'{name}' was announced as {place.meta.dtype}{list(place.meta.shape)}, but is {tensor.dtype}{list(tensor.shape)}: an "
+                    "exporter must write each tensor as announced"
                 )
             self._written_to.add(place.file)
 
     def when_stored(self, then: Callable[[Mapping[str, str]], None]) -> None:
         """Call ``then`` with the checksums of the written tensors when these are on the disk.
 
-        The call is in the background. Checksums of earlier calls are left out. The next method that is called
-        raises an error of ``then``.
+        The call happens in the background. Checksums of earlier calls are left out. If ``then`` raises, the
+        next method that is called raises the error.
         """
         while len(self._storing) >= _LAG:
             self._storing.popleft().result()
@@ -135,7 +136,7 @@ class ShardWriter:
         return data.view(place.meta.dtype).reshape(place.meta.shape)
 
     def names_under(self, module: str) -> Sequence[str]:
-        """Return the names of the announced tensors of a module itself, without its full name."""
+        """Return the names of a module's own announced tensors, relative to the module."""
         return self._layout.names_under.get(module, ())
 
     def written(self) -> dict[str, str]:

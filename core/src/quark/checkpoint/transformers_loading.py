@@ -73,7 +73,7 @@ def register_layouts() -> list[str]:
 def is_read_here(method: str) -> bool:
     """Return whether ``from_pretrained`` calls a layout's reader for checkpoints of that method.
 
-    It does after `register_layouts`. For other methods that it knows, transformers has its own readers.
+    It does after `register_layouts`, except for methods that transformers reads itself.
     """
     from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
@@ -150,7 +150,7 @@ def map_to_quark(model: nn.Module, quant_config: QConfig, pack_method: str = "re
 def _prepare(model: nn.Module, reader: LayoutReader, stored: StoredConfig, *, renames_scales: bool = False) -> None:
     """Change a float model in place so that transformers fills it with a checkpoint's tensors.
 
-    Its loader raises if it has no values for a tensor that is added here.
+    Loading raises if the checkpoint has no values for a tensor that this function has added.
 
     Args:
         model: The model.
@@ -184,7 +184,7 @@ def _put_scales_where_the_loader_looks(model: nn.Module) -> None:
 
 
 def _fill_missing(model: Any, own: set[str], tied: set[str], missing: set[str], give_memory: Callable[[], None]) -> None:
-    """Set zero points that a checkpoint may leave out to 0; raise for others of ``own`` that are missing.
+    """Set missing zero points of symmetric specs to 0; raise for other tensors of ``own`` that are missing.
 
     Codes and scales that a checkpoint holds once for tied layers are set for all of them, and their names are
     added to ``tied``.
@@ -206,7 +206,7 @@ def _fill_missing(model: Any, own: set[str], tied: set[str], missing: set[str], 
             )
         raise CheckpointError(
             f"'{directory}' has no values for {what}. It is incomplete, or of another model class; "
-            "quark.checkpoint.import_model_from_safetensors uses the class that it names"
+            "quark.checkpoint.import_model_from_safetensors uses the class that config.json names"
         )
     give_memory()
     for layer, source in shared.items():
@@ -218,7 +218,7 @@ def _fill_missing(model: Any, own: set[str], tied: set[str], missing: set[str], 
 def _end_loading(model: Any, groups: list[list[str]], tied: set[str], keeps: bool, missing: set[str]) -> None:
     """Put quantized layers into a model whose tensors transformers has loaded.
 
-    ``tied`` tensors are not ``missing``.
+    Tensors in ``tied`` do not count as missing.
     """
     missing -= tied
     for layer in model.modules():

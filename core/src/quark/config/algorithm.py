@@ -92,7 +92,7 @@ class StoredAlgoConfig(AlgoConfig):
     is_run: bool = False
 
     def runs_with_model(self) -> bool:
-        """Return whether the checkpoint says so; checkpoints of other producers never do."""
+        """Return ``is_run``, which is False for checkpoints of other producers."""
         return self.is_run
 
     def to_dict(self) -> dict[str, Any]:

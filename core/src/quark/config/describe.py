@@ -39,14 +39,14 @@ def _describe_level(level: QTensorConfig) -> str:
 
 
 def _describe_own_shape(level: QTensorConfig) -> str:
-    """Return the qscheme that a number format defines, with the size from the spec."""
+    """Return the name of a granularity that a number format defines, with the size from the spec."""
     assert level.qscheme is not None
     size = level.group_size if level.block_size is None else level.block_size
     return level.qscheme.name if size is None else f"{level.qscheme.name} {size}"
 
 
 def describe_activation(spec: TensorSpec | None) -> str:
-    """As `describe_spec`, with the time of calibration: ``fp8_e4m3/tensor static``."""
+    """As `describe_spec`, and whether ranges are static or dynamic: ``fp8_e4m3/tensor static``."""
     if spec is None:
         return "float"
     first, last = levels(spec)[0], levels(spec)[-1]

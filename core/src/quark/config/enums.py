@@ -1,10 +1,10 @@
 """The enumerations of AMD Quark's public API. No torch here.
 
 `Dtype`, `QSchemeType` and `QuantizationMode` are open: their members are AMD Quark's names, and names from
-plugins are values too. A number format or a quantization mode has the name under which it is registered
-(``Dtype("acme_nf3")``). A granularity is not registered: the number formats that have it know it, by a name
-with the vendor's prefix (``QSchemeType("acme.diagonal")``). Reading a configuration needs no plugin. Planning
-checks, before any work, whether the format is installed and knows the granularity.
+plugins are values too. A number format or a quantization mode has its registered name
+(``Dtype("acme_nf3")``). A granularity is not registered: a number format defines it, under a name with the
+vendor's prefix (``QSchemeType("acme.diagonal")``). Reading a configuration needs no plugin. Planning checks,
+before any work, whether the format is installed and defines the granularity.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class _Vocabulary(Enum):
 
 
 class _OpenVocabulary(_Vocabulary):
-    """A vocabulary whose values may have other names than its members.
+    """A vocabulary that also accepts other names than its members.
 
-    Such a value equals any other of that name. It is not a member: nothing stores it, so a misspelt name
-    leaves no trace.
+    The values of two such names are equal if the names are. The class does not store these values, so a
+    misspelt name leaves no trace.
     """
 
     @classmethod

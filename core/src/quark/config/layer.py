@@ -1,6 +1,6 @@
 """QLayerConfig: which tensors of a layer are quantized, and how; Slot: each of these tensors.
 
-AMD Quark has two names for this class.
+AMD Quark has two names for `QLayerConfig`.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ dozen patterns.
 
 
 def _algorithms(value: Any) -> list[AlgoConfig] | None:
-    """Return a single object (AMD Quark's form before 0.10) or an iterable, as a list."""
+    """Return an iterable as a list, and a single object (AMD Quark's form before 0.10) as a list of one."""
     if value is None:
         return None
     if isinstance(value, Iterable) and not isinstance(value, str | Mapping):
@@ -90,11 +90,11 @@ class QConfig:
         min_kv_scale: Smallest scale of the cache.
         separate_kv_scales: Whether keys and values have their own scales. By default, keys and values of a
             block share the larger scale, as in AMD Quark.
-        kv_cache_post_rope: Where keys and values of the cache are rounded, and for which tensors their scales
-            are exported. True: as attention gets them, after norms of single heads and the rotary embedding,
-            which is what runtimes such as vLLM cache. False: at the outputs of their projections, AMD Quark's
-            convention. None: True if the attention of the model can be reached. Latent attention requires
-            False, because runtimes cache no output of its projections.
+        kv_cache_post_rope: Which keys and values are rounded and have the exported cache scales. True: the
+            inputs of attention, after norms of single heads and the rotary embedding, which runtimes such as
+            vLLM cache. False: the outputs of the projections, AMD Quark's convention. None: True if the
+            attention of the model can be reached. Latent attention requires False, because runtimes cache no
+            output of its projections.
         attention_post_rope: The same for the queries of quantized attention (``softmax_quant_spec``).
         shared_scale_groups: Groups of name suffixes that share one global scale.
         softmax_quant_spec: Spec of the attention probabilities.
@@ -104,10 +104,10 @@ class QConfig:
         gpu_resident_blocks: Part of AMD Quark's signature; without effect.
         sync_moe_expert_input_amax: Whether experts share the range of their input.
         activation_memory: Bytes for the activations of all samples inside a block during calibrated rounding;
-            None means half of the free memory. If more are needed, each block runs twice instead; 0 asks for
-            that.
-        spill_directory: Directory for unnamed files with the inputs of blocks, as far as these exceed
-            ``activation_memory``; None keeps them in memory. The result is the same.
+            None means half of the free memory. If more are needed, as always with 0, each block runs twice
+            instead.
+        spill_directory: Directory for unnamed files with the part of the blocks' inputs that exceeds
+            ``activation_memory``; None keeps all inputs in memory. The result is the same.
         strict: Whether a pattern that matches no layer, or a layer type that cannot be quantized, is an error
             instead of a warning.
         calibrate_all_experts: Whether every expert is calibrated on every token, not only on its routed

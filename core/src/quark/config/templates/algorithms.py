@@ -45,7 +45,7 @@ def require_processor(name: str, named_in: str = "`algorithm`") -> None:
         named_in: The argument or field that names it, for the message.
 
     Raises:
-        UnsupportedError: (a NotImplementedError) It does; the message names the distribution.
+        UnsupportedError: (a NotImplementedError) It has no processor; the message names the distribution.
     """
     if algorithms().get(name).processor is None:
         source = algorithms().source(name)
@@ -56,7 +56,7 @@ def require_processor(name: str, named_in: str = "`algorithm`") -> None:
 
 
 def derived_config(name: str, architecture: Architecture) -> AlgoConfig | None:
-    """Return the settings that an algorithm derives from a family's facts, or None.
+    """Return the settings that an algorithm derives from a family's facts; None if there are none.
 
     The family's ``algorithm_defaults`` replace the algorithm's defaults.
     """

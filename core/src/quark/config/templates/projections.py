@@ -38,7 +38,7 @@ def with_quantized_cache(config: QConfig, patterns: Sequence[str], spec: TensorS
     """Return the configuration with quantized outputs of the key and value projections, which feed the cache.
 
     Excluded projections keep float weights and inputs. `quark.models.plan.rules` takes the outputs from
-    ``kv_cache_quant_config``. Its entries are in ``layer_quant_config`` too, because AMD Quark's
+    ``kv_cache_quant_config``. The same entries are in ``layer_quant_config``, because AMD Quark's
     documentation has both, and programs and checkpoints read either.
     """
     for pattern in patterns:

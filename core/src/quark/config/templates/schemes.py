@@ -135,7 +135,7 @@ def scheme_config(scheme_name: str, options: Mapping[str, Any] | None = None) ->
 
 
 def _run_time_hint(scheme_name: str) -> str:
-    """Return the closest name of the program's own; the registry's message has the closest name of all."""
+    """Return a hint with the closest scheme of this program; the registry suggests the closest of all."""
     near = closest(str(scheme_name), schemes().run_time_names())
     return f" (did you mean '{near}', registered in this program?)" if near else ""
 

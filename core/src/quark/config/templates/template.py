@@ -41,7 +41,7 @@ _QKV = ("q_proj", "k_proj", "v_proj")
 
 
 PATTERNS = ("kv_layers_name", "q_layer_name", "gate_up_layers_name", "exclude_layers_name")
-"""Patterns of layers that are both arguments of a template and facts of an `Architecture`."""
+"""Names of arguments of a template that are also facts of an `Architecture`: patterns of layers."""
 _MAKE_CONVERTERS = LazyRef("quark.models.hf.weight_converters:make_converters")
 """Lazy, because it imports torch, which templates need only if a family has converters."""
 
@@ -51,7 +51,7 @@ def _list(value: str | Sequence[str] | None) -> list[str]:
 
 
 def _one_of(name: str, value: Any, old_name: str, old_value: Any) -> Any:
-    """Return the given one of two keywords; raise ConfigError if both are given."""
+    """Return the value of a keyword, given under its new or its old name; raise ConfigError for both."""
     if value is not None and old_value is not None:
         raise ConfigError(f"LLMTemplate is given both {name} and its old name {old_name}: keep {name}")
     return old_value if value is None else value
@@ -126,7 +126,7 @@ class LLMTemplate:
 
     @property
     def algorithm_configs(self) -> dict[str, AlgoConfig | None]:
-        """Settings by name of algorithm: ``algo_config`` under the name of the keyword."""
+        """Settings by name of algorithm: the same object as ``algo_config``."""
         return self.algo_config
 
     @classmethod
@@ -234,7 +234,7 @@ class LLMTemplate:
 
     @classmethod
     def get_supported_schemes(cls) -> list[str]:
-        """Return names of all schemes: plugins' and those registered in this process."""
+        """Return the names of all schemes, of plugins and of this process."""
         return QuantizationSchemeCollection().get_supported_schemes()
 
     def get_config(
@@ -269,9 +269,9 @@ class LLMTemplate:
             algo_configs: Settings by algorithm name, instead of the template's.
             shared_scale_groups: Groups of name suffixes that share a global scale, instead of the scheme's;
                 ``[]`` for none.
-            kv_cache_post_rope: Whether keys and values of the cache are rounded as attention gets them, which
-                is what runtimes cache. False rounds the projections' outputs, AMD Quark's convention. None
-                means True if the model's attention can be reached.
+            kv_cache_post_rope: Whether keys and values are rounded as inputs of attention, which runtimes
+                cache. False rounds the projections' outputs, AMD Quark's convention. None means True if the
+                model's attention can be reached.
             attention_post_rope: The same for the queries of ``attention_scheme``.
             scheme_options: Options of ``scheme`` by name, such as ``{"block_size": 32}``;
                 ``quark schemes NAME`` shows them.
@@ -312,7 +312,7 @@ class LLMTemplate:
         return [[name for names in suffixes for name in names] if is_stated else list(_QKV), list(self.gate_up_layers_name)]
 
     def _with_attention(self, config: QConfig, kv_cache_scheme: str | None, attention_scheme: str | None) -> QConfig:
-        """Return the configuration with these schemes of the cache and of attention."""
+        """Return the configuration with a scheme for the KV cache and a scheme for attention, if given."""
         if kv_cache_scheme:
             spec = scheme_part(kv_cache_scheme, "kv_cache", "KV cache scheme")
             if not self.kv_layers_name:
