@@ -138,7 +138,7 @@ bars: install  #> check runs from disk to disk: memory by layers, throughput bes
 	$(BIN)/python -m benchmarks.disk_to_disk copy
 	$(BIN)/python -m benchmarks.disk_to_disk large
 
-accelerator: $(if $(HERE),,install)  #> measure time and memory of a random Llama-3-8B on a GPU, from disk (18 GB of disk; ACCELERATOR_ARGS=: such as --device cpu --shape tiny; HERE=1: use the torch of PYTHON)
+accelerator: $(if $(HERE),,install)  #> measure time and memory of large random models on a GPU, from disk (10 minutes, 40 GB of disk; ACCELERATOR_ARGS=: such as tiny --device cpu; HERE=1: use the torch of PYTHON)
 	$(if $(HERE),$(PYTHON),$(BIN)/python) -m benchmarks.accelerator $(ACCELERATOR_ARGS)
 
 # TORCH_INDEX= has torch for machines without a GPU. If it is empty, torch and torchvision come from pip's own indexes.

@@ -1,22 +1,33 @@
-"""Quantize a random Llama-3-8B on an accelerator, block by block: ``python -m benchmarks.accelerator``.
+"""Quantize random checkpoints of large models on an accelerator, and print one table.
 
-    python -m benchmarks.accelerator [--device cuda] [--shape 8b] [--layers 32] [--samples 128] [--length
-    2048] [--runs gptq awq+gptq …] [--activation-memory BYTES]
+    python -m benchmarks.accelerator [CASE ...] [--device cuda] [--minutes 10] [--results FILE]
+        [--samples 128] [--length 2048] [--activation-memory BYTES] [--directory DIR]
 
-A checkpoint of random bfloat16 weights is written once, to ``--directory``. Each run reads it, calibrates on
-random tokens and writes int4 in groups of 64. It prints the seconds, also by phase, and the peak of the
-device's memory. Beside the peak are the sizes of one block, of the tensors outside of the blocks, and of the
-largest statistic. The bars apply only to 8B with all its layers on one GPU.
+Each case writes a checkpoint of random bfloat16 weights, and forecasts the run as ``quark plan`` does. The
+run goes from disk to disk, and calibrates on random tokens. No case starts later than ``--minutes`` after the
+first. A line of the table has:
+
+* the seconds of the run, and of a block after the first, also by phase;
+* the peak of the device's memory;
+* the floor: the FLOPs of forwards and Hessians at the speed of a bfloat16 product, and the FLOPs of the
+  solver at the speed of a float32 product, both measured here; or the seconds of copying the checkpoint, if
+  they are more;
+* the run ÷ its floor, and the run ÷ its forecast, for seconds and memory.
+
+Bars hold for 128 sequences of 2048 tokens on a GPU of the size of an H100. ``tiny`` and ``tiny-mixture`` run
+anywhere in seconds, and show only that the program works.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,26 +35,81 @@ import attrs
 import torch
 from torch import Tensor
 
-from benchmarks.random_llama import SHAPES, write_random_llama
+from benchmarks.random_checkpoints import SHAPES, write_random_checkpoint
+from quark.config.model import QConfig
 from quark.runs import quantize_checkpoint
 from quark.torch import LLMTemplate
+from quark_workbench.planning import Calibration, plan
+from quark_workbench.planning.estimate import Estimate
 from quark_workbench.report import ReportOptions
 
-__all__ = ["BARS", "RUNS", "TINY", "Measured", "main", "measured"]
+__all__ = ["CASES", "Case", "Measured", "Rates", "main", "measured", "table"]
 
-RUNS = ("gptq", "awq+gptq", "gptq+tuning")
-BARS = {"gptq": 90.0, "awq+gptq": 150.0}
-"""Most seconds of a run of the shape 8b, 128 sequences of 2048 tokens, on one GPU of the size of an H100."""
-TINY: dict[str, Any] = {
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 256,
-    "tie_word_embeddings": False,
+_COPIED = 4_000_000_000
+"""Most bytes that are copied to measure the disk."""
+
+
+@attrs.frozen
+class Case:
+    """A run to measure, and its bars.
+
+    Attributes:
+        shape: A name in `SHAPES`.
+        layers: The number of decoder blocks; None for all.
+        algorithms: Their names joined by ``+``; empty to round to nearest.
+        scheme: The scheme.
+        seconds: Most seconds of the run.
+        block_seconds: Most seconds of a block after the first.
+        peak: Most bytes on the device.
+        share_of_copy: Least throughput of the run ÷ that of copying the checkpoint.
+    """
+
+    shape: str
+    layers: int | None = None
+    algorithms: str = "gptq"
+    scheme: str = "int4_wo_64"
+    seconds: float | None = None
+    block_seconds: float | None = None
+    peak: int | None = None
+    share_of_copy: float | None = None
+
+    def config(self) -> QConfig:
+        """Return the configuration."""
+        template = LLMTemplate.get(str(SHAPES[self.shape]["model_type"]))
+        return template.get_config(scheme=self.scheme, algorithm=self.algorithms.split("+") if self.algorithms else None)
+
+
+CASES: Mapping[str, Case] = {
+    "8b-gptq": Case("8b", seconds=30, peak=16_000_000_000),
+    "8b-awq-gptq": Case("8b", algorithms="awq+gptq", seconds=40, peak=16_000_000_000),
+    "8b-tuning": Case("8b", layers=3, algorithms="gptq+tuning", block_seconds=2.5),
+    "mixture-gptq": Case("qwen3-30b-a3b", layers=3),
+    "wide-mixture-gptq": Case("deepseek-v3", layers=1),
+    "120b-nearest": Case("gpt-oss-120b", layers=1, algorithms="", scheme="mxfp4_weight_only", share_of_copy=0.8),
+    "tiny": Case("tiny"),
+    "tiny-mixture": Case("tiny-mixture"),
 }
-"""A shape that any machine quantizes in seconds. It shows only that the program works."""
+_DEFAULT = [name for name in CASES if not name.startswith("tiny")]
+
+
+@attrs.frozen
+class Rates:
+    """The speed of the device and of the disk.
+
+    Attributes:
+        bfloat16: FLOP/s of a bfloat16 product.
+        float32: FLOP/s of a float32 product.
+        copy: Bytes/s of copying the files of the checkpoint.
+    """
+
+    bfloat16: float
+    float32: float
+    copy: float
+
+    def floor(self, estimate: Estimate, size: int) -> float:
+        """Return the least seconds of a run that reads ``size`` bytes."""
+        work = estimate.work
+        return max((work.forward + work.statistics) / self.bfloat16 + work.solver / self.float32, size / self.copy)
 
 
 @attrs.frozen
@@ -51,96 +117,190 @@ class Measured:
     """The cost of a run.
 
     Attributes:
-        run: Its algorithms, joined by ``+``.
         seconds: Seconds of the whole run, with reading and writing.
-        phases: Seconds by phase, from the report: time of the host. It may wait in one phase for work of an
+        block: Mean seconds of the blocks after the first; of the only block, if there is one.
+        phases: Seconds of the host by phase, from the report. The host may wait in one phase for work of an
             earlier one.
         peak: Most bytes on the device; 0 if that is the CPU.
-        parts: Bytes that must be on the device: one block, the tensors outside of the blocks, the largest
-            Hessian.
+        size: Bytes of the checkpoint.
+        floor: Least seconds; see `Rates.floor`.
+        forecast: Seconds that the plan foresees.
+        forecast_peak: Bytes on the device that the plan foresees; 0 if that is the CPU.
+        copy: Seconds of copying the checkpoint.
     """
 
-    run: str
     seconds: float
-    phases: dict[str, float]
+    block: float
+    phases: Mapping[str, float]
     peak: int
-    parts: dict[str, int]
+    size: int
+    floor: float
+    forecast: float
+    forecast_peak: int
+    copy: float
+
+    def missed(self, case: Case) -> list[str]:
+        """Return the bars of the case that the run misses, in words."""
+        figures = [
+            ("seconds", self.seconds, case.seconds),
+            ("seconds a block", self.block, case.block_seconds),
+            ("bytes", self.peak, case.peak),
+            ("times a copy", self.seconds / self.copy, case.share_of_copy and 1 / case.share_of_copy),
+        ]
+        return [f"{value:.3g} {name}, wanted at most {bar:.3g}" for name, value, bar in figures if bar is not None and value > bar]
 
 
-def measured(source: Path, algorithms: str, device: str, data: list[Tensor], activation_memory: int | None = None) -> Measured:
-    """Run and measure; delete the output."""
+def measured(case: Case, source: Path, device: str, data: list[Tensor], activation_memory: int | None = None) -> Measured:
+    """Forecast, run and measure a case; delete its output.
+
+    Args:
+        case: The case.
+        source: Its checkpoint.
+        device: The device of the run.
+        data: Calibration sequences, ``[1, tokens]``.
+        activation_memory: Limit for activations in bytes, as in the configuration.
+    """
     target = torch.device(device)
     module = None if target.type == "cpu" else torch.get_device_module(target)
-    config = LLMTemplate.get("llama").get_config(scheme="int4_wo_64", algorithm=algorithms.split("+"))
-    config = attrs.evolve(config, activation_memory=activation_memory)
+    config = attrs.evolve(case.config(), activation_memory=activation_memory)
+    rates = _rates(source, target)
+    planned = plan(source, config, calibration=Calibration(len(data), data[0].shape[1]), device=device)
+    assert planned.estimate is not None, planned.refusals
     if module is not None:
         module.empty_cache()
         module.reset_peak_memory_stats()
     with tempfile.TemporaryDirectory(dir=source.parent) as directory:
         started = time.perf_counter()
-        quantize_checkpoint(source, Path(directory) / "out", config, data, device=device, report=ReportOptions())
+        quantize_checkpoint(
+            source, Path(directory) / "out", config, data if case.algorithms else None, device=device, report=ReportOptions()
+        )
         if module is not None:
             module.synchronize()
         seconds = time.perf_counter() - started
-        phases = _phases(Path(directory) / "out")
-    peak = 0 if module is None else int(module.max_memory_allocated())
-    return Measured(algorithms, seconds, phases, peak, _parts(source))
+        times = json.loads((Path(directory) / "out" / "quark_report.json").read_text(encoding="utf-8"))["time"]
+    blocks = [sum(row["seconds"].values()) for row in times["blocks"] if not row["block"].startswith("(")]
+    later, size = blocks[1:] or blocks, _size(source)
+    return Measured(
+        seconds=seconds,
+        block=sum(later) / len(later),
+        phases={row["phase"]: float(row["seconds"]) for row in times["phases"]},
+        peak=0 if module is None else int(module.max_memory_allocated()),
+        size=size,
+        floor=rates.floor(planned.estimate, size),
+        forecast=sum(planned.estimate.seconds.values()),
+        forecast_peak=planned.estimate.device_bytes,
+        copy=size / rates.copy,
+    )
 
 
-def _phases(out: Path) -> dict[str, float]:
-    """Return the seconds of each phase, of the report."""
-    report = json.loads((out / "quark_report.json").read_text(encoding="utf-8"))
-    return {row["phase"]: float(row["seconds"]) for row in report["time"]["phases"]}
+def _rates(source: Path, device: torch.device) -> Rates:
+    size = 8192 if device.type != "cpu" else 1024
+    products = [2 * size**3 / _least_seconds(_product(size, dtype, device), device) for dtype in (torch.bfloat16, torch.float32)]
+    return Rates(*products, copy=_copied_per_second(source))
 
 
-def _parts(source: Path) -> dict[str, int]:
-    sizes = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    hidden, inner = sizes["hidden_size"], sizes["intermediate_size"]
-    of_keys = hidden // sizes["num_attention_heads"] * sizes["num_key_value_heads"]
-    block = 2 * (2 * hidden * hidden + 2 * hidden * of_keys + 3 * hidden * inner + 2 * hidden)
-    return {"one block": block, "outside": 2 * (2 * sizes["vocab_size"] * hidden + hidden), "largest Hessian": 4 * inner**2}
+def _product(size: int, dtype: torch.dtype, device: torch.device) -> Callable[[], Tensor]:
+    matrix = torch.randn(size, size, dtype=dtype, device=device)
+    return lambda: matrix @ matrix
 
 
-def _lines(result: Measured, bar: float | None) -> list[str]:
-    held = ", ".join(f"{name} {size / 2**20:.0f} MiB" for name, size in result.parts.items())
-    lines = [f"{result.run}: {result.seconds:.1f} s" + ("" if bar is None else f" (at most {bar:.0f})")]
-    lines += [f"  {name}: {seconds:.1f} s" for name, seconds in result.phases.items()]
-    if result.peak:
-        lines.append(f"  peak of the device: {result.peak / 2**20:.0f} MiB; {held}")
-    return lines
+def _least_seconds(work: Callable[[], Any], device: torch.device, times: int = 5) -> float:
+    found = []
+    for _ in range(times):
+        started = time.perf_counter()
+        work()
+        if device.type != "cpu":
+            torch.get_device_module(device).synchronize()
+        found.append(time.perf_counter() - started)
+    return min(found)
+
+
+def _copied_per_second(source: Path) -> float:
+    copied, started = 0, time.perf_counter()
+    with tempfile.TemporaryDirectory(dir=source.parent) as directory:
+        for path in sorted(source.glob("*.safetensors")):
+            shutil.copyfile(path, Path(directory) / path.name)
+            copied += path.stat().st_size
+            if copied >= _COPIED:
+                break
+        return copied / (time.perf_counter() - started)
+
+
+def _size(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+
+
+def table(results: Mapping[str, Measured]) -> Iterator[str]:
+    """Yield the lines of the table."""
+    yield "| case | seconds | a block | seconds by phase | device, GiB | floor, s | ÷ floor | ÷ forecast | bars |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for name, one in results.items():
+        phases = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in one.phases.items())
+        forecast = f"{one.seconds / one.forecast:.2f}" + (f", memory {one.peak / one.forecast_peak:.2f}" if one.forecast_peak else "")
+        held = f"{one.peak / 2**30:.1f}" if one.peak else ""
+        bars = "; ".join(one.missed(CASES[name])) or "met"
+        yield (
+            f"| {name} | {one.seconds:.1f} | {one.block:.2f} | {phases} | {held} | {one.floor:.1f} | "
+            f"{one.seconds / one.floor:.2f} | {forecast} | {bars} |"
+        )
+
+
+def _versions(device: str) -> dict[str, str]:
+    names = {"torch": torch.__version__, "transformers": importlib.metadata.version("transformers")}
+    is_cuda = torch.device(device).type == "cuda"
+    return names | {"device": torch.cuda.get_device_name() if is_cuda else device}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the program; returns 1 if a bar is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--shape", default="8b", choices=[*SHAPES, "tiny"])
-    parser.add_argument("--layers", type=int, default=None, help="number of decoder blocks; default: as in the shape")
-    parser.add_argument("--samples", type=int, default=128)
-    parser.add_argument("--length", type=int, default=2048)
-    parser.add_argument("--runs", nargs="+", default=list(RUNS))
-    parser.add_argument("--activation-memory", type=int, default=None, help="limit for activations in bytes, as in the config")
-    parser.add_argument("--directory", type=Path, default=None, help="directory for the checkpoint, which stays there")
-    given = parser.parse_args(arguments)
-    SHAPES.setdefault("tiny", TINY)
+    """Run the program; returns 1 if a bar is missed or a case is not run."""
+    given = _parsed(arguments)
     kept = given.directory or Path(tempfile.mkdtemp(prefix="quark-accelerator-"))
+    results: dict[str, Measured] = {}
+    started = time.perf_counter()
     try:
-        source = kept / f"{given.shape}-{given.layers or SHAPES[given.shape]['num_hidden_layers']}"
-        if not (source / "config.json").exists():
-            write_random_llama(source, given.shape, given.layers)
-        generator = torch.Generator().manual_seed(0)
-        vocabulary = SHAPES[given.shape]["vocab_size"]
-        data = [torch.randint(0, vocabulary, (1, given.length), generator=generator) for _ in range(given.samples)]
-        is_whole = (given.shape, given.layers, given.samples, given.length) == ("8b", None, 128, 2048) and given.device != "cpu"
-        is_met = True
-        for run in given.runs:
-            result, bar = measured(source, run, given.device, data, given.activation_memory), BARS.get(run) if is_whole else None
-            print("\n".join(_lines(result, bar)), flush=True)
-            is_met &= bar is None or result.seconds <= bar
-        return 0 if is_met else 1
+        for name in given.cases:
+            case = CASES[name]
+            if time.perf_counter() - started > 60 * given.minutes:
+                print(f"{name}: not run, since {given.minutes} minutes are over", flush=True)
+                continue
+            source = kept / f"{case.shape}-{case.layers or 'all'}"
+            if not (source / "config.json").exists():
+                write_random_checkpoint(source, case.shape, case.layers)
+            generator = torch.Generator().manual_seed(0)
+            vocabulary = int(SHAPES[case.shape]["vocab_size"])
+            data = [torch.randint(0, vocabulary, (1, given.length), generator=generator) for _ in range(given.samples)]
+            results[name] = measured(case, source, given.device, data, given.activation_memory)
+            print(f"{name}: {json.dumps(attrs.asdict(results[name]))}", flush=True)
+            later = [CASES[other] for other in given.cases if other not in results]
+            is_needed = (case.shape, case.layers) in [(other.shape, other.layers) for other in later]
+            if given.directory is None and not is_needed:
+                shutil.rmtree(source)
     finally:
         if given.directory is None:
             shutil.rmtree(kept, ignore_errors=True)
+    versions = _versions(given.device)
+    print("\n".join([", ".join(f"{name} {value}" for name, value in versions.items()), "", *table(results)]))
+    if given.results is not None:
+        rows = {name: attrs.asdict(one) for name, one in results.items()}
+        given.results.write_text(json.dumps({"versions": versions, "cases": rows}, indent=1) + "\n", encoding="utf-8")
+    return int(len(results) < len(given.cases) or any(one.missed(CASES[name]) for name, one in results.items()))
+
+
+def _parsed(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"any of {', '.join(CASES)}; default: those that are not tiny")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--minutes", type=float, default=10.0, help="no case starts later than this")
+    parser.add_argument("--samples", type=int, default=128)
+    parser.add_argument("--length", type=int, default=2048)
+    parser.add_argument("--activation-memory", type=int, default=None, help="limit for activations in bytes, as in the config")
+    parser.add_argument("--directory", type=Path, default=None, help="directory for checkpoints, which stay there")
+    parser.add_argument("--results", type=Path, default=None, help="JSON file for the figures")
+    given = parser.parse_args(arguments)
+    given.cases = given.cases or _DEFAULT
+    if unknown := [name for name in given.cases if name not in CASES]:
+        parser.error(f"{', '.join(unknown)}: choose from {', '.join(CASES)}")
+    return given
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks.random_llama import SHAPES, write_random_llama
+from benchmarks.random_checkpoints import SHAPES, write_random_checkpoint
 from benchmarks.results import Measurement
 from benchmarks.rtn import seconds, weights_only
 from quark.runs import quantize_checkpoint
@@ -92,7 +92,7 @@ def comparing(args: argparse.Namespace) -> None:
 
 def evaluate(args: argparse.Namespace, directory: Path) -> list[Measurement]:
     """Measure the peak memory of a comparison, block by block and with both models in memory."""
-    source = write_random_llama(directory / "source", args.shape, args.layers)
+    source = write_random_checkpoint(directory / "source", args.shape, args.layers)
     measured(source, directory / "out", args.scheme)
     runs = {}
     for name, more in {"in memory": [], "by block": ["--by-block"]}.items():
@@ -119,7 +119,7 @@ def layers(args: argparse.Namespace, directory: Path) -> list[Measurement]:
     """Measure the peak memory at a number of layers, and at four times as many."""
     peaks = []
     for count in (args.layers, 4 * args.layers):
-        source = write_random_llama(directory / f"layers-{count}", "smollm2", count)
+        source = write_random_checkpoint(directory / f"layers-{count}", "smollm2", count)
         more = ("--algorithm", "gptq", "--samples", str(args.samples), "--length", str(args.length))
         run = measured(source, directory / f"out-{count}", args.scheme, *more)
         peaks.append(run["peak"])
@@ -163,7 +163,7 @@ def saving(source: Path, scheme: str, directory: Path) -> Callable[[Path], None]
 
 def copy(args: argparse.Namespace, directory: Path) -> list[Measurement]:
     """Measure the time of quantization ÷ the time of loading and saving the same shards."""
-    source = write_random_llama(directory / "source", args.shape, args.layers)
+    source = write_random_checkpoint(directory / "source", args.shape, args.layers)
 
     actions = {"copy": copying(source), "copy to the disk": copying(source, to_the_disk=True)}
     schemes = args.schemes.split(",")
@@ -191,7 +191,7 @@ def copy(args: argparse.Namespace, directory: Path) -> list[Measurement]:
 
 def large(args: argparse.Namespace, directory: Path) -> list[Measurement]:
     """Measure peak memory and throughput on a model that is larger than the memory limit."""
-    source = write_random_llama(directory / "source", args.shape, args.layers)
+    source = write_random_checkpoint(directory / "source", args.shape, args.layers)
     run = measured(source, directory / "out", args.scheme)
     sizes = f"{_size(source) / 1e9:.1f} GB → {_size(directory / 'out') / 1e9:.1f} GB"
     print(

@@ -33,7 +33,7 @@ import torch
 from torch import nn
 
 from benchmarks.disk_to_disk import status
-from benchmarks.random_llama import SHAPES, write_random_llama
+from benchmarks.random_checkpoints import SHAPES, write_random_checkpoint
 from benchmarks.results import Measurement
 from benchmarks.rtn import weights_only
 from quark.models.hf.json_files import read_json
@@ -142,7 +142,7 @@ def main(arguments: list[str] | None = None) -> list[Measurement]:
         return []
     found: list[Measurement] = []
     with tempfile.TemporaryDirectory(dir=args.directory) as temporary:
-        source = args.model or write_random_llama(Path(temporary) / "source", args.shape)
+        source = args.model or write_random_checkpoint(Path(temporary) / "source", args.shape)
         name = args.shape if args.model is None else source.name
         for scheme, checkpoint in checkpoints(source, args.schemes, Path(temporary), with_head=args.model is not None):
             rows = [*memory(checkpoint, scheme, name)]
