@@ -133,3 +133,20 @@ def test_a_head_that_the_export_has_no_values_for_is_not_made_up(tmp_path: Path)
     exported(tmp_path)
     with pytest.raises(CheckpointError, match=r"LlamaForSequenceClassification: score\.weight.*or of another model class"):
         AutoModelForSequenceClassification.from_pretrained(tmp_path)
+
+
+def test_a_class_may_initialize_fused_experts_by_their_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = exported(tmp_path / "out", kind="mixture")
+    model = tiny_model(kind="mixture")
+    block, initialize = type(model.model.layers[0].mlp), modeling_utils.PreTrainedModel._init_weights
+    asked: list[str] = []
+
+    def with_experts(self: Any, module: nn.Module) -> None:
+        initialize(self, module)
+        if isinstance(module, block):
+            asked.append(str(module.experts.gate_up_proj.shape))
+
+    monkeypatch.setattr(type(model).__mro__[1], "_init_weights", with_experts)
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), expected)
+    type(model)(model.config)
+    assert asked

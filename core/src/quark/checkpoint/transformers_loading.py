@@ -30,6 +30,7 @@ from quark.models.hf.internals import (
     before_tying,
     directory_of,
     initialize,
+    keep_from_initializing,
     on_missing,
     renamed_by_loader,
     renamed_scales,
@@ -41,6 +42,7 @@ from quark.models.hf.loading import keeps_codes, load_model, torch_device, torch
 from quark.models.hf.shards import INDEX, SINGLE, check_shards
 from quark.models.hf.skeleton import empty_model
 from quark.models.hf.tied_tensors import aliases, tie_equal
+from quark.models.layers.experts import SeparateExperts
 from quark.models.layers.packed_layers import PackedLayer, PackedScales
 from quark.plugins import exporters
 
@@ -167,6 +169,7 @@ def _prepare(model: nn.Module, reader: LayoutReader, stored: StoredConfig, *, re
     directory = directory_of(model.config)
     if directory is not None and any((directory / name).is_file() for name in (INDEX, SINGLE)):
         refuse_misfits(model, reader, stored.config, directory)
+    keep_from_initializing(model, [name for name, module in model.named_modules() if isinstance(module, SeparateExperts)])
     if renames_scales:
         _put_scales_where_the_loader_looks(model)
     known = {id(tensor) for tensor in before.values()}

@@ -61,6 +61,22 @@ def initialize_what_no_checkpoint_holds(model: Any) -> None:
         model.initialize_weights()
 
 
+def keep_from_initializing(model: nn.Module, children: Iterable[str]) -> None:
+    """Keep transformers' initialization away from the parents of some modules.
+
+    A class may initialize tensors of a child, such as fused experts, that the child no longer has.
+    A parent with tensors of its own is initialized all the same.
+
+    Args:
+        model: The model.
+        children: Full names of the modules.
+    """
+    for name in children:
+        parent: Any = model.get_submodule(name.rpartition(".")[0])
+        if not parent._parameters and not parent._buffers:
+            parent._is_hf_initialized = True
+
+
 @torch.no_grad()
 def compute_absent(model: Any, names: Sequence[str], device: torch.device) -> dict[str, Tensor]:
     """Compute tensors that a checkpoint lacks, as the model class does, and put them into the model.
