@@ -105,7 +105,7 @@ OF_A_MODEL = {
     "1_Pooling/config.json": '{"pooling_mode_mean_tokens": true}',
     "1_Pooling/deeper/still.txt": "",
     "2_Dense/config.json": "{}",
-    "2_Dense/model.safetensors": "weights of a part",
+    "2_Dense/model.safetensors": b"\x80\2 and six more bytes, the size of a header, are no serialized objects",
     "language_model.vocab": "",
     "normalizer.json": "{}",
     "of.an.unknown.ending": "",

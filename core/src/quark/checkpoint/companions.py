@@ -234,6 +234,7 @@ def _why_wrong(path: Path, name: str, source: Path, code: Collection[str], parts
         first = file.read(4)
     if suffix in _WEIGHTS or (suffix == ".safetensors" and not is_of_part):
         return _RUNS_CODE if is_of_part else _OTHER_FORM
-    if first.startswith(_BINARIES) or (name not in code and (suffix in _PROGRAMS or first.startswith(b"#!"))):
+    is_binary = suffix != ".safetensors" and first.startswith(_BINARIES)  # safetensors begin with a size, whose bytes can be any
+    if is_binary or (name not in code and (suffix in _PROGRAMS or first.startswith(b"#!"))):
         return _PROGRAM
     return _LARGE if path.stat().st_size > _LARGEST else None
