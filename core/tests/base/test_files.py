@@ -6,6 +6,7 @@ import mmap
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Thread
 
@@ -47,6 +48,7 @@ def test_threads_that_write_to_one_file_write_to_their_own_positions(tmp_path: P
 
 LOCKING = """
 import os, sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from quark.base import files
 file = files.open_own(Path(sys.argv[1]))
@@ -211,3 +213,20 @@ def test_what_is_released_is_read_again(tmp_path: Path) -> None:
         files.release_pages(memory)
         assert memory[:1] == b"x"
         memory.close()
+
+
+def test_a_text_is_replaced_in_one_step_by_any_thread_and_after_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, killed = tmp_path / "report.json", []
+    path.write_text("earlier")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", lambda *_, **__: None)  # a process that is killed removes nothing
+        patch.setattr(Path, "replace", lambda *_: killed.append(True) or 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            files.replace_text(path, "half")
+    assert killed
+    assert path.read_text() == "earlier"
+    assert len(list(tmp_path.iterdir())) == 2
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda number: files.replace_text(path, f"{number}" * 10_000), range(8)))
+    files.replace_text(path, "last")
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["last"]

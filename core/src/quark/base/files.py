@@ -12,8 +12,8 @@ import os
 import shutil
 import stat
 import sys
+import threading
 from pathlib import Path
-from threading import Lock
 
 if sys.platform == "win32":
     import msvcrt
@@ -68,7 +68,7 @@ def try_lock(file: int) -> bool:
 
 
 if sys.platform == "win32":
-    _position = Lock()
+    _position = threading.Lock()
 
     def pread(file: int, length: int, offset: int) -> bytes:
         """Return up to ``length`` bytes of a file from a position on."""
@@ -155,7 +155,8 @@ def replace_text(path: Path, text: str) -> None:
 
     A link of that name is replaced; the file that it points to is not touched.
     """
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    unfinished.unlink(missing_ok=True)  # of a process with the same numbers that was killed
     file = open_file(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         try:
