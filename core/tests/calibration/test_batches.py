@@ -255,3 +255,20 @@ def test_sequences_longer_than_a_table_of_positions_are_refused(model: torch.nn.
         model(more)
     with pytest.raises(CalibrationError, match=r"has 17 tokens, but the model has 16 positions: .*--seq-len 16"):
         calls([more], model=model)
+
+
+def test_data_of_inference_mode_are_copied_and_others_are_not() -> None:
+    with torch.inference_mode():
+        data = [{"inputs_embeds": torch.randn(1, 4, 8), "positions": (torch.arange(4.0), None)}]
+        (call,) = calls(data, model=torch.nn.Linear(8, 8))
+    assert not call.kwargs["inputs_embeds"].is_inference()
+    assert not call.kwargs["positions"][0].is_inference()
+    assert torch.equal(call.kwargs["inputs_embeds"], data[0]["inputs_embeds"])
+    ordinary = torch.randn(2, 8)
+    (call,) = calls([ordinary], model=torch.nn.Linear(8, 8))
+    assert call.args[0].data_ptr() == ordinary.data_ptr()
+
+
+def test_an_empty_dict_has_nothing() -> None:
+    with pytest.raises(CalibrationError, match="it has nothing"):
+        calls([{}], model=MODEL)

@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from quark.calibration.held_out import held_out
 from quark.calibration.padding import MASK, main_tensor, without_padding
@@ -76,7 +77,7 @@ def calls(data: Iterable[Any] | None, wanted_by: str = "activations with static 
     parsed, number = list[Call](), -1
     for number, batch in enumerate(_read(data)):
         name = f"calibration batch {number}"
-        for args, kwargs in _arguments(batch, number):
+        for args, kwargs in tree_map_only(Tensor, _tracked, [*_arguments(batch, number)]):
             for part in without_padding(*inputs.checked(args, kwargs, name), name, has_decoder=inputs.has_decoder):
                 parsed.append(Call(*inputs.with_decoder_ids(*part)))
                 inputs.check_vocabulary(parsed[-1], name)
@@ -85,6 +86,14 @@ def calls(data: Iterable[Any] | None, wanted_by: str = "activations with static 
     if not parsed:
         raise CalibrationError("the calibration data is only padding: every attention_mask is 0 everywhere. Give at least one token")
     return _with_held_out(parsed)
+
+
+def _tracked(tensor: Tensor) -> Tensor:
+    """Return a copy of a tensor that was made in inference mode, since statistics need a version counter."""
+    if not tensor.is_inference():
+        return tensor
+    with torch.inference_mode(mode=False):
+        return tensor.clone()
 
 
 def _read(data: Iterable[Any]) -> Iterator[Any]:
@@ -263,7 +272,7 @@ class ModelInputs:
         if ids is None and "inputs_embeds" in kwargs:
             return
         if ids is None:
-            raise CalibrationError(f"{batch} has no '{_IDS}', which this model needs; it has {', '.join(map(repr, kwargs))}")
+            raise CalibrationError(f"{batch} has no '{_IDS}', which this model needs; it has {', '.join(map(repr, kwargs)) or 'nothing'}")
         if not isinstance(ids, Tensor):
             raise CalibrationError(f"'{_IDS}' of {batch} is a {type(ids).__name__}: give a tensor (a tokenizer's return_tensors='pt')")
         if ids.dtype not in _DTYPES:
