@@ -124,7 +124,7 @@ def computes_for_any_batch(subject: Subject) -> None:
             alone = model(x[:1])
         require(torch.allclose(alone, before[:1], rtol=_ALONE, atol=_ALONE), "returns a model with another output for a row alone")
         with complaining("cannot calibrate on one row", Exception):
-            _quantizer(subject).quantize_model(_model(), [x[:1]])(x)
+            _quantizer(subject).quantize_model(_model(), [x[:1]])(other[:1])
 
 
 @check("quant_mode", since=2)
