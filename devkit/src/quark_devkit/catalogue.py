@@ -11,6 +11,7 @@ from types import MappingProxyType
 from quark.plugins import Catalog
 from quark_devkit.check import Check, CheckFailedError, NotApplicableError, NotHereError, check
 from quark_devkit.expected_failures import expected_failures, refuse_unknown
+from quark_devkit.extent import LAWS, OF_DISTRIBUTIONS, WHOLE_RUNS
 from quark_devkit.laws import laws_of
 from quark_devkit.subject import KINDS, Subject, subjects
 from quark_devkit.works import WORKS
@@ -39,7 +40,8 @@ def checks_of(kind: str) -> tuple[Check, ...]:
 
 def can_be_checked(kind: str, checks: Sequence[Check]) -> Check:
     """Return the check that at least one required check of a kind is applicable."""
-    required = [one for one in checks if one.level == "required"]
+    slow = WHOLE_RUNS | LAWS | OF_DISTRIBUTIONS
+    required = sorted((one for one in checks if one.level == "required"), key=lambda one: one.name in slow)
 
     @check(kind, since=2)
     def can_be_checked(subject: Subject) -> None:

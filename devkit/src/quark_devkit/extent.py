@@ -21,13 +21,19 @@ WHOLE_RUNS = frozenset(
         "is_copied_and_pickled",
         "is_inspected",
         "is_the_same_on_two_ranks",
+        "keeps_settings_of_single_layers",
+        "keeps_what_runs_with_the_model",
         "keeps_codes_and_rounds_scales",
         "quantizes_and_reloads",
+        "reads_a_model_that_is_copied",
+        "reads_packed_codes_in_any_order",
+        "reads_the_files_that_are_there",
         "reads_without_side_effects",
         "reloads_to_the_same_logits",
         "resumes",
         "resumes_to_the_same_bytes",
         "runs_from_codes",
+        "stores_layers_of_odd_sizes",
         "stores_or_refuses_every_scheme",
         "streams_to_the_same_bytes",
         "tunes_every_format",
@@ -44,6 +50,7 @@ LAWS = frozenset(
         "does_the_same_on_any_number_of_threads",
         "keeps_nothing_alive",
         "leaves_the_process_as_it_was",
+        "prints_nothing",
     }
 )
 """Names of the checks of `quark_devkit.laws`, which share a fresh process."""

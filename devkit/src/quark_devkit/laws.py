@@ -9,6 +9,7 @@ builds a model. Then it repeats the work in other default dtypes and on other nu
 from __future__ import annotations
 
 import gc
+import io
 import os
 import sys
 import tempfile
@@ -17,7 +18,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,7 @@ class Observation:
         other_threads: Results that differ on other numbers of threads, each as ``"'values' on 3 threads"``.
         changed: Names of the state of the process that the work changed.
         alive: Tensors, modules and open files that are left after the second time.
+        printed: Text that it wrote to stdout.
     """
 
     first: Mapping[str, str]
@@ -72,6 +74,7 @@ class Observation:
     other_threads: tuple[str, ...]
     changed: tuple[str, ...]
     alive: tuple[str, ...]
+    printed: str
 
 
 def laws_of(kind: str) -> tuple[Check, ...]:
@@ -122,9 +125,15 @@ def laws_of(kind: str) -> tuple[Check, ...]:
         alive = observed(subject).alive
         require(not alive, f"keeps {_some(alive)} alive after its work")
 
+    @check(kind, since=2)
+    def prints_nothing(subject: Subject) -> None:
+        """Its code writes nothing to stdout when it is loaded and used, since that would break ``--json``."""
+        printed = observed(subject).printed
+        require(not printed, f"writes {printed[:80]!r} to stdout: use logging")
+
     by_dtype = (does_the_same_in_any_default_dtype,) if kind in IN_CALLERS_STATE else ()
-    on_threads = (does_the_same_on_any_number_of_threads, leaves_the_process_as_it_was, keeps_nothing_alive)
-    return (does_the_same_in_a_fresh_process, does_the_same_again, *by_dtype, *on_threads)
+    of_process = (does_the_same_on_any_number_of_threads, leaves_the_process_as_it_was, keeps_nothing_alive, prints_nothing)
+    return (does_the_same_in_a_fresh_process, does_the_same_again, *by_dtype, *of_process)
 
 
 @lru_cache(maxsize=4)
@@ -133,6 +142,12 @@ def _observed(kind: str, name: str, thorough: bool, plugins: Catalog, revision: 
 
 
 def _observe(kind: str, name: str, thorough: bool) -> Observation:
+    with redirect_stdout(io.StringIO()) as printed:
+        observation = _observe_work(kind, name, thorough)
+    return attrs.evolve(observation, printed=printed.getvalue())
+
+
+def _observe_work(kind: str, name: str, thorough: bool) -> Observation:
     """Return the observations of a subject's work in this process, which has not loaded it before."""
     work = WORKS[kind]
     _warm_up(kind)
@@ -154,7 +169,7 @@ def _observe(kind: str, name: str, thorough: bool) -> Observation:
         dtypes = DTYPES[:count] if kind in IN_CALLERS_STATE else ()
         by_dtype = {str(dtype): _digests(_with_default_dtype(dtype, work, subject)) for dtype in dtypes}
         other_threads, of_threads = _on_threads(kind, subject, first, THREADS[:count])
-    return Observation(_digests(first), again, by_dtype, tuple(other_threads), tuple(dict.fromkeys([*changed, *of_threads])), alive)
+    return Observation(_digests(first), again, by_dtype, tuple(other_threads), tuple(dict.fromkeys([*changed, *of_threads])), alive, "")
 
 
 def _warm_up(kind: str) -> None:

@@ -35,6 +35,10 @@ HOOKS = (
 )
 
 
+_DEAD = 3
+"""Channels that are always 0 in models with dead channels."""
+
+
 @attrs.frozen(eq=False)
 class TransformedModel:
     """A model after the transforms of a run.
@@ -72,7 +76,11 @@ class _Discard(BlockSink):
 
 
 def transformed(
-    scheme: str | QLayerConfig, *settings: AlgoConfig, exclude: tuple[str, ...] = (), is_fused: bool = False
+    scheme: str | QLayerConfig,
+    *settings: AlgoConfig,
+    exclude: tuple[str, ...] = (),
+    is_fused: bool = False,
+    has_dead_channels: bool = False,
 ) -> TransformedModel:
     """Return the small model after the transforms with these settings, for a scheme.
 
@@ -83,14 +91,19 @@ def transformed(
         *settings: Settings of the transforms.
         exclude: Patterns of layers that stay float.
         is_fused: Whether to take the model with fused projections.
+        has_dead_channels: Whether the first values of attention, and the first outputs of ``up_proj``, are 0.
     """
-    model = _with_biases(is_fused)
+    model, before = (_with_biases(is_fused) for _ in range(2))
+    for one in (model, before) if has_dead_channels else ():
+        for name, parameter in one.named_parameters():
+            if name.rpartition(".")[0].endswith((".v_proj", ".up_proj")):
+                parameter.data[:_DEAD] = 0
     data = batches()
     run = plan_run(model, run_config(scheme, *settings, exclude=exclude)).with_data(model, data, torch.device("cpu"))
     transforms = start_transforms(model, run.plan, run.algorithms)
     leaving = attrs.evolve(run, algorithms=attrs.evolve(run.algorithms, rounding=_LeaveFloat(), rounding_name=None))
     report = quantize_blocks(StartedRun(leaving, model, transforms=transforms), _Discard())
-    return TransformedModel(model, _with_biases(is_fused), report, tuple(run.plan.config.algo_config or ()))
+    return TransformedModel(model, before, report, tuple(run.plan.config.algo_config or ()))
 
 
 def _with_biases(is_fused: bool) -> nn.Module:
@@ -126,11 +139,16 @@ def different_parameters(one: nn.Module, other: nn.Module) -> list[str]:
 def named_parts(model: nn.Module) -> dict[str, list[str]]:
     """Return names of all modules, parameters, buffers and hooks.
 
-    A tied parameter occurs under each name; a module with hooks occurs once per hook.
+    A tied parameter occurs under each name; a module with hooks occurs once per hook. Modules in training
+    mode and parameters that require gradients are others than those without.
     """
+    modes = {True: " in training mode", False: ""}
+    gradients = {True: " that requires gradients", False: ""}
     return {
-        "module": [f"{name} ({type(module).__name__})" for name, module in model.named_modules()],
-        "parameter": [f"{name} {list(p.shape)} {p.dtype}" for name, p in model.named_parameters(remove_duplicate=False)],
+        "module": [f"{name} ({type(module).__name__}){modes[module.training]}" for name, module in model.named_modules()],
+        "parameter": [
+            f"{name} {list(p.shape)} {p.dtype}{gradients[p.requires_grad]}" for name, p in model.named_parameters(remove_duplicate=False)
+        ],
         "buffer": [f"{name} {list(b.shape)} {b.dtype}" for name, b in model.named_buffers()],
         "hook": [f"of '{name}' in {kind}" for name, module in model.named_modules() for kind in HOOKS for _ in getattr(module, kind) or ()],
     }

@@ -233,6 +233,22 @@ class Remembers(Thin):
         return super().forward(x)
 
 
+class Recalls(Thin):
+    """Computes once for each shape of inputs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        known: dict[Any, Tensor] = vars(self).setdefault("known", {})
+        return known.setdefault(x.shape, super().forward(x))
+
+
+class HalvesTheStatistic(Lost):
+    def tensors(self, task: BranchTask) -> Mapping[str, Tensor]:
+        statistic = task.statistic(AbsMean)
+        if statistic is not None:
+            statistic._sum *= 0.5
+        return super().tensors(task)
+
+
 def making(kind: type[Thin]) -> type[Lost]:
     """Return a branching whose branches have that class."""
     return type(f"Lost{kind.__name__}", (Lost,), {"branch": lambda self, site: kind(self.rank, site.shape, site.dtype)})
@@ -260,6 +276,8 @@ MUTANTS = (
     _mutant("makes_what_it_declares", "makes one tensor of two", ForgetsOne),
     _mutant("makes_what_it_declares", "wants tokens of every layer", NeedsTokens),
     _mutant("makes_what_it_declares", "changes the float weight", ChangesTheWeight),
+    _mutant("makes_what_it_declares", "changes a statistic", HalvesTheStatistic),
+    _mutant("computes_the_same_at_every_call", "computes once for each shape", making(Recalls)),
     _mutant("computes_for_inputs_of_any_shape", "takes three axes alone", making(OfSequences)),
     _mutant("computes_for_inputs_of_any_shape", "wants a token", making(OfSomeTokens)),
     _mutant("computes_for_inputs_of_any_shape", "changes its input", making(Scales)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,11 @@ def nameless(path: Path) -> Iterator[Any]:
     yield "one"
 
 
+def giving_up(path: Path) -> Iterator[Any]:
+    with suppress(UnicodeDecodeError):
+        yield from path.read_text(encoding="utf-8").splitlines()
+
+
 def idle(path: Path, separator: str = "\n", largest: int = 99) -> Iterator[Any]:
     yield from healthy(path, separator)
 
@@ -98,5 +104,6 @@ MUTANTS = [
     mutant("heeds_its_options", "does nothing with one option", idle),
     mutant("reads_without_side_effects", "leaves a file beside its own", caching),
     mutant("refuses_damaged_files", "raises UnicodeDecodeError", strict),
+    mutant("refuses_damaged_files", "yields nothing without an error", giving_up),
     mutant("refuses_damaged_files", "does not name the file", nameless),
 ]

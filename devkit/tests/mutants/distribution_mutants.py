@@ -126,6 +126,18 @@ def listener(body: str) -> Change:
     return PLUGIN, "\n\n@hookimpl\n", f"\n\n@hookimpl\ndef quark_on_event(event):\n    {body}\n\n\n@hookimpl\n"
 
 
+COMMAND_HOOK = f"""
+@hookimpl
+def quark_register_commands():
+    from quark.plugins import CommandRecord
+
+    yield CommandRecord(name="mutant-count", summary="count", command="{PACKAGE}.counting:count")
+"""
+COMMAND: Change = (PLUGIN, "\n\n@hookimpl\n", f"\n{COMMAND_HOOK}\n\n@hookimpl\n")
+COMMANDS = {f"src/{PACKAGE}/counting.py": "def count(file: 'Path') -> None:\n    print(file)\n"}
+HEAVY_COMMANDS = {f"src/{PACKAGE}/counting.py": "import torch\n\n\ndef count(name: str) -> None:\n    print(torch.ones(len(name)))\n"}
+
+
 LISTENER = listener("return event.name, event.to_dict()")
 IN_A_FOLDER = {f"src/{PACKAGE}/parts/__init__.py": "", f"src/{PACKAGE}/parts/names.py": "NAME = 'mutant_w4a8'\n"}
 ONE_PACKAGE = (
@@ -214,6 +226,10 @@ MUTANTS = (
     mutant("hears_every_event", "knows the names of today", listener("{'run_started': 1}[event.name]")),
     mutant("prints_nothing_when_it_hears", "prints", listener("print(event.name)")),
     mutant("hears_quickly", "computes", listener("sum(range(10_000_000))")),
+    mutant("hears_quickly", "sleeps", listener("__import__('time').sleep(0.05)")),
+    mutant("changes_nothing_when_it_hears", "silences warnings", listener("__import__('logging').disable(30)")),
+    mutant("shows_the_help_of_its_commands", "annotates an argument with a type that is not imported", COMMAND, files=COMMANDS),
+    mutant("shows_the_help_of_its_commands", "imports torch for a help text", COMMAND, files=HEAVY_COMMANDS),
     mutant("builds_a_wheel", "names a package that is not there", (*ONE_PACKAGE[:2], ONE_PACKAGE[2].replace(PACKAGE, "missing"))),
     mutant(
         "has_a_wheel_with_all_that_records_point_at",

@@ -88,6 +88,11 @@ def opens_a_file(*given: Any) -> int:
     return 0
 
 
+def prints(*given: Any) -> int:
+    print("at work")
+    return 0
+
+
 MISDEEDS: dict[str, Misdeed] = {
     "does_the_same_in_a_fresh_process": looks_at_the_environment,
     "does_the_same_again": counts,
@@ -95,6 +100,7 @@ MISDEEDS: dict[str, Misdeed] = {
     "does_the_same_on_any_number_of_threads": looks_at_threads,
     "leaves_the_process_as_it_was": sets_a_variable,
     "keeps_nothing_alive": keeps,
+    "prints_nothing": prints,
 }
 
 

@@ -21,7 +21,7 @@ from quark.models.layers import QuantizedLayer
 from quark.models.layers.packed_layers import PackedLayer
 from quark.models.plan.quant_plan import QuantPlan
 
-from . import unsafe_layouts
+from . import forgetful_layouts, unsafe_layouts
 from .healthy_layouts import Announcing, Dequantizer, Plain, Reader, Resuming, Sharing, Streaming, changed_json, record_of
 from .mutant import Mutant
 
@@ -344,6 +344,7 @@ MUTANTS = (
     _mutant("leaves_nothing_after_a_failure", "writes beside the output", LogsBeforeFailing),
     _mutant("writes_in_its_directory_alone", "writes beside its directory", WritesBeside),
     _mutant("leaves_the_model_as_it_is", "doubles a parameter", ChangesTheModel),
+    _mutant("leaves_the_model_as_it_is", "turns training mode on", forgetful_layouts.Trains),
     _mutant("leaves_the_model_as_it_is", "changes the configuration", ChangesTheConfiguration),
     _mutant("declares_its_files", "writes a file that it does not declare", WritesNotes),
     _mutant("declares_streaming", "says that it streams", Plain, capabilities={"streaming"}),
@@ -369,6 +370,13 @@ MUTANTS = (
     _mutant("reloads_to_the_same_logits", "drops biases", DropsBiases),
     _mutant("reloads_to_the_same_logits", "takes every head for a tied one", TakesTheHeadForTied),
     _mutant("reloads_to_the_same_logits", "says that codes lie in another order", ForgetsTheOrder),
+    _mutant("keeps_settings_of_single_layers", "stores one configuration for all", forgetful_layouts.ForgetsSingleLayers),
+    _mutant("keeps_what_runs_with_the_model", "does not store the algorithms", forgetful_layouts.ForgetsAlgorithms),
+    _mutant("stores_layers_of_odd_sizes", "writes rows in eights", forgetful_layouts.CutsRows),
+    _mutant("reads_packed_codes_in_any_order", "says that codes lie in another order", ForgetsTheOrder),
+    _mutant("stores_values_if_it_is_asked_to", "ignores the format of weights", IgnoresTheFormat),
+    _mutant("reads_the_files_that_are_there", "remembers what it has read", reader=ObjectRef(forgetful_layouts.RemembersPlaces)),
+    _mutant("reads_a_model_that_is_copied", "leaves a lambda on the model", reader=ObjectRef(forgetful_layouts.LeavesALambda)),
     _mutant("runs_from_codes", "drops biases of layers whose weights stay packed", reader=ObjectRef(DropsBiasesOfWhatStaysPacked)),
     _mutant("keeps_codes_and_rounds_scales", "halves the embedding", HalvesTheEmbedding, capabilities={"rounds_scales", "streaming"}),
     _mutant("dequantizes_what_it_wrote", "dequantizes without the scales", dequantizer=ObjectRef(ForgetsTheScales)),

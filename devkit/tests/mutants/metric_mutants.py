@@ -69,17 +69,28 @@ def in_half(log_q: Tensor, targets: Tensor, log_p: Tensor | None = None) -> Tens
     return log_q.half().amax(-1).float()
 
 
-def record_of(metric: Callable[..., Tensor]) -> MetricRecord:
-    return MetricRecord(name="mutant_metric", metric=ObjectRef(metric))
+def of_the_first_tokens(log_q: Tensor, targets: Tensor, log_p: Tensor | None = None) -> Tensor:
+    return log_q[:, :1000].amax(-1)
 
 
-def mutant(check: str, about: str, metric: Callable[..., Any]) -> Mutant:
-    return Mutant(f"metric:{check}", about, (record_of(metric),))
+def of_the_cpu(log_q: Tensor, targets: Tensor, log_p: Tensor | None = None) -> Tensor:
+    return (log_q * torch.ones(log_q.shape[-1])).amax(-1)
+
+
+def record_of(metric: Callable[..., Tensor], **fields: Any) -> MetricRecord:
+    return MetricRecord(name="mutant_metric", metric=ObjectRef(metric), **fields)
+
+
+def mutant(check: str, about: str, metric: Callable[..., Any], **fields: Any) -> Mutant:
+    return Mutant(f"metric:{check}", about, (record_of(metric, **fields),))
 
 
 HEALTHY = (record_of(healthy),)
 OF_RIGHT_TOKENS = (record_of(right_tokens),)
 MUTANTS = [
+    mutant("depends_on_models_alone", "looks at the first tokens of a vocabulary", of_the_first_tokens),
+    mutant("depends_on_models_alone", "does not look at the reference", healthy, needs_reference=True),
+    mutant("works_on_an_accelerator", "multiplies by a tensor that it makes on the CPU", of_the_cpu),
     mutant("resolves_small_differences", "computes in half precision", in_half),
     mutant("gives_a_number_for_each_token", "gives one number for all", mean),
     mutant("gives_a_number_for_each_token", "gives infinity", infinite),

@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from quark.base.lazy import ObjectRef
 from quark.config.model import QConfig
@@ -83,6 +83,41 @@ def locked(model: nn.Module, config: QConfig, data: Any = None) -> nn.Module:
     return quantized  # type: ignore[no-any-return]
 
 
+class OfFourRows(nn.Module):
+    """Takes inputs of four rows, as in calibration."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.model(x.view(4, -1))
+        return y
+
+
+class Widening(OfFourRows):
+    """Rounds inputs with the largest scale that it has seen."""
+
+    top = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.top = max(self.top, float(x.abs().max()))
+        y: Tensor = self.model((x * 127 / self.top).round() * self.top / 127)
+        return y
+
+
+def in_four_rows(model: nn.Module, config: QConfig, data: Any = None) -> nn.Module:
+    return described(OfFourRows(quantize(model, config)).eval(), config)  # type: ignore[no-any-return]
+
+
+def widening(model: nn.Module, config: QConfig, data: Any = None) -> nn.Module:
+    return described(Widening(quantize(model, config)).eval(), config)  # type: ignore[no-any-return]
+
+
+def giving_up(model: nn.Module, config: QConfig, data: Any = None) -> nn.Module:
+    return (described if config.exclude else quantize)(model, config)  # type: ignore[no-any-return]
+
+
 SEEDS = count()
 
 
@@ -111,6 +146,9 @@ MUTANTS = [
     mutant("leaves_what_it_is_given", "writes into the data", quantize_of=using_data_up),
     mutant("leaves_what_it_is_given", "leaves training mode on", quantize_of=in_training_mode),
     mutant("keeps_excluded_layers_float", "rounds every layer", quantize_of=of_everything),
+    mutant("keeps_excluded_layers_float", "leaves all layers float then", quantize_of=giving_up),
+    mutant("computes_for_any_batch", "takes inputs of four rows alone", quantize_of=in_four_rows),
+    mutant("computes_for_any_batch", "goes on measuring inputs", quantize_of=widening),
     mutant("is_copied", "holds a lock", quantize_of=locked),
     mutant("is_near_the_float_model", "rounds to one bit", quantize_of=in_one_bit),
     mutant("repeats_itself", "adds noise of another seed each time", quantize_of=noisy),

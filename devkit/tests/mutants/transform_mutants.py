@@ -15,6 +15,7 @@ from quark.base.lazy import ObjectRef
 from quark.config.algorithm import AlgoConfig
 from quark.plugins import AlgorithmRecord
 
+from . import careless_transforms
 from .broken_settings import forgetting_all, having_an_idle_one, requiring_one, saying_nothing, taking_every_key
 from .broken_statistics import FirstBatch
 from .mutant import Mutant
@@ -347,6 +348,10 @@ def _mutant(
     return Mutant(f"transform:{check}", about, (record_of(processor, config, **fields),), says=says)
 
 
+def _careless(name: str) -> type[Moves]:
+    return type(name, (getattr(careless_transforms, name), Moves), {})
+
+
 MUTANTS = (
     _mutant("is_made_of_its_settings", "needs a text", NeedsText),
     _mutant("default_settings_are_valid", "has settings that cannot be made without arguments", config=requiring_one(Settings)),
@@ -366,16 +371,14 @@ MUTANTS = (
     _mutant("keeps_the_function", "asks for a statistic that it does not declare", AsksForUndeclared),
     _mutant("keeps_the_function", "changes dtypes", ToBfloat16),
     _mutant("keeps_the_function_with_layers_excluded", "forgets readers that stay float", QuantizedReadersAlone),
+    _mutant("keeps_the_function_with_dead_channels", "divides by the size of rows", _careless("DividesByZero")),
+    _mutant("reports_what_it_applied", "does nothing and does not say so", DoesNothing),
+    _mutant("leaves_nothing_behind", "leaves a parameter that requires gradients", _careless("WantsGradients")),
     _mutant("leaves_nothing_behind", "leaves a hook on the model", HooksOutside),
     _mutant("leaves_nothing_behind", "leaves a hook inside a block", HooksInside),
     _mutant("leaves_nothing_behind", "adds a parameter to a norm", AddsABias),
     _mutant("leaves_nothing_behind", "adds a buffer to the model", AddsABuffer),
-    _mutant(
-        "leaves_nothing_behind",
-        "makes a buffer an attribute that follows no .to()",
-        RemovesABuffer,
-        says="removes the buffer",
-    ),
+    _mutant("leaves_nothing_behind", "makes a buffer an attribute that follows no .to()", RemovesABuffer, says="removes the buffer"),
     _mutant("leaves_nothing_behind", "runs with the model and has no restorer", Runs, RunSettings),
     _mutant("is_deterministic", "moves another factor each time", AtRandom),
     _mutant("is_deterministic", "seeds the generator of everybody", Seeds),

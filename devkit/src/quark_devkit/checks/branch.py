@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from collections.abc import Iterator, Mapping
@@ -28,6 +29,7 @@ from quark_devkit.whole_runs import require_same_by_two_ranks
 
 _SHAPES = ((96, 64), (64, 128), (1, 64), (64, 64))
 """Shapes of weights: more outputs than inputs, fewer, and one."""
+_CALLS = 30
 
 
 @check("branch")
@@ -63,12 +65,13 @@ def is_declared_by_its_arguments_alone(subject: Subject) -> None:
 @check("branch")
 def makes_what_it_declares(subject: Subject) -> None:
     """It makes the tensors that it has declared, for layers of any shape and dtype, with and without
-    statistics of the input. The tensors are finite, and the float weight stays unchanged."""
+    statistics of the input. The tensors are finite. The float weight and the statistics, which others use
+    too, stay unchanged."""
     branching = _branching(subject)
     for shape in _SHAPES:
         for dtype in (torch.float32, torch.bfloat16):
             for tokens in (None, 0, 5, 300):
-                _make(branching, _site(shape, dtype), tokens)
+                _made(branching, _site(shape, dtype), tokens)
 
 
 @check("branch", since=2)
@@ -93,6 +96,22 @@ def computes_for_inputs_of_any_shape(subject: Subject) -> None:
             require(alive() is None, "has a branch that keeps its input alive")
 
 
+@check("branch", since=2)
+def computes_the_same_at_every_call(subject: Subject) -> None:
+    """A branch gives the same output for an input at every call, whatever it has computed before, and so does
+    a deep copy of it."""
+    branching, shape = _branching(subject), (5, 64)
+    branch = _made(branching, _site((96, 64), torch.float32), 300)
+    if branch is None:
+        return
+    one, other = (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
+    copied = copy.deepcopy(branch)
+    with torch.no_grad():
+        first, of_other = branch(one).clone(), copied(other)
+        same = torch.equal(branch(other), of_other) and all(torch.equal(branch(one), first) for _ in range(_CALLS))
+    require(same, "has a branch whose output depends on its earlier calls")
+
+
 @check("branch")
 def makes_branches_in_every_format(subject: Subject) -> None:
     """A run with it finishes for each kind of weights."""
@@ -101,7 +120,7 @@ def makes_branches_in_every_format(subject: Subject) -> None:
             quantized(run_config(scheme, valid_settings(subject)))
 
 
-@check("branch", level="advisory", since=2)
+@check("branch", since=2)
 def heeds_its_options(subject: Subject) -> None:
     """Another value of each option changes the small model, or raises an error, or is declared to change only
     the cost."""
@@ -117,7 +136,8 @@ def adds_something(subject: Subject) -> None:
     """At least one layer of the small model has a branch, and at least one branch is not zero."""
     branches = _branches(quantized(run_with(subject)))
     require(branches, "puts no branch beside any layer of the small model: other checks show little of it")
-    require(any(bool(t.any()) for branch in branches.values() for t in branch.state_dict().values()), "makes only branches of zeros")
+    floats = (t for branch in branches.values() for t in branch.state_dict().values() if t.is_floating_point())
+    require(any(bool(t.any()) for t in floats), "makes only branches of zeros")
 
 
 statistics_are_sums_over_tokens = check("branch")(algorithm.statistics_are_sums_over_tokens)
@@ -176,23 +196,25 @@ def _layer(branching: CheckedBranching, site: BranchSite) -> QuantizedLayer:
     return layer
 
 
-def _make(branching: CheckedBranching, site: BranchSite, tokens: int | None) -> None:
-    """Let a branching make the branch of a layer from that many tokens; None for no statistics."""
+def _made(branching: CheckedBranching, site: BranchSite, tokens: int | None) -> Branch | None:
+    """Return the branch that a branching makes of a layer from that many tokens; None for no statistics."""
     branch = _layer(branching, site).branch
     if branch is None:
-        return
+        return None
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(site.shape, generator=generator).to(site.dtype)
     statistics: dict[type[Statistic], Statistic] = {}
     for kind in branching.branching.needs if tokens is not None else ():
         statistics[kind] = kind(site.shape[1], torch.device("cpu"))
         statistics[kind].update(torch.randn(tokens or 0, site.shape[1], generator=generator).to(site.dtype))
-    task, kept = BranchTask(site, weight, statistics), weight.clone()
+    task, kept, known = BranchTask(site, weight, statistics), weight.clone(), [digest(*vars(one).values()) for one in statistics.values()]
     with complaining(f"cannot make the branch of a weight {list(site.shape)} of {site.dtype} from {tokens} tokens", QuarkError):
         to_round = branching.weight_to_round(task)
         rounded = (to_round.float() * 2).round().div(2).to(site.dtype)
         branching.fill(branch, BranchTask(site, weight, statistics, rounded))
     require(torch.equal(weight, kept), "changes the float weight")
+    require(known == [digest(*vars(one).values()) for one in statistics.values()], "changes a statistic, which other algorithms use too")
+    return branch
 
 
 def _branches(model: Any) -> dict[str, Branch]:

@@ -127,13 +127,19 @@ def _effects_of_reading(name: str, files: tuple[Path, ...]) -> list[str]:
 
 @check("dataset")
 def refuses_damaged_files(subject: Subject) -> None:
-    """A damaged file gives samples, or an error of quark that names the file, but no other error."""
+    """A damaged file gives samples, or an error of quark that names the file, but no other error. If only its
+    end is damaged, no sample is lost without an error."""
     assume(subject.record.suffixes, "it reads no files")
     with files_of(subject) as (file,):
-        file.write_bytes(_DAMAGED)
-        try:
-            read(subject, file)
-        except QuarkError as error:
-            require(str(file) in str(error), f"refuses a damaged file without naming it: {error}")
-        except Exception as error:
-            raise CheckFailedError(f"raises {type(error).__name__} for a damaged file: raise quark.errors.CalibrationError") from None
+        sound, count = file.read_bytes(), len(read(subject, file))
+        for content, least in ((_DAMAGED, 0), (sound + _DAMAGED, count)):
+            file.write_bytes(content)
+            try:
+                samples = read(subject, file)
+            except QuarkError as error:
+                require(str(file) in str(error), f"refuses a damaged file without naming it: {error}")
+            except Exception as error:
+                raise CheckFailedError(f"raises {type(error).__name__} for a damaged file: raise quark.errors.CalibrationError") from None
+            else:
+                lost = f"yields {len(samples)} of {count} samples of a file with a damaged end, and raises no error"
+                require(len(samples) >= least, lost)

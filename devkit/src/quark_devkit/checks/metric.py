@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quark_devkit.algorithm_runs import accelerator
 from quark_devkit.check import check, require
 from quark_devkit.subject import Subject
 
-_TOKENS, _VOCABULARY = 12, 7
+_TOKENS, _VOCABULARY, _LARGE = 12, 7, 5000
 _TOLERANCE = 1e-6
 """Relative difference of float32 sums over a small vocabulary if rows are grouped differently.
 """
@@ -19,11 +20,11 @@ _TOLERANCE = 1e-6
 _STEP = 1e-4
 
 
-def example() -> tuple[Tensor, Tensor, Tensor]:
+def example(vocabulary: int = _VOCABULARY) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probabilities of a model and of a reference, and right tokens."""
     generator = torch.Generator().manual_seed(0)
-    log_q, log_p = (torch.randn(_TOKENS, _VOCABULARY, generator=generator, dtype=torch.float32).log_softmax(-1) for _ in range(2))
-    return log_q, torch.arange(_TOKENS) % _VOCABULARY, log_p
+    log_q, log_p = (torch.randn(_TOKENS, vocabulary, generator=generator, dtype=torch.float32).log_softmax(-1) for _ in range(2))
+    return log_q, torch.arange(_TOKENS) % vocabulary, log_p
 
 
 def metric_of(subject: Subject) -> Callable[[Tensor, Tensor, Tensor], Any]:
@@ -78,6 +79,33 @@ def looks_at_each_token_alone(subject: Subject) -> None:
     apart = torch.cat([metric(log_q[i : i + 5], targets[i : i + 5], log_p[i : i + 5]) for i in range(0, _TOKENS, 5)])
     is_close = together.shape == apart.shape and torch.allclose(together.double(), apart.double(), rtol=_TOLERANCE, atol=_TOLERANCE)
     require(is_close, "returns different numbers if the same tokens come in different batches")
+
+
+@check("metric", since=2)
+def depends_on_models_alone(subject: Subject) -> None:
+    """Another model changes a number, and so does another reference if the record needs one. Another order of
+    the tokens of a large vocabulary changes none."""
+    metric, (log_q, targets, log_p) = metric_of(subject), example(_LARGE)
+    before, order = metric(log_q, targets, log_p).clone(), torch.randperm(_LARGE, generator=torch.Generator().manual_seed(1))
+    again = metric(log_q[:, order].contiguous(), order.argsort()[targets], log_p[:, order].contiguous())
+    is_close = torch.allclose(before.double(), again.double(), rtol=_TOLERANCE * 100, atol=_TOLERANCE * 100)
+    require(is_close, f"returns different numbers if the {_LARGE} tokens of a vocabulary come in another order")
+    others = {"model": metric(log_q.flip(0), targets, log_p)}
+    if subject.record.needs_reference:
+        others["reference"] = metric(log_q, targets, log_p.flip(0))
+    same = [name for name, values in others.items() if torch.equal(values, before)]
+    require(not same, f"returns the same numbers for another {''.join(same[:1])}")
+
+
+@check("metric", since=2)
+def works_on_an_accelerator(subject: Subject) -> None:
+    """On a (simulated) accelerator, the numbers are there and equal those on the CPU."""
+    expected = metric_of(subject)(*example())
+    with accelerator() as device:
+        values = metric_of(subject)(*(tensor.to(device.name) for tensor in example()))
+        require(values.device.type == device.name, "returns numbers on another device than its arguments, which are on an accelerator")
+        is_close = torch.allclose(values.cpu().double(), expected.double(), rtol=_TOLERANCE, atol=_TOLERANCE)
+    require(is_close, "returns different numbers on an accelerator than on the CPU")
 
 
 @check("metric")

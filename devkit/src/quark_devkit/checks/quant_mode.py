@@ -20,6 +20,8 @@ from quark_devkit.subject import Subject
 
 _QUANTIZED = 0.1
 """Relative error of an output with 8-bit tensors that is far too large."""
+_ALONE = 1e-5
+"""Difference of float32 products of one row and of several."""
 
 
 def _model() -> nn.Module:
@@ -97,7 +99,8 @@ def leaves_what_it_is_given(subject: Subject) -> None:
 
 @check("quant_mode", since=2)
 def keeps_excluded_layers_float(subject: Subject) -> None:
-    """A layer that the configuration excludes keeps its weight, or the configuration is refused."""
+    """A layer that the configuration excludes keeps its weight, and others are rounded; or the mode refuses
+    it."""
     quantizer = _quantizer(subject, exclude=["0"])
     try:
         model = quantizer.quantize_model(_model(), _data())
@@ -105,6 +108,23 @@ def keeps_excluded_layers_float(subject: Subject) -> None:
         return
     kept = any(p.shape == (32, 16) and torch.equal(p, _model()[0].weight) for p in model.state_dict().values())  # type: ignore[index]
     require(kept, "rounds the weight of a layer that the configuration excludes: heed `exclude`, or raise ConfigError")
+    require(not torch.equal(outputs(model), outputs(_model())), "leaves all layers float if the configuration excludes one")
+
+
+@check("quant_mode", since=2)
+def computes_for_any_batch(subject: Subject) -> None:
+    """It quantizes with one batch, and with one row. The model computes the same for a row alone as beside
+    others, and for an input at every call."""
+    model, (x, other) = _quantizer(subject).quantize_model(_model(), _data()[:1]), _data()
+    with torch.no_grad():
+        before = model(x)
+        model(100 * other)
+        require(torch.equal(model(x), before), "returns a model whose output depends on its earlier calls")
+        with complaining("returns a model that cannot compute for one row alone", Exception):
+            alone = model(x[:1])
+        require(torch.allclose(alone, before[:1], rtol=_ALONE, atol=_ALONE), "returns a model with another output for a row alone")
+        with complaining("cannot calibrate on one row", Exception):
+            _quantizer(subject).quantize_model(_model(), [x[:1]])(other[:1])
 
 
 @check("quant_mode", since=2)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import product
 
 from quark.algorithms import RoundToNearest, Validation
 from quark.calibration.plugin_checks import refuse_strange
 from quark.config.algorithm import AlgoConfig
 from quark.errors import ConfigError
+from quark.models.plan.decoder_blocks import decoder_blocks
 from quark.plugins import AlgorithmRecord
 from quark.plugins.attribution import origin
 from quark.runs.selected_algorithms import in_order
@@ -17,10 +19,11 @@ from quark_devkit.check import NotApplicableError, assume, check, complaining, r
 from quark_devkit.checks import algorithm
 from quark_devkit.option_effects import digest
 from quark_devkit.random_states import random_states_kept
-from quark_devkit.small_models import logits, quantized, run_config, with_cache
+from quark_devkit.small_models import logits, quantized, run_config, small_family, with_cache
 from quark_devkit.subject import Subject
 from quark_devkit.transformed_models import changed_parts, different_parameters, distance, float64_logits, named_parts, transformed
 from quark_devkit.whole_runs import (
+    every_validation,
     readable_layout,
     require_reload,
     require_same_after_resume,
@@ -32,11 +35,14 @@ TOLERANCE = 1e-9
 """Far above float64 rounding in two blocks, far below the effect of a scale."""
 
 
-def _keeps_function(scheme: str, *settings: AlgoConfig, exclude: tuple[str, ...] = (), is_fused: bool = False) -> None:
-    result = transformed(scheme, *settings, exclude=exclude, is_fused=is_fused)
+def _keeps_function(
+    scheme: str, *settings: AlgoConfig, exclude: tuple[str, ...] = (), is_fused: bool = False, has_dead_channels: bool = False
+) -> None:
+    result = transformed(scheme, *settings, exclude=exclude, is_fused=is_fused, has_dead_channels=has_dead_channels)
     error = distance(float64_logits(result.model), float64_logits(result.before))
     names = " and ".join(f"'{one.name}'" for one in settings[1:])
     also = f", together with {names}" if names else ", with layers excluded" if exclude else ", with fused projections" if is_fused else ""
+    also = ", with channels that are always 0" if has_dead_channels else also
     require(error < TOLERANCE, f"changes what the model computes, by {error:.2g} of its largest logit in float64{also} ({scheme})")
 
 
@@ -118,6 +124,29 @@ def keeps_the_function_with_layers_excluded(subject: Subject) -> None:
     """It also keeps the function if some layers of each block stay float."""
     for exclude in (("*.q_proj",), ("*.o_proj", "*.down_proj"), ("*.layers.0.*",)):
         _keeps_function(schemes_for(subject)[0], valid_settings(subject), exclude=exclude)
+
+
+@check("transform", since=2)
+def keeps_the_function_with_dead_channels(subject: Subject) -> None:
+    """It also keeps the function if some channels of the MLP and of the values are always 0."""
+    for scheme in schemes_for(subject):
+        _keeps_function(scheme, valid_settings(subject), has_dead_channels=True)
+
+
+@check("transform", since=2)
+def reports_what_it_applied(subject: Subject) -> None:
+    """A block that it reports as changed has changed parameters, whether its change is an improvement or not.
+    It reports other blocks with ``applied: False``: a transform without effect is left out of the
+    configuration."""
+    for scheme, is_improvement in product(schemes_for(subject), (True, False)):
+        with every_validation(is_improvement=is_improvement):
+            result = transformed(scheme, valid_settings(subject))
+        if any(one.runs_with_model() for one in result.settings):
+            continue  # its modules may act without a change of parameters
+        for block in decoder_blocks(result.model, small_family()):
+            is_changed = any(name.startswith(f"{block.name}.") for name in result.changed)
+            says = result.report.transformed.get(block.name, {}).get("applied", True)
+            require(is_changed or not says, f"reports '{block.name}' as changed, which it left as it was: say applied: False")
 
 
 @check("transform")

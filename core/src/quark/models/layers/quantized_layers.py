@@ -80,7 +80,7 @@ class QuantizedLayer(nn.Module):
             module = None
             if spec is not None:
                 quantizer = cls.quantizer_of(slot, spec, shape)
-                module = QuantizerModule(spec, activation=slot.is_activation, quantizer=quantizer)
+                module = QuantizerModule(spec, activation=slot.is_activation, quantizer=quantizer).train(layer.training)
             setattr(quantized, slot.quantizer_attribute, module)
         return quantized
 

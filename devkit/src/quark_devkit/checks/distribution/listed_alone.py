@@ -6,6 +6,7 @@ The process imports this module as ``__main__``; nothing here may import torch.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import subprocess
@@ -47,6 +48,7 @@ class Listing:
         effects: Other side effects (`side_effects`), each as a predicate.
         records: Registered records, each as ``"schemes:acme_int3"``.
         unloadable: Referenced modules that cannot be imported, each with the error.
+        helpless: Commands without a help text, each with the reason.
     """
 
     error: str = ""
@@ -57,6 +59,7 @@ class Listing:
     effects: tuple[str, ...] = ()
     records: tuple[str, ...] = ()
     unloadable: tuple[str, ...] = ()
+    helpless: tuple[str, ...] = ()
 
 
 def listed_alone(sources: tuple[Source, ...], installed: Path | None = None) -> Listing:
@@ -124,6 +127,7 @@ def _main(plugins: str, out: str, loads: str) -> None:
         "records": sorted(f"{kind}:{record.name}" for kind, record in records_of(catalog, sources)),
         "unloadable": _unloadable(catalog, sources) if loads else [],
     }
+    seen["helpless"] = _helpless(catalog, sources)
     Path(out).write_text(json.dumps(seen), encoding="utf-8", newline="\n")
 
 
@@ -131,6 +135,25 @@ def records_of(catalog: Catalog, sources: list[Source]) -> Iterator[tuple[str, R
     """Yield the records of plugins, each with its kind."""
     for kind, registry in catalog.registries.items():
         yield from ((kind, claim.record) for claim in registry.claims() if claim.source in sources)
+
+
+def _helpless(catalog: Catalog, sources: list[Source]) -> list[str]:
+    """Return the commands whose ``--help`` fails or imports what takes seconds, each with the reason."""
+    from quark.plugins import using
+    from quark_workbench.cli.main import program
+
+    complaints = []
+    for name in [record.name for kind, record in records_of(catalog, sources) if kind == "commands"]:
+        before = set(sys.modules)
+        try:
+            with using(catalog), contextlib.redirect_stdout(io.StringIO()):
+                program()([name, "--help"], standalone_mode=False)
+        except (Exception, SystemExit) as error:  # third-party code may raise anything
+            if not isinstance(error, SystemExit) or error.code:
+                complaints.append(f"'{name}' fails ({type(error).__name__}: {error})")
+        if heavy := [package for package in HEAVY if package in set(sys.modules) - before]:
+            complaints.append(f"'{name}' imports {' and '.join(heavy)}")
+    return complaints
 
 
 def _unloadable(catalog: Catalog, sources: list[Source]) -> list[str]:

@@ -152,6 +152,14 @@ def prints_nothing_when_it_is_listed(subject: Subject) -> None:
     require(not printed, f"writes {printed[:80]!r} to stdout when it is listed: use logging")
 
 
+@check("distribution", since=2)
+def shows_the_help_of_its_commands(subject: Subject) -> None:
+    """``quark COMMAND --help`` works for each of its commands, and imports neither torch nor transformers."""
+    helpless = _listing(subject).helpless
+    fix = "annotate arguments as typer does, and import torch inside the function"
+    require(not helpless, f"has a command without a quick --help: {'; '.join(helpless[:2])}. Fix: {fix}")
+
+
 @check("distribution")
 def does_nothing_else_when_it_is_listed(subject: Subject) -> None:
     """Importing and listing it opens no connection, starts no program or thread, writes no file, and does not

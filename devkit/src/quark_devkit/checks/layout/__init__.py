@@ -30,7 +30,7 @@ from quark_devkit.subject import Subject
 from quark_devkit.transformed_models import named_parts
 from quark_devkit.whole_runs import contents, first_difference, require_same_from_disk, require_same_when_resumed
 
-PARTS = ("reading", "safety")
+PARTS = ("reading", "keeping", "safety")
 REFUSALS = (UnsupportedError, ConfigError)
 SHARD = 20_000
 """Bytes of a shard, small enough for several shards of the small model."""
