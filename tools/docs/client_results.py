@@ -45,7 +45,7 @@ def client_results() -> dict[str, Any]:
 def schemes() -> list[str]:
     """Return the names of the schemes that the distributions of this repository register."""
     rows = kind_report(catalog(), "schemes")["schemes"]
-    return [row["name"] for row in rows if row["source"]["distribution"] == "quark-schemes"]
+    return [row["name"] for row in rows if row["source"]["distribution"] in ("quark-schemes", "quark-vq")]
 
 
 def tables(data: Mapping[str, Any] | None = None) -> str:

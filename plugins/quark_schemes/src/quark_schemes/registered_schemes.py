@@ -40,8 +40,8 @@ SCHEMES: tuple[SchemeRecord, ...] = (
     _scheme("int3_wo_128", "Int3WeightOnlyScheme", "symmetric INT3 weights, groups of 128", _ANYWHERE),
     _scheme("int2_wo_32", "Int2WeightOnlyScheme", "symmetric INT2 weights, groups of 32", _ANYWHERE),
     _scheme("int2_wo_64", "Int2WeightOnlyScheme", "symmetric INT2 weights, groups of 64", _ANYWHERE),
-    _scheme("int8_wo_32", "Int8WeightOnlyScheme", "symmetric INT8 weights, groups of 32", _ANYWHERE),
-    _scheme("int8_wo_per_channel", "Int8WeightOnlyPerChannelScheme", "symmetric INT8 weights, a scale per channel", _ANYWHERE),
+    _scheme("int8_wo_32", "Int8WeightOnlyScheme", "symmetric INT8 weights, groups of 32", (*_ANYWHERE, _GGUF)),
+    _scheme("int8_wo_per_channel", "Int8WeightOnlyPerChannelScheme", "symmetric INT8 weights, a scale per channel", (*_ANYWHERE, _GGUF)),
     _scheme(
         "int4_wa_64", "Int4WeightAndActivationScheme", "INT4 weights, dynamic INT4 activations, groups of 64", (*_ANYWHERE, _GGUF_WEIGHTS)
     ),
