@@ -97,7 +97,7 @@ def typer_command(name: str, catalog: Catalog | None = None) -> Any:
     try:
         app.add_typer(target, name=name) if isinstance(target, typer.Typer) else app.command(name)(target)
         return typer.main.get_group(app).commands[name]
-    except Exception as error:  # the annotations are anybody's
+    except Exception as error:  # typer reads a plugin's annotations, which can raise any error
         source = catalog.commands.source(name)
         raise PluginError(
             f"the command '{name}' of {source} cannot be read by typer ({type(error).__name__}: {error}): {leave_out(source, error)}"

@@ -50,11 +50,11 @@ _PHASES = {
 }
 """Phases outside the blocks, in words."""
 _LOGGED = ("data", "validate", "select", "compare")
-"""Phases that may take long, which the log names too."""
+"""Phases that may take long; the log names them too."""
 
 
 def duration(seconds: float) -> str:
-    """Return a time in words.
+    """Return a number of seconds in words.
 
     >>> duration(8.4), duration(95), duration(7300)
     ('8 s', '1 min 35 s', '2 h 1 min')

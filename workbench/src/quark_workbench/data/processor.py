@@ -198,7 +198,7 @@ class SampleProcessor:
         return {**inputs, "decoder_input_ids": torch.tensor([tokens])}
 
     def _inputs(self, sample: Sample, images: list[Any], sounds: list[Any], name: str) -> Mapping[str, Any]:
-        """Return what the processor makes of a sample."""
+        """Return the arguments that the processor makes from a sample."""
         media: dict[str, Any] = {"images": images or None, "audio": sounds or None}
         rate = getattr(self._part("feature_extractor", "audio_processor"), "sampling_rate", None)
         options: dict[str, Any] = {"return_tensors": "pt"} | ({"sampling_rate": rate} if sounds else {})
@@ -208,7 +208,7 @@ class SampleProcessor:
         text = self._text(sample, len(images), len(sounds), name)
         bos = getattr(self.tokenizer, "bos_token", None)
         if bos and text.startswith(bos):
-            options["add_special_tokens"] = False  # the chat template has written it
+            options["add_special_tokens"] = False  # the chat template has written BOS already
         given = {key: value for key, value in media.items() if value is not None} | ({"text": [text]} if text else {})
         inputs = self.processor(**given, **options)
         return inputs

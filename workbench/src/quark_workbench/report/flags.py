@@ -92,8 +92,8 @@ def _harm(layers: Layers, report: Mapping[str, Any]) -> Iterator[dict[str, Any]]
 def _low_ratio(layers: Layers, report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     what = {"snr_db": "weights", "output_snr_db": "outputs on held-out tokens"}
     advice = "Exclude these layers (--exclude), or give them more bits (--layer PATTERN=SCHEME, or a smaller group)."
-    # Calibrated rounding moves weights away from their values so that outputs come nearer to theirs: outputs
-    # are what counts.
+    # Calibrated rounding lets weights differ more so that outputs differ less. So weights count only if the
+    # outputs of the layer are unknown.
     unseen = [layer for layer in layers if layer.get("output_snr_db") is None]
     for key, name in what.items():
         known = sorted((x for x in (unseen if key == "snr_db" else layers) if x.get(key) is not None), key=lambda layer: layer[key])
