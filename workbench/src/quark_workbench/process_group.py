@@ -47,7 +47,7 @@ def ranks_of_environment(device: torch.device, *, is_deterministic: bool = False
 
     There is one rank if ``torchrun`` has not started the process.
 
-    An exception that leaves the body is told to the other ranks, which stop with a RankError.
+    If the body raises an exception, the other ranks receive it and stop with a RankError.
 
     Args:
         device: Device of the run; "cuda" without a number is divided among the processes of each machine.

@@ -34,7 +34,7 @@ SECONDS_BETWEEN_LINES = 5.0
 _SHORT = 0.5
 """Evaluations shorter than this get no bar, since programs run many of them."""
 _LOGGER = "quark.progress"
-"""Loggers whose lines the bar replaces."""
+"""The logger of progress lines, which the bar replaces."""
 _DOING = {"quantize": "Quantizing", "select": "Choosing schemes", "evaluate": "Evaluating", "report": "Reporting", "export": "Exporting"}
 _DONE = {"quantize": "Quantized", "evaluate": "Evaluated", "report": "Measured"}
 _PHASES = {

@@ -168,7 +168,7 @@ class ConfigOptions:
 def without_named(excluded: Sequence[str], named: Sequence[str], model: nn.Module) -> list[str]:
     """Return a template's exclusions without the layers that the user names.
 
-    A pattern counts only if it matches excluded layers alone: then only they can be meant.
+    A user's pattern brings back excluded layers only if it matches no other layers.
 
     Args:
         excluded: Exclusion patterns of the template.

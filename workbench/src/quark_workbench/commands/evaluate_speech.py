@@ -34,7 +34,7 @@ def speech_metrics(
         paths: Directories of the model and of the reference, which may be None.
         processor: The processor of the model.
         windows: The samples as windows.
-        samples: Sounds with what is spoken.
+        samples: Sounds with the spoken text.
         metric: Names of metrics of predicted tokens.
         where: Arguments of `quark.checkpoint.transformers_loading.load_checkpoint`.
 

@@ -15,7 +15,7 @@ _INSTALLED_BY = {
     "lm_eval": "'quark-workbench[lm-eval]'",
     "pyarrow": "'quark-core[data]'",
 }
-"""What pip installs for a package, if not a distribution of the package's name."""
+"""What pip installs for a package, if the distribution has another name."""
 
 
 def extra(module: str, wanted_for: str) -> Any:

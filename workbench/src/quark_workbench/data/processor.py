@@ -112,7 +112,7 @@ class SampleProcessor:
         return is_decoding and getattr(self.model_class, "main_input_name", "") in _SOUNDS
 
     def batches(self, samples: Iterable[Sample], count: int, seed: int | None = None) -> list[dict[str, Tensor]]:
-        """Return the arguments of ``count`` samples, each by itself and whole.
+        """Return the arguments of the model for each sample, which stays whole and is a batch of its own.
 
         Args:
             samples: Samples, some of them with images or sounds.
@@ -156,7 +156,7 @@ class SampleProcessor:
         names = self._names()
         taken = {key: value for key, value in inputs.items() if key in names and isinstance(value, Tensor)}
         if not taken:
-            raise CalibrationError(f"a {self.model_class.__name__} takes nothing of {name}: give rows with what it reads")
+            raise CalibrationError(f"a {self.model_class.__name__} uses no part of {name}: give rows with the inputs that it reads")
         return {key: value.to(self.dtype) if value.is_floating_point() else value for key, value in taken.items()}
 
     def sounds(self, sample: Sample, name: str = "the sample") -> list[Any]:

@@ -125,7 +125,7 @@ def contents_of(content: CheckpointContent, report: CalibrationReport, directory
 
 
 def _finite(value: Any) -> Any:
-    """Return JSON values with None for numbers that JSON lacks."""
+    """Return JSON values with None in place of NaN and infinity."""
     if isinstance(value, dict):
         return {str(key): _finite(v) for key, v in value.items()}
     if isinstance(value, list | tuple):
@@ -273,7 +273,7 @@ def probe(device: str = "cpu", dtype: torch.dtype = torch.float32) -> dict[str, 
 
     Args:
         device: Torch device.
-        dtype: Dtype of the matrices: that of the model.
+        dtype: Dtype of the matrices; pass the dtype of the model.
 
     Returns:
         ``copy_bytes_per_second``: bytes read and written by a copy within memory; ``flops``: floating-point

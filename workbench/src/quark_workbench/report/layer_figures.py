@@ -186,8 +186,8 @@ def _scale_sizes(qparams: QParams | None, device: torch.device) -> Tensor:
 def _compared(weight: Tensor, layer: QuantizedLayer, module: QuantizerModule) -> tuple[Tensor, Tensor]:
     """Return elements of a float weight, about `SAMPLE`, and the same elements rounded; float32, ``[n]``.
 
-    If possible, they are whole rows. So they can be rounded here with the same result, even if the layer has
-    only the scales.
+    If possible, they are whole rows. Rows are rounded here as in the whole weight, even if the layer has only
+    the scales.
     """
     rows = sample_of_rows(module.quantizer.granularity, tuple(weight.shape), SAMPLE)
     rounded: Tensor = layer.weight.detach()  # type: ignore[operator]
