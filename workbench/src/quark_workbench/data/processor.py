@@ -28,7 +28,7 @@ __all__ = ["SampleProcessor", "has_processor", "load_processor"]
 
 _CONFIGURATIONS = ("processor_config.json", "preprocessor_config.json")
 _SOUNDS = ("input_features", "input_values")
-"""Main inputs of models that hear."""
+"""Main inputs of models that take sounds."""
 _PLACEHOLDERS = tuple(f"{kind}_token_{end}" for kind in ("image", "audio", "video") for end in ("id", "index"))
 """Attributes of a configuration that name the token in the place of an image or a sound."""
 
@@ -107,7 +107,7 @@ class SampleProcessor:
 
     @property
     def is_speech_to_text(self) -> bool:
-        """Whether the model writes what it hears, with an encoder of sounds and a decoder of text."""
+        """Whether the model transcribes speech: an encoder of sounds and a decoder of text."""
         is_decoding = bool(getattr(self.config, "is_encoder_decoder", False)) and "decoder_input_ids" in self._names()
         return is_decoding and getattr(self.model_class, "main_input_name", "") in _SOUNDS
 
@@ -164,9 +164,9 @@ class SampleProcessor:
         extractor = self._part("feature_extractor", "audio_processor")
         media = self._media(sample, "audio", name)
         if media and extractor is None:
-            raise CalibrationError(f"{name} has a sound, but a {self.model_class.__name__} hears none: leave it out")
+            raise CalibrationError(f"{name} has a sound, but a {self.model_class.__name__} takes no sounds: leave it out")
         if not media and self.is_speech_to_text:
-            raise CalibrationError(f"{name} has no sound, but a {self.model_class.__name__} hears: give rows with the column 'audio'")
+            raise CalibrationError(f"{name} has no sound, but a {self.model_class.__name__} needs one: give rows with the column 'audio'")
         seconds = getattr(extractor, "chunk_length", None) if self.is_speech_to_text else None
         return [loaded_sound(medium, extractor.sampling_rate, seconds) for medium in media]
 
@@ -251,7 +251,7 @@ class SampleProcessor:
         if None in media:
             raise CalibrationError(f"a message of {name} has a part of type '{kind}' without a path: add the key 'path'")
         if media and kind == "image" and self._part("image_processor") is None:
-            raise CalibrationError(f"{name} has an image, but a {self.model_class.__name__} sees none: leave it out")
+            raise CalibrationError(f"{name} has an image, but a {self.model_class.__name__} takes no images: leave it out")
         return media
 
     def _part(self, *names: str) -> Any:
