@@ -47,7 +47,7 @@ def ranks_of_environment(device: torch.device, *, is_deterministic: bool = False
 
     There is one rank if ``torchrun`` has not started the process.
 
-    An exception that leaves the body is told to the other ranks, which stop with a RankError.
+    If the body raises an exception, the other ranks receive it and stop with a RankError.
 
     Args:
         device: Device of the run; "cuda" without a number is divided among the processes of each machine.
@@ -73,7 +73,7 @@ def ranks_of_environment(device: torch.device, *, is_deterministic: bool = False
             raise RankError(f"rank {rank} cannot reach the other {size - 1} processes of this run: {_first_line(error)}") from error
     try:
         yield Ranks(rank, size, is_deterministic, group), device
-        group.gather(b"")  # a rank that ends earlier would close connections that others still use
+        group.gather(b"")  # a rank that ended earlier would close connections that others still use
     except BaseException as error:
         group.report(error)
         raise
@@ -115,7 +115,7 @@ class _ProcessGroup:
     def report(self, error: BaseException) -> None:
         """Tell the others why this rank stops, unless it stops because of them."""
         if isinstance(error, RankError | SystemExit):
-            return  # because of another rank, or by torchrun, which ends all when one has failed
+            return  # another rank has failed, and told this one or torchrun, which ends all
         kind = "" if isinstance(error, Exception) and type(error).__module__.startswith("quark.") else f"{type(error).__name__}: "
         with suppress(RuntimeError, ValueError):
             self._store.compare_set(_ERROR, "", f"rank {self._rank} of {self._size} has stopped: {kind}{_first_line(error)}")
@@ -124,13 +124,13 @@ class _ProcessGroup:
     def _failing_together(self) -> Iterator[None]:
         try:
             yield
-        except (RuntimeError, ValueError) as error:  # torch has one class for a lost connection and another for a time-out
+        except (RuntimeError, ValueError) as error:  # torch raises one for a lost connection, the other for a time-out
             raise self._cause(error) from error
 
     def _cause(self, error: Exception) -> RankError:
         """Return the error that another rank has reported, or a description of the failed exchange."""
         until = time.monotonic() + _PATIENCE
-        is_reached = False  # the store is the first rank's, unless torchrun has started the processes
+        is_reached = False  # the store may have ended with the first rank, which holds it without torchrun
         while time.monotonic() < until:
             with suppress(RuntimeError, ValueError):
                 if self._store.check([_ERROR]):

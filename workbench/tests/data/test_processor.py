@@ -164,7 +164,7 @@ def test_a_seed_shuffles_samples_and_a_count_bounds_them(tmp_path: Path) -> None
         ({"sounds": ("long.wav",), "text": "a"}, r"long.wav' takes 2.0 s, but the model takes 1 s at a time"),
         ({"sounds": ("none.wav",), "text": "a"}, "none.wav' cannot be read as a sound|need the package 'soundfile'"),
         ({"sounds": ("right.wav",)}, "does not say what is spoken: give rows with the columns 'audio' and 'text'"),
-        ({"text": "a"}, "has no sound, but a WhisperForConditionalGeneration hears: give rows with the column 'audio'"),
+        ({"text": "a"}, "has no sound, but a WhisperForConditionalGeneration needs one: give rows with the column 'audio'"),
     ],
 )
 def test_a_speech_model_refuses_what_it_does_not_hear(row: dict[str, Any], said: str | None, tmp_path: Path) -> None:
@@ -173,7 +173,9 @@ def test_a_speech_model_refuses_what_it_does_not_hear(row: dict[str, Any], said:
     write_sound(tmp_path / "long.wav", seconds=2)
     write_sound(tmp_path / "right.wav")
     row = {key: tuple(tmp_path / one for one in value) if key == "sounds" else value for key, value in row.items()}
-    with pytest.raises((CalibrationError, ImportError), match=said or "has an image, but a WhisperForConditionalGeneration sees none"):
+    with pytest.raises(
+        (CalibrationError, ImportError), match=said or "has an image, but a WhisperForConditionalGeneration takes no images"
+    ):
         processor.arguments(MediaRow(**row))
 
 

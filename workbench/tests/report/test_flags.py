@@ -124,6 +124,6 @@ def test_a_model_that_is_worse_than_rounded_to_nearest_is_the_first_finding() ->
     figures = {"error": 0.3, "nearest_error": 0.2, "standard_error": 0.01, "tokens": 64}
     found = flags_of(report({"output_snr_db": 4.0}, model_error={**figures, "does_harm": True}))
     assert (found[0]["level"], found[0]["code"]) == ("red", "harm")
-    assert "0.3, not 0.2" in found[0]["title"]
+    assert "0.3 instead of 0.2" in found[0]["title"]
     for unharmed in (None, {**figures, "does_harm": False}):
         assert codes(report(model_error=unharmed)) == []

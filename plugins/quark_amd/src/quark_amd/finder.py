@@ -126,7 +126,7 @@ def _modules_of_plugins() -> Mapping[str, Mapping[str, Reference]]:
 
 
 def _exports() -> dict[tuple[str, str], set[Reference]]:
-    """Return the exports of plugins, sorted: module, empty for a plain name, and name → references."""
+    """Return the exports of plugins, sorted: (module, name) → references; of plain names, module is empty."""
     from quark.plugins.catalog import catalog  # plugins are read only when their names are asked for
     from quark.plugins.registry import unreplaced
 

@@ -146,10 +146,7 @@ class Fp8Exporter(LinearExporter):
             yield "", f"it needs the same scheme for all layers, but the layers have: {said or 'none'}"
 
     def warn(self, content: CheckpointContent, options: ExportOptions) -> None:
-        """Warn that transformers ignores scales of weights with one scale.
-
-        It reads only block scales.
-        """
+        """Warn that transformers ignores scales per tensor; it reads only scales of blocks."""
         if any(_block_size_of(config) is None for config in coded_rows(content.plan).values()):
             get_logger(__name__).warning(
                 "transformers' reader of quant_method 'fp8' ignores weight_scale, the name that vLLM and SGLang read, and would compute "

@@ -42,8 +42,8 @@ class LinearExporter(CheckpointExporter):
 
     It refuses all other layers before any work.
 
-    Runs do not resume from it, since layouts that store scales in another dtype round them, but calibration
-    continues with unrounded scales.
+    Runs cannot resume from this layout: it may store rounded scales, and calibration needs the unrounded
+    ones.
 
     Attributes:
         caches: The KV caches whose scales are stored.

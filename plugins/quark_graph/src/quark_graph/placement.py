@@ -112,7 +112,7 @@ class _Points:
         self._inputs: dict[fx.Node, list[Point]] = {}
 
     def __iter__(self) -> Iterator[Point]:
-        """Yield the points of outputs before the points of inputs, which quantize the quantized outputs."""
+        """Yield output points first: input points quantize the results of output points."""
         yield from self._outputs.values()
         for points in self._inputs.values():
             yield from points

@@ -99,7 +99,7 @@ class ServedLinear(LinearMethodBase):
             self._product = UnquantizedLinearMethod()
             self._product.process_weights_after_loading(layer)
             for part in layers:
-                part._parameters.clear()  # the product has them
+                part._parameters.clear()  # `layer` has copies
             if reads_all:
                 self._announce(layer, Operation(shared, self._columns, self._dtype))
             return

@@ -14,7 +14,7 @@ __all__ = ["Operation", "announce", "call"]
 
 @attrs.define(eq=False, slots=False)
 class Operation:
-    """A function of a tensor that a model calls by name.
+    """A function that a compiled model calls by name: one tensor in, one out.
 
     Attributes:
         function: Returns a new tensor, ``[…, width]``.

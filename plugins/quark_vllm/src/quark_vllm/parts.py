@@ -126,7 +126,7 @@ def _take_columns(layer: nn.Module, columns: slice) -> None:
 
 
 class _BranchPart(Branch):
-    """The rows of a branch that one rank has; of ranks that divide the columns, the first adds it."""
+    """One rank's rows of a branch; if ranks divide the columns, only the first rank adds the branch."""
 
     def __init__(self, branch: Branch, rows: slice, *, adds: bool) -> None:
         super().__init__()

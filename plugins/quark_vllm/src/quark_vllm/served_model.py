@@ -57,7 +57,7 @@ class ServedModel:
         """The model, its quantized layers `Packed`."""
         content = packed_content(self.directory)
         for hook in content.model._forward_pre_hooks.values():
-            hook(content.model, ())  # matrices of rotations arrive
+            hook(content.model, ())  # rotations take over their loaded matrices
         if content.config.softmax_quant_spec is not None:
             raise UnsupportedError(
                 f"'{self.directory}' quantizes attention probabilities, which fused kernels never store: quantize it without "
@@ -101,12 +101,12 @@ class ServedModel:
 
     @property
     def embedding(self) -> nn.Module:
-        """The embedding of tokens."""
+        """The token embeddings."""
         return self.model.get_input_embeddings()
 
     @property
     def head(self) -> nn.Module:
-        """The output head."""
+        """The output head, which computes the logits."""
         return self.model.get_output_embeddings()
 
     def name_of(self, module: nn.Module) -> str:

@@ -42,7 +42,7 @@ class CommandGroup(TyperGroup):
         return [*(name for name in LISTINGS if name not in commands), *commands.in_order()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command as the help lists it; None if there is none."""
+        """Return a command with only its name and summary, for the help; None if there is none."""
         if cmd_name not in self._catalog.commands:
             listing = LISTINGS.get(cmd_name)
             return None if listing is None else TyperCommand(cmd_name, help=listing.__doc__, rich_help_panel="Listings")
@@ -54,7 +54,7 @@ class CommandGroup(TyperGroup):
 
         Raises:
             ConfigError: No plugin has that command, or two have it.
-            PluginError: Its code cannot be loaded.
+            PluginError: The command's code cannot be loaded, or typer cannot read its arguments.
         """
         name, *rest = args
         command, commands = typer_command(name, self._catalog), self._catalog.commands
@@ -79,8 +79,8 @@ def typer_command(name: str, catalog: Catalog | None = None) -> Any:
         catalog: The plugins; None for those of this process.
 
     Raises:
-        UnknownNameError: (a ValueError) There is no such command; names a similar one and the distribution
-            that may be missing.
+        UnknownNameError: (a ValueError) There is no such command. The message has a similar one, and the
+            distribution that may be missing.
         AmbiguousNameError: (a ValueError) Two distributions have a command of that name.
         PluginError: Its code cannot be loaded, or typer cannot read its arguments.
     """
@@ -97,7 +97,7 @@ def typer_command(name: str, catalog: Catalog | None = None) -> Any:
     try:
         app.add_typer(target, name=name) if isinstance(target, typer.Typer) else app.command(name)(target)
         return typer.main.get_group(app).commands[name]
-    except Exception as error:  # the annotations are anybody's
+    except Exception as error:  # typer reads a plugin's annotations, which can raise any error
         source = catalog.commands.source(name)
         raise PluginError(
             f"the command '{name}' of {source} cannot be read by typer ({type(error).__name__}: {error}): {leave_out(source, error)}"

@@ -34,7 +34,7 @@ SECONDS_BETWEEN_LINES = 5.0
 _SHORT = 0.5
 """Evaluations shorter than this get no bar, since programs run many of them."""
 _LOGGER = "quark.progress"
-"""Loggers whose lines the bar replaces."""
+"""The logger of progress lines, which the bar replaces."""
 _DOING = {"quantize": "Quantizing", "select": "Choosing schemes", "evaluate": "Evaluating", "report": "Reporting", "export": "Exporting"}
 _DONE = {"quantize": "Quantized", "evaluate": "Evaluated", "report": "Measured"}
 _PHASES = {
@@ -50,11 +50,11 @@ _PHASES = {
 }
 """Phases outside the blocks, in words."""
 _LOGGED = ("data", "validate", "select", "compare")
-"""Phases that may take long, which the log names too."""
+"""Phases that may take long; the log names them too."""
 
 
 def duration(seconds: float) -> str:
-    """Return a time in words.
+    """Return a number of seconds in words.
 
     >>> duration(8.4), duration(95), duration(7300)
     ('8 s', '1 min 35 s', '2 h 1 min')

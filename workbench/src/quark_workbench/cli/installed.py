@@ -94,7 +94,7 @@ def _entry(claim: Registered, catalog: Catalog, status: str) -> dict[str, Any]:
     record = claim.record
     facts = {a.name: _plain(getattr(record, a.name)) for a in attrs.fields(type(record)) if a.name not in _OBJECTS}
     derive = next((derive for kind, derive in _DERIVED.items() if isinstance(record, kind)), None)
-    # The record's function is anybody's code, and a listing shows the others all the same.
+    # A plugin's code derives these facts: if it fails, the listing still shows all other records.
     derived = {} if derive is None else attempted(partial(derive, claim, catalog), _error_of)
     return facts | {"api": catalog.api(claim.source), "status": status, "source": attrs.asdict(claim.source)} | derived
 
@@ -104,7 +104,7 @@ def _error_of(error: BaseException) -> dict[str, Any]:
 
 
 def _status(claim: Registered, registry: Registry[Any], conflicts: Mapping[str, object]) -> str:
-    """Return whether the record's name leads to this record."""
+    """Return ``active`` if the record's name leads to this record, else ``contested`` or ``replaced``."""
     if claim.record.name in conflicts:
         return "contested"
     return "active" if registry.get(claim.record.name) is claim.record else "replaced"
@@ -147,7 +147,7 @@ def _algorithm_facts(claim: Registered, catalog: Catalog) -> dict[str, Any]:
 
 def _template_facts(claim: Registered, catalog: Catalog) -> dict[str, Any]:
     assert isinstance(claim.record, TemplateRecord)
-    if claim.record.architecture is None:  # a template that a program registered without facts
+    if claim.record.architecture is None:  # a program registered this template without facts
         return {}
     architecture = load_for(claim.record.architecture, f"'architecture' of the template '{claim.record.name}'", claim.source)
     return {"decoder_blocks": architecture.decoder_blocks, "exclude_layers_name": list(architecture.exclude_layers_name)}

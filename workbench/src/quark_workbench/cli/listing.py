@@ -40,8 +40,8 @@ def answer(arguments: Sequence[str]) -> bool:
     try:
         show(what, as_json="--json" in rest, name=names[0] if names else None)
         sys.stdout.flush()
-    except OSError as error:  # such as `quark schemes | head -1`; buffered output must not be written again at exit
-        if error.errno not in (errno.EPIPE, errno.EINVAL):  # the second is what Windows says of a broken pipe
+    except OSError as error:  # such as `quark schemes | head -1`; Python must not write the buffer again at exit
+        if error.errno not in (errno.EPIPE, errno.EINVAL):  # Windows reports a broken pipe as EINVAL
             raise
         with open(os.devnull, "wb") as null:
             os.dup2(null.fileno(), sys.stdout.fileno())
@@ -62,7 +62,7 @@ def show(what: str, *, as_json: bool = False, name: str | None = None) -> None:
     from quark.plugins.discovery import CORE
     from quark_workbench.cli.installed import kind_report, plugins_report, record_report
 
-    with redirect_stdout(sys.stderr):  # what plugins print is not of the listing
+    with redirect_stdout(sys.stderr):  # keep what plugins print out of the listing
         catalog = _catalog()
         if name is not None:
             report = record_report(catalog, what, name)
@@ -150,7 +150,7 @@ _FLAGS = {
     "selectors": "--selector-option KEY=VALUE",
     "datasets": "--calib-option KEY=VALUE",
 }
-"""How to set options, by kind; the other kinds have no options."""
+"""How to set the options of a record, by kind; the other kinds have no options."""
 _COLUMNS: dict[str, tuple[Column, ...]] = {
     "formats": (("format", _name), ("bits", _number("bits"))),
     "observers": (("observer", _name), ("class", _text("class_name"))),
@@ -212,7 +212,7 @@ def _print_table(columns: Sequence[Column], rows: Sequence[Row], what: str) -> N
     print("\n".join(lines))
     if width is not None:
         more = [f"not shown: {', '.join(left_out)}"] if left_out else []
-        more += [f"all of one: quark {what} NAME"] if what != "plugins" else []
+        more += [f"one in full: quark {what} NAME"] if what != "plugins" else []
         print(*textwrap.wrap(f"({'; '.join([*more, 'everything: --json'])})", width), sep="\n")
 
 

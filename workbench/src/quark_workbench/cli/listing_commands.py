@@ -25,7 +25,7 @@ def _plugins(as_json: _AsJson = False) -> None:
 
 def _of_kind(plural: str) -> Callable[..., None]:
     def listing(
-        name: Annotated[str | None, typer.Argument(help="Show only this one, with its options.")] = None, as_json: _AsJson = False
+        name: Annotated[str | None, typer.Argument(help="Name of one record to show, with its options.")] = None, as_json: _AsJson = False
     ) -> None:
         show(plural, as_json=as_json, name=name)
 

@@ -80,7 +80,7 @@ def main() -> None:
                 program()()
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # a panic of a library written in Rust is no Exception
+    except BaseException as error:  # such as a panic of a library in Rust, which is no Exception
         if debug:
             raise
         _print_error(error)
@@ -118,4 +118,4 @@ def _print_error(error: BaseException) -> None:
     red, plain = ("\033[31m", "\033[0m") if sys.stderr.isatty() and not os.environ.get("NO_COLOR") else ("", "")
     message = _message(error)
     whose = "" if rank == "0" else f" (rank {shown(rank)})"
-    print(f"{red}quark{whose}: {shown_lines(message)}{plain}", file=sys.stderr)  # it may quote a plugin or a file
+    print(f"{red}quark{whose}: {shown_lines(message)}{plain}", file=sys.stderr)  # escaped, since it may quote a plugin or a file

@@ -94,7 +94,7 @@ class ConfigOptions:
         bool,
         typer.Option(
             "--keep-prequantized/--no-keep-prequantized",
-            help="What happens to layers that come quantized and that this run leaves out: keep them as stored, or write them dequantized.",
+            help="Layers that MODEL stores quantized and this run does not quantize: keep them as stored, or write them dequantized.",
         ),
     ] = True
     strict: Annotated[bool, typer.Option("--strict", help="Treat a pattern that matches no layer as an error, not a warning.")] = False
@@ -168,7 +168,7 @@ class ConfigOptions:
 def without_named(excluded: Sequence[str], named: Sequence[str], model: nn.Module) -> list[str]:
     """Return a template's exclusions without the layers that the user names.
 
-    A pattern counts only if all layers that it matches are excluded, since it would have no effect otherwise.
+    A user's pattern brings back excluded layers only if it matches no other layers.
 
     Args:
         excluded: Exclusion patterns of the template.

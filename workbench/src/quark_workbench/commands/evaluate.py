@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["evaluate"]
 
 _TEXTS = 256
-"""Texts of a model of whole texts, by default."""
-_TOKENS_AT_A_TIME = 2048  # tokens of a batch: enough for good utilization, few enough for the logits of a large vocabulary
+"""Default number of texts for a model of whole texts."""
+_TOKENS_AT_A_TIME = 2048  # in a batch: many for good utilization, but few for the logits of a large vocabulary
 
 
 @attrs.frozen(kw_only=True)
@@ -55,7 +55,7 @@ class TextChoices:
     score_from: Annotated[float | None, typer.Option(help="Where scoring begins in a window: a share below 1, or tokens.")] = None
 
     def samples(self, model: Path, limit: int) -> list[Sample]:
-        """Return the first samples if one has images or sounds, and the checkpoint reads them; else none."""
+        """Return the first samples if one has images or sounds and the checkpoint reads them; else ``[]``."""
         from itertools import islice
 
         from quark_workbench.data import read_samples
@@ -87,7 +87,7 @@ class TextChoices:
         return kind, config, tokenizer
 
     def texts(self, tokenizer: Any, limit: int) -> list[str]:
-        """Return the samples of the text as texts; the texts of one sample are its paragraphs."""
+        """Return at most ``limit`` samples as texts; if there is only one sample, return its paragraphs."""
         from itertools import islice
 
         from quark_workbench.data import read_samples
@@ -221,8 +221,8 @@ def evaluate(
 ) -> None:
     """Print the perplexity of MODEL, its KL divergence from a reference, or its scores in tasks.
 
-    For embedders, rerankers, reward models and classifiers, --reference compares what they are used for.
-    Speech models have a word error rate.
+    For embedders, rerankers, reward models and classifiers, --reference compares vectors, ranks or classes.
+    For speech models, the word error rate is printed too.
     """
     # Torch and transformers are imported in functions, not above: `quark --help` does without them.
     started = time.perf_counter()
@@ -250,9 +250,9 @@ def evaluate(
 
 
 def _compared(whole: TextKind, paths: tuple[Path, Path], texts: list[str], where: dict[str, Any], by_block: bool) -> dict[str, Any]:
-    """Return the figures of a model of whole texts, beside its reference.
+    """Return the comparison of a model of whole texts with its reference.
 
-    ``paths`` are the directories of model and reference.
+    ``paths`` are the directories of the model and of the reference.
     """
     from quark.checkpoint.transformers_loading import load_checkpoint
     from quark.models.hf.model_config import model_config
@@ -262,7 +262,7 @@ def _compared(whole: TextKind, paths: tuple[Path, Path], texts: list[str], where
         raise ConfigError(
             f"--by-block evaluates models that predict next tokens, but '{model}' is of another kind ({whole.name}): leave out --by-block"
         )
-    model_config(reference, trust_remote_code=where["trust_remote_code"])  # missing: an error before the first model is loaded
+    model_config(reference, trust_remote_code=where["trust_remote_code"])  # fails early if the reference is missing
     figures = whole.compare(load_checkpoint(model, **where), load_checkpoint(reference, **where), texts)
     return {"reference": str(reference), "seq_len": whole.length, "figures": attrs.asdict(figures)}
 
@@ -307,7 +307,7 @@ def _measured(
     model, reference = paths
     TokenMetrics.of(metric, has_reference=reference is not None)
     if reference is not None:
-        model_config(reference, trust_remote_code=where["trust_remote_code"])  # missing: an error before the first model is loaded
+        model_config(reference, trust_remote_code=where["trust_remote_code"])  # fails early if the reference is missing
     loaded = None if by_block else load_checkpoint(model, **where)
     if loaded is not None and not gives_next_tokens(loaded):
         if reference is None or metric:

@@ -34,7 +34,7 @@ def speech_metrics(
         paths: Directories of the model and of the reference, which may be None.
         processor: The processor of the model.
         windows: The samples as windows.
-        samples: Sounds with what is spoken.
+        samples: Sounds with the spoken text.
         metric: Names of metrics of predicted tokens.
         where: Arguments of `quark.checkpoint.transformers_loading.load_checkpoint`.
 
@@ -44,7 +44,7 @@ def speech_metrics(
     path, reference_path = paths
     TokenMetrics.of(metric, has_reference=reference_path is not None)
     if reference_path is not None:
-        model_config(reference_path, trust_remote_code=where["trust_remote_code"])  # missing: an error before the first model is loaded
+        model_config(reference_path, trust_remote_code=where["trust_remote_code"])  # fails early if the reference is missing
     texts = [getattr(sample, "text", "") for sample in samples]
 
     def errors_of(model: Any) -> list[tuple[int, int]]:

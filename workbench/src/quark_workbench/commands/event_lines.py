@@ -28,7 +28,7 @@ class EventLines:
         now: Returns the time in seconds.
 
     Attributes:
-        has_failed: Whether the failure of a run has been printed.
+        has_failed: Whether the last printed event is the failure of a run.
     """
 
     def __init__(self, write: Callable[[str], object], now: Callable[[], float] = time.monotonic) -> None:

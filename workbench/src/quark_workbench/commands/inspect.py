@@ -31,8 +31,8 @@ def inspect(
 ) -> None:
     """Print whether a quantized checkpoint is complete, which runtimes load it, and why others do not.
 
-    The runtimes need not be installed, since quark knows the rules of their readers. Only --verify reads
-    weights. --without-model cannot tell which tensors of the float model are missing.
+    The runtimes need not be installed, since quark knows the rules of their readers.
+    Only --verify reads weights. --without-model cannot tell which tensors of the float model are missing.
     """
     # Torch and transformers are imported here, not above: `quark --help` does without them.
     from quark.checkpoint.inspection import inspect_checkpoint

@@ -39,8 +39,8 @@ def plan(
 ) -> None:
     """Print the plan of `quark quantize MODEL` with these options: layers, sizes, memory, time, and errors.
 
-    MODEL is a checkpoint, or a directory with only its config.json. The command reads no weight and writes
-    nothing.
+    MODEL is a checkpoint, or a directory with only its config.json.
+    The command reads no weight and writes nothing.
     """
     where: dict[str, Any] = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code, "without_model": without_model}
     print_planned(model, None, config.config_for, calibration, export, probe=probe, as_json=as_json, **where)
@@ -118,7 +118,7 @@ def _checked(
     try:
         options = export.options()
     except UnknownNameError:
-        pass  # the plan says so
+        pass  # the plan reports it
     except QuarkError as error:
         errors.append(error)
     try:

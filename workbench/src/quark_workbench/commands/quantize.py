@@ -86,7 +86,7 @@ def quantize(
         return
     assert out is not None
     refuse_used_directory(out, export.exporter, resume=writing.resume, source=model)
-    export.options()  # an option that is wrong is refused before anything is read
+    export.options()  # refuse wrong options before anything is read
     base = _base_scheme(config, selection)
     skeleton = named_model(model, dtype) if without_model else meta_model(model, trust_remote_code=trust_remote_code)
     quant_config = config.config_for(skeleton, base)
@@ -102,7 +102,7 @@ def quantize(
     arguments = writing.arguments(started, chosen) | {"dtype": dtype, "exporter": export.exporter}
     with _ranks(device, deterministic) as (ranks, device):
         arguments |= {"device": device, "ranks": ranks}
-        if without_model:  # its tokenizer is copied as files, since one may need code
+        if without_model:  # copies the tokenizer's files, since to load it may run code
             plan = quantize_without_model(model, out, quant_config, options=export.options(), **arguments)
         else:
             options = export.options(data.tokenizer)

@@ -152,7 +152,7 @@ def command_line(arguments: Sequence[str]) -> str:
 
     def shortened(part: str) -> str:
         if part.rstrip(os.sep) == home:
-            return "~"  # its last name is a user's
+            return "~"  # the last name of the home directory is a user's name
         return next((name for name in reversed(re.split(slashes, part)) if name), part)
 
     return shlex.join(["quark", *("".join(map(shortened, re.split("([=:,])", argument))) for argument in arguments)])

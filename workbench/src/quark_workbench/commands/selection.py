@@ -63,7 +63,7 @@ class SelectionOptions:
             return
         if all(value is None for value in budgets.values()):
             raise ConfigError("--mixed needs a budget: add --target-bits 5, --target-size 90MB, or --kl-budget 0.05")
-        # Texts that cannot be read are refused before the model is.
+        # Refuse invalid options before the model is read.
         self.budget()
         given_options("--selector-option", self.selector_option)
         if self.curve is not None and self.curve.suffix not in _WRITTEN:

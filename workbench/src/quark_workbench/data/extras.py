@@ -15,7 +15,7 @@ _INSTALLED_BY = {
     "lm_eval": "'quark-workbench[lm-eval]'",
     "pyarrow": "'quark-core[data]'",
 }
-"""What pip installs for a package, if not a distribution of the package's name."""
+"""What pip installs for a package, if the distribution has another name."""
 
 
 def extra(module: str, wanted_for: str) -> Any:
@@ -32,7 +32,7 @@ def extra(module: str, wanted_for: str) -> Any:
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0].lstrip("_") != package:  # _bz2 of bz2
-            raise  # the package is there, and something that it needs is not
+        if error.name is None or error.name.partition(".")[0].lstrip("_") != package:  # such as _bz2, which bz2 imports
+            raise  # the package is installed, but a module that it needs is missing
         command = f"pip install {_INSTALLED_BY.get(package, package)}"
         raise MissingPluginError(f"{wanted_for} need the package '{package}'. Install it: {command}") from None

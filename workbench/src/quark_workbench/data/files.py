@@ -59,7 +59,7 @@ def parquet(path: Path, column: str | None = None, media: str = "") -> Iterator[
 
     Raises:
         CalibrationError: The file is damaged, or a row holds no sample.
-        MissingPluginError: The extra that reads it is not installed.
+        MissingPluginError: The package that reads it is not installed.
     """
     pyarrow = extra("pyarrow", "Parquet files")
     reader = extra("pyarrow.parquet", "Parquet files")
@@ -84,7 +84,7 @@ def write_parquet(path: Path) -> None:
     """Write a small Parquet file with a column ``text``.
 
     Raises:
-        MissingPluginError: The extra that writes it is not installed.
+        MissingPluginError: The package that writes it is not installed.
     """
     pyarrow, writer = extra("pyarrow", "Parquet files"), extra("pyarrow.parquet", "Parquet files")
     writer.write_table(pyarrow.table({"text": list(_EXAMPLE)}), path)
@@ -102,7 +102,7 @@ def _folder(path: Path, media: str) -> Path:
 
 
 def _located(rows: Iterator[tuple[str, object]], column: str | None, folder: Path) -> Iterator[Sample]:
-    """Yield the sample of each row, with paths of files in a directory."""
+    """Yield the sample of each row; paths of images and sounds become paths in ``folder``."""
     for where, row in rows:
         yield from (with_files_below(sample, folder, where) for sample in samples_of([(where, row)], column))
 
@@ -117,7 +117,7 @@ def _rows(path: Path) -> Iterator[tuple[str, object]]:
         except (ValueError, RecursionError) as error:
             if number > 1:
                 raise CalibrationError(f"line {number} of '{path}' is not JSON: {error}") from error
-            value = _whole(path)  # its first line is no value of its own
+            value = _whole(path)  # the whole file may be one list
             yield from ((f"entry {i} of '{path}'", entry) for i, entry in enumerate(value, 1))
             return
         if isinstance(value, list) and not is_chat(value):
@@ -131,7 +131,7 @@ def _whole(path: Path) -> list[object]:
     try:
         value = json.loads(whole_text(path))
     except (ValueError, RecursionError) as error:
-        raise CalibrationError(f"'{path}' is not JSON, neither one value a line nor one list: {error}") from error
+        raise CalibrationError(f"'{path}' is neither JSON lines nor one JSON list: {error}") from error
     if not isinstance(value, list):
         raise CalibrationError(f"'{path}' holds one JSON object: write one object a line, or a list of objects")
     return value

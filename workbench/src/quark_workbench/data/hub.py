@@ -85,10 +85,10 @@ def _rows(name: str, config: str | None, split: str) -> Any:
         else:
             rows = datasets.load_dataset(name, config, split=split)
         for column, feature in (getattr(rows, "features", None) or {}).items():
-            if isinstance(feature, datasets.Image | datasets.Audio):  # as files, which quark reads
+            if isinstance(feature, datasets.Image | datasets.Audio):  # keep files encoded: quark decodes them
                 rows = rows.cast_column(column, type(feature)(decode=False))
         return rows
-    except Exception as error:  # of any kind: the network, the cache, a missing split
+    except Exception as error:  # errors of any class: the network, the cache, a missing split
         refuse_failed_import(error, f"the data set '{name}' (split '{split}') cannot be loaded")
         raise CalibrationError(
             f"the data set '{name}' (split '{split}') cannot be loaded: {type(error).__name__}: {error}. Check its name and the network, "

@@ -38,7 +38,7 @@ def loaded_image(medium: Any) -> Any:
     try:
         with images.open(source) as image:
             return upright(image).convert("RGB")
-    except Exception as error:  # of any decoder; also images that are too large
+    except Exception as error:  # each decoder has its own errors; too large images raise one too
         refuse_failed_import(error, f"{name} cannot be read as an image")
         raise CalibrationError(f"{name} cannot be read as an image ({error}): convert it to PNG or JPEG, or leave it out") from error
 
@@ -103,7 +103,7 @@ def _decoded(medium: Any) -> tuple[NDArray[Any], int]:
         return samples, int(rate)
     except MissingPluginError:
         raise
-    except Exception as error:  # of any decoder
+    except Exception as error:  # each decoder has its own errors
         refuse_failed_import(error, f"{name} cannot be read as a sound")
         raise CalibrationError(f"{name} cannot be read as a sound ({error}): convert it to WAV, or leave it out") from error
 
@@ -121,6 +121,6 @@ def _wav(source: Any) -> tuple[NDArray[Any], int] | None:
     octets = np.frombuffer(data[: len(data) // (width * channels) * width * channels], dtype=np.uint8).reshape(-1, width)
     whole = np.zeros((len(octets), 4), dtype=np.uint8)
     whole[:, 4 - width :] = octets
-    if width == 1:  # the only width without a sign
+    if width == 1:  # only samples of 8 bits are unsigned
         whole[:, 3] ^= 0x80
     return whole.view("<i4")[:, 0].reshape(-1, channels) / np.float32(2**31), rate

@@ -137,7 +137,7 @@ def _file(name: str, base: Path, kind: str, where: str) -> Path:
     try:
         path = (base / name.removeprefix("file://")).resolve()
         is_file = path.is_file()
-    except (OSError, ValueError, RuntimeError) as error:  # a name that no system takes, or a loop of links
+    except (OSError, ValueError, RuntimeError) as error:  # an invalid name, or a loop of links
         raise CalibrationError(f"{where} names the {kind} '{name[:80]}', which is no path: {error}") from error
     if not path.is_relative_to(base):
         raise CalibrationError(

@@ -28,7 +28,7 @@ __all__ = ["SampleProcessor", "has_processor", "load_processor"]
 
 _CONFIGURATIONS = ("processor_config.json", "preprocessor_config.json")
 _SOUNDS = ("input_features", "input_values")
-"""Main inputs of models that hear."""
+"""Main inputs of models that take sounds."""
 _PLACEHOLDERS = tuple(f"{kind}_token_{end}" for kind in ("image", "audio", "video") for end in ("id", "index"))
 """Attributes of a configuration that name the token in the place of an image or a sound."""
 
@@ -107,12 +107,12 @@ class SampleProcessor:
 
     @property
     def is_speech_to_text(self) -> bool:
-        """Whether the model writes what it hears, with an encoder of sounds and a decoder of text."""
+        """Whether the model transcribes speech: an encoder of sounds and a decoder of text."""
         is_decoding = bool(getattr(self.config, "is_encoder_decoder", False)) and "decoder_input_ids" in self._names()
         return is_decoding and getattr(self.model_class, "main_input_name", "") in _SOUNDS
 
     def batches(self, samples: Iterable[Sample], count: int, seed: int | None = None) -> list[dict[str, Tensor]]:
-        """Return the arguments of ``count`` samples, each by itself and whole.
+        """Return the arguments of the model for each sample, which stays whole and is a batch of its own.
 
         Args:
             samples: Samples, some of them with images or sounds.
@@ -156,7 +156,7 @@ class SampleProcessor:
         names = self._names()
         taken = {key: value for key, value in inputs.items() if key in names and isinstance(value, Tensor)}
         if not taken:
-            raise CalibrationError(f"a {self.model_class.__name__} takes nothing of {name}: give rows with what it reads")
+            raise CalibrationError(f"a {self.model_class.__name__} uses no part of {name}: give rows with the inputs that it reads")
         return {key: value.to(self.dtype) if value.is_floating_point() else value for key, value in taken.items()}
 
     def sounds(self, sample: Sample, name: str = "the sample") -> list[Any]:
@@ -164,9 +164,9 @@ class SampleProcessor:
         extractor = self._part("feature_extractor", "audio_processor")
         media = self._media(sample, "audio", name)
         if media and extractor is None:
-            raise CalibrationError(f"{name} has a sound, but a {self.model_class.__name__} hears none: leave it out")
+            raise CalibrationError(f"{name} has a sound, but a {self.model_class.__name__} takes no sounds: leave it out")
         if not media and self.is_speech_to_text:
-            raise CalibrationError(f"{name} has no sound, but a {self.model_class.__name__} hears: give rows with the column 'audio'")
+            raise CalibrationError(f"{name} has no sound, but a {self.model_class.__name__} needs one: give rows with the column 'audio'")
         seconds = getattr(extractor, "chunk_length", None) if self.is_speech_to_text else None
         return [loaded_sound(medium, extractor.sampling_rate, seconds) for medium in media]
 
@@ -198,7 +198,7 @@ class SampleProcessor:
         return {**inputs, "decoder_input_ids": torch.tensor([tokens])}
 
     def _inputs(self, sample: Sample, images: list[Any], sounds: list[Any], name: str) -> Mapping[str, Any]:
-        """Return what the processor makes of a sample."""
+        """Return the arguments that the processor makes from a sample."""
         media: dict[str, Any] = {"images": images or None, "audio": sounds or None}
         rate = getattr(self._part("feature_extractor", "audio_processor"), "sampling_rate", None)
         options: dict[str, Any] = {"return_tensors": "pt"} | ({"sampling_rate": rate} if sounds else {})
@@ -208,7 +208,7 @@ class SampleProcessor:
         text = self._text(sample, len(images), len(sounds), name)
         bos = getattr(self.tokenizer, "bos_token", None)
         if bos and text.startswith(bos):
-            options["add_special_tokens"] = False  # the chat template has written it
+            options["add_special_tokens"] = False  # the chat template has written BOS already
         given = {key: value for key, value in media.items() if value is not None} | ({"text": [text]} if text else {})
         inputs = self.processor(**given, **options)
         return inputs
@@ -251,7 +251,7 @@ class SampleProcessor:
         if None in media:
             raise CalibrationError(f"a message of {name} has a part of type '{kind}' without a path: add the key 'path'")
         if media and kind == "image" and self._part("image_processor") is None:
-            raise CalibrationError(f"{name} has an image, but a {self.model_class.__name__} sees none: leave it out")
+            raise CalibrationError(f"{name} has an image, but a {self.model_class.__name__} takes no images: leave it out")
         return media
 
     def _part(self, *names: str) -> Any:

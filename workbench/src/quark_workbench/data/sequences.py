@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["token_sequences"]
 
-_CHARACTERS_PER_TOKEN = 8  # generous for any tokenizer: no more text than needed is tokenized
+_CHARACTERS_PER_TOKEN = 8  # more than tokenizers usually need; the rest of a text is not tokenized
 
 
 def token_sequences(
@@ -108,7 +108,7 @@ def _tokens(tokenizer: Any, sample: Sample, most: int | None) -> list[int]:
 
 def _batch(tokenizer: Any, rows: list[list[int]]) -> Tensor | dict[str, Tensor]:
     """Return sequences as one batch."""
-    import torch  # not above: listings show the sources of data without it
+    import torch  # imported here: listings of data sources do without it
 
     longest = max(map(len, rows))
     if all(len(row) == longest for row in rows):

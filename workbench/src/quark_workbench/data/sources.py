@@ -93,7 +93,7 @@ def _samples(name: str, readers: Sequence[tuple[str, Callable[[], Iterable[objec
         if broken:
             get_logger(__name__).warning(f"{broken} sample(s) are left out: they hold half of a surrogate pair, which no tokenizer reads.")
     if is_empty:
-        raise CalibrationError(f"{', '.join(where for where, _ in readers)} holds no text")
+        raise CalibrationError(f"{', '.join(where for where, _ in readers)} holds no text: give samples that are not empty")
 
 
 def _source_of(file: Path) -> str | None:

@@ -101,7 +101,7 @@ class _Checked(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         try:
             data = self._raw.read(len(buffer))
-        except Exception as error:  # of whatever decompresses it
+        except Exception as error:  # each decompressor has its own errors
             raise CalibrationError(f"'{self._path}' is damaged ({error or type(error).__name__}): download it again") from error
         if b"\0" in data:
             raise CalibrationError(f"'{self._path}' holds zero bytes, so it is not UTF-8 text: convert it if it is UTF-16")

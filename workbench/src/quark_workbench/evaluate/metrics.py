@@ -81,7 +81,7 @@ class TokenMetrics:
             self.columns[name].append(values.double().cpu())
 
     def means(self, window: Tensor) -> dict[str, Mean]:
-        """Return the mean of each metric, with its standard error; ``window`` is each token's, ``[N]``."""
+        """Return the mean of each metric, with its standard error; ``window [N]`` is the window per token."""
         return {name: mean_over(torch.cat(values), window) for name, values in self.columns.items()}
 
 

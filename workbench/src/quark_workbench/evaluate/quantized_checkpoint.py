@@ -1,6 +1,6 @@
 """QuantizedCheckpoint: a quantized checkpoint whose tensors are read one block at a time.
 
-It makes the evaluation of models larger than memory possible.
+So models larger than memory can be evaluated.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class QuantizedCheckpoint:
     def _refuse_incomplete(self) -> None:
         """Raise CheckpointError if a tensor is missing, before a block is read."""
         stored, tensors = self._stored, self.model.state_dict(keep_vars=True)
-        # Of tied tensors one is stored. On the meta device, layers of one shape share scales without being
-        # tied.
+        # Only one of tied tensors is stored. On the meta device, layers of one shape share scales, although
+        # they are not tied.
         known = [tensors[target] for target in stored if target in tensors]
         shared = {id(tensor) for tensor in known if isinstance(tensor, nn.Parameter) or not tensor.is_meta}
         if missing := [name for name, tensor in tensors.items() if name not in stored and id(tensor) not in shared]:

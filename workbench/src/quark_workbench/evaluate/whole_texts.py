@@ -66,7 +66,7 @@ class TextKind(ABC):
         self.tokenizer, self.length, self.pooling = tokenizer, length, pooling
 
     def compare(self, model: nn.Module, reference: nn.Module, texts: Sequence[str]) -> TextFigures:
-        """Return the figures of a model beside its reference.
+        """Return how well a model agrees with its reference.
 
         Each text runs by itself, without padding.
 

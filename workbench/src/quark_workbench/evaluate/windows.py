@@ -15,7 +15,7 @@ from quark_workbench.evaluate.protocol import PROTOCOLS, Protocol
 
 __all__ = ["Windows", "scored_windows", "token_windows"]
 
-_CHARACTERS_PER_TOKEN = 8  # generous for any tokenizer: with a limit, no more text than needed is tokenized
+_CHARACTERS_PER_TOKEN = 8  # more than tokenizers usually need; with a limit, only such a beginning is tokenized
 
 
 @attrs.frozen(eq=False)
@@ -105,7 +105,7 @@ def _overlapping(tokenizer: Any, text: str, protocol: Protocol, limit: int | Non
     elif protocol.bos == "each" and bos is not None:
         windows[:, 0] = bos
     first = torch.full((len(windows),), max(1, protocol.first_scored, length - stride))
-    first[0] = max(1, protocol.first_scored)  # the first window has no predecessor that has scored its beginning
+    first[0] = max(1, protocol.first_scored)  # no earlier window has scored the beginning of the first
     return Windows(windows, first)
 
 
@@ -135,7 +135,7 @@ def _bos(tokenizer: Any, protocol: Protocol) -> int | None:
         ConfigError: The protocol needs BOS, but the tokenizer has none.
     """
     bos: int | None = tokenizer.bos_token_id
-    if protocol.bos == "auto" or protocol.bos_replaces:  # only where the tokenizer puts it before a text: the model was trained with it
+    if protocol.bos == "auto" or protocol.bos_replaces:  # if the tokenizer adds BOS, the model was trained with it
         return bos if bos is not None and tokenizer("a")["input_ids"][:1] == [bos] else None
     if protocol.bos == "first" and bos is not None:
         return bos if tokenizer("a")["input_ids"][:1] == [bos] else None
@@ -150,5 +150,5 @@ def _tokens(tokenizer: Any, text: str, wanted: int | None) -> Tensor:
         # verbose=False: no warning for a text longer than the model's context, since it is cut afterwards.
         tokens = torch.tensor(tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"], dtype=torch.int64)
         if wanted is not None and len(tokens) > wanted:
-            break  # one more than wanted, since the last one may be half a word
+            break  # one extra, since the last token may be part of a word
     return tokens

@@ -23,7 +23,7 @@ __all__ = ["rate_difference", "transcripts", "word_error_rate", "word_errors", "
 _APOSTROPHES = "'’"
 _RESAMPLES = 1000
 _LONGEST = 200
-"""Tokens of a transcription of a model that does not say its limit."""
+"""Largest number of tokens of a transcript, if the model states no limit."""
 
 
 def words_of(text: str) -> list[str]:
@@ -78,13 +78,13 @@ def rate_difference(errors: Sequence[tuple[int, int]], others: Sequence[tuple[in
 
 
 def transcripts(model: nn.Module, processor: SampleProcessor, windows: Sequence[SampleWindow], samples: Sequence[Any]) -> list[str]:
-    """Return what a model writes when it hears each sample, by greedy decoding.
+    """Return a model's transcript of each sample, by greedy decoding.
 
     Args:
         model: A speech model, such as Whisper.
         processor: Its processor.
         windows: The samples as windows.
-        samples: The samples, which may say the language.
+        samples: The samples; a sample may name its language.
     """
     texts = []
     with own_torch_state(), running("evaluate", source=type(model).__name__) as events, evaluating(model):

@@ -19,7 +19,7 @@ __all__ = ["FLOAT", "Candidate", "candidates_of"]
 FLOAT = "float"
 """Name of the candidate that keeps a layer in float."""
 _FLOAT_NAMES = (FLOAT, "bf16", "bfloat16", "fp16", "float16", "none")
-_ORDER = "reorder"  # of 4-bit codes in a word: every order takes the same bytes
+_ORDER = "reorder"  # an order of 4-bit codes in a word; all orders take the same bytes
 
 
 @attrs.frozen(eq=False)

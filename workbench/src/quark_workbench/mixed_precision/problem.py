@@ -87,7 +87,7 @@ class SelectionProblem:
         return sum(self.sizes[group.name][choices[group.name]] for group in self.groups)
 
     def bits_of(self, group_bytes: int) -> float:
-        """Return the stored bits per weight of groups of a size in bytes."""
+        """Return the stored bits per weight if all groups together take ``group_bytes``."""
         return 8 * group_bytes / self.weights
 
     def refuse_unreachable(self) -> None:

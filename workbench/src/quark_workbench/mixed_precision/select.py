@@ -43,7 +43,9 @@ _WANTED_BY = "a selection of schemes"
 
 
 def base_scheme(names: Sequence[str]) -> str:
-    """Return the candidate for settings of the whole model: one with shared global scales, else the first.
+    """Return the candidate that gives a selection its settings of the whole model.
+
+    It is the first with global scales that fused layers share, else the first that quantizes.
 
     Raises:
         ConfigError, UnknownNameError: As `candidates_of`.
@@ -218,7 +220,7 @@ def configuration(base: QConfig, rows: Sequence[PlanRow], chosen: Mapping[str, C
     names = [row.name for row in rows]
     floats = {name: layer for name, layer in wrong.items() if layer == QLayerConfig()}
     others = {name: layer for name, layer in wrong.items() if name not in floats}
-    own = _patterns(others, names)  # of layers that are chosen for and no others, before all patterns of ``base``
+    own = _patterns(others, names)  # match chosen layers alone, and go before all patterns of ``base``
     by_layer = {**own, **base.layer_quant_config, **own}
     return attrs.evolve(config, exclude=[*config.exclude, *_patterns(floats, names)], layer_quant_config=by_layer)
 
@@ -235,7 +237,7 @@ def _resolved(config: QConfig, row: PlanRow) -> QLayerConfig:
 
 
 def _patterns(layers: Mapping[str, QLayerConfig], names: Sequence[str]) -> dict[str, QLayerConfig]:
-    """Return the layers by pattern if all layers of a kind have one quantization, else by exact name."""
+    """Return settings by pattern if all layers that match it have equal settings, else by exact name."""
     patterns: dict[str, QLayerConfig] = {}
     done: set[str] = set()
     for name, layer in layers.items():

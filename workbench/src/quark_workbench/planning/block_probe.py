@@ -95,11 +95,11 @@ class _OneBlock:
 
     @classmethod
     def of(cls, model: nn.Module, block: Block, config: QConfig, two_passes: bool, length: int) -> _OneBlock:
-        """Return the model with one of its blocks, for calibration sequences of that length."""
+        """Return the model with one of its blocks, for calibration sequences of ``length`` tokens."""
         one = _of_one_block(model, block)
         size = sum(p.nbytes for p in block.module.parameters())
         work = workload_of(one, plan_run(one, config, carried=()).in_memory_mode(two_passes), Calibration(1, length))
-        forward = work.forward / length or size  # without data, a transform's time grows with its weights
+        forward = work.forward / length or size  # without data, the time of transforms grows with the weights
         by_token = dict.fromkeys(_BY_TOKEN, (forward, 0.0)) | {"statistics": (work.statistics / length, 0.0)}
         columns = sum(count * task.columns for task, count in work.tasks.items())
         return cls(one, config, size, {**dict.fromkeys(PHASES, (size, 1.0)), **by_token, "solve": (size, columns or 1.0)}, work.solver)
@@ -117,8 +117,8 @@ def measured_block(
 
     The time of a narrow copy predicts how long the block would take. If that is longer than a few seconds,
     the widest copy that takes less is measured, and its seconds are scaled by FLOPs, bytes or columns. Two
-    widths separate the parts of a phase that grow with bytes and with columns. Products of column-wise
-    rounding are as fast as products of its statistics.
+    widths separate the parts of a phase that grow with bytes and with columns. The products of column-wise
+    rounding are assumed to be as fast as the products of its statistics.
 
     Args:
         model: Model of the plan, on the meta device except for buffers that checkpoints lack; not changed.
@@ -133,7 +133,7 @@ def measured_block(
         return None
     used = min(max(length, _SHORTEST), _LONGEST)
     try:
-        with silenced(logging.CRITICAL + 1):  # what they log is not of the model that is planned
+        with silenced(logging.CRITICAL + 1):  # their log lines do not concern the planned model
             models = _of_all_widths(model, run, blocks, length, used)
             if len(models) == 1 and models[0].size > _LARGEST:
                 return None
@@ -149,13 +149,14 @@ def measured_block(
             if chosen is other is not models[0] and models[-2].fits(device):
                 other, least = models[-2], seconds(models[-2], 1)
     except (QuarkError, ValueError, RuntimeError, TypeError, AttributeError, LookupError) as error:
-        # A model class that does not run with one block.
+        # This model class does not run with one block.
         get_logger(__name__).debug(f"The time is not known, since one block does not run alone ({type(error).__name__}: {error}).")
         return None
     fixed, slopes = _line(few, more, used)
     whole = models[0]
     if chosen is not whole:
-        # Products of a rounding are as fast as those of its statistics; the rest of its time grows as others.
+        # Products of the solver are as fast as products of statistics; the rest of "solve" scales like the
+        # other phases.
         of_token = chosen.work["statistics"][0]
         rate = slopes.get("statistics", 0.0) / of_token if of_token else 0.0
         for one, times in ((chosen, fixed), (other, least)):
@@ -225,7 +226,7 @@ def _of_all_widths(model: nn.Module, run: Run, blocks: list[Block], length: int,
             block = decoder_blocks(narrower, run.plan.architecture)[index]
             models.append(_OneBlock.of(narrower, block, config, run.two_passes, used))
     except (QuarkError, ValueError, RuntimeError, TypeError, AttributeError, LookupError) as error:
-        # The class or the scheme does not go with fewer channels.
+        # The class or the scheme does not allow fewer channels.
         get_logger(__name__).debug(f"The time is not known, since no narrower block can be built ({type(error).__name__}: {error}).")
     return models
 
@@ -265,8 +266,8 @@ def _with_weights(one: nn.Module, device: torch.device) -> nn.Module:
     for module in one.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             values = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
-            # Norms of uneven channels, as models have them: an equalization that finds nothing to equalize
-            # takes longer.
+            # Channels of norms are uneven, as in trained models: equalization takes longer if it has nothing
+            # to equalize.
             values = values.exp() if parameter.ndim == 1 else 0.02 * values
             setattr(module, name, nn.Parameter(values.to(device, parameter.dtype), requires_grad=False))
         for name, buffer in list(module.named_buffers(recurse=False)):

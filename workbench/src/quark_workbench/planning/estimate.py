@@ -146,7 +146,7 @@ def estimate(
 ) -> Estimate:
     """Estimate a run on data of that size.
 
-    It serves checkpoints and models in memory.
+    The model may be a checkpoint's or one in memory.
 
     Args:
         model: Model of the plan, on the meta device.
@@ -181,7 +181,7 @@ def output_of(model: nn.Module, run: Run, parts: Iterable[Mapping[str, Tensor]],
         owner = name.rpartition(".")[0]
         if owner in quantized or owner.rpartition(".")[0] in quantized:
             inside += tensor.nbytes
-    weights = sum(p.numel() for p in model.parameters())  # tied ones count once
+    weights = sum(p.numel() for p in model.parameters())  # tied weights count once
     return Output(ShardLayout.of(parts, max_shard_bytes).file_sizes(), 8 * inside, sum(quantized.values()), 8 * total, weights)
 
 
@@ -218,7 +218,7 @@ def _memory(
         columns = max(task.columns for task in work.tasks)
         memory["statistics"] = statistics_bytes(run.algorithms.rounding, columns)
         memory["solver"] = max(4 * (_SOLVER_COPIES * t.rows * t.columns + _FACTOR_COPIES * t.columns**2) for t in work.tasks)
-        memory["solver"] = max(0, memory["solver"] - memory["rounding one layer"])  # one after the other
+        memory["solver"] = max(0, memory["solver"] - memory["rounding one layer"])  # these two do not run at the same time
     if any(t.needs for t in run.algorithms.transforms.values()):
         memory["transforms"] = max(sizes, default=0)
     return {name: size for name, size in memory.items() if size}

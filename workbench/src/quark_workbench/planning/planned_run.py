@@ -168,7 +168,7 @@ def _opened(
 ) -> tuple[nn.Module | None, Sequence[Shard] | None, CodesOf, Sequence[str]]:
     """Return the model on the meta device, its checked files, its quantized layers, and carried-over layers.
 
-    A refused part is None.
+    The model is None if it is refused, and the files if they are refused or absent.
     """
     codes_of: CodesOf = {}
     carried: Sequence[str] = ()
@@ -207,7 +207,7 @@ def _as_refusals(errors: Iterable[QuarkError]) -> tuple[Refusal, ...]:
 
 
 def _model(path: Path, dtype: str, refusals: _Refusals, build: Build | None, *, trust_remote_code: bool) -> nn.Module | None:
-    """Return the model on the meta device; without ``build``, of config.json alone."""
+    """Return the model on the meta device; without ``build``, from config.json alone; None if refused."""
     chosen = refusals.collect(torch_dtype, dtype)
     if build is not None:
         return refusals.collect(build, path, "auto" if chosen is None else dtype, _CPU, trust_remote_code=trust_remote_code)

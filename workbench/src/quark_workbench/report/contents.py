@@ -125,7 +125,7 @@ def contents_of(content: CheckpointContent, report: CalibrationReport, directory
 
 
 def _finite(value: Any) -> Any:
-    """Return JSON values with None for numbers that JSON lacks."""
+    """Return JSON values with None in place of NaN and infinity."""
     if isinstance(value, dict):
         return {str(key): _finite(v) for key, v in value.items()}
     if isinstance(value, list | tuple):
@@ -210,7 +210,7 @@ def _transforms(report: CalibrationReport) -> Iterator[dict[str, Any]]:
     for of_whole, metrics_of in ((True, report.validated), (False, report.transformed)):
         for name, metrics in metrics_of.items():
             if "error_before" not in metrics and "applied" not in metrics:
-                continue  # the scales of a single mapping
+                continue  # this entry has only the scales of one mapping
             yield {"name": name, "whole_model": of_whole, **metrics, **_ratios(metrics)}
 
 
@@ -235,7 +235,7 @@ def _depth(report: CalibrationReport) -> dict[str, Any]:
 def _histograms(report: CalibrationReport) -> list[dict[str, Any]]:
     """Return the histograms of the worst layers, the worst first."""
     worst = dict(report.histograms)
-    keep_worst(worst, report.weights)  # those of a resumed run, and of each process, are more
+    keep_worst(worst, report.weights)  # a resumed run, or several processes, bring more
     ratio = {name: report.weights.get(name, {}).get("snr_db") for name in worst}
     order = sorted(worst, key=lambda name: (ratio[name] is None, ratio[name] or 0.0))
     return [{"layer": name, "input": None, **worst[name]} for name in order]
@@ -252,8 +252,8 @@ def _time(report: CalibrationReport, contents: Mapping[str, Any], facts: Facts) 
             continue
         moved, flops = bytes_of.get(name, 0), flops_of.get(name, 0)
         least = None if limits is None else 2 * moved / limits["copy_bytes_per_second"] + flops / limits["flops"]
-        # Files that transformers has mapped are read when their bytes are first used, which may be in a later
-        # phase: no share says anything then.
+        # A mapped file is read when its bytes are first used, perhaps in a later phase. A share above 1 shows
+        # this, and is left out.
         share = least / seconds if least and 0 < least <= seconds else None
         phases.append({"phase": name, "seconds": seconds, "bytes": moved or None, "flops": flops or None, "share_of_limit": share})
     blocks = [{"block": name, "seconds": row["seconds"]} for name, row in report.blocks.items()]
@@ -273,12 +273,11 @@ def probe(device: str = "cpu", dtype: torch.dtype = torch.float32) -> dict[str, 
 
     Args:
         device: Torch device.
-        dtype: Dtype of the matrices: that of the model.
+        dtype: Dtype of the matrices; pass the dtype of the model.
 
     Returns:
         ``copy_bytes_per_second``: bytes read and written by a copy within memory; ``flops``: floating-point
-            operations per second of a
-        matrix product.
+        operations per second of a matrix product.
     """
     source = torch.ones(_COPIED // 4, device=device)
     target = torch.empty_like(source)

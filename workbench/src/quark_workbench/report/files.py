@@ -60,7 +60,7 @@ def read_report(directory: Path) -> dict[str, Any] | None:
 
 
 def _why_no_page(contents: dict[str, Any]) -> str | None:
-    """Return why contents that follow the schema, but were changed by hand, give no page; else None."""
+    """Return why contents give no page, such as after a change by hand that the schema allows; else None."""
     try:
         page(with_flags(contents))
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, UndefinedError) as error:

@@ -84,7 +84,7 @@ def _harm(layers: Layers, report: Mapping[str, Any]) -> Iterator[dict[str, Any]]
     if found and found["does_harm"]:
         error = "a number that is not finite" if found["error"] is None else f"{found['error']:.3g}"
         title = (
-            f"The model is worse than round-to-nearest: the error of its last block's output is {error}, not {found['nearest_error']:.3g}"
+            f"The model is worse than round-to-nearest: the error after its last block is {error} instead of {found['nearest_error']:.3g}"
         )
         yield _flag(RED, "harm", title, "Leave the algorithm out, or use another one or more data. Then compare both with quark evaluate.")
 
@@ -92,8 +92,8 @@ def _harm(layers: Layers, report: Mapping[str, Any]) -> Iterator[dict[str, Any]]
 def _low_ratio(layers: Layers, report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     what = {"snr_db": "weights", "output_snr_db": "outputs on held-out tokens"}
     advice = "Exclude these layers (--exclude), or give them more bits (--layer PATTERN=SCHEME, or a smaller group)."
-    # Calibrated rounding moves weights away from their values so that outputs come nearer to theirs: outputs
-    # are what counts.
+    # Calibrated rounding lets weights differ more so that outputs differ less. So weights count only if the
+    # outputs of the layer are unknown.
     unseen = [layer for layer in layers if layer.get("output_snr_db") is None]
     for key, name in what.items():
         known = sorted((x for x in (unseen if key == "snr_db" else layers) if x.get(key) is not None), key=lambda layer: layer[key])
@@ -111,7 +111,7 @@ def _depth(layers: Layers, report: Mapping[str, Any]) -> Iterator[dict[str, Any]
     if known and (worst := min(known, key=lambda row: row["snr_db"]))["snr_db"] < DEPTH_AMBER:
         level = RED if worst["snr_db"] < DEPTH_RED else AMBER
         title = f"The hidden states after {worst['block']} have a signal-to-noise ratio of {worst['snr_db']:.1f} dB against the float model"
-        advice = "Give the blocks before the fall of the curve more bits, or use a calibrated rounding. Then run quark evaluate."
+        advice = "Give more bits to the blocks before the curve falls, or use a calibrated rounding. Then run quark evaluate."
         yield _flag(level, "depth", title, advice)
 
 

@@ -90,7 +90,7 @@ def heat_map(
             similar colours.
     """
     values = [cell.value for cells in rows.values() for cell in cells if cell is not None and cell.value is not None]
-    high = sorted(values)[int(0.9 * (len(values) - 1))]  # a few layers without much error do not make all others look bad
+    high = sorted(values)[int(0.9 * (len(values) - 1))]  # a few layers with little error must not make all others look bad
     low = min(*values, high - least_range)
     columns = max(len(cells) for cells in rows.values())
 

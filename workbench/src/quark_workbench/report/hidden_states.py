@@ -85,7 +85,7 @@ class _Side:
             if index == 0:
                 self.entered[forward.number] = (args[0] if args else kwargs["hidden_states"]).flatten(0, -2)
 
-        handle = self.blocks[index].module.register_forward_hook(keep, with_kwargs=True, prepend=True)  # before the forward waits there
+        handle = self.blocks[index].module.register_forward_hook(keep, with_kwargs=True, prepend=True)  # before the waiting hook
         try:
             self.steps.advance(index)
         finally:

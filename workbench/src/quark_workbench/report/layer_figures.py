@@ -186,8 +186,8 @@ def _scale_sizes(qparams: QParams | None, device: torch.device) -> Tensor:
 def _compared(weight: Tensor, layer: QuantizedLayer, module: QuantizerModule) -> tuple[Tensor, Tensor]:
     """Return elements of a float weight, about `SAMPLE`, and the same elements rounded; float32, ``[n]``.
 
-    If possible, they are whole rows. So they can be rounded here with the same result, even if the layer has
-    only the scales.
+    If possible, they are whole rows. Rows are rounded here as in the whole weight, even if the layer has only
+    the scales.
     """
     rows = sample_of_rows(module.quantizer.granularity, tuple(weight.shape), SAMPLE)
     rounded: Tensor = layer.weight.detach()  # type: ignore[operator]
@@ -208,7 +208,7 @@ def _sampled(tensor: Tensor, most: int) -> Tensor:
     if tensor.is_contiguous():
         runs = tensor.view(-1)[: tensor.numel() // _RUN * _RUN].view(-1, _RUN)
         return runs.index_select(0, _spread(len(runs), max(1, most // _RUN), tensor.device)).float().reshape(-1)
-    count = tensor.numel() // _RUN  # a transposed view, which a reshape would copy
+    count = tensor.numel() // _RUN  # avoid the copy that reshaping a transposed view makes
     starts = _spread(count, max(1, most // _RUN), tensor.device) * _RUN
     places = (starts[:, None] + torch.arange(_RUN, device=tensor.device)).reshape(-1)
     matrix = tensor.reshape(tensor.shape[0], -1)

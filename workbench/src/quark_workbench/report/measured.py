@@ -24,8 +24,8 @@ _depth_of: WeakKeyDictionary[CalibrationReport, DepthError] = WeakKeyDictionary(
 def measure(moment: Moment) -> None:
     """Add figures of layers, inputs (`LayerFigures`) and blocks to the report of a run.
 
-    A block gets ``weights``, a summary of its ratios, which events contain. It gets ``hidden``, the error of
-    the hidden states after it (`depth_figures`), if calibration also has forwards of the float model.
+    A block gets ``weights``, a summary of its ratios for events. It also gets ``hidden``, the error of the
+    hidden states after it (`depth_figures`), if calibration runs forwards of the float model too.
     """
     if isinstance(moment, ForwardsStarted) and moment.with_float:
         depth = _depth_of[moment.report] = DepthError()
@@ -36,7 +36,7 @@ def measure(moment: Moment) -> None:
         samples = {name: kept[_SAMPLE] for name, kept in moment.inputs.items() if _SAMPLE in kept}
         floats = {name: moment.model.get_submodule(name) for name in moment.layers}
         LayerFigures(moment.report.weights, moment.report.histograms).add(floats, moment.layers, samples)
-        keep_worst(moment.report.histograms, moment.report.weights)  # a resumed run has the histograms of each finished block
+        keep_worst(moment.report.histograms, moment.report.weights)  # a resumed run has more: those of each finished block
         if moment.block is not None:
             of_block = moment.report.blocks.setdefault(moment.block or "model", {})
             of_block["weights"] = _in_short(moment.report.weights, moment.layers)

@@ -66,7 +66,8 @@ def _lines(
 ) -> Markup:
     """Return lines over blocks in dB; ``None`` is a missing value.
 
-    The first line has an area and dots with tooltips; limits near the values are drawn, by colour.
+    The first line has an area and dots with tooltips. ``limits`` are values in dB by colour; those near the
+    lines are drawn.
     """
     values = [v for line in lines.values() for v in line if v is not None]
     near = {colour: limit for colour, limit in limits.items() if limit > min(values) - 6}

@@ -79,7 +79,7 @@ class ReportOptions:
             if is_full and run.data and not any("hidden" in row for row in report.blocks.values()):
                 _add_hidden(report, run, reopened, directory)
             write_report(finished.content, report, directory, facts)
-        except Exception as error:  # whatever it is: hours of work on a checkpoint are not thrown away for want of its report
+        except Exception as error:  # a complete checkpoint outlives any error of its report
             get_logger(__name__).warning(f"No report was written ({type(error).__name__}: {error}); the checkpoint is complete without it.")
 
 

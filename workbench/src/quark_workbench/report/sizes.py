@@ -64,8 +64,8 @@ def sizes_of(rows: Sequence[PlanRow], blocks: Sequence[str], float_bytes: int, e
     Returns:
         ``float_bytes`` and ``stored_bytes`` of all tensors; ``effective_bits``, stored bits per weight of the
         layers with a quantized weight, scales and zero points included; ``kinds``, the same for each kind of
-        layer, and the layers that have its weight, which is stored once; ``layers``, bits per weight by full
-        name. Unknown values are None.
+        layer, with the names of layers tied to it, which take no bytes of their own; ``layers``, bits per
+        weight by full name. Unknown values are None.
     """
     stored = stored_bytes(directory)
     own = [r for r in rows if r.tied_to is None]

@@ -124,7 +124,7 @@ def _of_stored_names(registered: Architecture, lists: Sequence[str], decoder: st
 
 
 def _routers(model: nn.Module) -> Iterator[str]:
-    """Yield patterns of routers. Their names tell, or they have one row for each expert beside them."""
+    """Yield patterns of routers: by name, or as layers beside experts with one row for each expert."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     named = [pattern for pattern in _ROUTERS if any(fnmatchcase(name, pattern) for name in layers)]
     yield from named

@@ -66,7 +66,7 @@ class NamedModel(nn.Module):
         return iter(())
 
     def tie_weights(self) -> None:
-        """Give the head the tensor of the embeddings once more, if both have one tensor."""
+        """Tie the head to the embeddings again, if `all_tied_weights_keys` names them."""
         for name, source in self.all_tied_weights_keys.items():
             head, embeddings = (self.get_submodule(one.rpartition(".")[0]) for one in (name, source))
             head._parameters["weight"] = embeddings._parameters["weight"]
@@ -118,14 +118,14 @@ def named_model(path: Path, dtype: str = "auto", device: torch.device | None = N
 def _stored(path: Path) -> dict[str, Tensor]:
     """Return all tensors of a checkpoint on the meta device, with float tensors instead of codes."""
     shards = check_shards(path)
-    with silenced():  # the source of the run logs that it dequantizes them
+    with silenced():  # the run's own source logs that it dequantizes
         made = float_tensors_of(path, shards)
     files = FileTensors(shards)
     return files.meta if made is None else DequantizedTensors(files, made, path).meta
 
 
 def _in_dtype(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
-    """Return the tensors. Those in the main floating-point dtype, by elements, are cast to ``dtype``."""
+    """Return the tensors; those in the floating-point dtype with the most elements are cast to ``dtype``."""
     sizes: Counter[torch.dtype] = Counter()
     for tensor in tensors.values():
         if tensor.is_floating_point():
@@ -135,7 +135,7 @@ def _in_dtype(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[
 
 
 def _width(tensors: Mapping[str, Tensor]) -> int | None:
-    """Return the number of columns of the matrix with the most rows, which is that of the embeddings."""
+    """Return the columns of the matrix with the most rows, which has the width of the embeddings."""
     tables = [tensor for tensor in tensors.values() if tensor.ndim == 2]
     return max(tables, key=lambda table: table.shape[0]).shape[1] if tables else None
 

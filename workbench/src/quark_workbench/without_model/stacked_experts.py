@@ -68,7 +68,7 @@ def _taken_apart(tensors: Mapping[str, Tensor], hidden: int | None) -> ExpertPar
 
     Shapes tell the order. If gate and up are one tensor, it is twice as wide as the other; otherwise the
     width of the hidden states decides. ``gate_up_proj`` without biases has the gate in its first half. With
-    biases it stays whole, because gpt-oss stores gate and up in turns.
+    biases it stays whole, because gpt-oss interleaves gate and up.
     """
     own = {name.removesuffix(".weight").removesuffix("_weight"): tensor for name, tensor in tensors.items()}
     weights = {name: tensor for name, tensor in own.items() if tensor.ndim == 3 and tensor.is_floating_point()}

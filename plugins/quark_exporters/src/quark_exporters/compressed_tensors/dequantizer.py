@@ -56,9 +56,9 @@ class CompressedTensorsDequantizer:
 def _layers(
     block: Mapping[str, Any], layer: str, one: FloatTensor, stored: Mapping[str, Tensor], configs: list[QLayerConfig]
 ) -> tuple[LayerCodes, ...]:
-    """Return the codes of a layer, to write them again; nothing if the reader does not know its scheme.
+    """Return a layer's codes, to store them again unchanged; empty if the reader does not know its scheme.
 
-    Layers share ``configs``.
+    ``configs`` has one object for all layers with equal settings; a new setting is added to it.
     """
     try:
         config = layer_config(block, layer, stored)

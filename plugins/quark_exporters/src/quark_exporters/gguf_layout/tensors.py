@@ -90,8 +90,8 @@ class TensorWriter:
         seen: set[int] = set()
         for name, tensor in region.state(model).items():
             is_inside = bool(inside) and name.startswith(inside)
-            # Tied parameters are one tensor under several names; of a skeleton, layers that are alike share
-            # theirs.
+            # Tied parameters are one tensor under several names. In a skeleton, equal layers share one
+            # tensor.
             if (is_inside and name not in own) or (not is_inside and id(tensor) in seen):
                 continue
             seen.add(id(tensor))

@@ -167,7 +167,7 @@ def _scale(ops: Ops, quantizer: SingleLevelQuantizer, blocks: ir.Value) -> ir.Va
     largest = ops("ReduceMax", ops("Abs", blocks), *axes, **keep)
     if of_high is not None:
         return _looked_up(ops, of_high, largest)
-    # Proportional to the range, above a smallest scale; whether that is so, a trial finds out
+    # Assume a scale proportional to the range, with a minimum; the trial checks this
     # (`quark_exporters.onnx_layout.trial`).
     low, high = torch.tensor([[0.0, -1e-45], [0.0, 1e-45]], dtype=torch.float32)
     of_zeros, smallest = number_format.qparams(low, high, spec).scale.float().tolist()
@@ -246,7 +246,8 @@ def _looked_up(ops: Ops, steps: Steps, x: ir.Value) -> ir.Value:
         return f("Where", f("IsNaN", x), x, f("Gather", values, place))
 
     missing = (1 << bits) - len(steps.values)
-    # No number lies below the first value's threshold, and none at those that fill the table up.
+    # Pad with −inf before the thresholds and +inf after them, so that no finite number selects a padding
+    # entry.
     thresholds = torch.cat(
         [torch.full((1,), -torch.inf, dtype=torch.float32), steps.thresholds, torch.full((missing,), torch.inf, dtype=torch.float32)]
     )

@@ -124,7 +124,7 @@ def _whole(low: int, high: int) -> Tensor:
 
 
 _MOST_CODES = 1 << 19
-"""Number of integers to try; formats of 16 bits have fewer quarters of a step."""
+"""Largest number of values to try; the quarter steps of a 16-bit integer format are about half as many."""
 
 
 def _table(number_format: NumberFormat) -> StoredCodes | None:

@@ -78,7 +78,7 @@ def lowered(ops: Ops, traced: TracedQuantizer, x: ir.Value, weight: Tensor | Non
     else:
         known = columns if isinstance(columns, int) else None
         values = quantized_activation(ops, traced.quantizer, x if dtype == FLOAT else ops.cast(x, FLOAT), qparams, known)
-    if dtype == ir.DataType.FLOAT16:  # rounding may go up, beyond the range; so it is in the model
+    if dtype == ir.DataType.FLOAT16:  # rounding can exceed float16's range: clamp
         limit = torch.finfo(torch.float16).max
         values = ops("Clip", values, ops.constant(-limit), ops.constant(limit))
     return values if dtype == FLOAT else ops.cast(values, dtype)

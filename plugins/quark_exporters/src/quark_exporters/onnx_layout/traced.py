@@ -84,8 +84,8 @@ def _node(module: QuantizerModule, index: int, x: Tensor) -> Tensor:
     return output
 
 
-# Layers read their parameters as attributes; a property of the class goes before what nn.Module finds in its
-# dictionaries.
+# Layers read their parameters as attributes, and Python finds a property of the class before a parameter of
+# the module.
 @cache
 def _with_quantized_parameters(layer_class: type[QuantizedLayer]) -> type[QuantizedLayer]:
     """Return a subclass whose weight and bias are quantized when read."""

@@ -66,8 +66,8 @@ def quantized_weight(ops: Ops, traced: TracedQuantizer, weight: Tensor, qparams:
         values = _by_function(ops, stored, scales, zero, codes.table, where)
     else:
         if zero is None and codes.type == ir.DataType.INT8:
-            # Where a processor's products of unsigned and signed bytes saturate, onnxruntime can make codes
-            # unsigned (session.x64quantprecision); then it reads a zero point for each scale.
+            # On CPUs whose products of unsigned and signed bytes saturate, onnxruntime can make the codes
+            # unsigned (session.x64quantprecision). It then reads a zero point for each scale.
             zero = torch.zeros_like(scale, dtype=torch.int8)
         zeros = () if zero is None else (ops.initializer(f"{traced.name}.zero_points", as_tensor(zero, codes.type)),)
         values = ops("DequantizeLinear", stored, scales, *zeros, **where)

@@ -52,7 +52,7 @@ def read_quantization_config(block: Mapping[str, Any]) -> StoredConfig:
 def quantization_config(content: CheckpointContent, options: ExportOptions) -> dict[str, Any]:
     """Return the block to write."""
     model, config, plan = content.model, content.config, content.plan
-    # Patterns of the cache match a fused projection also where its queries alone are quantized.
+    # A cache pattern also matches a fused projection of which only the queries are quantized.
     queries = {a.query_layer for a in plan.attentions if a.key_layer is None and a.value_layer is None}
     cached = (*config.kv_cache_quant_config, *config.kv_cache_group, *options.kv_cache_group)
     rows = [row for row in plan.quantized if row.name not in queries and any(fnmatchcase(row.name, p) for p in cached)]
@@ -76,8 +76,8 @@ def quantization_config(content: CheckpointContent, options: ExportOptions) -> d
         bare,
         # The reader must know which experts stay fused.
         exclude=[*excluded, *routers(model, config, plan), *(f"{name}.*" for name in fused_mixtures(model)), *plan.carried_names],
-        # Excluded layers whose outputs enter the cache are among them: vLLM looks for the group's names
-        # there.
+        # Include excluded layers whose outputs enter the cache: vLLM looks up the names of the cache group
+        # here.
         layer_quant_config={**_queries_as_one(layers, plan), **{name: layer for name, layer in cache.items() if name in excluded}},
         kv_cache_quant_config={name: layer for name, layer in cache.items() if layer.output_tensors is not None},
     )

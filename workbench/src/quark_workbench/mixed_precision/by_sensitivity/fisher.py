@@ -4,9 +4,9 @@ For errors ``δy_t`` of the outputs of one layer at tokens t::
 
     KL(float ‖ quantized) ≈ ½ E (Σ_t g_tᵀ δy_t)² ≈ ½ Σ_t E (g_tᵀ δy_t)²
 
-Here ``g_t`` is the gradient of the log-likelihood of next tokens, drawn from the model itself, by the output.
-The second step assumes that errors of different tokens are independent. The product of output error and
-gradient is taken per token, since a few tokens have the largest outputs but almost no gradient. Source:
+Here ``g_t`` is the gradient, with respect to the output, of the log-likelihood of next tokens that the model
+itself draws. The second step assumes that errors of different tokens are independent. Errors are weighted by
+the gradient of their own token, since a few tokens have the largest outputs but almost no gradient. Source:
 Martens, "New insights and perspectives on the natural gradient method", 2020, section 5, for the Fisher
 information as the curvature of the divergence.
 """

@@ -90,19 +90,22 @@ class _Group:
 
 
 def _relaxed(groups: Sequence[_Group], room: int) -> tuple[list[int], float]:
-    """Return a solution and the price of a byte, from the best steps that fit."""
+    """Return the option of each group after the best steps that fit, and the price of a byte.
+
+    The price is the loss saved per byte by the first step that does not fit; 0 if all fit.
+    """
     taken, price = [0] * len(groups), 0.0
     for saved, g, start, end in sorted(((s, g, a, b) for g, group in enumerate(groups) for s, a, b in group.steps()), reverse=True):
         size = groups[g].extra[end] - groups[g].extra[start]
         if size <= room and taken[g] == start:
             taken[g], room = end, room - size
         elif not price:
-            price = saved  # of the first step that does not fit, which the relaxation takes in part
+            price = saved  # the relaxation takes a part of this step
     return taken, price
 
 
 def _better(groups: Sequence[_Group], room: int, known: Sequence[int], price: float) -> list[int]:
-    """Return the best solution; ``known`` if no solution is better."""
+    """Return the options of the best solution; ``known`` if no solution is better."""
     best = sum(group.losses[o] for group, o in zip(groups, known, strict=True))
     margin = _ROUNDING * sum(abs(group.losses[0]) for group in groups)
     cheapest = [min(loss + price * extra for loss, extra in zip(group.losses, group.extra, strict=True)) for group in groups]
@@ -132,7 +135,7 @@ def _better(groups: Sequence[_Group], room: int, known: Sequence[int], price: fl
 def _undominated(sizes: Tensor, losses: Tensor) -> Tensor:
     """Return the positions of sums that no smaller sum beats in loss, in ascending order of size."""
     order = losses.argsort(stable=True)
-    order = order[sizes[order].argsort(stable=True)]  # by size, and of one size by loss
+    order = order[sizes[order].argsort(stable=True)]  # by size; equal sizes by loss
     sorted_losses = losses[order]
     least = sorted_losses.cummin(0).values
     falls = torch.ones(len(order), dtype=torch.bool)

@@ -103,7 +103,7 @@ def _measured(problem: SelectionProblem, choices: Sequence[Mapping[str, str]], d
             return plain(x, *args, **kwargs)
         return forms.of(name, layer, chosen)(x)
 
-    # The float model's forwards come first, and so end first.
+    # The float model's forwards come first, so that the others find its log-probabilities.
     every: list[tuple[int | None, Mapping[str, str]]] = [(None, {}), *enumerate(choices)]
     forwards = [
         _Forward(args=call.args, kwargs=call.kwargs, candidate_of=one, finished=partial(finished, choice, number))
