@@ -111,7 +111,7 @@ def test_the_plan_shows_one_module_at_two_places_as_one() -> None:
 
 def test_a_module_that_is_to_be_quantized_in_two_ways_is_refused() -> None:
     net = Net([0, 1, 0, 3, 4], [*range(5)], [*range(5)])
-    with pytest.raises(ConfigError, match=r"'parts\.2\.0' and 'parts\.0\.0' are one module.*name both or none"):
+    with pytest.raises(ConfigError, match=r"'parts\.2\.0' and 'parts\.0\.0' are one module.*match both names or neither"):
         ModelQuantizer(QConfig(FP8, exclude=["parts.2.*"])).quantize_model(net)
     assert not any(isinstance(module, QuantLinear) for module in net.modules())
 

@@ -141,7 +141,7 @@ def test_a_family_that_nobody_knows_is_told_with_what_to_install(checkpoint: Pat
         (None, MODELING, CheckpointError, r"plugin 'nova' of nova-quant 3\.1 .*names no module"),
         ("nova_quant_nowhere", MODELING, PluginError, r"'nova_quant_nowhere', which cannot be imported .*nova-quant 3\.1"),
         ("nova_quant_modeling", "1 / 0", PluginError, r"ZeroDivisionError: division by zero.*nova-quant 3\.1"),
-        ("nova_quant_modeling", "", CheckpointError, r"nova-quant 3\.1 .*has not registered it with AutoConfig\.register"),
+        ("nova_quant_modeling", "", CheckpointError, r"nova-quant 3\.1 .*does not register the model type with AutoConfig\.register"),
     ],
     ids=["no module named", "a module that is not there", "a module that breaks", "a module that registers nothing"],
 )

@@ -1,4 +1,4 @@
-"""ColumnRounder: rounds the input channels of stacked weights one, or one vector, at a time.
+"""ColumnRounder: rounds the input channels of stacked weights one at a time, or one vector at a time.
 
 It serves loops in which the values of a channel depend on the errors of the channels before it.
 """
@@ -64,7 +64,7 @@ class GroupScales:
         return _with_all(parts, lambda fields: torch.cat(fields, 1))
 
     def map(self, change: Callable[[Tensor], Tensor]) -> GroupScales:
-        """Return the same with ``change`` applied to every tensor."""
+        """Return the scales with ``change`` applied to every tensor."""
         return _with_all([self], lambda parts: change(parts[0]))
 
 
@@ -81,7 +81,7 @@ def _with_all(parts: Sequence[GroupScales], change: Callable[[Any], Tensor]) -> 
 class ColumnRounder:
     """A function of ``(t [N], number, out)`` that rounds one input channel into ``out``, by default ``t``.
 
-    Of formats that round vectors, ``t [vector, N]`` are the channels from ``number`` on.
+    If the format rounds vectors, ``t [vector, N]`` holds consecutive channels; ``number`` is the first one.
 
     Args:
         element_format: The format of one element.
@@ -121,7 +121,7 @@ class ColumnRounder:
     def __call__(self, t: Tensor, k: int, out: Tensor | None = None, metric: Tensor | None = None) -> Tensor:
         """Round ``t [N]`` of channel number ``k``, or a vector, into ``out`` or in place, and return it.
 
-        ``metric`` is that of the errors of a vector (`NumberFormat.round_in_`); None is the plain one.
+        ``metric`` weighs the errors of a vector (`NumberFormat.round_in_`); None uses `NumberFormat.round_`.
         """
         if self._views is None:  # kernels need no views
             self._views = self._views_by_number()

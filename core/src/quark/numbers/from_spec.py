@@ -108,8 +108,8 @@ def _quantizer(spec: TensorSpec, activation: bool, plugins: Catalog) -> TensorQu
     if len(specs) > 2:
         names = " → ".join(level.dtype.name for level in specs)
         raise UnsupportedError(
-            f"no number format builds a quantizer of the {len(specs)} levels {names}: a tensor has one or two, unless a format of a "
-            "plugin's own provides the quantizer (NumberFormat.quantizer)"
+            f"no number format builds a quantizer of the {len(specs)} levels {names}: use one or two levels, or a format that provides "
+            "the quantizer (NumberFormat.quantizer)"
         )
     first, second = (level_quantizer(level, activation=activation) for level in specs)
     return TwoLevelQuantizer(first, second) if specs[1].is_scale_quant else ProgressiveQuantizer(first, second)

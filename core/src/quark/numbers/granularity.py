@@ -1,7 +1,7 @@
 """Granularity: which elements of a tensor share a scale.
 
-A granularity is a value. It gives the shape of a tensor's scales, and the view in which each row holds the
-elements of one scale, in both directions. Views copy nothing if the grouped axis is the last one.
+A granularity is a value. It gives the shape of a tensor's scales. It also converts a tensor to a matrix whose
+rows hold the elements of one scale each, and back; nothing is copied if the grouped axis is the last one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Granularity(ABC):
     """Base of all granularities.
 
     A new granularity is a subclass with the five abstract methods. The defaults of the other methods are
-    always correct, if not the fastest. A spec reaches it through `quark.numbers.NumberFormat.granularity`.
+    always correct, if not the fastest. A format chooses it in `quark.numbers.NumberFormat.granularity`.
 
     Attributes:
         is_local: Whether no scale spans two vectors along the last axis, so that a tensor can be quantized in
@@ -52,8 +52,8 @@ class Granularity(ABC):
     def expand_scale(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Repeat the scales of a matrix to ``[rows, groups of columns]``; a view if possible.
 
-        The groups are the longest runs of columns, of one length, that share a scale in each row. If groups
-        do not divide the columns, they are single columns.
+        The groups are the longest runs of columns, of one length, that share a scale in each row. If that
+        length does not divide the columns, each column is a group.
         """
 
     @abstractmethod
@@ -233,7 +233,7 @@ class PerPaddedGroup(PerGroup):
 
     def rows(self, x: Tensor) -> Tensor:
         missing = -x.shape[-1] % self.size
-        # Zeros change no range that holds 0, and are cut off again.
+        # Zeros do not change a range that contains 0; `restore` cuts them off.
         return (torch.cat([x, x.new_zeros(*x.shape[:-1], missing)], -1) if missing else x).reshape(-1, self.size)
 
     def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -309,7 +309,7 @@ class PerBlock(Granularity):
 
     def rows(self, x: Tensor) -> Tensor:
         (r, c), (n, k) = self.size, x.shape
-        if n % r:  # zeros change no range that holds 0, and are cut off again
+        if n % r:  # zeros do not change a range that contains 0; `restore` cuts them off
             x = torch.cat([x, x.new_zeros(-n % r, k)])
         return x.reshape(-1, r, k // c, c).transpose(1, 2).reshape(-1, r * c)
 

@@ -1,7 +1,7 @@
 """FusedRounding: one kernel that rounds or decodes a tensor, if device and number format have kernels.
 
-`quark.numbers.single_level` tries it first. Otherwise it does the same arithmetic with torch's operations,
-with the same bits on CPUs. On a CPU, trying it only costs a look at the device.
+`quark.numbers.single_level` uses it if there is one. If not, it does the same arithmetic with torch's
+operations, with the same bits on CPUs. On a CPU, looking for a kernel only takes a check of the device.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RelativeScales:
         level: Quantizes the scales.
         outer: The outer scale ``[]``.
         largest: Largest magnitude of an element.
-        in_one_division: Whether to compute this, or ``round(high / largest / outer)``.
+        in_one_division: Whether to compute this formula; if not, ``round(high / largest / outer)``.
     """
 
     level: SingleLevelQuantizer

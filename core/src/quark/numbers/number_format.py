@@ -1,6 +1,6 @@
 """NumberFormat: the values that an element can have, their codes, and the scales of a range.
 
-A format is a value, never a branch.
+Code never branches on a format: it calls the format's methods.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Packing:
         return packed
 
     def pack_qparams(self, qparams: QParams, spec: QTensorConfig, granularity: Granularity, order: str) -> dict[str, Tensor]:
-        """Return all but the codes in its stored form, by suffix: ``scale``, ``zero_point``, ``table``."""
+        """Return stored scales, zero points and table, by suffix: ``scale``, ``zero_point``, ``table``."""
         return {name: tensor for name, tensor in qparams.items() if name != "outer_scale"}
 
     def unpack_qparams(
@@ -227,7 +227,7 @@ class NumberFormat(ABC):
         return spec
 
     def for_spec(self, spec: QTensorConfig) -> NumberFormat:
-        """Return this format for a canonical spec; another one if it depends on the rounding method."""
+        """Return the format for a canonical spec: this one, or another if the rounding method needs it."""
         return self
 
     def quantizer(self, levels: tuple[QTensorConfig, ...], *, activation: bool) -> TensorQuantizer | None:
@@ -275,8 +275,8 @@ class NumberFormat(ABC):
     def device_code(self, spec: QTensorConfig) -> DeviceCode | None:
         """Return the arithmetic of this format as Triton functions for kernels; None leaves it to torch.
 
-        It is called only if kernels are used, so that only then Triton is imported. ``spec`` is canonical, of
-        one level.
+        Quark calls it only if it uses kernels, so that Triton is imported only then. ``spec`` is canonical
+        and has one level.
         """
         return None
 
@@ -287,8 +287,8 @@ class NumberFormat(ABC):
 
         Args:
             t: The weight in units of its scales, ``[O, I]``, float32; not to be changed.
-            importance: Factor of the squared error of each element, in the shape of ``t``: the square of the
-                element's scale ÷ the largest scale, times the second moment of its input channel if known.
+            importance: Factor of the squared error of each element, in the shape of ``t``:
+                ``(scale / largest scale)²``, times the second moment of its input channel if known.
         """
         raise NotImplementedError(f"the format '{self.name}' sets table_shape, and has no learned_table")
 
@@ -301,7 +301,7 @@ class NumberFormat(ABC):
         raise NotImplementedError(f"the format '{self.name}' sets table_shape, and has no with_table")
 
     def round_in_(self, t: Tensor, metric: Tensor) -> Tensor:
-        """Round vectors ``t [n, vector]`` in place, so that the errors e have least ``e M eᵀ``; return ``t``.
+        """Round vectors ``t [n, vector]`` in place to minimize ``e M eᵀ`` of their errors e; return ``t``.
 
         Override it for roundings that compensate errors in other columns. The default is `round_`.
 
@@ -312,10 +312,10 @@ class NumberFormat(ABC):
         return self.round_(t)
 
     def subscales(self, t: Tensor) -> Tensor | None:
-        """Return a factor for each scaled value in ``t`` that makes its scale finer, or None.
+        """Return a factor for each scaled value in ``t`` that refines its scale, or None.
 
-        Bits that neighbours share hold these factors. With the factor in its scale, `element_format` rounds
-        an element independently of its neighbours.
+        Bits that neighbours share hold these factors. If scales include the factors, `element_format` rounds
+        each element independently of its neighbours.
         """
         return None
 

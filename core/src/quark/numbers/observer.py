@@ -16,7 +16,7 @@ class Observer(ABC):
     """Collects a statistic of one tensor over any number of calls.
 
     Two observers of the same tensor can be merged, with the same result as one observer of both data sets.
-    Ranks use this.
+    The ranks of a run use this.
 
     Args:
         spec: The tensor's quantization.

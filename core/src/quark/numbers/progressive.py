@@ -44,7 +44,7 @@ class ProgressiveQuantizer(TensorQuantizer):
 
     @property
     def has_tensor_scale(self) -> bool:
-        """Whether siblings may share the first level's scale."""
+        """Whether the layers of an input group may share the first level's scale."""
         return self.first_level.has_tensor_scale
 
     def shape_error(self, shape: tuple[int, ...]) -> str | None:

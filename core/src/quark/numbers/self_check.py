@@ -70,7 +70,7 @@ def _check(quantizer: TensorQuantizer, activation: bool) -> None:
 
 
 def _example(shape: tuple[int, ...]) -> Tensor:
-    """Return a tensor of normal rows of many sizes, a zero row, a positive row and a negative row.
+    """Return normally distributed rows of many magnitudes, a zero row, a positive and a negative row.
 
     It is the same each time.
     """
@@ -125,7 +125,7 @@ def _rounding_error(level: SingleLevelQuantizer, x: Tensor) -> str | None:
 def _values_of_format_error(level: SingleLevelQuantizer) -> str | None:
     """Return the error in the values of a format, as a verb phrase, or None.
 
-    Single elements of vectors are in no order.
+    Formats that round vectors are not checked: their single elements have no order.
     """
     if level.is_float or level.spec.is_scale_quant or level.format.vector > 1 or level.format.table_shape is not None:
         return None
@@ -142,7 +142,7 @@ def _values_of_format_error(level: SingleLevelQuantizer) -> str | None:
     )
     rounded = level.format.element_format().round_(t.clone())
     steps = rounded.diff()
-    steps[[0, -1]] = -steps[[0, -1]].abs()  # there are none beyond the range
+    steps[[0, -1]] = -steps[[0, -1]].abs()  # beyond the range, rounded values must not change
     worst = int(steps.argmin())
     if steps[worst] < 0:
         less, more = (f"{t[i]:g} to {rounded[i]:g}" for i in (worst, worst + 1))

@@ -26,7 +26,7 @@ from quark.numbers.tiles import CHUNK_ELEMENTS, in_parts, keep_finite_, scratch
 TILE_ELEMENTS = 1 << 18
 """Float32 elements of a tile: 1 MiB, about a second-level cache of current processors.
 
-Smaller tiles fit better, but cost more operations, which weighs more.
+Smaller tiles fit better into the cache, but the additional operations take longer than that saves.
 """
 
 MOST_STEPS = 256
@@ -61,7 +61,7 @@ class SingleLevelQuantizer(TensorQuantizer):
 
     @property
     def has_tensor_scale(self) -> bool:
-        """Whether there is one scale over the whole tensor, which siblings may share; not beside a table."""
+        """Whether one scale spans the whole tensor, so that input groups may share it; False with a table."""
         return isinstance(self.granularity, PerTensor) and not self.is_float and self.format.table_shape is None
 
     @property
@@ -131,15 +131,15 @@ class SingleLevelQuantizer(TensorQuantizer):
         Args:
             x: The weight ``[O, I]``.
             qparams: Its scales.
-            importance: Second moments of its input channels, ``[I]``, or any multiple of them; None: all are
-                alike.
+            importance: Second moments of its input channels, ``[I]``, or any multiple of them; None weighs
+                all channels alike.
         """
         if self.format.table_shape is None:
             return qparams
         shape = tuple(x.shape)
         expanded = self.granularity.expand_scale(qparams.scale.float(), shape)
         scale = expanded.repeat_interleave(x.shape[1] // expanded.shape[1], 1)
-        squares = (scale / scale.nan_to_num(0.0, 0.0).amax()).square()  # NaN in a row says nothing about others
+        squares = (scale / scale.nan_to_num(0.0, 0.0).amax()).square()  # a NaN scale must not change other rows
         table = self.format.learned_table(x.float() / scale, squares if importance is None else squares * importance.to(squares))
         return attrs.evolve(qparams, table=table)
 

@@ -25,8 +25,8 @@ class TensorQuantizer(ABC):
     """Interface of a tensor's quantization, of one level or several, for modules, algorithms, checkpoints.
 
     A new kind of quantizer, with several levels or its own scale structure, derives from it and defines the
-    abstract methods. An outer scale is one for the whole tensor, or one for each row of a weight. A spec
-    reaches the quantizer through `quark.numbers.NumberFormat.quantizer`.
+    abstract methods. There is one outer scale for the whole tensor, or one for each row of a weight. A number
+    format returns the quantizer from `quark.numbers.NumberFormat.quantizer`.
     """
 
     @property
@@ -62,7 +62,7 @@ class TensorQuantizer(ABC):
 
     @property
     def has_tensor_scale(self) -> bool:
-        """Whether one scale, or an outer scale, spans the whole tensor, so that siblings may share it."""
+        """Whether one scale, or an outer scale, spans the whole tensor, so that input groups may share it."""
         return False
 
     @property
@@ -139,7 +139,7 @@ class TensorQuantizer(ABC):
         return self.quantize(values, qparams)
 
     def recovers_codes(self, dtype: torch.dtype, qparams: QParams) -> bool:
-        """Return whether `codes_of` rounded values in that dtype equals `quantize` of the float values.
+        """Return whether rounded values in that dtype give the same codes as the float values.
 
         If so, codes of a float tensor can be stored without its rounded values.
         """

@@ -1,8 +1,8 @@
 """ViewedQuantizer: quantizes a tensor through a view that puts its channels where quantizers expect them.
 
-Quantizers expect rows and the last axis: output channels of a weight ``[out, in]``, groups of its input
-channels, features of an activation. A convolution has its channels elsewhere. Its layer type describes this
-by a `TensorView`.
+Quantizers expect the output channels of a weight on its first axis, and the input channels of a weight and
+the features of an activation on the last axis. A convolution has its channels elsewhere. Its layer type
+describes this by a `TensorView`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""TwoLevelQuantizer: the second level quantizes the scales of the first. NVFP4 and its relatives.
+"""TwoLevelQuantizer: the second level quantizes the scales of the first, as in NVFP4.
 
 ``value = code · block scale · outer scale``. Block scales have a narrow format. The outer scale over the
 whole tensor maps the largest block scale to the largest value of that format. Source: NVIDIA's

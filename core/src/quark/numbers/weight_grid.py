@@ -87,7 +87,7 @@ class WeightGrid:
         self.fixed = self._fixed_scales(weight, common) if group is None else None
 
     def of_rows(self, rows: slice) -> WeightGrid:
-        """Return the grid of some rows, only for scales and rounding; not if `fixed` scales span rows."""
+        """Return a grid of some rows that can only find scales and round; of all rows if `fixed` is set."""
         part = copy.copy(self)
         part._outer = None if self._outer is None else self._outer[rows]
         return part
@@ -145,7 +145,7 @@ class WeightGrid:
     ) -> ColumnRounder:
         """Return the `ColumnRounder` that rounds one run of `vector` input channels after another.
 
-        The values are as from `round_`.
+        The results equal the results of `round_`.
 
         Args:
             scales: Scales of all groups, or of all channels (`with_subscales`).

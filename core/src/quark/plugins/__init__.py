@@ -150,7 +150,7 @@ def metrics() -> registries.MetricRegistry:
 
 
 def quant_modes() -> registries.QuantModeRegistry:
-    """Return all quantization modes beside eager mode."""
+    """Return all quantization modes except eager mode."""
     return _catalog().quant_modes
 
 
@@ -167,7 +167,7 @@ def commands() -> registries.CommandRegistry:
 def documented_object(name: str) -> Any:
     """Return the object that a plugin exports under a name of AMD Quark's public API.
 
-    Errors as of `Catalog.exported`.
+    Raises as `Catalog.exported` does.
     """
     return _catalog().exported(name)
 

@@ -20,7 +20,7 @@ def as_api_range(value: object) -> ApiRange | None:
     """Return a range from ``(lowest, highest)`` or a single version; None stays None.
 
     Raises:
-        ValueError: The text is not such a range.
+        ValueError: The value is not such a range.
 
     >>> as_api_range((1, 2)), as_api_range(2), as_api_range(None)
     ((1, 2), (2, 2), None)

@@ -40,7 +40,7 @@ class Origin:
 
     @property
     def is_checked_whole(self) -> bool:
-        """Whether each element of its results is checked: for foreign plugins, and if plugins are strict."""
+        """Whether every element of its results is checked: for third-party plugins, and in strict mode."""
         return catalog().is_strict or self.source.distribution not in (CORE, *BUILT_IN)
 
     def __str__(self) -> str:
@@ -77,7 +77,7 @@ def attributed(doing: str, whose: Origin | None = None) -> Iterator[None]:
     If a plugin called the core and the core raised, the error gets a note too: it is a bug of quark-core. But
     a ValueError, TypeError or LookupError is not a bug, because the core refuses bad input with them. Errors
     outside plugins pass unchanged. So do KeyboardInterrupt, and a SystemExit that no plugin raised, such as
-    that of SIGTERM.
+    after SIGTERM.
 
     Args:
         doing: Description of the work: ``"rounding 'model.layers.0.mlp.up_proj'"``.
@@ -117,7 +117,7 @@ def _raised_in(error: BaseException) -> tuple[Source | None, str, str, bool]:
     """Return the plugin with the innermost frame of an error's traceback, and places in it and in the core.
 
     A place reads ``" (file, line n)"``. The second place is the line of the core that raised when the plugin
-    called it, or empty. The last value says whether other code lies below the plugin's.
+    called it, or empty. The last value says whether the plugin's code called other code that raised.
     """
     # Errors of the core belong to no plugin.
     plugins = [source for source in catalog().sources() if source.module and source.distribution != CORE]
@@ -139,7 +139,7 @@ def _raised_in(error: BaseException) -> tuple[Source | None, str, str, bool]:
 
 
 def _modules_of_records() -> Iterator[tuple[str, Source]]:
-    """Yield modules that records point at: nothing else is known of run-time registrations."""
+    """Yield modules that records point at; only these identify records that were registered at run time."""
     for registry in catalog().registries.values():
         for claim in registry.claims():
             for field in attrs.fields(type(claim.record)):

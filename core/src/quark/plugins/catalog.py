@@ -35,7 +35,7 @@ class Catalog:
     Attributes:
         collection: What the plugins provide.
         distributions: Distributions with plugins, active or not.
-        left_out: Plugins that a variable leaves out, with the variable.
+        left_out: Plugins that an environment variable leaves out, with the variable's name.
         is_strict: Whether failures are raised (``QUARK_STRICT_PLUGINS``).
         registries: The registries by kind, in the plural.
         listeners: The event hooks of the plugins.
@@ -139,7 +139,7 @@ class Catalog:
         self.listeners.emit(event)
 
     def measure(self, moment: Moment) -> None:
-        """Let plugins measure a run at a moment of it; none can do harm by an error."""
+        """Let plugins measure a run at this moment; their errors are logged and ignored."""
         self.measuring.emit(moment)
 
 
@@ -186,7 +186,7 @@ def using(other: Catalog) -> Iterator[Catalog]:
 
 
 _program = Listeners(EVENT_HOOK)
-"""Listeners of the running program, beside those of plugins."""
+"""Listeners of the running program, in addition to the listeners of plugins."""
 
 
 @contextmanager
@@ -216,6 +216,6 @@ def is_heard() -> bool:
 
 
 def emit(event: Event) -> None:
-    """Pass an event to the program's listeners, then to plugins. Errors of listeners do no harm."""
+    """Pass an event to the program's listeners, then to plugins. Their errors are logged and ignored."""
     _program.emit(event)
     catalog().emit(event)

@@ -106,7 +106,7 @@ class _Manager(pluggy.PluginManager):
     One manager for all plugins, with `subset_hook_caller`, would not do: up to pluggy 1.6 it calls functions
     of plugins that it should leave out, if they are hooks by ``specname=``.
 
-    A hook that cannot be called leaves the plugin's other hooks intact: pluggy would refuse the whole plugin.
+    If one hook cannot be called, the plugin's other hooks still work; pluggy alone would refuse the plugin.
 
     Attributes:
         complaints: Error and fix of each hook that cannot be called.
@@ -299,7 +299,7 @@ class Collection:
 
 
 def _not_records(results: object, implementations: Sequence[pluggy.HookImpl]) -> str | None:
-    """Describe the result of a hook that is not an iterable of records; None if there is no such result.
+    """Return a description of a hook's result that is not an iterable of records, or None.
 
     Wrappers may join the results of functions, but must not drop all of them.
     """

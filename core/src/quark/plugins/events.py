@@ -22,7 +22,7 @@ def _read_only(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @attrs.frozen(kw_only=True)
 class Event:
-    """Something that happened in a run. Listeners ignore events of a name that they do not know.
+    """Something that happened in a run. Listeners must ignore events whose name they do not know.
 
     Attributes:
         name: Kind of the event, such as ``"block_finished"``.
@@ -131,9 +131,9 @@ class BlockFinished(Event):
         phases: Seconds by phase (see `PhaseStarted`), as in the report of the run. They count from the moment
             when the metrics of the previous block were complete, before that block was written. The first
             block also counts the forwards until they reach it.
-        figures: ``bytes`` of its float tensors, ``layers`` that were quantized, and what plugins have
-            measured. quark-workbench gives ``snr_db`` (the median signal-to-noise ratio of their weights),
-            and ``worst`` and ``worst_snr_db`` of the layer with the lowest ratio.
+        figures: ``bytes`` of its float tensors, number of quantized ``layers``, and figures of plugins.
+            quark-workbench adds ``snr_db`` (the median signal-to-noise ratio of the layers' weights), and
+            the name ``worst`` and the ratio ``worst_snr_db`` of the layer with the lowest ratio.
     """
 
     name: ClassVar[str] = "block_finished"

@@ -54,7 +54,7 @@ class QuarkHooks(ModelHooks):
     which get the results of only the plugin's own functions.
 
     **The event hook** is for progress bars and loggers; it can neither change a result nor stop a run. **The
-    measuring hook** is for figures in reports, which need tensors; it changes nothing but the report.
+    measuring hook** computes figures from tensors for the report; it changes nothing but the report.
     """
 
     @hookspec
@@ -327,12 +327,12 @@ class QuarkHooks(ModelHooks):
     def quark_measure(self, moment: Moment) -> None:
         """Measure tensors of a run while they are in memory, and add figures to its report.
 
-        Called on every process, and for runs inside other runs. The run waits for it, so its time adds to
-        that of the run. What it raises is logged once, and ignored.
+        It is called in every process, also for runs inside other runs. The run waits for it, so it makes the
+        run longer. An exception is logged once and ignored.
 
         Args:
-            moment: An instance of a subclass of `quark.plugins.measuring.Moment`. Ignore events that you do
-                not know, since later versions may add some.
+            moment: An instance of a subclass of `quark.plugins.measuring.Moment`. Ignore moments that you do
+                not know, because later versions may add some.
 
         Example::
 

@@ -13,8 +13,9 @@ import attrs
 class Moment:
     """A moment of a run. Its fields are the objects of the run, not copies.
 
-    A plugin may read them while its hook runs. It must not keep them, and may change only the report. The run
-    keeps added figures of a block, which are JSON values, over a resume and gathers them from all processes.
+    A plugin may read them while its hook runs. It must not keep them, and may change only the report. Figures
+    that it adds to a block must be JSON values. A resumed run keeps them, and they are gathered from all
+    processes.
     """
 
 
@@ -28,7 +29,7 @@ class ForwardsStarted(Moment):
         with_float: Whether each call has a second forward, of the float model
             (`quark.calibration.forwards.current_forward` says which one runs).
         report: The report of the run (`quark.calibration.report.CalibrationReport`).
-        until_end: Closes the contexts that you enter, such as hooks, when the forwards have ended.
+        until_end: Enter contexts here, such as hooks. They are closed when the forwards have ended.
     """
 
     model: Any
@@ -55,7 +56,7 @@ class InputSeen(Moment):
 
 @attrs.frozen(kw_only=True, eq=False)
 class LayersRounded(Moment):
-    """The layers of a block are rounded. The model still has the float layers, for the last time.
+    """The layers of a block are rounded. The model still has the float layers, which are replaced next.
 
     Attributes:
         block: Full name of the block, which all forwards have left; None for layers outside the blocks.

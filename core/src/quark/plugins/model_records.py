@@ -47,8 +47,7 @@ class RunTimeTemplate(TemplateRecord):
     """A template that a program registers for itself; its name is any ``config.model_type``.
 
     Attributes:
-        architecture: Facts about the family; None if nothing states them, so that modules are inspected
-            instead.
+        architecture: Facts about the family; None if they are inferred from a model's modules.
         template: The `quark.config.templates.LLMTemplate` that was registered.
     """
 

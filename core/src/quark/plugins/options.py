@@ -1,9 +1,9 @@
 """Options of schemes, algorithms, observers and exporters: read from code, and checks of given values.
 
-A plugin need not declare options. A scheme's options are the keyword arguments of its function, an
-algorithm's the fields of its settings, an exporter's the keyword arguments of its class. Help comes from
-their docstrings (``Args:``, ``Attributes:``), and further facts from an annotation:
-``share: Annotated[float, OptionNote(examples=(0.9,))] = 1.0``.
+A plugin need not declare options. The options of a scheme are the keyword arguments of its function. The
+options of an algorithm are the fields of its settings, and the options of an exporter are the keyword
+arguments of its class. Help comes from their docstrings (``Args:``, ``Attributes:``), and further facts from
+an annotation: ``share: Annotated[float, OptionNote(examples=(0.9,))] = 1.0``.
 
 A record may still declare options (`quark.plugins.Option`), so that they are listed without an import. The
 declaration is compared with the code when the code is loaded.
@@ -59,7 +59,7 @@ class Option:
         default: Value if a user gives none; `REQUIRED` if one is needed.
         help: Its text in the docstring, on one line.
         is_converted: Whether the target converts the value, so that other types are accepted.
-        note: Note of its annotation. The allowed values of a field are its examples.
+        note: Note of its annotation. Without one, the allowed values of a field are the note's examples.
     """
 
     name: str
@@ -159,7 +159,8 @@ def checked(whose: str, known: Sequence[Option], given: Mapping[str, Any]) -> di
         given: Values by name.
 
     Raises:
-        ConfigError: (a ValueError) There is no such option, or a value has another type. Lists the options.
+        ConfigError: (a ValueError) An option is unknown, or a value has another type. The message lists the
+            options.
     """
     by_name = {option.name: option for option in known}
     wrong = []
@@ -218,7 +219,7 @@ def _note(hint: Any) -> OptionNote | None:
 
 
 def _allowed(validator: Any) -> tuple[Any, ...]:
-    """Return the values that the validator `attrs.validators.in_` of a field allows; else none."""
+    """Return the values that a field's validator `attrs.validators.in_` allows; empty without one."""
     inner = getattr(validator, "validator", validator)
     return tuple(getattr(inner, "options", ()))
 

@@ -30,8 +30,8 @@ class ExporterRecord(Record):
         dequantizer: Reference to a class with the protocol `quark.checkpoint.Dequantizer`; None if a
             checkpoint of this layout cannot be quantized again.
         inspector: Reference to a class with the protocol `quark.checkpoint.inspection.Inspector`, which says
-            how runtimes load a checkpoint of this layout; None if their rules are not written down. It needs
-            a reader.
+            how runtimes load a checkpoint of this layout; None if the plugin does not know. It needs a
+            reader.
         quant_methods: Values of ``quant_method`` in checkpoints of this layout.
         marks: Further keys of ``quantization_config``, with the values that they have in this layout.
         files: Patterns (``fnmatch``) of the file names that the exporter writes beside ``config.json`` and

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 CAPABILITIES: Mapping[str, str] = MappingProxyType(
     {
         "calibration": "algorithms: it measures the inputs of layers, so a run needs calibration data",
-        "graphs": "exporters: it writes models quantized in FX graph mode, which have operators in the place of layers",
+        "graphs": "exporters: it writes models quantized in FX graph mode, which have operators instead of layers",
         "resumable": "exporters: a run that was killed continues after the decoder blocks that it has written",
         "rounds_scales": "exporters: it stores scales in a format that rounds some of them",
         "streaming": "exporters: it writes one decoder block at a time, so the model need not fit in memory",
@@ -91,12 +91,12 @@ def check_options(record: Any, attribute: Any, values: tuple[Option, ...]) -> No
 
 
 def as_exports(values: Mapping[str, str | Reference]) -> Mapping[str, Reference]:
-    """Return exports with their references."""
+    """Return a read-only mapping from public names to references."""
     return MappingProxyType({key: as_reference(ref) for key, ref in dict(values).items()})
 
 
 def as_marks(values: Mapping[str, str]) -> Mapping[str, str]:
-    """Return a frozen copy."""
+    """Return a read-only copy."""
     return MappingProxyType(dict(values))
 
 

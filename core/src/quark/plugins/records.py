@@ -4,9 +4,9 @@ A record is frozen and points at code by name; creating one imports nothing. Oth
 `quark.plugins.model_records` and `quark.plugins.program_records`.
 
 Every record has a name (see `quark.base.names`), perhaps aliases, a one-line summary, a stability, and
-``exports``: the names of AMD Quark's public API that come with it, each a reference. The key of an export is
-a plain name (``"Int4PerGroupSpec"``), which every public module with plugins' names gets, or a module and a
-name (``"quark.torch.algorithm.awq.awq:AwqProcessor"``), which creates that module.
+``exports``: the names of AMD Quark's public API that come with it, each with a reference. A plain name
+(``"Int4PerGroupSpec"``) appears in every public module that has names of plugins. A module and a name
+(``"quark.torch.algorithm.awq.awq:AwqProcessor"``) create that module.
 """
 
 from __future__ import annotations
@@ -169,7 +169,8 @@ class AlgorithmRecord(Record):
 
     Raises:
         ValueError: As `Record` does. Or a rounding or a branch has a role or a place in the order, although
-            a run has only one of each. Or another kind has a field of roundings.
+            a run has only one of each. Or another kind than a rounding has ``excluded_schemes`` or
+            ``worst_ratio``.
     """
 
     kind: str = attrs.field(validator=attrs.validators.in_(("transform", "rounding", "block_tuning", "branch")))

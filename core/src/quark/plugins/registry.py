@@ -90,7 +90,7 @@ class Registry(Generic[R]):
     that were registered at run time.
 
     Args:
-        kind: Which kind.
+        kind: The kind of its records.
         entries: Records with their plugins. The list is not copied, so that a set of plugins has one list.
         failures: Returns the failures of all plugins, for messages.
         missing: Returns a sentence about distributions that are not installed or left out, for messages; it

@@ -113,7 +113,7 @@ class RunEvents:
     def block_started(self, name: str, number: int) -> None:
         """Tell that work on a block begins; the first has the number 0."""
         if not self._speaks:
-            return  # all share one silent object
+            return  # `SILENT` is shared, so it must not change
         self._block = {"block": name, "number": number + 1, "total": self._total}
         self._block_begin = self._now()
         self.tell(BlockStarted, **self._block)
@@ -175,9 +175,9 @@ _current = threading.local()
 def running(task: str, *, speaks: bool = True, **facts: Any) -> Iterator[RunEvents]:
     """Yield the events of a run. The run begins when the context is entered, and ends when it is left.
 
-    A run inside another run is silent. During the run, listeners hear of logged warnings. The distribution
-    quark-workbench has the listener that draws
-    a bar on a terminal and writes lines into the log; without it, no progress is shown.
+    A run inside another run is silent. During the run, listeners hear of logged warnings. quark-workbench has
+    the listener that draws a bar on a terminal and writes lines into the log; without it, no progress is
+    shown.
 
     Args:
         task: Task of the run, as in `quark.plugins.Event`.

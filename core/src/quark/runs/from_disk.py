@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from transformers.core_model_loading import WeightConverter
 
 Report = Callable[[FinishedRun, Path, str, Callable[[], CheckpointSource]], None]
-"""Writes files about a run into its complete checkpoint, which may still be renamed.
+"""Writes files about a run into its complete checkpoint, which may not have its final name yet.
 
 The arguments are the run, the checkpoint, the torch device of the run, and a function that opens the float
 checkpoint once more. `quark_workbench.report.ReportOptions` is an example.
@@ -73,7 +73,7 @@ def quantize_checkpoint(
 ) -> QuantPlan:
     """Quantize a checkpoint.
 
-    The result equals that of loading, `ModelQuantizer.quantize_model` and an export, byte for byte.
+    The result equals, byte for byte, an export after loading and `ModelQuantizer.quantize_model`.
 
     One decoder block at a time is in memory, besides the tensors outside the blocks. Some exporters and
     transforms need the whole model.
@@ -198,7 +198,7 @@ class CheckpointRun:
     ) -> Self:
         """Plan a run; nothing is written.
 
-        Arguments and errors as of `quantize_checkpoint`.
+        Arguments and errors are as in `quantize_checkpoint`.
         """
         ranks, (shards, tensors) = output.ranks, opened()
         run = plan_run(tensors.model, config, tensors.codes_of, tensors.carried)
@@ -260,7 +260,7 @@ class CheckpointRun:
 
         In a run with calibration data, every rank computes the same layers, and the first rank writes them.
         Without data, one rank reads, rounds and writes each block. If the exporter cannot share its files
-        (`quark.checkpoint.Exporter.shares`), the first rank does so for all blocks.
+        (`quark.checkpoint.Exporter.shares`), the first rank reads, rounds and writes all blocks.
         """
         run, model, output = started.run, started.model, self.output
         blocks = decoder_blocks(model, started.plan.architecture)
@@ -282,7 +282,7 @@ class CheckpointRun:
     def work_on_whole(self, report: Report | None) -> QuantPlan:
         """Read the whole model, quantize it in memory, then write it on the first rank.
 
-        Returns the plan of what was done.
+        Returns the plan as it was carried out.
         """
         run, output, model = self.run, self.output, self.tensors.model
         run.events.phase("load")
@@ -300,7 +300,7 @@ class CheckpointRun:
         return content.plan
 
     def complete(self, finished: FinishedRun, directory: Path, report: Report | None) -> None:
-        """Check the written checkpoint, and add the files about the run, before it has its name.
+        """Check the written checkpoint, and add the files about the run, before it gets its final name.
 
         Every rank calls this; the first one writes.
         """

@@ -153,7 +153,7 @@ def refuse_changed_source(ranks: Ranks, identity: RunIdentity, shards: Sequence[
     try:
         _refuse_changed(identity, shards)
     except CheckpointError as error:
-        with suppress(RankError):  # the others stop when they hear of it
+        with suppress(RankError):  # the other ranks stop when they get the message
             ranks.gather(str(error))
         raise
     for rank, reason in enumerate(ranks.gather("")):

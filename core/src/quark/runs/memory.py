@@ -26,7 +26,7 @@ LEAST_RETURNED = 64 << 20
 def tokens_in(calls: Iterable[Call]) -> int:
     """Return the number of tokens of all calls.
 
-    They are elements of token ids, or vectors of a floating-point input.
+    A token is an element of token ids, or a vector of a floating-point input.
     """
     tokens = 0
     for call in calls:
@@ -60,7 +60,7 @@ def held_probabilities(model: nn.Module, calls: Iterable[Call]) -> int:
     """Return an estimate of the bytes of float32 attention logits and probabilities of paused forwards.
 
     Args:
-        model: The model. Its configuration has the number of heads; otherwise one head is assumed.
+        model: The model. If its configuration has no number of heads, one head is assumed.
         calls: The calibration calls.
     """
     heads = int(getattr(text_config(model), "num_attention_heads", None) or 1)

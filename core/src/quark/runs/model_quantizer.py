@@ -210,9 +210,9 @@ class ModelQuantizer:
 
     @staticmethod
     def freeze(model: M, quantize: bool | None = None, runtime_options: object = None) -> M:
-        """Do AMD Quark's step before an export.
+        """Set ``requires_grad`` to False; AMD Quark rounds weights in this step before an export.
 
-        `quantize_model` has already rounded the weights, so this only sets ``requires_grad`` to False.
+        Here, `quantize_model` has already rounded them.
 
         Args:
             model: A quantized model, changed in place.
@@ -233,7 +233,7 @@ def several_devices(wish: str) -> str:
     if count < 2:
         return f"{wish} changes nothing: this machine has {'one accelerator' if count else 'no accelerator'}, and one device is used."
     return (
-        f"{wish}: the model is on one of {count} devices. Its blocks go to all of them from disk, with one block in the memory of each: "
+        f"{wish}: the model is on one of {count} devices. To use all of them, with one block in the memory of each, quantize from disk: "
         f"torchrun --nproc-per-node {count} -m quark quantize MODEL OUT --device cuda --scheme …"
     )
 

@@ -275,7 +275,7 @@ def quantized_layers(started: StartedRun, rows: Iterable[PlanRow], *, is_read: b
     """Return quantized layers by full name. Their weights are not rounded, and they are not in the model yet.
 
     Their branches are empty. Layers that keep their quantization get their codes and scales from the run's
-    source, unless ``is_read``: then the finished block will be read.
+    source, unless ``is_read`` says that the finished block will be read.
 
     Raises:
         CheckpointError: The codes do not give the values of the dequantized weight.
@@ -303,7 +303,7 @@ def _refuse_other_values(name: str, values: Tensor, expected: Tensor) -> None:
     # are cast.
     if not torch.allclose(values, expected, rtol=2 * limits.eps, atol=limits.tiny):
         raise CheckpointError(
-            f"the codes of '{name}' decode to other values than its dequantized weight, by up to "
+            f"the codes of '{name}' decode to values that differ from its dequantized weight by up to "
             f"{float((values - expected).abs().max())}: the dequantizer of its layout assigns them to the "
             "wrong layer. Set keep_prequantized_layers=False (--no-keep-prequantized)"
         )
@@ -319,10 +319,10 @@ def finish_layers(
     rounded: Collection[str] = (),
     inputs: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> None:
-    """Set missing scales of activations, and round other weights than ``rounded``, and biases.
+    """Set missing activation scales, and round biases and all weights except ``rounded``.
 
     Plugins measure the layers of ``block``, or the layers outside all blocks if it is None; then the sink
-    gets all of them. ``inputs`` has what plugins keep of the inputs of some layers, by name.
+    gets all of them. ``inputs`` has the samples that plugins keep of layers' inputs, by layer name.
     """
     with started.figures.clock.phase("solve"):
         scales.finish()

@@ -165,12 +165,12 @@ class Run:
         settings = [parts.get(name, own) for name, own in named.items() if name not in left_out]
         run = plan_run(model, attrs.evolve(self.plan.config, algo_config=settings or None))
         notes = [*([TWO_PASSES] if self.two_passes else []), *(f"skipped, no gain on held-out tokens: {name}" for name in left_out)]
-        notes += [f"of {name}, only this is applied (no gain from the rest): {validations[name].chosen}" for name in parts]
+        notes += [f"only a part of {name} is applied (no gain from the rest): {validations[name].chosen}" for name in parts]
         plan = attrs.evolve(run.plan, notes=(*run.plan.notes, *notes))
         return attrs.evolve(run, plan=plan, data=self.data, two_passes=self.two_passes, ranks=self.ranks, events=self.events)
 
     def without_idle(self, names: Sequence[str]) -> QuantPlan:
-        """Return the plan without the transforms in ``names``, which have changed nothing, with a warning.
+        """Return the plan without the transforms in ``names``, which have changed no block; warn of each.
 
         A transform that also rounds stays in the plan.
         """
@@ -216,8 +216,8 @@ def plan_run(model: nn.Module, config: QConfig, codes_of: CodesOf = MappingProxy
     _refuse_transforms(list(algorithms.transforms), plan, model)
     if algorithms.branching is not None and plan.kept:
         raise ConfigError(
-            f"'{algorithms.branching.name}' puts branches beside layers that the run rounds, and {len(plan.kept)} layer(s) are to stay "
-            f"quantized as they come: {folded(plan.kept)}. Set keep_prequantized_layers=False (--no-keep-prequantized), or leave it out"
+            f"'{algorithms.branching.name}' puts branches beside layers that the run rounds, but {len(plan.kept)} layer(s) keep the "
+            f"quantization of the source: {folded(plan.kept)}. Set keep_prequantized_layers=False (--no-keep-prequantized), or leave it out"
         )
     if algorithms.branching is not None:
         plan = plan.with_own_codes(plan.sharing({row.name for row in plan.rows}))
@@ -263,9 +263,9 @@ def _notes(algorithms: Algorithms, plan: QuantPlan) -> list[str]:
         f"after rounding, each block is tuned by {name}, so that its output is closer to the float block's" for name in algorithms.tunings
     ]
     if notes and plan.architecture is not None and not plan.architecture.block_lists:
-        notes.append(f"no blocks are known of '{plan.architecture.model_type}': the whole model is changed as one block")
+        notes.append(f"the blocks of '{plan.architecture.model_type}' are not known: the whole model is changed as one block")
     if algorithms.branching is not None:
-        notes.append(f"beside layers, branches of {algorithms.branching.name}, whose tensors are made when a layer is rounded")
+        notes.append(f"{algorithms.branching.name} puts branches beside layers; their tensors are made when a layer is rounded")
     return notes
 
 
@@ -297,7 +297,7 @@ def _with_rounding(plan: QuantPlan, algorithms: Algorithms, blocks: Collection[s
 def with_algorithm(plan: QuantPlan, algorithms: Algorithms, blocks: Collection[str]) -> tuple[PlanRow, ...]:
     """Return the rows of a plan with the name of the rounding that chooses their codes.
 
-    Only layers in ``blocks`` get the name. A run follows the rows.
+    Only layers in ``blocks`` get the name. A run rounds each layer as its row says.
     """
     name, rounding = algorithms.rounding_name, algorithms.rounding
     return tuple(attrs.evolve(r, algorithm=name) if r.has_codes_to_choose and _is_named_by(rounding, r, blocks) else r for r in plan.rows)
@@ -338,7 +338,7 @@ def _resolved(model: nn.Module, plan: QuantPlan, algorithms: Algorithms) -> tupl
 
 
 def _unmatched(algorithms: Algorithms, rows: Sequence[PlanRow], blocks: Collection[str]) -> Iterator[str]:
-    """Yield names in the settings of the rounding that the model does not have."""
+    """Yield a warning if the rounding's settings name layers that no decoder block has."""
     names = [r.name.removeprefix(f"{block}.") for r in rows if (block := _block_of(r, blocks)) is not None]
     if unmatched := algorithms.rounding.unmatched(names):
         left = sum(1 for r in rows if r.has_quantized_weight and not r.is_kept and not r.algorithm)

@@ -44,7 +44,7 @@ class RunFigures:
     flops: int = 0
 
     def expect(self, blocks: Sequence[Block], outcomes: Sequence[str]) -> None:
-        """Prepare for all blocks; ``outcomes`` are as of `quark.plugins.BlockFinished`."""
+        """Prepare for all blocks; ``outcomes`` are as in `quark.plugins.BlockFinished`."""
         is_heard = self.events.is_heard
         self.events.expect([size_of(b) if is_heard and outcome == "done" else 0 for b, outcome in zip(blocks, outcomes, strict=True)])
 
@@ -56,7 +56,7 @@ class RunFigures:
             number: 0 for the first block.
             block: The block.
             layers: How many of its layers are quantized.
-            outcome: As of `quark.plugins.BlockFinished`.
+            outcome: As in `quark.plugins.BlockFinished`.
         """
         name = block.name or "model"
         self.events.block_started(name, number)

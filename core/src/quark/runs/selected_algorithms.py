@@ -142,9 +142,9 @@ def algorithms_of(config: QConfig) -> Algorithms:
 
 
 def in_order(records: Mapping[str, AlgorithmRecord]) -> list[str]:
-    """Return the names of transforms, or of tunings, so that each comes after all that it has to follow.
+    """Return the names of transforms, or of tunings, in an order that ``before`` and ``after`` allow.
 
-    Otherwise, the order of the settings is kept.
+    Apart from that, the order of the settings is kept.
 
     Args:
         records: Records of these algorithms, by the names in their settings.
@@ -282,11 +282,11 @@ def refuse_vectors(algorithms: Algorithms, rows: Iterable[PlanRow]) -> None:
     """Raise if an algorithm would choose single elements of a format that rounds several together.
 
     Args:
-        algorithms: Of the run.
-        rows: Of the plan, each with the name of its rounding.
+        algorithms: The algorithms of the run.
+        rows: The rows of the plan, each with the name of its rounding.
 
     Raises:
-        UnsupportedError: That is so; the message names the algorithm, a layer and the format.
+        UnsupportedError: An algorithm would do so; the message names it, a layer and the format.
     """
     tuning = next(iter(algorithms.tunings), None)
     for row in rows:

@@ -159,7 +159,7 @@ def start_run(run: Run, model: nn.Module, source: RunSource | None = None) -> St
 
 
 def start_transforms(model: nn.Module, plan: QuantPlan, algorithms: Algorithms) -> list[StartedTransform]:
-    """Start transforms: each changes the tensors outside the decoder blocks, all of which are in memory.
+    """Start transforms: each changes the tensors outside the decoder blocks, which must be in memory.
 
     Afterwards, the model has the same tensors outside the blocks as the finished model. Exports need this for
     their layout.

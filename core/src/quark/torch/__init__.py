@@ -1,7 +1,7 @@
 """AMD Quark's import paths, such as ``quark.torch``: the distribution quark-amd registers them.
 
 Its entry point of the group ``quark.import_paths`` leads to a module with `find_spec`, `load` and
-`public_names`, as `quark_amd.finder` is. It is imported when one of these paths is asked for.
+`public_names`, such as `quark_amd.finder`. That module is imported when one of these paths is asked for.
 """
 
 from __future__ import annotations

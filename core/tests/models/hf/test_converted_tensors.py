@@ -74,7 +74,7 @@ def test_a_converter_that_matches_nothing_is_logged(tmp_path: Path, caplog: pyte
 
 
 def test_results_without_a_place_and_incomplete_sources_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"makes 'a\.q\.weight' of a\.qkv\.weight .* no such tensor"):
+    with pytest.raises(CheckpointError, match=r"makes 'a\.q\.weight' from a\.qkv\.weight .* no such tensor"):
         opened(STORED, [QKV], {"a.o.weight"}, tmp_path)
     joined = WeightConverter(["o.weight", "p.weight"], "op.weight", operations=[Concatenate()])
     with pytest.raises(CheckpointError, match="needs all of its sources"):

@@ -115,7 +115,7 @@ def test_what_a_module_raises_is_logged_with_what_follows(caplog: pytest.LogCapt
     with caplog.at_level(logging.DEBUG, logger="quark"):
         assert chosen_in(Mixture()) == {"block.foo"}
     assert "a Mixture does not run by itself on the meta device" in caplog.text
-    assert "routers in it are known by their names and widths, and by what was computed up to there" in caplog.text
+    assert "its routers are found by their names and widths, and from the operations before the error" in caplog.text
 
 
 def test_the_model_is_not_touched() -> None:

@@ -4,9 +4,9 @@ A rounding that compensates errors in other columns also handles correlations, s
 H_gg.
 
 Ranges are shrunk, or stretched, by a few factors, and the best of each group is taken. Shrinking makes all
-steps finer and cuts off the largest value. Stretching pays in formats with a gap below their largest value,
-FP4 above all with nothing between 4 and 6: there the largest value of a group is sometimes better rounded to
-4 ("four over six", arXiv 2512.02010).
+steps finer and cuts off the largest value. Stretching helps formats with a gap below their largest value,
+above all FP4, which has no value between 4 and 6: rounding the largest value of a group to 4 is sometimes
+better ("four over six", arXiv 2512.02010).
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ WIDEST = 256
 PIECE = 1 << 20
 """Weights that a thread works on at a time.
 
-A quarter of it takes 50 % longer for calls and group scales; more would exceed the shared cache and leave few
-layers with work for two threads.
+With a quarter of it, calls and group scales take 50 % longer. A larger piece would exceed the shared cache,
+and few layers would have work for two threads.
 """
 LARGE_PIECE = 1 << 26
 """Weights per step on devices other than the CPU, 256 MiB in float32."""
@@ -178,8 +178,8 @@ def _search_spanning(wt: Tensor, grid: WeightGrid, spans: Tensor, moments: Tenso
     for factor in stretched(grid):
         best.attempt(torch.full_like(best.factor, factor))
     factor, failures = 1.0, torch.zeros((), dtype=torch.int32, device=wt.device)
-    # Only if reading the flag costs no more than a search: otherwise all factors are tried, and factors after
-    # the end are ignored.
+    # Only a CPU reads the flag: on other devices reading it takes longer than a search. They try all factors,
+    # and ignore factors after the end.
     while factor > NARROWEST and not (wt.device.type == "cpu" and int(failures) >= PATIENCE):
         factor *= 1 - STEP
         better = best.attempt(torch.full_like(best.factor, factor), failures < PATIENCE)

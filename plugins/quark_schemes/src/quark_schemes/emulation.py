@@ -135,7 +135,7 @@ def _from_blocks(blocks: Tensor, shape: torch.Size, axis: int) -> Tensor:
 
 
 def _scale_of(blocks: Tensor, scale: Tensor, caller: str) -> Tensor:
-    """Return one scale per block as ``[R, N, 1]``, float32; raises ConfigError if their number is another."""
+    """Return one scale per block as ``[R, N, 1]``, float32; raises ConfigError if their number differs."""
     rows, count, _ = blocks.shape
     if scale.numel() != rows * count:
         raise ConfigError(f"{caller}: {rows} rows of {count} blocks need as many scales, not scales of shape {tuple(scale.shape)}")

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 SMALLEST_SCALE = 2.0**-23
-"""Smallest scale of integers, float32's machine epsilon, as in AMD Quark: smaller tensors become 0."""
+"""Smallest scale of integers, float32's machine epsilon, as in AMD Quark; values below half of it become 0."""
 
 
 def smallest_scale(max_magnitude: float) -> float:
@@ -46,7 +46,7 @@ def smallest_scale(max_magnitude: float) -> float:
 class ScaleRounding:
     """How scales are rounded, as data that `quark_schemes.kernels.floats.rounded_scale` reads.
 
-    Without attributes, scales are not rounded.
+    If no attribute is set, scales are not rounded.
 
     Attributes:
         mode: ``"ceil"`` or ``"floor"``: round to powers of two.
@@ -101,7 +101,7 @@ class PlainScales(ScaleFormat):
 class PowerOfTwoScales(ScaleFormat):
     """Powers of two.
 
-    It rounds up, so that nothing saturates, unless the mode is ``"floor"``.
+    Scales are rounded up, so that nothing saturates, unless the mode is ``"floor"``.
 
     Attributes:
         mode: ``"ceil"`` or ``"floor"``.

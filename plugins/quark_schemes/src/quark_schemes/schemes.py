@@ -319,4 +319,4 @@ globals().update({name: _scheme(name, build) for name, build in CONFIGURATIONS.i
 
 if TYPE_CHECKING:
 
-    def __getattr__(name: str) -> type[_Scheme]: ...  # type checkers do not see what is made of the table
+    def __getattr__(name: str) -> type[_Scheme]: ...  # type checkers do not see the classes that the table gives

@@ -23,7 +23,7 @@ def why_unswitchable(model: nn.Module, attentions: Sequence[str]) -> str | None:
     """Return why these attention modules of ``model`` cannot be switched, with the fix, or None."""
     cause = None
     if not hasattr(model, "set_attn_implementation"):
-        cause = "only transformers models call an attention that can be exchanged"
+        cause = "only transformers models have an attention that can be exchanged"
     elif not can_set_attention(model):
         cause = "its code does not use transformers' attention interface"
     if cause is not None:
@@ -32,8 +32,8 @@ def why_unswitchable(model: nn.Module, attentions: Sequence[str]) -> str | None:
         implementation = _implementation(model, name)
         if implementation not in _BASES:
             return (
-                f"'{name}' runs the attention implementation {implementation!r}, whose probabilities and keys cannot be reached: load "
-                "the model with attn_implementation='eager' or 'sdpa', or call model.set_attn_implementation('eager') before"
+                f"'{name}' runs the attention implementation {implementation!r}, which hides its probabilities and keys: load "
+                "the model with attn_implementation='eager' or 'sdpa', or call model.set_attn_implementation('eager') first"
             )
     return None
 

@@ -1,7 +1,7 @@
 """A checkpoint's tensors after weight converters.
 
-Names, shapes and dtypes come from headers alone; values are computed on reading. A pattern of a converter is
-the end of a tensor's name, from a dot on: ``gate_up_proj`` matches ``….experts.gate_up_proj``, but not
+Names, shapes and dtypes come from headers alone; values are computed on reading. A converter's pattern
+matches the end of a tensor's name, after a dot: ``gate_up_proj`` matches ``….experts.gate_up_proj``, but not
 ``….fused_gate_up_proj``. A star in a pattern stands for the number of an expert.
 """
 
@@ -25,7 +25,7 @@ from quark.models.hf.file_tensors import ReadTensor, TensorFiles
 
 @attrs.frozen(eq=False)
 class Conversion:
-    """One application of a converter: it turns tensors of one module together into others.
+    """One application of a converter, which computes new tensors from some tensors of one module.
 
     Attributes:
         converter: transformers' ``WeightConverter``.
@@ -66,7 +66,7 @@ class Conversion:
         if set(sources) - self.names.keys() or len(numbers) > 1 or not all(n == {None} or n == set(range(len(n))) for n in numbers):
             raise CheckpointError(
                 f"{self} needs all of its sources, but '{self.prefix}' has only {folded(sorted(self.sources))}: "
-                "the checkpoint is incomplete, or the converter is for another one"
+                "the checkpoint is incomplete, or the converter is for another checkpoint"
             )
         results: Any = {pattern: _in_order(tensors, self.names[pattern]) for pattern in sources}
         of_model = {"full_layer_name": self.prefix + targets[0], "model": model, "config": getattr(model, "config", None)}
@@ -143,7 +143,7 @@ class ConvertedTensors:
                     raise ConfigError(f"{conversion} makes '{name}', which '{directory}' has already: leave the converter out")
                 if not has_place(name):
                     raise CheckpointError(
-                        f"{conversion} makes '{name}' of {folded(conversion.sources)} in '{directory}', and the model of its "
+                        f"{conversion} makes '{name}' from {folded(conversion.sources)} of '{directory}', but the model in "
                         "config.json has no such tensor: correct the target patterns"
                     )
                 self.meta[name] = tensor

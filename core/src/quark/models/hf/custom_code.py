@@ -32,10 +32,10 @@ def code_files(file: Path) -> list[str]:
 
 
 def code_of(directory: Path) -> list[str]:
-    """Return the names of the files of a checkpoint's code.
+    """Return the names of the Python files that belong to a checkpoint.
 
-    These are the files that ``auto_map`` and modules.json name, and their imports. Other Python files in the
-    directory do not belong to the checkpoint. No code runs.
+    These are the files that ``auto_map`` and modules.json name, and the files that they import. Other Python
+    files in the directory do not belong to the checkpoint. No code runs.
     """
     found: set[str] = set()
     waiting = [name for file in _NAMING for name in code_files(directory / file)]
@@ -52,10 +52,10 @@ def code_of(directory: Path) -> list[str]:
 
 
 def sentence_modules(directory: Path) -> list[tuple[str, str]]:
-    """Return folder and class of each part of a model of sentence-transformers, from its modules.json.
+    """Return folder and class of each part of a sentence-transformers model, from its modules.json.
 
-    The folder of the model itself is ``""``. Without that file, or if it is damaged, the result is empty: the
-    file is only copied.
+    The folder of the model itself is ``""``. The result is empty if modules.json is missing or damaged: quark
+    only copies that file.
     """
     try:
         parts = json.loads(bounded_bytes(directory / "modules.json")) if (directory / "modules.json").is_file() else []
@@ -68,7 +68,7 @@ def sentence_modules(directory: Path) -> list[tuple[str, str]]:
 def refuse_code(file: Path) -> None:
     """Raise if a file has an ``auto_map``.
 
-    It is for callers that need the code, but whose user has not allowed it.
+    Call this if the code is needed, but the user has not allowed it.
 
     Raises:
         UnsupportedError: There is an ``auto_map``; the message names its files and how to allow them.

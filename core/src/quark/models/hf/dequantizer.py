@@ -39,8 +39,8 @@ class LayerCodes:
             ``experts.3.down_proj``.
         config: Quantization of its weight and input.
         shape: Shape of its weight, ``[O, I]``.
-        read: Returns its codes and scales from the stored tensors, by full name, in ``sources`` and
-            ``left_out`` of its `FloatTensor`.
+        read: Returns its codes and scales. The argument holds the stored tensors in ``sources`` and
+            ``left_out`` of its `FloatTensor`, by full name.
     """
 
     name: str
@@ -57,7 +57,8 @@ class FloatTensor:
         name: Its full name, as in a float checkpoint of the same model.
         shape: Its shape.
         sources: Full names of the stored tensors that it is computed from, codes first.
-        make: Computes it from the sources by full name, all on one device, and the dtype of the result.
+        make: Computes it. The arguments are the sources by full name, all on one device, and the dtype of the
+            result.
         left_out: Full names of stored tensors that belong to it but are not needed, such as the scale of its
             layer's input.
         layers: The linear layers whose weight it is, or whose weights are parts of it, each with its codes.

@@ -1,8 +1,7 @@
 """Fused experts of a mixture, as one matrix for every expert and projection.
 
-Nothing is copied: matrices are views of the fused parameters. Source: the experts interface of transformers
-5. Models that do not follow it are separated by a function that their family names,
-`quark.config.architecture.Architecture.expert_parts`.
+Nothing is copied: matrices are views of the fused parameters. transformers 5 defines an interface for fused
+experts. For models without it, `quark.config.architecture.Architecture.expert_parts` separates the experts.
 """
 
 from __future__ import annotations
@@ -26,7 +25,8 @@ def expert_parts(module: nn.Module, architecture: Architecture) -> ExpertParts |
 
     Args:
         module: Any module; its parameters may be on the meta device.
-        architecture: Architecture of its family. A form declared on the module's class takes precedence.
+        architecture: Architecture of its family. If the module has transformers' experts interface, that
+            interface takes precedence.
     """
     parts = _of_interface(module)
     if parts is None and architecture.expert_parts is not None:
@@ -40,8 +40,7 @@ def _of_interface(module: Any) -> ExpertParts | None:
     if pair is None or not getattr(module, "has_gate", False) or getattr(module, "has_post_expert_norm", False):
         return None
     up, down = (p.transpose(1, 2) for p in pair) if module.is_transposed else pair
-    # Models define the computation between the matrices on their own class, so a copy without weights is
-    # used.
+    # The gate is a method of the model's own class, so a copy without weights calls it.
     shell = copy.copy(module)
     shell._parameters = {}
     biases = {name: module._parameters[f"{name}_bias"] for name in (_GATE_UP, _DOWN)} if module.has_bias else {}
@@ -54,8 +53,8 @@ def _of_interface(module: Any) -> ExpertParts | None:
 def _is_concatenated(module: Any, width: int) -> bool:
     """Return whether outputs of gate and up are stored one after the other, and not interleaved.
 
-    transformers says so since 5.8. Before, the model's own gate is tried with NaN in the output that would be
-    the first one of up if they were interleaved.
+    transformers has an attribute for this since 5.8. With older releases, the model's gate runs on outputs
+    with NaN at index 1: if its first result is NaN, they are interleaved.
     """
     stated = getattr(module, "is_concatenated", None)
     if stated is not None:

@@ -89,7 +89,8 @@ def compute_absent(model: Any, names: Sequence[str], device: torch.device) -> di
         device: The device that they are computed on.
 
     Returns:
-        The computed tensors by name, without those for which the class draws random numbers or does nothing.
+        The computed tensors by name. Tensors that the class leaves alone, or fills with random numbers, are
+        left out.
     """
     if not names:
         return {}
@@ -100,7 +101,10 @@ def compute_absent(model: Any, names: Sequence[str], device: torch.device) -> di
 
 
 def _initialized(model: Any, names: Sequence[str], device: torch.device, seed: int) -> dict[str, Tensor]:
-    """Return new tensors of these names, initialized by the model class, from another state for each seed."""
+    """Return new tensors of these names that the model class has initialized.
+
+    ``seed`` is the value before initialization, and the seed of the random numbers.
+    """
     tensors: dict[str, Tensor] = {}
     for name in names:
         owner, _, leaf = name.rpartition(".")
@@ -154,9 +158,9 @@ def source_of(config: Any) -> str:
 def directory_of(config: Any) -> Path | None:
     """Return the directory of the checkpoint that a config was loaded from; None if there is none.
 
-    For the name of a model on a hub, it is the model in the cache of this machine; nothing is fetched. If
-    there are several versions with the same weights, it is the newest. If their weights differ, there is
-    none: transformers does not say which version was loaded.
+    A model on a hub is looked up in the cache of this machine; nothing is fetched. If the cache has several
+    versions with the same weights, the newest is returned. If their weights differ, the result is None,
+    because transformers does not say which version was loaded.
     """
     source = source_of(config)
     if not source or Path(source).is_dir():
@@ -228,8 +232,8 @@ def renamed_scales() -> frozenset[str]:
 def renamed_by_loader(model: Any) -> Callable[[str], bool]:
     """Return a function that says whether the loader mistakes a stored name for another tensor's.
 
-    Up to 5.20 it does so with the scale of an expert, ``experts.0.up_proj.weight_scale``, because its name
-    begins with the name of a weight that belongs to fused experts.
+    Up to transformers 5.20 it mistakes the scale of an expert, ``experts.0.up_proj.weight_scale``, because
+    its name begins with the name of a weight that belongs to fused experts.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
 

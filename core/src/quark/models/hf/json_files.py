@@ -56,7 +56,7 @@ def refuse_link_out(path: Path, checkpoint: Path) -> None:
     """Raise if a file of a checkpoint links to a place outside it: its content would get into a result.
 
     Raises:
-        CheckpointError: It does.
+        CheckpointError: The file links to such a place.
     """
     if not _FOLLOWED.get() and leads_out(path, checkpoint):
         raise CheckpointError(
@@ -158,7 +158,7 @@ def reading(path: Path, cure: str) -> Iterator[None]:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Make errors of the body name ``path``, the file whose values it reads, unless they do already."""
+    """Make the body's errors name ``path``, the file whose values it reads, unless they already name it."""
     try:
         yield
     except PluginError:

@@ -124,7 +124,7 @@ def _refuse_unknown_method(block: Any, path: Path) -> None:
     """Check that transformers knows how a checkpoint is quantized; it would read unknown codes as numbers.
 
     Raises:
-        CheckpointError: It does not know.
+        CheckpointError: transformers does not know its ``quant_method``.
     """
     from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 

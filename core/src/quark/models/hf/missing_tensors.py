@@ -40,7 +40,7 @@ def without_source(state: Mapping[str, Tensor], names: Iterable[str]) -> Iterato
 
 
 def refuse_missing(names: Sequence[str], model: nn.Module, directory: Path) -> None:
-    """Raise CheckpointError if there are ``names`` of tensors of a model that its checkpoint lacks."""
+    """Raise CheckpointError if a checkpoint lacks ``names``, tensors of its model."""
     if names:
         raise CheckpointError(
             f"'{directory}' lacks {len(names)} tensor(s) of a {type(model).__name__}: {folded(names)}. It is incomplete, or its "
@@ -79,8 +79,8 @@ def refuse_lost(names: Sequence[str], model: nn.Module, directory: Path) -> None
 def left_out_by(model: nn.Module, carried: Collection[str] = ()) -> Callable[[str], bool]:
     """Return a function that says whether a model class ignores a stored tensor.
 
-    DeepSeek-V3 ignores its layers that predict ahead. ``carried`` are names that an export lists because its
-    model has no such module or tensor (`quark.models.plan.quant_plan.QuantPlan.carried_names`).
+    DeepSeek-V3 ignores its layers for multi-token prediction. ``carried`` are names that an export lists
+    because its model has no such module or tensor (`quark.models.plan.quant_plan.QuantPlan.carried_names`).
 
     The patterns of a class are meant for tensors that the model lacks, but match others too: GPT-2's
     ``attn.bias`` matches ``c_attn.bias``. So tensors of a module that stores tensors are never ignored.
@@ -95,7 +95,7 @@ def left_out_by(model: nn.Module, carried: Collection[str] = ()) -> Callable[[st
 
 
 def beside_others(model: nn.Module) -> Callable[[str], bool]:
-    """Return a function that says whether a tensor that a model lacks is in a module that stores others.
+    """Return a function that says whether an unexpected tensor's module is in the model and stores tensors.
 
     In a quantized checkpoint, such a tensor is usually a scale, and the module is wrong without it. A
     tensor of a module that the model lacks belongs to another part, which its class ignores.
@@ -105,7 +105,7 @@ def beside_others(model: nn.Module) -> Callable[[str], bool]:
 
 
 def refuse_unannounced(names: Sequence[str], directory: Path | str) -> None:
-    """Raise CheckpointError if there are ``names`` of tensors that a quantization does not announce."""
+    """Raise CheckpointError if a checkpoint has ``names``, which its quantization does not announce."""
     if names:
         raise CheckpointError(
             f"'{directory}' holds {folded(names)}, which its quantization_config does not announce: config.json was changed, or is of "
@@ -116,9 +116,9 @@ def refuse_unannounced(names: Sequence[str], directory: Path | str) -> None:
 def recomputed_by(model: Any) -> Callable[[str], bool]:
     """Return a function that says whether a transformers model computes a stored tensor itself.
 
-    Nobody has to keep such a tensor. Either the model has a computed buffer of that name in a module of that
-    name: ``rotary_emb.inv_freq``, which older releases had in every layer. Or it has the tensor's module, and
-    its class expects the tensor there: the masks ``attn.bias`` of GPT-2.
+    An export can leave such a tensor out. There are two kinds. Either the model has a computed buffer with
+    the same last two names: ``rotary_emb.inv_freq``, which older releases had in every layer. Or the model
+    has the tensor's module, and its class ignores the tensor: the masks ``attn.bias`` of GPT-2.
     """
     expects, prefix = left_out_by(model), f"{model.base_model_prefix}."
     modules = {name.removeprefix(prefix) for name, _ in model.named_modules()}

@@ -92,7 +92,7 @@ def model_class(config: Any, file: Path, *, trust_remote_code: bool = False) -> 
 
 
 def is_of_its_config(model: nn.Module) -> bool:
-    """Return whether a model has the class that would be built from its config's file."""
+    """Return whether a model has the class that its config.json would give."""
     from transformers import PretrainedConfig
 
     config = getattr(model, "config", None)
@@ -104,7 +104,7 @@ def is_of_its_config(model: nn.Module) -> bool:
 def config_for(model_type: Any, config: Any) -> Any:
     """Return the config, or its part for this model class; None if the class takes neither.
 
-    Some families have the class of another one, which is registered for their config.
+    Some families use a model class of another family, which is registered for their config.
     """
     wanted = getattr(model_type, "config_class", None)
     if wanted is None or isinstance(config, wanted):
@@ -118,9 +118,9 @@ def config_for(model_type: Any, config: Any) -> Any:
 
 
 def _of_own_code(auto_map: dict[str, Any], names: list[str]) -> Any:
-    """Return the Auto class under which a checkpoint's own code has a class of one of these names.
+    """Return the Auto class that ``auto_map`` maps to a class of one of these names.
 
-    Without names, return the first one for a model.
+    Without names, return the first Auto class of ``auto_map`` that is for models.
     """
     import transformers
 

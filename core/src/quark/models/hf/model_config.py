@@ -85,7 +85,8 @@ def model_config(path: Path, *, trust_remote_code: bool = False) -> Any:
 def _refuse_fetched_code(values: object, file: Path) -> None:
     """Raise if a config.json names code or a model on a hub, which transformers would fetch.
 
-    It fetches a kernel for an attention or for experts called ``owner/name``, and for some names of its own.
+    transformers fetches a kernel for an attention or for experts called ``owner/name``, and for some names of
+    its own.
 
     Raises:
         UnsupportedError: It names such code.
@@ -170,6 +171,6 @@ def _why_unknown(model_type: str) -> str:
             "or transformers"
         )
     return (
-        f"the module '{module}', which the template of {source} names for it, was imported and has not registered it with "
+        f"the template of {source} names the module '{module}', which does not register the model type with "
         f"AutoConfig.register; {leave_out(source)}"
     )

@@ -106,8 +106,8 @@ def source_layout(directory: Path) -> tuple[str, Mapping[str, Any]] | None:
     name = exporters().fitting_one(block, "dequantizer", path)
     if name is None:
         raise ConfigError(
-            f"'{directory}' is quantized already, by the quant_method {block.get('quant_method')!r}, which no installed layout "
-            f"dequantizes; those that can be quantized anew are {exporters().methods_with('dequantizer')}. Give the float checkpoint. "
+            f"'{directory}' is quantized already, by the quant_method {block.get('quant_method')!r}, which no installed layout dequantizes "
+            f"(they dequantize {exporters().methods_with('dequantizer')}). Give the float checkpoint. "
             f"{catalog().missing((exporters().kind.distribution,))}".rstrip()
         )
     return name, block
@@ -165,7 +165,7 @@ class QuantizedModel:
     def codes_of(self) -> dict[str, LayerCodes | None]:
         """Stored form of each layer that is quantized in the source, by full name.
 
-        None if it has no exact expression.
+        None if no `QLayerConfig` expresses it exactly.
         """
         known: dict[str, LayerCodes | None] = {codes.name: codes for one in self.float_tensors for codes in one.layers}
         return known | {one.name.removesuffix(".weight"): None for one in self.float_tensors if not one.layers}

@@ -169,7 +169,7 @@ def _refuse_unlisted(shards: Mapping[str, Shard], weight_map: Mapping[str, str],
 def _inside(directory: Path, name: str) -> Path:
     """Return the path of a file in the directory; links in a hub cache are followed into its store."""
     if Path(name).name != name or name in ("", ".", "..") or "\0" in name:
-        raise CheckpointError(f"the index of '{directory}' points to {name!r}, which is no file of the directory: refusing to read it")
+        raise CheckpointError(f"the index of '{directory}' points to {name!r}, which is no file of the directory: correct the index")
     refuse_link_out(directory / name, directory)
     return directory / name
 
@@ -203,7 +203,7 @@ def read_header(path: Path) -> Shard:
 def _refuse_large_header(path: Path) -> None:
     """Raise CheckpointError for a header with more values than any real header has.
 
-    A header longer than the file is left to safetensors.
+    safetensors itself refuses a header that is longer than the file.
     """
     try:
         with path.open("rb") as file:

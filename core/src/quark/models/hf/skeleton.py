@@ -38,7 +38,7 @@ def meta_model(path: Path, dtype: torch.dtype | None = None, *, trust_remote_cod
 
 
 def skeleton(path: Path, dtype: str, device: torch.device, *, trust_remote_code: bool = False) -> nn.Module:
-    """As `load_model`, without reading a weight.
+    """Return the model as `load_model` does, but without reading a weight.
 
     Parameters and persistent buffers are on the meta device, in their final dtypes. Buffers that no
     checkpoint holds (rotary tables) are computed, on ``device``. Source: ``from_pretrained`` of transformers

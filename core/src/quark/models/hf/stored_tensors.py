@@ -42,7 +42,7 @@ class Recipe:
 
     Attributes:
         sources: The pattern of transformers' conversion and the full name of each stored tensor, in the order
-            of joining.
+            in which they are joined.
         targets: Full names of the resulting tensors in the model.
         conversion: transformers' ``WeightConverter`` from sources to targets; None if the only source is the
             target.
@@ -70,7 +70,7 @@ class Recipe:
 
 @attrs.frozen(eq=False)
 class ModelAsLoaded:
-    """What transformers' conversions see of a model, even after its experts are separated.
+    """The parts of a model that transformers' conversions read, as they were before experts were separated.
 
     Attributes:
         config: Its configuration.
@@ -101,7 +101,7 @@ class StoredTensors:
         recipes: One for each tensor of the model, or for several tensors that are made together; tied tensors
             only under their stored names.
         codes_of: Stored form of each layer that is quantized in the source, by full name in the model; None
-            if it has no exact expression.
+            if no `QLayerConfig` expresses it exactly.
         absent: Full names of tensors that the checkpoint lacks because the model class computes them.
         carried: Names of stored tensors that the model class neither takes nor computes: an export copies
             them.
@@ -181,7 +181,7 @@ class StoredTensors:
     def read(self, recipes: Iterable[Recipe], dtype_of: Mapping[str, torch.dtype], device: torch.device) -> Iterator[tuple[str, Tensor]]:
         """Read the tensors of some recipes.
 
-        Files are open only while this generator runs, so that their memory maps can be released.
+        Files are open only while this generator runs.
 
         Args:
             recipes: Recipes from the attribute ``recipes``.
@@ -235,7 +235,7 @@ def _layers(names: _ModelNames, float_tensors: Sequence[FloatTensor]) -> Iterato
 
 
 def _name_in_model(layer: str, owner: str) -> str:
-    """Return the name of a stored layer below the module that has its weight or its fused experts."""
+    """Return the model's name of a stored layer; ``owner`` is the module with its weight or fused experts."""
     parts, last = layer.split("."), owner.rpartition(".")[2]
     if last not in parts:
         return layer
@@ -298,6 +298,6 @@ def _tell_carried(carried: Sequence[str], model: Any, directory: Path) -> None:
         log.log(
             logging.INFO if all(map(is_expected, carried)) else logging.WARNING,
             f"'{directory}' holds {len(carried)} tensor(s) that a {type(model).__name__} has no place for: {folded(carried)}. They are "
-            "copied unchanged and excluded from quantization; if no runtime uses them, correct its config.json, which may name too few "
+            "copied unchanged and excluded from quantization; if no runtime uses them, correct config.json, which may name too few "
             "layers or the wrong parts",
         )

@@ -20,7 +20,7 @@ def owners_of(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
 
 
 def other_names(model: nn.Module) -> dict[str, list[str]]:
-    """Return the other full names of each module that has several, by its first name."""
+    """Return, by the first full name of each module that has several, its other full names."""
     first: dict[nn.Module, str] = {}
     others: dict[str, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
@@ -30,7 +30,7 @@ def other_names(model: nn.Module) -> dict[str, list[str]]:
 
 
 def aliases(model: nn.Module) -> list[list[str]]:
-    """Return the full names of each tensor of a model that has several, or that loading ties."""
+    """Return the full names of each tensor that has several names in a model, or that loading ties."""
     names_of: dict[object, list[str]] = {}
     ties = tied_on_loading(model)
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -42,7 +42,7 @@ def aliases(model: nn.Module) -> list[list[str]]:
 
 @torch.no_grad()
 def tie_equal(model: nn.Module, groups: Iterable[Sequence[str]]) -> None:
-    """Make one parameter of parameters with equal values that `aliases` named together before loading.
+    """Tie parameters with equal values again; ``groups`` is the result of `aliases` before loading.
 
     Parameters with different values, because quantization untied them, stay separate.
     """

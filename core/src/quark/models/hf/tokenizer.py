@@ -10,8 +10,8 @@ from quark.errors import CheckpointError
 from quark.models.hf.custom_code import refuse_code
 from quark.models.hf.json_files import bounded_bytes, read_json, reading, refuse_link_out
 
-# An id of eight digits in tokenizer.json: the vocabulary is allocated up to the largest id, whatever time and
-# memory that takes.
+# A token id of eight digits or more. A tokenizer allocates its vocabulary up to the largest id, so such an id
+# would take too much time and memory.
 _FAR_ID = re.compile(rb'":(?<!length":)\s*(\d{8,18})\s*[,}]')
 
 _NECESSARY = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")

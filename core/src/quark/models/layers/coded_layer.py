@@ -57,7 +57,8 @@ class CodedLayer:
             layer: A layer of the same configuration; its weight gives the dtype, and may be on the meta
                 device.
             name: Its full name, for messages.
-            keeps_codes: Whether the layer keeps these codes for storage; if not, they follow from its values.
+            keeps_codes: Whether the layer keeps these codes for storage; if not, an export computes them from
+                its values.
 
         Raises:
             CheckpointError: A scale is not valid.
@@ -126,7 +127,7 @@ def restore(
     *,
     holds_values: bool = False,
 ) -> dict[str, nn.Parameter]:
-    """Give a quantizer its stored scales, and return the parameter by name; nothing for an activation.
+    """Give a quantizer its stored scales, and return the parameter by name; empty for an activation.
 
     This is the inverse of `stored_tensors`.
 
@@ -184,7 +185,7 @@ def stored_tensors(name: str, module: QuantizerModule, values: Tensor, order: st
     tensors = quantizer.pack(codes, qparams, order=order)
     announced = packed_meta(quantizer, tuple(values.shape), order)
     if any(n in announced and (t.shape, t.dtype) != (announced[n].shape, announced[n].dtype) for n, t in tensors.items()):
-        complaint = "packs to other shapes or dtypes than on the meta device, from which files are laid out"
+        complaint = "packs real tensors to other shapes or dtypes than meta tensors, which determine the layout of files"
     if complaint is not None:
         raise origin("formats", quantizer.stored_level.format.name).error(f"{complaint} (at '{name}')")
     return tensors
@@ -207,7 +208,7 @@ def checked_codes(name: str, module: QuantizerModule, values: Tensor) -> Tensor:
 
 
 def _complaint(name: str, module: QuantizerModule, values: Tensor, codes: Tensor, order: str) -> str | None:
-    """Return why the format cannot pack these codes, or None; raise ConfigError if the values have others."""
+    """Return why the format cannot pack these codes, or None; raise ConfigError if the values need others."""
     quantizer, qparams = module.quantizer, module.qparams
     assert qparams is not None
     complaint = codes_error(quantizer, qparams, values, codes, order, is_rounded=not module.is_deferred)

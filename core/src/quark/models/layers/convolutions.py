@@ -26,7 +26,7 @@ class QuantizedConvolution(QuantizedLayer):
 
     @classmethod
     def quantizer_of(cls, slot: Slot, spec: TensorSpec, shape: LayerShape) -> TensorQuantizer:
-        # For an activation, a dynamic scale per channel would mean one per token; here the axis counts.
+        # activation=True would turn a dynamic scale per channel into one per token; here ``ch_axis`` decides.
         quantizer = quantizer_for(spec, activation=False)
         if slot is Slot.weight:
             return viewed(quantizer, KernelMatrix(shape.is_transposed, shape.groups))

@@ -75,8 +75,8 @@ class SeparateExperts(nn.Module):
             chosen: Indices of the experts of each token, ``[tokens, k]``; an index beyond the last expert
                 means none.
             weights: Router weights of these experts, ``[tokens, k]``.
-            **named: The last two, as ``top_k_index`` or ``router_indices``, and ``top_k_weights`` or
-                ``routing_weights``.
+            **named: ``chosen`` as ``top_k_index`` or ``router_indices``, and ``weights`` as ``top_k_weights``
+                or ``routing_weights``.
 
         Raises:
             UnsupportedError: The model does not pass the experts' indices and weights.

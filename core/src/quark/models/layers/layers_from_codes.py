@@ -173,7 +173,7 @@ class RunsFromCodes(Packed):
             rows = packed.looked_up(x)
             if computes is nn.Embedding.forward:
                 return rows
-            return self._computed(rows.reshape(-1, rows.shape[-1]), torch.arange(x.numel()).to(x).view(x.shape))  # it multiplies the rows
+            return self._computed(rows.reshape(-1, rows.shape[-1]), torch.arange(x.numel()).to(x).view(x.shape))  # it scales rows
         room = ROOM_ELEMENTS if packed.device.type == "cpu" else 8 * ROOM_ELEMENTS
         parts = packed.row_slices(room, _ROWS) if computes is nn.Linear.forward and packed.shape[0] else []
         if len(parts) > 1:
@@ -311,7 +311,7 @@ def runs_from_codes(quantized: QuantizedLayer, weight: PackedWeight) -> Quantize
     layer: Any = copied(quantized, _class_from_codes(RunsFromCodes, type(quantized)))  # type: ignore[arg-type]  # classes are hashed by identity
     layer.__dict__["_parameters"].pop("weight", None)
     layer._buffers |= {_PREFIX + name: tensor for name, tensor in weight.tensors.items()}
-    # The tensors are the buffers: a second reference would keep tensors that are moved away.
+    # Only the buffers hold the tensors: a second reference would keep them in memory when the layer is moved.
     shapes = {name: tensor.to("meta") for name, tensor in weight.tensors.items()}
     layer._weight = PackedWeight(weight.packing, shapes, weight.shape, weight.dtype, weight.name)
     return layer

@@ -290,7 +290,7 @@ class ScalesOf:
 def as_vector(scale: Tensor) -> Tensor:
     """Return a scale ``[]`` as ``[1]``, and scales of heads ``[heads]`` as ``[heads, 1, 1]``.
 
-    So compressed-tensors stores the scales of attention.
+    compressed-tensors stores the scales of attention in these shapes.
     """
     return scale.reshape(-1, 1, 1) if scale.ndim else scale.reshape(1)
 

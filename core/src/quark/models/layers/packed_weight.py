@@ -1,8 +1,8 @@
 """PackedWeight: a weight as its checkpoint stores it; its values are computed for each use.
 
 This module knows no number format or layout: the code that packed tensors unpacks them. The shapes of packed
-meta tensors show which rows of a stored tensor hold which rows of the weight; this is tried once with
-numbers. A weight that cannot be cut is unpacked whole. A part of a weight, for instance of a rank in tensor
+meta tensors show which rows of a stored tensor hold which rows of the weight; a random weight confirms this
+once. A weight that cannot be cut is unpacked whole. A part of a weight, for instance of a rank in tensor
 parallelism, is a `PackedWeight` with that part's tensors and shape.
 """
 
@@ -24,8 +24,8 @@ from quark.numbers import QParams, TensorQuantizer
 from quark.numbers.tiles import kept_room
 
 SLICE_ELEMENTS = 1 << 20
-"""Maximum number of elements that one CPU thread unpacks at a time. Slices that fit into a second-level cache
-cost more calls than they save.
+"""Maximum number of elements that one CPU thread unpacks at a time. With smaller slices, which fit into a
+second-level cache, the additional calls cost more time than the cache saves.
 """
 
 
@@ -212,7 +212,7 @@ class PackedWeight:
         """Return slices of its rows with up to that number of elements each, if it can be cut.
 
         Args:
-            elements: Size of a slice; it is larger if fewer rows cannot be cut.
+            elements: Maximum size of a slice. A slice is larger if no smaller one can be cut.
             multiple: Divisor of the number of rows of each slice but the last.
         """
         rows, cuts = self.shape[0], self.cuts
@@ -231,7 +231,7 @@ class PackedWeight:
 
     @torch.no_grad()
     def values(self, out: Tensor | None = None) -> Tensor:
-        """Return the values; each equals that of the unpacked layer, to the bit.
+        """Return the values; they equal the values of the unpacked layer, to the bit.
 
         Args:
             out: Receives the values, in its shape and dtype; None uses fresh memory.
@@ -249,7 +249,7 @@ class PackedWeight:
 
     @torch.no_grad()
     def looked_up(self, indices: Tensor) -> Tensor:
-        """Return the rows at ``indices``, ``[*indices.shape, in]``. Each is unpacked once, and no others."""
+        """Return the rows at ``indices``, ``[*indices.shape, in]``; only these are unpacked, each once."""
         cuts = self.cuts
         if cuts is None:
             return self.values()[indices]

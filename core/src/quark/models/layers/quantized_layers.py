@@ -23,7 +23,7 @@ BRANCH = "branch"
 
 
 class Branch(nn.Module, ABC):
-    """Computes beside a quantized layer, from the same input; the layer adds the result to its own.
+    """Computes beside a quantized layer, from the same input; the layer adds the result to its output.
 
     All tensors are parameters or persistent buffers: checkpoints hold them as ``branch.<name>`` of the layer.
     """
@@ -36,9 +36,9 @@ class Branch(nn.Module, ABC):
     def rest(self, x: Tensor) -> Tensor:
         """Return the input for the layer's own weight, by default ``x`` itself.
 
-        A branch that multiplies some channels in float, such as outliers, takes them away from the input's
-        quantizer here, and from the weight's by `quark.algorithms.Branching.weight_to_round`. Static scales
-        and statistics are of the whole input.
+        A branch that multiplies some channels in float, such as outliers, removes them here from the input to
+        quantize, and in `quark.algorithms.Branching.weight_to_round` from the weight to round. Static scales
+        and statistics cover the whole input.
         """
         return x
 
@@ -110,9 +110,9 @@ class QuantizedLayer(nn.Module):
 
     @staticmethod
     def as_stored(matrix: Tensor) -> Tensor:
-        """Return a view of a weight or codes in the layout of the float class's checkpoints, or back.
+        """Convert a weight or codes to the layout of the float class's checkpoints, or back; return a view.
 
-        Here the layout is ``[out, in, …]``.
+        By default, both layouts are ``[out, in, …]``.
         """
         return matrix
 
@@ -123,7 +123,7 @@ class QuantizedLayer(nn.Module):
         return y if self.output_quantizer is None else self.output_quantizer(y)
 
     def with_branch(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the output before the output quantizer: the product, and what the branch of ``x`` adds."""
+        """Return the output before the output quantizer: the product plus the output of the branch."""
         if (branch := self.branch) is None:
             return self.product(x, *args, **kwargs)
         y = self.product(branch.rest(x), *args, **kwargs)
@@ -259,9 +259,9 @@ def share_codes(layer: QuantizedLayer, source: QuantizedLayer) -> None:
 
 
 def held_weight(layer: Any) -> tuple[Tensor | None, nn.Module | None]:
-    """Return what a layer holds as its weight: its values, or else its codes; and its scales.
+    """Return the tensor of a layer's weight (its codes if it runs from codes), and its weight quantizer.
 
-    Layers whose weight is one tensor hold the same objects, also while a checkpoint is loaded.
+    Two layers that share a weight return the same objects, also while a checkpoint is loaded.
     """
     held: Tensor | None = layer.held_codes() if hasattr(layer, "held_codes") else layer._parameters.get("weight")
     return held, getattr(layer, "weight_quantizer", None)

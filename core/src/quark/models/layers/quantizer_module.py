@@ -33,7 +33,7 @@ class QuantizerModule(nn.Module):
         quantizer: The `quark.numbers.TensorQuantizer` that does the arithmetic.
         scale, zero_point, outer_scale, table: Buffers; None before `set_qparams`, or if the format has none.
         codes: Buffer: codes of a weight that stays as stored in its checkpoint, or codes that its rounding
-            has set, until the run has written them. None if codes follow from its values.
+            has set, until the run has written them. None if codes are computed from the values.
         is_deferred: Whether the scales belong to a weight that is still float: its codes are its values
             rounded to nearest. No forward may run before the weight is rounded.
     """
@@ -127,7 +127,7 @@ class _StraightThrough(torch.autograd.Function):
 class RoundedParameter(QuantizerModule):
     """The quantizer of a parameter whose values are already on its grid: calls do nothing.
 
-    It is called in graphs, so that their readers, such as an exporter, find the scales here.
+    Graphs call it, so that exporters find the scales here.
     """
 
     def forward(self, x: Tensor) -> Tensor:

@@ -139,7 +139,7 @@ class AttentionPlanning:
         return tuple(attentions)
 
     def resolved(self) -> AttentionPlanning:
-        """Return the same with ``kv_cache_post_rope`` and ``attention_post_rope`` resolved for this model.
+        """Return this planning, with ``kv_cache_post_rope`` and ``attention_post_rope`` resolved.
 
         A value of None becomes True, as in runtimes, if attention can be switched to our implementation and
         each projection produces only keys, values or queries.
@@ -221,7 +221,7 @@ class AttentionPlanning:
             yield f"{where}. vLLM has no name for the scale of a fused projection's output, and does not load it"
 
     def _with(self, cache: bool | None, queries: bool | None) -> AttentionPlanning:
-        """Return the same with these values of ``kv_cache_post_rope`` and ``attention_post_rope``."""
+        """Return this planning with these values of ``kv_cache_post_rope`` and ``attention_post_rope``."""
         return attrs.evolve(self, config=attrs.evolve(self.config, kv_cache_post_rope=cache, attention_post_rope=queries))
 
     @cached_property
@@ -316,15 +316,15 @@ class AttentionPlanning:
             yield f"output_tensors of keys and values with kv_cache_post_rope {reason}. Use a scheme such as fp8"
 
     def _heads(self, attention: str, key_layer: str | None) -> tuple[int, int] | None:
-        """Return `AttentionRow.heads` of a module; ``key_layer`` gives its keys alone, or is None."""
+        """Return `AttentionRow.heads` of a module; ``key_layer`` gives only its keys, or is None."""
         shapes = {row.name: row.shapes for row in self.layers if row.name == key_layer}
         width = shapes[key_layer].of_slot(Slot.output_tensors)[-1] if key_layer in shapes else None
         return key_value_heads(self.model.get_submodule(attention), width)
 
     def _outputs_without_heads(self, requested_post_rope: bool | None) -> list[str]:
-        """Return the layers that feed the cache with several scales, which fit only axes of attention.
+        """Return the layers that feed the cache with several scales, which only fit tensors inside attention.
 
-        Dynamic scales of outputs, as in AMD Quark, must be requested.
+        Dynamic scales of outputs, as in AMD Quark, are allowed if ``kv_cache_post_rope`` is False.
         """
         specs = {r.name: r.config.output_tensors for r in self._cached if r.config is not None and r.config.output_tensors is not None}
         is_requested = requested_post_rope is False
@@ -345,7 +345,7 @@ def _parent(name: str) -> str:
 
 def _wants_tensor_scale(subject: str) -> str:
     return (
-        f"{subject} must have one scale per tensor (qscheme per_tensor): inside attention, axes are not those of a layer's output. "
+        f"{subject} must have one scale per tensor (qscheme per_tensor): inside attention, tensors have other axes than a layer's output. "
         "Use a scheme such as fp8"
     )
 

@@ -17,13 +17,14 @@ from quark.plugins import templates
 
 @attrs.frozen
 class StatedFamily:
-    """What a model states of its family, as ``model.stated_family``.
+    """Facts that a model states about its family, in its attribute ``stated_family``.
 
-    A model that is made of the names of tensors has one; of a model of transformers its modules tell.
+    A model that is built from tensor names alone has this attribute. A transformers model needs none: its
+    modules show its family.
 
     Attributes:
         architecture: Facts about the family.
-        notes: Remarks for the user, which a plan has among its own.
+        notes: Remarks for the user, which a plan adds to its own notes.
     """
 
     architecture: Architecture
@@ -31,7 +32,7 @@ class StatedFamily:
 
 
 def stated_family(model: nn.Module) -> StatedFamily | None:
-    """Return what a model states of its family; None of a model that states nothing."""
+    """Return the `StatedFamily` of a model, or None."""
     stated = getattr(model, "stated_family", None)
     return stated if isinstance(stated, StatedFamily) else None
 

@@ -1,6 +1,6 @@
 """Inference of an `Architecture` from module names, if a template is missing or leaves fields open.
 
-Only this module of core tests names of layers; all other modules use an `Architecture`. An inferred
+Only this module of core interprets names of layers; all other modules use an `Architecture`. An inferred
 architecture has fewer facts than a template and is not verified. It suffices to quantize block by block, to
 leave the output head in float, and to find keys, values and experts.
 """
@@ -40,11 +40,12 @@ def infer_architecture(model: nn.Module, model_type: str) -> Architecture | None
     """Return the architecture of a transformers model from its modules; None if they do not show its blocks.
 
     The blocks are the only list of modules of one class that contains linear layers, or the two lists of an
-    encoder and a decoder. With other lists (a vision tower), their order in a forward is unknown. If a list
-    has another length than in the config, a block may run several times.
+    encoder and a decoder. The result is None if there are other lists (a vision tower), because their order
+    in a forward is unknown, or if a list has another length than in the config: a block may run several
+    times.
 
-    Linear layers outside the blocks stay float, and so do routers. A layer is a router by its name, if it is
-    as wide as there are experts beside it, or if a top-k chooses from its outputs.
+    Linear layers outside the blocks stay float, and so do routers. A layer is a router if its name says so,
+    if it has one output for each expert beside it, or if a top-k chooses from its outputs.
 
     Args:
         model: A transformers model, on any device, including the meta device.
@@ -88,11 +89,11 @@ def one_block(model: nn.Module, model_type: str) -> Architecture:
 
 
 def fitted(architecture: Architecture, model: nn.Module) -> Architecture | None:
-    """Return the facts about a family with the full names of a class; None if the class lacks the blocks.
+    """Return the facts about a family with this model's full names; None if the model lacks the blocks.
 
-    A family has the names of its language model. In the model without a head, ``model.layers`` is
-    ``layers``; a classifier may have it below another module. Missing parts have no name: an encoder alone
-    has no ``decoder_blocks``, and a decoder alone no ``encoder_blocks``.
+    An architecture has the names of the family's language model. In the model without a head,
+    ``model.layers`` is ``layers``; a classifier may have it below another module. Missing parts have no name:
+    an encoder alone has no ``decoder_blocks``, and a decoder alone no ``encoder_blocks``.
     """
     modules = [name for name, _ in model.named_modules()]
     if not architecture.block_lists or set(modules).issuperset(architecture.block_lists):
@@ -100,7 +101,7 @@ def fitted(architecture: Architecture, model: nn.Module) -> Architecture | None:
     stems = [stems for name in architecture.block_lists if (stems := _stems(name, modules)) is not None]
     if not stems:
         return None
-    old, new = min(stems, key=lambda pair: pair[0].count("."))  # the end of a decoder's name may be that of its encoder's
+    old, new = min(stems, key=lambda pair: pair[0].count("."))  # a decoder's name may end like its encoder's
 
     def place(name: str | None) -> str | None:
         moved = new + name.removeprefix(old) if name is not None and name.startswith(old) else name
@@ -175,10 +176,10 @@ def with_inferred_attention(architecture: Architecture | None, model: nn.Module,
 
 
 def gives_queries_keys_and_values(layer: str, architecture: Architecture) -> bool:
-    """Return whether a layer's output has queries, keys and values of attention, as that of ``qkv_proj``.
+    """Return whether a layer's output has queries, keys and values of attention, as ``qkv_proj`` gives them.
 
-    This is so if the architecture's patterns of projections that feed the cache and of query projections both
-    name the layer, and it belongs to no ``mixer``. Without such patterns, the layer's name decides.
+    The layer must match both ``kv_layers_name`` and ``q_layer_name`` of the architecture, and belong to no
+    ``mixer``. If the architecture lacks one of these patterns, the layer's name decides.
     """
     cache, queries = architecture.kv_layers_name, architecture.q_layer_name
     if cache is None or queries is None:
@@ -202,9 +203,9 @@ def inferred_lines(found: Architecture) -> Iterator[str]:
 
 
 def _attention_roles(names: Iterable[str]) -> dict[str, Any]:
-    """Return, by field of `Architecture`, layers that give only queries, keys or values.
+    """Return, by field of `Architecture`, the layers that give only queries, only keys or only values.
 
-    ``k_proj`` is one, ``query_key_value`` is not.
+    ``k_proj`` is such a layer, ``query_key_value`` is not.
     """
     roles: dict[str, dict[str, None]] = {"query_projections": {}, "key_projections": {}, "value_projections": {}}
     words_of = dict(zip(roles, (_QUERY_WORDS, _KEY_WORDS, _VALUE_WORDS), strict=True))
@@ -240,7 +241,7 @@ def _block_lists(model: nn.Module) -> Iterator[str]:
 
 
 def _streams(model: nn.Module) -> list[str]:
-    """Return the full names of the list of blocks, or of encoder and decoder; none if they are not known."""
+    """Return the full name of the list of blocks, or of the lists of encoder and decoder; else nothing."""
     lists, config = list(_block_lists(model)), getattr(model, "config", None)
     if getattr(config, "is_encoder_decoder", False) and len(lists) == 2:
         lists.sort(key=lambda name: "decoder" in name.split("."))
@@ -278,8 +279,8 @@ def layers_chosen_from(modules: Mapping[str, nn.Module], layers: Sequence[str], 
     """Return the routers among ``layers``: a module that contains them chooses their largest outputs.
 
     Each module runs by itself, as a copy on the meta device, so that a model in memory and one on disk give
-    the same result. It runs with hidden states as its only argument, as far as that works with tensors
-    without values. Of several modules with the same layers, one runs.
+    the same result. It runs with hidden states as its only argument, until it returns or fails because the
+    tensors have no values. Of several modules with the same class and layers, one runs.
 
     Args:
         modules: All modules of a model, on any device, by full name.
@@ -326,13 +327,13 @@ def _tried(module: nn.Module) -> Iterator[None]:
         yield
     except Exception as error:
         get_logger(__name__).debug(
-            f"a {type(module).__name__} does not run by itself on the meta device ({type(error).__name__}: {error}): routers in it are "
-            "known by their names and widths, and by what was computed up to there"
+            f"a {type(module).__name__} does not run by itself on the meta device ({type(error).__name__}: {error}): its routers are "
+            "found by their names and widths, and from the operations before the error"
         )
 
 
 class _Flow(TorchFunctionMode):
-    """Follows products with weights through other operations, to where the largest values are chosen.
+    """Follows products with weights through other operations, until an operation chooses the largest values.
 
     Args:
         weights: Names of the weights.

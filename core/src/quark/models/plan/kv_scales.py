@@ -30,7 +30,7 @@ def is_per_head(level: QTensorConfig) -> bool:
 def why_not_cached(spec: TensorSpec, heads: tuple[int, int] | None) -> str | None:
     """Return why keys or values cannot be quantized inside attention, as a predicate; None if they can.
 
-    A static scale may belong to a head, but not to a sequence or position, of which there are any number.
+    A static scale may belong to a head, but not to a sequence or a position, because their number varies.
 
     Args:
         spec: Their quantization.
@@ -69,7 +69,7 @@ def kv_scale_groups(names: Iterable[str], patterns: Sequence[str], *, separate: 
 def merge_kv_scales(scales: Sequence[Tensor], floor: float) -> Tensor:
     """Return the largest of some scales, element by element, but at least ``floor``.
 
-    All have as many elements; of ``[]`` and ``[1]``, the result has the shape ``[]``.
+    All have the same number of elements. If their shapes are ``[]`` and ``[1]``, the result has ``[]``.
     """
     shape = min((scale.shape for scale in scales), key=len)
     return torch.stack([scale.reshape(shape) for scale in scales]).amax(dim=0).clamp(min=floor)

@@ -51,8 +51,8 @@ def fused_mixtures(model: nn.Module) -> dict[str, FusedMixture]:
 def separate_experts(model: nn.Module, config: QConfig, kept: Container[str] = ()) -> list[str]:
     """Replace fused experts by separate ones, in place, if one of their layers is changed or kept.
 
-    Such a layer is quantized, named, in ``kept``, or changed by an algorithm. The model computes the
-    same as before. Returns the full names of the mixtures that were separated.
+    This holds if a layer of an expert is quantized, excluded by its full name, in ``kept``, or changed by an
+    algorithm. The model computes the same as before. Returns the full names of the separated mixtures.
     """
     everywhere = any(settings.separates_experts() for settings in config.algo_config or ())
     parts_of = {n: parts for n, m in fused_mixtures(model).items() if _is_told_apart(n, parts := m.parts(), config, kept) or everywhere}

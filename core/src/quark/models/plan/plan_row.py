@@ -65,8 +65,8 @@ class PlanRow:
     def has_codes_to_choose(self) -> bool:
         """Whether an algorithm may choose the codes of the weight.
 
-        The weight must be a quantized matrix, not merely cast, and its codes not stored yet. Codes that an
-        embedding has too are rounded to nearest, since nothing is known of its inputs but their number.
+        The weight must be a quantized matrix (not only cast) whose codes are not kept from the source. Codes
+        shared with an embedding are rounded to nearest, because its inputs are indices without statistics.
         """
         if self.config is None or self.config.weight is None or self.is_kept or not self.is_linear or self.shares_codes_of is not None:
             return False

@@ -42,9 +42,9 @@ class QuantPlan:
         rules: The configuration's patterns and layer types, and the number of layers that each matches.
         warnings: Settings that are probably unintended, and rules without effect.
         carried: Full names of tensors of the float checkpoint that the model class does not use, such as
-            layers that predict ahead (MTP). An export copies them unchanged.
-        carried_names: Names that an export lists for them beside its excluded layers: their modules, or the
-            tensors themselves if they belong to a module of the model.
+            layers for multi-token prediction. An export copies them unchanged.
+        carried_names: Names that an export adds to its excluded layers for ``carried``: the modules of these
+            tensors, or the tensors themselves if they belong to a module of the model.
     """
 
     rows: tuple[PlanRow, ...]
@@ -85,7 +85,7 @@ class QuantPlan:
 
     @property
     def excluded(self) -> tuple[str, ...]:
-        """Full names of the layers whose weight and input stay float, without embeddings and the like."""
+        """Full names of the layers whose weight stays float, except types that are quantized by name."""
         return tuple(r.name for r in self.rows if (r.config is None or r.config.weight is None) and not r.is_by_name)
 
     @property
@@ -96,7 +96,7 @@ class QuantPlan:
         return (*layers, *(a for a in self.attentions if has_static_scale(a.probabilities)))
 
     def sharing(self, layers: Collection[str]) -> dict[str, str]:
-        """Return which of some layers get the codes of another one, and the other one's name."""
+        """Return those ``layers`` that get the codes of another one of them, each with the other's name."""
         return {r.name: source for r in self.rows if (source := r.shares_codes_of) is not None and {r.name, source} <= set(layers)}
 
     def share_codes(self, layers: Mapping[str, QuantizedLayer]) -> None:
@@ -128,7 +128,7 @@ class QuantPlan:
 
 
 def static_activations(layer: QLayerConfig | None) -> Iterator[Slot]:
-    """Yield the slots of activations that need calibration: a level is static and no mere cast."""
+    """Yield the slots of activations that need calibration: with a static level, and more than a cast."""
     for slot in ACTIVATIONS:
         if layer is not None and has_static_scale(getattr(layer, slot)):
             yield slot
@@ -242,7 +242,7 @@ def _contradictions(rows: Sequence[PlanRow]) -> Iterator[str]:
         if row.same_as is not None and row.config != configs[row.same_as]:
             yield (
                 f"'{row.name}' and '{row.same_as}' are one module, but the configuration quantizes them differently: let its patterns "
-                "name both or none, or make two modules of it"
+                "match both names or neither, or use two modules"
             )
 
 
@@ -323,9 +323,10 @@ def _notes_of_types(rows: Sequence[PlanRow]) -> Iterator[str]:
 
 
 def _with_shared_codes(model: nn.Module, rows: tuple[PlanRow, ...]) -> tuple[PlanRow, ...]:
-    """Return rows with `PlanRow.shares_codes_of`: two layers that loading ties, with one spec for the weight.
+    """Return the rows, with `PlanRow.shares_codes_of` for tied layers whose weights have the same spec.
 
-    A reader ties them again. Other layers with one parameter get codes of their own.
+    The loader must tie the layers, so that a reader ties them again. Other layers that share a parameter get
+    codes of their own.
     """
     by_name, made = {row.name: row for row in rows}, {}
     for name, source in tied_on_loading(model).items():
@@ -343,9 +344,9 @@ def _are_alike(one: PlanRow, other: PlanRow) -> bool:
 
 
 def _of_tie(row: PlanRow, owner: PlanRow) -> str:
-    """Return the note on what becomes of the weight that a layer shares with ``owner``.
+    """Return the note about the codes and weights of a layer and ``owner``, which share a weight.
 
-    The layer or the owner is quantized.
+    At least one of the two is quantized.
     """
     if row.shares_codes_of is not None:
         return (
@@ -363,8 +364,8 @@ def _of_tie(row: PlanRow, owner: PlanRow) -> str:
 
 
 CodesOf = Mapping[str, LayerCodes | None]
-"""The layers of a model that are quantized in the source, by full name; None if their quantization has no
-exact expression.
+"""The layers of a model that are quantized in the source, by full name; None if no `QLayerConfig` expresses
+their quantization exactly.
 """
 
 
@@ -377,7 +378,7 @@ def is_left_alone(row: PlanRow) -> bool:
 
 
 def _kept(row: PlanRow, codes: LayerCodes | None) -> PlanRow:
-    """Return a row; if the layer keeps its stored quantization, with the configuration of its checkpoint."""
+    """Return the row; if the layer keeps its stored quantization, the row gets that configuration."""
     if codes is None or not is_left_alone(row) or not row.is_linear or codes.shape != row.shape or not _fits(row, codes.config):
         return row
     output = None if row.config is None else row.config.output_tensors
@@ -386,10 +387,10 @@ def _kept(row: PlanRow, codes: LayerCodes | None) -> PlanRow:
 
 
 def _not_kept(rows: Sequence[PlanRow], codes_of: CodesOf) -> Iterator[str]:
-    """Yield a warning of layers whose quantization in the source can neither be kept nor is replaced."""
+    """Yield a warning about layers that lose the source's quantization and get no other."""
     known = {row.name: row for row in rows}
     floats = {name for name, row in known.items() if is_left_alone(row)}
-    # A layer that has another name in the model, such as an expert's layer, lies where layers stay float.
+    # A layer that has no row, such as an expert's, counts as float if its neighbours stay float.
     owners = {name.rpartition(".")[0] for name in floats}
     names = [name for name in codes_of if name in floats or (name not in known and name.rpartition(".")[0] in owners)]
     if names:

@@ -121,10 +121,10 @@ class Rule:
     Attributes:
         field: The field of `QConfig`, such as ``"exclude"``.
         rule: The pattern, or the name of the type.
-        layers: The number of quantizable layers that the rule matches; for ``exclude`` without such layers,
-            the number of other modules.
-        problem: Why the rule has no effect, in a sentence; empty if it has one, or comes from the model's own
-            template.
+        layers: The number of quantizable layers that the rule matches. If a pattern of ``exclude`` matches
+            none, this is the number of other modules.
+        problem: A sentence that says why the rule has no effect; empty if the rule has an effect, or comes
+            from the model's own template.
     """
 
     field: str
@@ -167,7 +167,7 @@ def _deciding(layers: Sequence[str], config: QConfig) -> set[str | None]:
 
 
 def _overruled(pattern: str, layers: Sequence[str], config: QConfig) -> str:
-    """Return the sentence about a pattern for whose layers other rules decide."""
+    """Return the sentence about a pattern that has no effect, because other rules decide for its layers."""
     names = [name for name in layers if matches(name, pattern)]
     rules = {(first_match(n, config.exclude), first_match(n, config.layer_quant_config)) for n in names}
     others = sorted({f"exclude '{excluded}'" if excluded else f"the pattern '{first}' before it" for excluded, first in rules})

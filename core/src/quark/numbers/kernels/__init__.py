@@ -80,7 +80,7 @@ def uses_kernels(device: torch.device) -> bool:
 
 @lru_cache(maxsize=16)
 def _types(named: str) -> frozenset[str]:
-    """Return the device types in a value of the variable."""
+    """Return the device types in a value of `VARIABLE`."""
     return frozenset(name.strip() for name in named.split(",") if name.strip())
 
 
@@ -119,8 +119,8 @@ class Runs:
 
     Attributes:
         length: Number of adjacent elements in a run.
-        period: Number of runs after which scales repeat, or other scales begin.
-        span: Number of runs after which other scales begin, a multiple of ``period``.
+        period: Number of consecutive runs that have different scales.
+        span: Number of consecutive runs that use the same ``period`` scales in turn, a multiple of it.
     """
 
     length: int

@@ -41,7 +41,7 @@ def bounded(t, low, high):
 def round_whole(t):
     """Return ``t`` rounded to whole numbers, half to even, for magnitudes up to 2^22: ``torch.round``.
 
-    Larger magnitudes stay larger than that.
+    Larger magnitudes give results above 2^22.
     """
     # Adding 1.5 · 2^23 leaves the whole part, rounded as the processor rounds sums. The compiler must not
     # reassociate this, and does not.

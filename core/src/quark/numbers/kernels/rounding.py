@@ -34,8 +34,8 @@ def _extremes(x, is_inside, IS_SYMMETRIC: tl.constexpr):
 
     A row with NaN gives NaN.
     """
-    # Magnitudes have the order of their bits, with NaN last. So a maximum of bits keeps NaN, which a maximum
-    # of floats would lose.
+    # The bits of magnitudes have the order of the magnitudes, with NaN last. So a maximum of bits keeps NaN,
+    # which a maximum of floats would lose.
     largest = float_of(tl.max(tl.where(is_inside, bits_of(x) & 0x7FFFFFFF, 0), 1))
     if IS_SYMMETRIC:
         low, high = -largest, largest

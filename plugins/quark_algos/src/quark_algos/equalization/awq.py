@@ -86,7 +86,7 @@ def _part(layers: Sequence[nn.Module], config: QLayerConfig, quadratic: Quadrati
 class Awq(_Searched):
     """AWQ (arXiv 2306.00978): searches ``s`` among powers of the mean input magnitude.
 
-    If inputs are rounded too, their error counts. AWQ's clipping is the default rounding.
+    If inputs are rounded too, the loss includes their error. AWQ's clipping is the default rounding.
     """
 
     needs = (HessianOfSample, AbsMeanOfSample, SampleOfSample)

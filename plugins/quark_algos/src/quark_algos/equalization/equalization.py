@@ -39,9 +39,9 @@ from quark_algos.mappings.user_mappings import UserMapping, check_user_mappings,
 __all__ = ["Equalization", "EqualizationRun"]
 
 _PROBE_MARGIN = 16
-"""Multiple of the tolerance that probing may change the output by; beyond, a mapping is skipped.
+"""A mapping is skipped if probing changes the output by more than this multiple of the tolerance.
 
-Whole blocks add up rounding errors.
+It exceeds 1, because rounding errors add up in a whole block.
 """
 
 
@@ -153,7 +153,7 @@ class EqualizationRun(TransformRun):
                 scaled[name] = {"scale_min": smallest, "scale_max": largest}
         metrics = skipped | scaled
         if not saved:
-            reason = "no scale is better than none" if is_compared else "no mapping of this block can be scaled"
+            reason = "the best scales are all 1" if is_compared else "no mapping of this block can be scaled"
             return metrics | {block.name: {"applied": False, "reason": reason}}
         if before is None or block.output_error is None:
             return metrics | {block.name: {"applied": True}}
@@ -174,7 +174,7 @@ class EqualizationRun(TransformRun):
     def learned(self) -> dict[str, Any]:
         """As `quark.algorithms.TransformRun.learned`.
 
-        The mappings that have been probed, and the refused mappings.
+        The state has the probed and the refused mappings.
         """
         return {"probed": [attrs.asdict(m) for m in self._probed], "refused": [attrs.asdict(m) for m in self._refused]}
 
@@ -185,7 +185,7 @@ class EqualizationRun(TransformRun):
     def _mappings(self, block: BlockContext) -> list[ResolvedMapping]:
         """Return the mappings that apply to a block and have a balance layer to quantize."""
         mappings: list[ResolvedMapping] = []
-        output: list[Tensor] = []  # of the block as it is, where a mapping is probed
+        output: list[Tensor] = []  # of the block before changes; computed if a mapping is probed
         for entry in self._transform.mappings(block.architecture):
             mapping = entry.mapping
             if mapping in self._refused or (entry.condition is not None and not entry.condition.holds(block.module)):

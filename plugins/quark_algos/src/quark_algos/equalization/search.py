@@ -52,7 +52,7 @@ class HessianOfSample(Hessian):
 
 
 class AbsMeanOfSample(AbsMean):
-    """`AbsMean` of the same tokens."""
+    """`AbsMean` of the tokens of `HessianOfSample`."""
 
     one_in: ClassVar[int] = 4
 
@@ -188,8 +188,7 @@ def autosmooth(
     The loss adds the errors from rounding weights and rounding activations.
 
     It neglects the product of the two errors, which is small. Candidates are ``x_max^r``, the form in AMD
-    Quark's documentation, and SmoothQuant's own,
-    ``x_max^r / w_max^(1−r)``.
+    Quark's documentation, and ``x_max^r / w_max^(1−r)``, SmoothQuant's own form.
 
     E_n is the squared error of output n, summed over tokens. For MSE and RMSE, which have the same minimum,
     the loss is ``Σ E_n``. For MAE it is ``Σ √E_n``: the mean magnitude of normally distributed errors is
@@ -233,7 +232,7 @@ class _Losses:
             gram.prepare()
 
     def __call__(self, s: Tensor) -> Tensor:
-        """Return the loss of scales ``[K]``, float64, without dimensions."""
+        """Return the loss of scales ``[K]``, a float64 scalar."""
         deltas = [a.error(s) for a in self._activations]
         if self._by_row:
             each = zip(self._parts, deltas, strict=True)

@@ -187,8 +187,8 @@ class Recipe:
     Attributes:
         block: Columns between two updates of the remaining matrix.
         act_order: Whether columns are rounded by descending diagonal of H.
-        static_groups: Whether all scales are computed before any column is rounded; else each group's scale
-            when its first column is reached.
+        static_groups: Whether all scales are computed before any column is rounded. Otherwise, each group's
+            scale is computed when its first column is reached.
         percdamp: λ as a share of H's mean diagonal; None to derive it from ``eigen_damping``.
         eigen_damping: λ as a share of H's largest eigenvalue; used if ``percdamp`` is None.
         scales: How scales are found: ``"minmax"``, ``"mse"`` or ``"hessian"``.
@@ -199,7 +199,7 @@ class Recipe:
             reduces the held-out error.
         float64: Whether H is accumulated and factored in float64.
         modules: Patterns of the layers, relative to a block; empty for all.
-        vector: Columns that are rounded together, of the format.
+        vector: Number of columns that the format rounds together.
     """
 
     block: int

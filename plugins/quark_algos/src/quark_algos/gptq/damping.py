@@ -156,7 +156,7 @@ def factor(h: Tensor, share: float, order: Tensor | None = None, shrinkage: tupl
 def _cholesky(h: Tensor) -> tuple[Tensor, Tensor]:
     """Return the lower triangular ``L [K, K]`` with ``L Lᵀ = h``, and a number.
 
-    The number is 0 if ``h`` is positive definite; ``h`` is used up.
+    The number is 0 if ``h`` is positive definite; ``h`` is overwritten.
 
     On CPUs, more than two panels are factored with the inverse of each corner block. Nearly all work is then
     matrix products, which are faster than LAPACK and triangular solves.
@@ -183,7 +183,7 @@ def _cholesky(h: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def largest_eigenvalue(h: Tensor, steps: int = 30) -> float:
-    """Return the largest eigenvalue of a positive semidefinite ``h [K, K]``, from below.
+    """Return the largest eigenvalue of a positive semidefinite ``h [K, K]``, or slightly less.
 
     It is found by power iteration from the diagonal.
     """

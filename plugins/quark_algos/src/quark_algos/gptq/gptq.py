@@ -65,8 +65,8 @@ class ColumnRounding(Rounding):
 
     Each error is compensated in the remaining columns, weighted by the Hessian H.
 
-    Metrics of every layer: ``damping`` (percdamp after all attempts), ``shrinkage`` (the factor by which
-    entries of H off its diagonal were reduced, 0 to 1), ``attempts`` at factoring H, ``dead`` (number of
+    Metrics of every layer: ``damping`` (percdamp after all attempts), ``shrinkage`` (the share that
+    off-diagonal entries of H lost, 0 to 1), ``attempts`` at factoring H, ``dead`` (number of
     input channels that are always 0), ``output_mse`` (expected mean squared error of an output element),
     ``few_tokens`` (whether there were fewer tokens than input channels); and ``correction_share``, if there
     is a correction.
@@ -81,7 +81,7 @@ class ColumnRounding(Rounding):
         self._hessian = Hessian64 if self._recipe.float64 else Hessian
         moment = CrossMoment if self._recipe.is_causal else ErrorMoment
         self.needs = (self._hessian, moment) if self._recipe.share else (self._hessian,)
-        self.rounds_vectors = not self._recipe.is_causal  # a column is corrected by those before it, of its own vector too
+        self.rounds_vectors = not self._recipe.is_causal  # GPTAQ corrects a column by earlier ones, also of its own vector
 
     def applies_to(self, name: str) -> bool:
         """Return whether the settings name this layer."""
@@ -108,7 +108,7 @@ class ColumnRounding(Rounding):
             if self._recipe.share:
                 weights.wt, causal, share = corrected(weights.wt, task, hessian, solver.recipe, solver.factor, solver.perm)
             few_tokens = hessian.tokens < hessian.columns
-            if not few_tokens:  # with few tokens, a channel that was always 0 may have inputs in others
+            if not few_tokens:  # with few tokens, a channel that was always 0 may be nonzero in others
                 weights.wt[solver.dead] = 0
             grid = weights.grid(hessian.matrix().diagonal())
             moments = solver.moments(hessian.matrix(), grid.group)
@@ -144,7 +144,7 @@ class _Prepared:
         recipe: The recipe.
         perm: act_order as a permutation of the input channels, ``[K]``; None without act_order.
         perm_on_host: The same as a list.
-        factored: Returns `factor`, which is computed beside the search of scales.
+        factored: Returns `factor`, which is computed in parallel with the search for scales.
         dead: Mask of the input channels that are always 0, ``[K]``, not permuted.
         shrinkage: Result of `Hessian.shrinkage`; `NONE` if the recipe does not shrink H.
     """
@@ -245,7 +245,7 @@ def ldlq(
 
     Args:
         wt: Wᵀ ``[K, N]``, float.
-        factor: Of H, its channels in the order to be rounded in.
+        factor: Factor of the damped H, with channels in the rounding order.
         rounded: Result of `WeightGrid.rounder` for that order.
         block: Columns of a block; changes only the last bits of the result.
         order: A permutation of the channels ``[K]``; None for their own order.
@@ -291,7 +291,7 @@ def ldlq_choosing(wt: Tensor, factor: Factor, grid: WeightGrid, choose: Chooser,
 
     Args:
         wt, factor, causal: As in `ldlq`, channels in the original order.
-        grid: Of ``wt``, with ``grid.fixed`` None.
+        grid: Grid of ``wt``; ``grid.fixed`` must be None.
         choose: Returns the scales of the group ``t [group, N]`` with the given number.
 
     Returns:
@@ -321,10 +321,7 @@ def _weight(part: Tensor, done: Swept, start: int) -> Tensor:
 
 
 def _begun(part: Tensor, factor: Factor, done: Swept, start: int) -> Tensor:
-    """Return a copy of the columns ``part [block, N]``, corrected.
-
-    The correction is for the errors of all columns before them.
-    """
+    """Return a copy of the columns ``part [block, N]`` that compensates the errors of all earlier columns."""
     stop = start + part.shape[0]
     return torch.addmm(part, factor.a[:start, start:stop].t(), done.e[:start]) if start else part.clone()
 

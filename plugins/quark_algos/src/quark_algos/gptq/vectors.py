@@ -1,8 +1,8 @@
 """GPTQ for formats that round several columns together: a vector at a time, with feedback after each.
 
-``H + λ I = A diag(d) Aᵀ``, A unit upper triangular. With the unit triangles of the vectors on its diagonal,
-``C``, it is ``B M Bᵀ``: ``B = A C⁻¹`` has identities there, and ``M = C diag(d) Cᵀ`` is the metric in which
-the error of a vector counts once all columns after it have compensated it. So a vector becomes
+``H + λ I = A diag(d) Aᵀ``, A unit upper triangular. Let C be block-diagonal, with the unit triangle of A for
+each vector. Then ``H + λ I = B M Bᵀ``: ``B = A C⁻¹`` has identity blocks on its diagonal, and
+``M = C diag(d) Cᵀ`` weighs the error of a vector after all later columns compensate it. So a vector becomes
 ``t_v = w_v + Σ_u e_u B_uv`` over the vectors u before it, as `quark_algos.gptq.gptq.ldlq` has it for columns
 (block LDLQ, arXiv 2402.04396).
 """
@@ -22,7 +22,7 @@ __all__ = ["by_vectors", "descending", "round_vectors"]
 
 
 def descending(diagonal: Tensor, vector: int) -> Tensor:
-    """Return the channels by descending diagonal of H, ``[K]``: whole vectors, by its sum over each."""
+    """Return the channels ``[K]`` by descending diagonal of H; vectors stay whole, and their sums count."""
     order = torch.argsort(diagonal.view(-1, vector).sum(1), descending=True, stable=True)
     return (order[:, None] * vector + torch.arange(vector, device=order.device)).flatten()
 
@@ -44,7 +44,7 @@ def round_vectors(base: Tensor, part: Tensor, factor: Factor, rounded: Callable[
     Args:
         base: The columns ``[block, N]``, corrected for the errors of all before them; overwritten.
         part: The columns of the weight.
-        factor: As of `by_vectors`.
+        factor: The result of `by_vectors`.
         rounded: As `quark.numbers.WeightGrid.rounder` returns it.
         done: Gets values, errors and losses.
         start: Number of the first column.
@@ -52,7 +52,7 @@ def round_vectors(base: Tensor, part: Tensor, factor: Factor, rounded: Callable[
     assert factor.inner is not None
     stop, vector = start + len(part), factor.inner.shape[1]
     e, q = done.e[start:stop], torch.empty_like(base)
-    inside = factor.a[start:stop, start:stop].t().contiguous()  # [block, block], row k: what column k takes of e
+    inside = factor.a[start:stop, start:stop].t().contiguous()  # [block, block], row k: factors of e for column k
     for first in range(0, len(part), vector):
         few = slice(first, first + vector)
         if first:

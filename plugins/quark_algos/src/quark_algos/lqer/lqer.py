@@ -33,7 +33,7 @@ class LowRank(Branch):
         rank: r, the rows of A.
         inputs: K.
         outputs: N.
-        dtype: Of both.
+        dtype: Dtype of A and B.
     """
 
     def __init__(self, rank: int, inputs: int, outputs: int, dtype: torch.dtype) -> None:
@@ -75,7 +75,7 @@ class LQER(Branching):
     def _product(self, task: BranchTask, error: Tensor) -> tuple[Tensor, Tensor]:
         """Return A ``[r, K]`` and B ``[N, r]`` of a matrix ``[N, K]``, all float64.
 
-        A row of A is as long as the column of B.
+        Each row of A has the same norm as its column of B.
         """
         rank = min(self._settings.rank, *error.shape)
         u = _left_singular_vectors(self._weighed(task, error), rank)

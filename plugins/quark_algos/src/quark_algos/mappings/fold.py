@@ -2,8 +2,8 @@
 
 The block's output stays.
 
-The smooth layer returns ``y / s`` instead of ``y``; the balance layers have the weights ``W · diag(s)`` in
-place of ``W``. New parameters replace the old ones, which are never written to: they may be memory-mapped
+The smooth layer returns ``y / s`` instead of ``y``; the balance layers have the weights ``W · diag(s)``
+instead of ``W``. New parameters replace the old ones, which are never written to: they may be memory-mapped
 from a checkpoint, or shared with another module.
 """
 
@@ -23,9 +23,9 @@ __all__ = ["SavedParameters", "allowed", "fold", "holds", "probe"]
 _PROBED = (0.25, 0.5, 2.0, 4.0)
 """Scales that `probe` draws from: powers of two, since products with them are exact."""
 _ULPS = 4
-"""Tolerance of `allowed` in units of the last place: sums in another order."""
+"""Tolerance of `allowed` in units in the last place, for sums in another order."""
 _ULPS_OF_OFFSETS = 16
-"""The same for norms with ``1 + weight``: their balance layers get factors that are not powers of two, so
+"""The tolerance for norms with ``1 + weight``, whose balance layers get factors that are not powers of two:
 products round too.
 """
 
@@ -168,8 +168,7 @@ def holds(modules: ResolvedMapping, s: Tensor, run: Callable[[], Tensor], before
 
     Returns:
         The largest change of a token relative to its norm: ``max over tokens ‖after − before‖ / ‖before‖``;
-            compare it with `allowed`.
-        Infinite if the output is no longer finite.
+        infinite if the output is no longer finite. Compare it with `allowed`.
     """
     before, kept = (run() if before is None else before).double(), SavedParameters.of(modules)
     try:
@@ -183,7 +182,7 @@ def holds(modules: ResolvedMapping, s: Tensor, run: Callable[[], Tensor], before
 
 
 def allowed(modules: ResolvedMapping, dtype: torch.dtype) -> float:
-    """Return the largest result of `holds` that rounding explains, with the scales of `probe`.
+    """Return the largest result of `holds` that rounding errors explain, with the scales of `probe`.
 
     The block computes in ``dtype``.
 

@@ -119,18 +119,18 @@ def of_experts(facts: Architecture, names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def readers_of_attention_norm(facts: Architecture) -> tuple[tuple[str, ...], ...]:
-    """Return the layers that read the norm before attention, MLPs excluded.
+    """Return the layers that read the norm before attention, MLPs excluded, by kind of block.
 
-    First of blocks with attention, then of blocks with another mixer.
+    The first group is for blocks with attention, the second for blocks with another mixer.
     """
     mixer = tuple(name for name in facts.mixer[:-1] if name not in facts.mixer_context)
     return tuple(readers for readers in (facts.attention_inputs, mixer) if readers)
 
 
 def readers_of_mlp_norm(facts: Architecture) -> tuple[tuple[str, ...], ...]:
-    """Return the layers that read the norm before the MLP.
+    """Return the layers that read the norm before the MLP, by kind of block.
 
-    First of blocks with a dense MLP, then of blocks with a mixture of experts.
+    The first group is for blocks with a dense MLP, the second for blocks with a mixture of experts.
     """
     routed = () if facts.experts_norm else (*of_experts(facts, facts.expert_inputs), *_present(facts.router))
     mixture = (*facts.shared_experts[:-1], *routed, *_present(facts.shared_expert_gate))

@@ -97,8 +97,8 @@ def resolve(mapping: LayerMapping, block: nn.Module, facts: Architecture, heads:
 
     Returns:
         One `ResolvedMapping` per expert if the smooth layer has a star, else one; or the reason why the
-        mapping does not apply to this
-        block: a module is missing, experts are fused, the norm has no weight, or shapes do not fit.
+        mapping does not apply to this block: a module is missing, experts are fused, the norm has no
+        weight, or shapes do not fit.
     """
     matches = {name: _matches(name, block) for name in (mapping.smooth_layer, *mapping.balance_layers)}
     missing = [name for name, modules in matches.items() if not modules]
@@ -162,7 +162,7 @@ def _resolve_one(
         return f"{', '.join(no_matrix)}: this layer has no single weight matrix, so its input cannot be scaled"
     widths = {n: linear_weight(module).shape[1] for n, module in balance_layers.items()}
     if len(set(widths.values())) != 1:
-        return "the balance layers have different numbers of input channels:  " + ", ".join(f"{n} {k}" for n, k in widths.items())
+        return "the balance layers have different numbers of input channels: " + ", ".join(f"{n} {k}" for n, k in widths.items())
     columns = next(iter(widths.values()))
     if mapping.kind == "by_module":
         mapping = attrs.evolve(mapping, kind="value" if _ndim(smooth_layer) == 2 else "norm")

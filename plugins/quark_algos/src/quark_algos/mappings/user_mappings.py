@@ -74,9 +74,9 @@ class UserMapping:
     condition: Condition | None = None
 
     def mappings_in(self, block: nn.Module) -> tuple[LayerMapping, ...]:
-        """Return the mappings in a block: one, or one per module if the names are ends of names in the block.
+        """Return the mappings in a block: one, if the block itself has the names.
 
-        Such a module has all the names.
+        If they are only ends of names in the block, there is a mapping for each module that has all of them.
 
         AMD Quark's documentation names the projections of experts in that form: ``up_proj`` and ``down_proj``
         match the projections of every expert, and of a dense MLP.

@@ -39,7 +39,7 @@ def online_layers(settings: RotationConfig, model: nn.Module, plan: QuantPlan) -
     if named is not None:
         unknown = [name for name in named if name not in quantized]
         if unknown:
-            example = f"; one of those is '{min(quantized)}'" if quantized else ""
+            example = f"; a quantized one is '{min(quantized)}'" if quantized else ""
             raise ConfigError(f"online_rotation_layers names '{unknown[0]}', which is not a quantized linear layer{example}")
         return tuple(named)
     facts = plan.architecture
@@ -62,7 +62,7 @@ def block_size(settings: RotationConfig, name: str, width: int) -> int:
     """Return the block size of the rotation of a layer's input with ``width`` channels.
 
     Raises:
-        ConfigError: ``rotation_size`` does not divide the width, or is the order of no Hadamard matrix known
+        ConfigError: ``rotation_size`` does not divide the width, or no Hadamard matrix of that order is known
             here.
     """
     try:

@@ -68,15 +68,15 @@ class RotationConfig(AlgoConfig):
     """Rotations R1 to R4 of a model (QuaRot, arXiv 2404.00456; SpinQuant, arXiv 2405.16406).
 
     Attributes:
-        scaling_layers: Which modules R1 is folded into, by block position: ``first_layer``,
-            ``middle_layers``, ``last_layer``, each a list of ``prev_modules``, which write to the residual
-            stream, ``norm_module`` and ``next_modules``, which read it through that norm. ``layer_id`` and
-            ``pre_layer_id`` stand for numbers of blocks; names that a block does not have are ignored for it.
+        scaling_layers: The modules that R1 is folded into. The keys ``first_layer``, ``middle_layers`` and
+            ``last_layer`` have lists of entries. In an entry, ``prev_modules`` write to the residual stream,
+            and ``next_modules`` read it through ``norm_module``. ``layer_id`` and ``pre_layer_id`` stand for
+            numbers of blocks; names that a block does not have are ignored for it.
         r1: Rotate the residual stream.
         r2: Rotate values, head by head.
         r3: Rotate queries and keys after the rotary embedding, head by head, while the model runs. Applies
             only to attentions whose keys are quantized there (``kv_cache_post_rope``).
-        r4: Rotate the input of the MLP's output projection, and of experts', while the model runs.
+        r4: Rotate the inputs of the output projections of MLPs and experts while the model runs.
         rotation_size: Size of the blocks of a block-diagonal rotation; None for the full width.
         random_r1: Use a randomized Hadamard matrix for R1. ``random`` sets both this and ``random_r2``.
         random_r2: Use a randomized Hadamard matrix for R2.
@@ -94,8 +94,8 @@ class RotationConfig(AlgoConfig):
         train_smooth: Learn equalization scales as well; not supported.
         smooth_positions: Mappings of ``train_smooth``; not used.
         preset: ``"best"`` omits R1, R2 or the online rotations if they do not reduce the error on held-out
-            tokens; ``"reference"`` applies all and warns. Both apply R3, which changes a quantized cache
-            alone: that error does not show it.
+            tokens; ``"reference"`` applies all and warns. Both apply R3: it changes only a quantized cache,
+            which that error does not measure.
         random: Accepted from configurations before 0.12.
     """
 
@@ -140,12 +140,12 @@ class RotationConfig(AlgoConfig):
         return self.r3 and not (self.r1 or self.r2 or self._rotates_inputs())
 
     def parts(self) -> dict[str, Self]:
-        """Return settings with a part of the rotations that change the output of blocks.
+        """Return settings for each proper subset of the rotations that change the output of blocks.
 
-        Keys are the names of the rotations, smallest sets first.
+        Keys are the names of the rotations, smallest subsets first.
 
-        The parts are R1, R2, and all online rotations except R3, which are validated separately. R3, if it is
-        on, is in all of them, and alone in the first. Empty if only one rotation is on.
+        The rotations are R1, R2, and all online rotations except R3 together. If R3 is on, it is in every
+        subset, and the first subset is R3 alone. Empty if only one rotation is on.
         """
         folded_r1 = self.r1 and not self.online_r1_rotation
         present = [name for name, is_on in (("r1", folded_r1), ("r2", self.r2), ("online", self._rotates_inputs())) if is_on]

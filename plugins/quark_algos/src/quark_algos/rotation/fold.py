@@ -109,7 +109,7 @@ def fold_r2(module: nn.Module, facts: Architecture, heads: int, seed: int | None
 def _gated(module: nn.Module, facts: Architecture, columns: int) -> str | None:
     """Return why values cannot be rotated, or None.
 
-    The reason is another input projection with more outputs than all heads have channels.
+    The reason is an input projection with more outputs than the heads have channels: it may contain gates.
     """
     if facts.attention_value_rows != "all" or facts.attention_value not in facts.attention_inputs:
         return None
@@ -152,9 +152,9 @@ def _fold_norm(reading: Reading, facts: Architecture, rotation: Rotation, *, int
 
 
 def _takes_norm_bias(reading: Reading, facts: Architecture) -> bool:
-    """Return whether all readers have a bias to fold the norm's into.
+    """Return whether all readers have a bias, into which the norm's bias can be folded.
 
-    If not, raise if the norm's bias cannot be divided by its weight.
+    If not, raise UnsupportedError if the norm's bias cannot be divided by its weight.
     """
     if all(_own(reader, ("bias",)) for reader in reading.readers.values()):
         return True

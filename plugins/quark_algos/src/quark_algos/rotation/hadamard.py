@@ -163,7 +163,8 @@ class Rotation:
             keeps_mean: Whether the rotation keeps the mean over channels.
 
         Raises:
-            ConfigError: ``size`` does not divide the width, or is the order of no Hadamard matrix known here.
+            ConfigError: ``size`` does not divide the width, or no Hadamard matrix of that order is known
+                here.
         """
         block = largest_order(width) if size is None else size
         if seed is None and not keeps_mean:

@@ -1,6 +1,6 @@
-"""Form of a model's norms, measured by running them.
+"""Measures the form of a model's norms by running them.
 
-Whether they subtract the mean, and whether they multiply by ``1 + weight``.
+The form says whether they subtract the mean, and whether they multiply by ``1 + weight``.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def as_measured(facts: Architecture, model: nn.Module) -> Architecture:
 
     Args:
         facts: Architecture of the model, which says how its norms compute.
-        model: The whole model; meta tensors will do.
+        model: The whole model; meta tensors suffice.
     """
     block, width = decoder_blocks(model, facts)[0].module, int(text_config(model).hidden_size)
     forms = {form_of(norm, width) for norm in matching(block, filter(None, norms_and_readers(facts))).values()}

@@ -1,9 +1,9 @@
 """Online rotations of a layer's input, such as R4 before the MLP's output projection, and their matrices.
 
 The layer's weight has the inverse folded in. A matrix has the form of AMD Quark 0.13: the Kronecker product
-of a small one and Sylvester's of a power of two, ``A ⊗ S``, with the smallest possible order of A. AMD Quark
-0.13 uses its own matrix for a whole layer, not the checkpoint's; the outputs are equal as long as its table
-and ours agree: they do for powers of two and for 2^k times 12, 20, 28, 36, 60, 108 and 140.
+of a small one and Sylvester's of a power of two, ``A ⊗ S``, with the smallest possible order of A. To rotate
+all channels at once, AMD Quark 0.13 uses its own matrix, not the checkpoint's. The outputs are equal if both
+tables agree, as they do for powers of two and for 2^k times 12, 20, 28, 36, 60, 108 and 140.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def matrix_of(size: int) -> Tensor:
 def is_own(matrix: Tensor) -> bool:
     """Return whether a matrix is `matrix_of` its size.
 
-    Compared in parts, so that memory for a second matrix is not needed.
+    The matrices are compared in parts, so that memory for a second matrix is not needed.
     """
     size = len(matrix)
     parts = range(0, size, _ROWS)

@@ -27,8 +27,8 @@ WILLIAMSON: dict[int, tuple[str, str, str, str]] = {
 }
 """By the order n of the circulants, the signs of the first ``(n + 1) / 2`` values of each first row.
 
-The rest mirrors them. The squares of
-the four sum to ``4 n I``. The matrix is of order 4 n."""
+The other values mirror these. The squares of the four circulants sum to ``4 n I``. The matrix has order 4 n.
+"""
 
 
 _PLUS_ROW = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64)
@@ -36,9 +36,9 @@ _MINUS_ROW = torch.tensor([[1.0, -1.0], [-1.0, -1.0]], dtype=torch.float64)
 
 
 def has_order(m: int) -> bool:
-    """Return whether `hadamard` constructs a matrix of this order by itself.
+    """Return whether `hadamard` constructs a matrix of this order.
 
-    That is without a factor of two by Sylvester's doubling.
+    Larger orders that Sylvester's doubling would give do not count.
     """
     return m == 1 or m == 2 or (m > 0 and m % 4 == 0 and (_paley_kind(m) is not None or m // 4 in WILLIAMSON))
 
@@ -75,10 +75,10 @@ def hadamard(m: int) -> Tensor:
 def as_published(m: int) -> Tensor:
     """Return a Hadamard matrix in the form of published tables, so that other programs compute the same.
 
-    Paley's first construction, its first column positive, if its field has prime order; else his second as
-    four blocks, if its field has; else the result of `hadamard`. AMD Quark 0.13 has these matrices for the
-    orders 12, 20, 28, 36, 60, 108 and 140; its matrix of order 40 is the Kronecker product of orders 2 and
-    20.
+    If m − 1 is a prime for Paley's first construction, that construction is used, with a positive first
+    column. If m / 2 − 1 is a prime for his second construction, that one is used, in four blocks. Otherwise
+    the matrix is the result of `hadamard`. AMD Quark 0.13 has these matrices for the orders 12, 20, 28, 36,
+    60, 108 and 140; its matrix of order 40 is the Kronecker product of orders 2 and 20.
 
     Args:
         m: One for which `has_order` is true, or 40.
@@ -119,7 +119,7 @@ def _paley_one(q: int) -> Tensor:
 
 
 def _paley_two(q: int) -> Tensor:
-    """Return blocks of two for each value of a symmetric conference matrix."""
+    """Return the matrix with a block of 2 × 2 for each value of a symmetric conference matrix."""
     return torch.kron(_bordered(q), _PLUS_ROW) + torch.kron(torch.eye(q + 1, dtype=torch.float64), _MINUS_ROW)
 
 
@@ -141,9 +141,9 @@ def _bordered(q: int) -> Tensor:
 
 
 def _squares(p: int, n: int) -> Tensor:
-    """Return numbers of the squares other than zero in the field of order ``p ** n``.
+    """Return the numbers of the nonzero squares in the field of order ``p ** n``.
 
-    Digits to base p are an element's coefficients.
+    The digits of a number to base p are the coefficients of its element.
 
     A polynomial of degree n makes a field if half of all elements are squares and only zero has the square
     zero.

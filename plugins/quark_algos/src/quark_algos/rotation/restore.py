@@ -148,7 +148,7 @@ def _checked(matrix: Tensor, size: int) -> Tensor:
             uninitialized memory.
     """
     float_matrix = matrix.float()
-    # M Mᵀ = size · I is tested on random vectors of integers, whose sums are exact; those of the second
+    # M Mᵀ = size · I is tested on random vectors of integers, so that sums are exact; the sums of the second
     # product need float64.
     some = torch.randint(-1, 2, (size, _PROBES), generator=torch.Generator().manual_seed(0)).to(float_matrix)
     once = (float_matrix.t() @ some).double()

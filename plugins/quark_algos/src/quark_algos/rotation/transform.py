@@ -44,8 +44,8 @@ class Rotate(Transform):
     so copies of the blocks are rotated first, with R1, R2 and the online rotations in all combinations,
     together with the rest of the run. The preset ``"best"`` uses the combination with the smallest held-out
     output error, or none; ``"reference"`` applies all and logs the errors if they do not fall. Without
-    calibration data there is no validation, and a warning says so. R3 has an effect on a quantized cache
-    alone, which the copies do not have: it is always applied, and a note of the plan says so.
+    calibration data there is no validation, and a warning says so. R3 only changes a quantized cache, which
+    the copies do not have. So it is always applied, and a note of the plan says so.
 
     Args:
         settings: A `RotationConfig`.
@@ -67,9 +67,9 @@ class Rotate(Transform):
         self.is_validated = not settings.is_r3_alone()
 
     def alternatives(self) -> Mapping[str, Rotate]:
-        """Return rotations with some of R1, R2 and the online ones.
+        """Return rotations with some of R1, R2 and the online rotations.
 
-        None for the preset "reference", which applies all.
+        Empty for the preset "reference", which applies all.
         """
         return {} if self.settings.preset == "reference" else {name: Rotate(part) for name, part in self.settings.parts().items()}
 
@@ -189,7 +189,7 @@ class RotationRun(TransformRun):
         return x if self._r1 is None else self._r1.apply(x)
 
     def apply_global(self, model: nn.Module) -> None:
-        """Rotate embeddings and head, which is untied.
+        """Rotate embeddings and head, and untie them.
 
         Register the rotations of queries and keys and the matrices of online rotations.
         """

@@ -104,7 +104,7 @@ def entries_of(scaling_layers: Any) -> dict[str, tuple[Entry, ...]]:
 class Names:
     """Names of the modules that touch the stream.
 
-    In one block (relative to it) or outside the blocks (full names).
+    Either modules of one block, with names relative to it, or modules outside the blocks, with full names.
 
     Attributes:
         writers: Names of projections and embeddings that write to the stream, as keys.
@@ -181,7 +181,7 @@ class _Reader:
     """Collects the names of entries by block.
 
     Attributes:
-        names: The names by full name of a block, in the order of the blocks; ``""`` for those outside.
+        names: The names by full name of a block, in the order of the blocks; ``""`` for names outside them.
     """
 
     def __init__(self, model: nn.Module, blocks: str) -> None:

@@ -139,7 +139,7 @@ class BlockState:
             try:
                 with block.substituted(self._tensors):
                     return block.output(sample, self._dtype)
-            except torch.OutOfMemoryError:  # a RuntimeError too; the model's dtype would need more
+            except torch.OutOfMemoryError:  # a RuntimeError too; the model's dtype would need more memory
                 raise
             except RuntimeError as error:  # such as writing bfloat16 products into a float32 buffer, which autocast does not cast
                 get_logger(__name__).info(f"A block does not run in {self._dtype}, so it is tuned in the model's dtype: {error}")

@@ -41,14 +41,14 @@ class TuningConfig(AlgoConfig):
         rounding: Tune the choice between two neighbouring values for each weight.
         scales: Tune the scales of weights if the format stores them finely enough.
         norms: Tune norm weights and biases.
-        lr: Step of the rounding, in distances of two neighbouring values; it falls to 0 linearly, as the next
-            two steps.
+        lr: Step of the rounding, in distances of two neighbouring values. It falls to 0 linearly, and so do
+            ``scale_lr`` and ``norm_lr``.
         scale_lr: Step of scales, relative.
         norm_lr: Step of norm weights and biases, relative to their mean magnitude.
         margin: Smallest initial distance of a weight from the threshold between two values, in units of their
             distance; 0 to 0.5.
-        target: ``"model"`` for the hidden states of the float model, ``"block"`` for the float block's output
-            for the quantized model's input.
+        target: ``"model"`` for the hidden states of the float model, ``"block"`` for the output of the float
+            block on the quantized model's input.
         compute_dtype: Dtype of products while a block is tuned: ``"bfloat16"``, ``"float32"``, or ``"auto"``:
             bfloat16, except on a CPU without vector instructions for it.
         patience: Number of consecutive epochs with a larger held-out error than the first, after which tuning
@@ -70,7 +70,7 @@ class TuningConfig(AlgoConfig):
     compute_dtype: str = attrs.field(default="auto", validator=validators.in_(DTYPES))
     patience: Annotated[int, OptionNote(is_cost_only=True)] = attrs.field(
         default=3, validator=positive
-    )  # the best step is kept in any case
+    )  # in any case, a block whose held-out error does not fall keeps its rounding
     seed: int = 0
 
 

@@ -54,12 +54,12 @@ def _name(_: str) -> str:
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class BlockwiseTuningConfig(config.TuningConfig):
-    """Settings of block tuning with AMD Quark's names; ``epochs`` has an effect.
+    """Settings of block tuning with AMD Quark's names.
 
-    Steps are relative here, and its other fields have no effect.
+    Of AMD Quark's fields, only ``epochs`` has an effect: step sizes are relative here.
 
     Attributes:
-        weight_lr: Without effect, like all following fields: see ``lr``, ``scale_lr`` and ``norm_lr``.
+        weight_lr: Without effect: see ``lr``, ``scale_lr`` and ``norm_lr``.
         qparam_lr: Without effect.
         weight_decay: Without effect.
         qparam_weight_decay: Without effect.

@@ -74,7 +74,7 @@ class TunedLayer:
             w = float_weight.t().float().contiguous()
             self._other_qt = self._grid.neighbours(self._qt, w)
             step = self._other_qt - self._qt
-            # Negative: q. Where a value is its own neighbour, of which either is chosen, this may be NaN.
+            # A negative u chooses q. u may be NaN if a value is its own neighbour: both choices are the same.
             u = ((w - self._qt) / step).clamp_(0, 0.5 - settings.margin).sub_(0.5)
             # bfloat16 is fine near the threshold at 0; in float32 results are a little worse.
             self._latent = torch.copysign(u, -step).t().contiguous().bfloat16()

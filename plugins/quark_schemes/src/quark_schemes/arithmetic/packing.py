@@ -1,6 +1,6 @@
 """Codes ↔ words and bytes of a checkpoint, as pure functions on tensors.
 
-They are exact inverses of each other, for meta tensors too.
+Packing and unpacking are exact inverses of each other, for meta tensors too.
 
 Source: the checkpoints of AMD Quark 0.13; AutoAWQ for the order of 4-bit codes in a word.
 """
@@ -76,7 +76,7 @@ def pack_nibbles_across(codes: Tensor, order: str) -> Tensor:
 
     The result is ``[I, ceil(O / 8)]``.
 
-    It combines rows in place and transposes only the words, which are an eighth as many.
+    It combines rows in place and transposes only the words, an eighth as many as codes.
     """
     check_order(order)
     if uses_kernels(codes.device):
@@ -88,7 +88,7 @@ def pack_nibbles_across(codes: Tensor, order: str) -> Tensor:
         rows = torch.nn.functional.pad(rows, (0, 0, 0, -codes.shape[0] % _WORD))
     rows = rows.reshape(-1, _WORD, codes.shape[1])
     words = torch.empty(rows.shape[0], rows.shape[2], dtype=torch.int32, device=codes.device)
-    # Eight codes that lie next to each other are one number if they can be.
+    # Eight adjacent codes are processed as one int64 if shape and offset allow it.
     lanes = rows.view(torch.int64) if rows.shape[2] % 8 == 0 and rows.storage_offset() % 8 == 0 else rows
     mask = 0x0F0F0F0F0F0F0F0F if lanes.dtype is torch.int64 else 0xF
     _by_parts(
@@ -141,11 +141,11 @@ def unpack_nibbles_across(words: Tensor, order: str, rows: int, *, signed: bool)
         from quark_schemes.kernels.packing import NIBBLES, REORDERED_NIBBLES, unpacked_across
 
         return unpacked_across(words, REORDERED_NIBBLES if order == "reorder" else NIBBLES, rows, signed=signed)
-    # The words change places, an eighth as many as codes; each then gives one code to each of eight rows.
+    # The words are transposed, an eighth as many as codes; each then gives one code to each of eight rows.
     lines = words.t().contiguous()
     codes = torch.empty(lines.shape[0], _WORD, lines.shape[1], dtype=torch.int8 if signed else torch.uint8, device=words.device)
 
-    # Up to the sign bit, and down again: the second shift spreads the sign.
+    # Shift a code left to the sign bit, then right again: the second shift extends the sign.
     places = sorted((row, 28 - 8 * byte - 4 * high) for byte, pair in enumerate(_BYTES[order]) for high, row in enumerate(pair))
     shifts = torch.tensor([shift for _, shift in places], dtype=torch.int32, device=words.device)[:, None]
 
@@ -166,8 +166,8 @@ def pack_two(codes: Tensor) -> Tensor:
         from quark_schemes.kernels.packing import PAIRS, packed
 
         return packed(codes, PAIRS)
-    # Two bytes as one little-endian number: the odd code lies eight bits above the even one, and belongs four
-    # above.
+    # In two bytes as one little-endian number, the odd code is eight bits above the even one; it must be four
+    # bits above.
     pairs = _whole(codes, 2).contiguous().view(torch.int16)
     result = torch.empty(pairs.shape, dtype=torch.uint8, device=codes.device)
     flat, target = pairs.view(-1), result.view(-1)
@@ -203,9 +203,9 @@ def _folded(codes: Tensor, bits: int) -> Tensor:
 
     Missing codes of the last eight are 0. ``[…, K] → […, bits ceil(K / 8)]`` uint8.
     """
-    # Eight codes are one number. Its neighbouring fields of 8 bits move together, then those of 16 and of 32.
+    # Eight codes are one number. Adjacent fields of 8 bits move together, then fields of 16 and of 32 bits.
     whole = _whole(codes.view(torch.uint8), 8).contiguous()
-    # As one row: of a transposed row, torch takes any stride for contiguous, and casts none but 1.
+    # As one row: torch calls a transposed row of any stride contiguous, but only casts it if the stride is 1.
     eights = whole.view(-1).view(torch.int64).view(*whole.shape[:-1], -1)
     for width in (8, 16, 32):
         used = bits * width // 8
@@ -221,7 +221,7 @@ def unpack_bits(data: Tensor, bits: int, length: int, *, signed: bool) -> Tensor
 
         return unpacked(data, PAIRS if bits == 4 else TWO_BITS, length, signed=signed)
     if bits == 4:
-        # A byte as a number of two: its high half moves to the upper byte.
+        # Each byte becomes an int16, and its high half moves to the upper byte.
         pairs = data.to(torch.int16, memory_format=torch.contiguous_format)
         codes = pairs.bitwise_left_shift(4).bitwise_or_(pairs).bitwise_and_(0x0F0F).view(torch.uint8)
     elif bits == 2:
@@ -255,7 +255,7 @@ def unpack_flags(data: Tensor) -> Tensor:
 
 
 def _unfolded(data: Tensor, bits: int) -> Tensor:
-    """Undo `_folded`: return codes, a byte each, eight for every begun group of ``bits`` bytes."""
+    """Undo `_folded`: return one code per byte, eight codes for each group of up to ``bits`` bytes."""
     if bits == 1:
         eights = data.to(torch.int64, memory_format=torch.contiguous_format)
     else:

@@ -119,9 +119,9 @@ def round_small_(t: Tensor, shape: FloatShape) -> Tensor:
 
 
 def _spacing_exponent(t: Tensor, shape: FloatShape) -> Tensor:
-    """Return each value's exponent field, at least the smallest normal number's.
+    """Return each value's exponent field, but at least the field of the smallest normal number.
 
-    Subnormal numbers share its spacing.
+    Subnormal numbers have the spacing of that number.
     """
     smallest = (1 - shape.bias + FLOAT32_BIAS) << FLOAT32_MANTISSA
     return t.view(torch.int32).bitwise_and(_EXPONENT).clamp_(min=smallest)
@@ -138,9 +138,8 @@ def encode_small(t: Tensor, shape: FloatShape, *, is_rounded: bool = True, out: 
             in `round_small_`.
         out: Optional output for the codes; contiguous, of the same shape.
     """
-    # The upper half of a float32 decides its code, once its last bit says whether the lower half is anything
-    # but 0 (round to odd): it has more mantissa bits than the format and its ties. A bfloat16 is such an
-    # upper half.
+    # The upper half of a float32 has more mantissa bits than the format and its ties. So it decides the code,
+    # if its last bit is set when the lower half is not 0 (round to odd). A bfloat16 is such an upper half.
     if t.dtype is torch.bfloat16:
         upper = t.contiguous().view(torch.int16).to(torch.int32)
     else:
@@ -174,7 +173,7 @@ def _decode_numbers(codes: Tensor, shape: FloatShape) -> Tensor:
     if not shape.signed:
         bits.bitwise_left_shift_(place)
     else:
-        # Up to the sign bit, and down to float32's exponent and mantissa; the sign's copies are cleared.
+        # Shift left to the sign bit, then right to float32's exponent and mantissa; clear the sign's copies.
         magnitude_bits = shape.bits - 1
         up = 31 - magnitude_bits
         bits.bitwise_left_shift_(up).bitwise_right_shift_(up - place)
@@ -190,7 +189,7 @@ def _code_table(shape: FloatShape, is_rounded: bool, device: torch.device) -> Te
     """
     values = (torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32) << 16).view(torch.float32)
     rounded = values if is_rounded else round_small_(values.clone(), shape)
-    # Codes without their sign are in the order of their values, those that are no numbers last.
+    # Codes without their sign are in the order of their values; codes that are not numbers come last.
     magnitudes = _decode_numbers(torch.arange(1 << (shape.bits - shape.signed), dtype=torch.uint8), shape)
     codes = torch.searchsorted(magnitudes, rounded.abs()).clamp_(max=len(magnitudes) - 1).to(torch.uint8)
     if shape.signed:

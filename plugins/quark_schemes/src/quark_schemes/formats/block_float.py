@@ -5,7 +5,7 @@ stored as a byte, E + 127. There are no zero points.
 
 MX6 and MX9 have shared microexponents: a block shares an exponent E, and each pair of neighbours has one more
 bit. The bit is set if both values are below 2^E, and halves the pair's step. An element has a sign and four
-(MX6) or seven (MX9) bits; with its shares of the exponent and the pair's bit that makes six or nine. A
+(MX6) or seven (MX9) bits; with its shares of the exponent and the pair's bit, it has six or nine bits. A
 checkpoint stores the mantissas of a block in two's complement, little endian, then the pairs' bits from the
 lowest place; the exponents, E + 127, are the scales.
 
@@ -138,15 +138,15 @@ class BlockFloat(WholeNumbers):
             ch_axis=-1 if spec.ch_axis is None else spec.ch_axis,
             group_size=self.block if spec.group_size is None else spec.group_size,
             is_dynamic=spec.is_dynamic is not False,
-            # Where the exponent depends on which end of the range is the largest, observers must tell the two
-            # apart.
+            # If the exponent can grow, it depends on which end of the range is the largest, so observers must
+            # find both ends.
             symmetric=not self.grows,
             observer_cls=spec.observer_cls or self.default_observer,
         )
 
     def spec_error(self, spec: QTensorConfig) -> str | None:
-        # Formats without modes of their own accept the known ones, which AMD Quark's configurations of them
-        # hold.
+        # Formats without modes accept all known modes, because AMD Quark's configurations of these formats
+        # contain one.
         if spec.scale_calculation_mode not in (None, *(self.modes or MODES)):
             return f"scale_calculation_mode={spec.scale_calculation_mode!r} is unknown: use one of {', '.join(self.modes or MODES)}"
         if spec.scale_format not in (None, "e8m0"):
@@ -262,9 +262,9 @@ class Microexponent(BlockFloat):
         return BlockFloat(**attrs.asdict(self, recurse=False))
 
     def _halved(self, t: Tensor) -> Tensor:
-        """Return int32 bits worth one exponent if the step is halved, else 0.
+        """Return one exponent step of float32 (``1 << 23``, int32) if the pair's step is halved, else 0.
 
-        Shaped as ``t``, as bits of float32.
+        The result has the shape of ``t``.
         """
         below = t.view(torch.int32).bitwise_and(_MAGNITUDE).sub_(_bits(self._limit))
         # Two neighbours as one 64-bit number: the AND of both sign bits, moved to bit 0 and spread.
@@ -282,7 +282,7 @@ class Microexponent(BlockFloat):
         return mantissa.bitwise_left_shift_(1).bitwise_or_(halved.bitwise_right_shift_(23).to(torch.int16))
 
     def decode(self, codes: Tensor) -> Tensor:
-        # In halves: a mantissa is one of them where the pair's bit is set, else two.
+        # In halves of a step: a unit of the mantissa is one half if the pair's bit is set, else two.
         return codes.bitwise_and(1).neg_().add_(2).mul_(codes >> 1).float().mul_(0.5)
 
 

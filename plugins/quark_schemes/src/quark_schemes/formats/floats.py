@@ -175,7 +175,7 @@ FP4 = MiniFloat(name="fp4", shape=E2M1)
 class PowerOfTwo(NumberFormat):
     """Unsigned powers of two.
 
-    It rounds up, so that no element saturates; 0 becomes the smallest normal number.
+    Values are rounded up, so that no element saturates; 0 becomes the smallest normal number.
     """
 
     name: str
@@ -209,7 +209,7 @@ FP8_E8M0 = PowerOfTwo(name="fp8_e8m0")
 
 @attrs.frozen(kw_only=True)
 class CastFormat(NumberFormat):
-    """float16 or bfloat16: "codes" are the values in that dtype; finite values saturate at its largest."""
+    """float16 or bfloat16: "codes" are values in that dtype; finite values saturate at its largest value."""
 
     name: str
     bits: int

@@ -154,7 +154,7 @@ class WholeNumbers(NumberFormat):
 
 def _half_up(t: Tensor) -> Tensor:
     """Round to whole numbers in place, halfway values upwards."""
-    # Adding a half would round the largest number below it up as well.
+    # floor(t + 0.5) would also round up the largest number below 0.5.
     return torch.where(t - t.floor() >= 0.5, t.ceil(), t.floor(), out=t)
 
 
@@ -171,8 +171,8 @@ _ROUNDINGS: dict[RoundType, Callable[[Tensor], Tensor]] = {
 }
 """Rounds to the nearest integers in place; methods differ for halfway values.
 
-Source: the kernel of AMD Quark 0.13 for one scale per tensor on a GPU. All other code there, and every
-export, rounds half to even for every method; nothing truncates.
+Source: the kernel of AMD Quark 0.13 for one scale per tensor on a GPU. AMD Quark's other code, and all its
+exports, round half to even for every method; nothing truncates.
 """
 
 
@@ -234,7 +234,7 @@ class IntegerFormat(WholeNumbers):
 
     def device_code(self, spec: QTensorConfig) -> DeviceCode | None:
         if self.rounding is not RoundType.half_even or self.bits > _EXACT_BITS or self.storage_dtype is torch.uint16:
-            return None  # the last two are rounded by torch's operations: no kernel of them has been run on a GPU
+            return None  # torch rounds the last two: no kernel for them has been run on a GPU
         from quark_schemes.kernels.integer import integer_code
 
         zero = "none" if spec.symmetric else "real" if spec.zero_point_type is ZeroPointType.float32 else "whole"
@@ -252,8 +252,8 @@ class IntegerFormat(WholeNumbers):
             return self._real_zero_point(low, high, spec)
         low, high = low.clamp(max=0), high.clamp(min=0)
         if spec.symmetric:
-            # Unsigned formats have zero point 0 here too, as in AMD Quark: negative values become 0. Specs of
-            # observers that put it in the middle are asymmetric by now (`canonicalize`).
+            # Unsigned formats have zero point 0 here too, as in AMD Quark: negative values become 0. If an
+            # observer centres the zero point, `canonicalize` has made the spec asymmetric.
             scale = divided(torch.maximum(-low, high), self.max_magnitude(spec))
             return QParams(scale_format_of(spec).round(scale.clamp_(min=smallest_scale(self.max_magnitude(spec)))))
         scale = scale_format_of(spec).round(divided(high - low, self.high - self.low).clamp_(min=SMALLEST_SCALE))

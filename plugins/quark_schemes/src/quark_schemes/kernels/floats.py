@@ -53,7 +53,7 @@ def at_least(t, smallest):
 def shared_exponent(amax, MODE: tl.constexpr, MANTISSA_BITS: tl.constexpr, LARGEST_EXPONENT: tl.constexpr, LARGEST: tl.constexpr):
     """Return the power of two that a block shares.
 
-    As `quark_schemes.arithmetic.shared_exponent.shared_exponent_scale`.
+    The result equals `quark_schemes.arithmetic.shared_exponent.shared_exponent_scale`.
     """
     if MODE == "rceil":
         amax = tl.div_rn(amax, LARGEST)
@@ -76,7 +76,7 @@ def shared_exponent(amax, MODE: tl.constexpr, MANTISSA_BITS: tl.constexpr, LARGE
 def rounded_scale(ideal, S: tl.constexpr):
     """Return ideal scales rounded to the format of scales ``S``.
 
-    This is a `quark_schemes.scale_formats.ScaleRounding`.
+    ``S`` is a `quark_schemes.scale_formats.ScaleRounding`.
     """
     mode: tl.constexpr = S.mode
     shape: tl.constexpr = S.shape

@@ -64,7 +64,7 @@ def pack_words(
     words_ptr,  # [rows, words], contiguous
     rows,
     words,
-    count,  # codes of a row; those that a last word lacks are 0
+    count,  # codes of a row; missing codes of the last word are 0
     row_stride,
     code_stride,
     BITS: tl.constexpr,
@@ -116,7 +116,7 @@ def unpack_words(
     place = row.to(tl.int64)[:, None] * row_stride + number.to(tl.int64)[None, :] * word_stride
     words = tl.load(words_ptr + place, mask=is_word, other=0).to(tl.int32)
     position = _position(tl.arange(0, CODES), CODES, IS_INTERLEAVED, IS_REVERSED)
-    # Up to the sign bit, and down again: the second shift spreads the sign.
+    # Shift a code left to the sign bit, then right again: the second shift extends the sign.
     codes = (words[:, :, None] << (32 - BITS - position * BITS)[None, None, :]) >> (32 - BITS)
     if not IS_SIGNED:
         codes = codes & ((1 << BITS) - 1)
@@ -147,7 +147,7 @@ def packed(codes: Tensor, layout: WordLayout) -> Tensor:
 
 
 def packed_across(codes: Tensor, layout: WordLayout) -> Tensor:
-    """Return ``packed(codes.T)`` of a matrix ``[O, I]``, which is read as it lies.
+    """Return ``packed(codes.T)`` of a matrix ``[O, I]``, which is not copied first.
 
     The result is ``[I, ceil(O / layout.codes)]``.
     """

@@ -2,7 +2,7 @@
 
 Bins on either side of 0 have the width ``2^k / BINS``, where ``2^k`` is the smallest power of two above every
 observed magnitude; zeros have a bin of their own. When ``k`` grows, neighbouring bins merge pairwise, so that
-edges stay edges. The counts therefore depend on the data only, not on order or batches: merging two
+no bin is split. The counts therefore depend on the data only, not on order or batches: merging two
 histograms gives the same counts as filling one with both data sets, bit for bit.
 """
 
@@ -72,9 +72,7 @@ class Distribution:
         return low, high
 
     def quantile(self, fraction: float) -> float:
-        """Return the quantile ``fraction``, 0 to 1, of the values.
-
-        Within a bin's width of ``torch.quantile``.
+        """Return the quantile ``fraction``, 0 to 1; it is within a bin's width of ``torch.quantile``.
 
         The result is interpolated between neighbouring values, as in torch, and the position of a value in
         its bin is interpolated too.

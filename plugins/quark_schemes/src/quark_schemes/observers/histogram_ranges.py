@@ -34,9 +34,7 @@ _COARSE = 256
 
 
 class PerTensorHistogramObserver(HistogramObserver):
-    """One range per tensor: the best of several ranges, one for each share in `CLIPPED_SHARES`.
-
-    The best range has the smallest squared error.
+    """One range per tensor: the narrowest range for one of `CLIPPED_SHARES`, with the smallest squared error.
 
     The narrowest range for a share is the shortest between bin edges that clips no more than that share of
     the values. Symmetric ranges clip the largest magnitudes. The squared error uses the spec's own format.

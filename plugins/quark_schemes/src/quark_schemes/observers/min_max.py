@@ -124,9 +124,9 @@ class PerBlockMXBufferReuseObserver(PerBlockMXObserver):
 
 
 class PerBlockMXDiffsObserver(PerBlockMXObserver):
-    """`PerBlockMXObserver`: the exponent is not searched.
+    """As `PerBlockMXObserver`.
 
-    It follows the spec's ``scale_calculation_mode``, as in runtimes.
+    The exponent is not searched: it follows the spec's ``scale_calculation_mode``, as in runtimes.
     """
 
 

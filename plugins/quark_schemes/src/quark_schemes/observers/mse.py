@@ -6,7 +6,7 @@ counts.
 
 Per tensor the error is computed at the histogram's bin centres, and differs from the data's error by at most
 half a bin's width, root mean square: the distance to the nearest value of a format changes no faster than the
-value itself. Per channel and per group, the error is the data's.
+value itself. Per channel and per group, the error is computed on the data itself.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class RowSearchObserver(ServingObserver):
         return self._range
 
     def merge(self, other: Observer) -> None:
-        """Take over the ranges of the other.
+        """Take over the ranges of the other observer.
 
         Raises:
             CalibrationError: Both have observed a tensor.

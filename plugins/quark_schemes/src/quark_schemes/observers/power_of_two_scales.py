@@ -79,7 +79,7 @@ class _Powers:
             self._above = 2 * max_magnitude - self._below
         self._smallest = math.frexp(smallest)[1] - 1
         self._nearest = scale.log2().round_()
-        self._largest = math.floor(math.log2(_LARGEST / math.ceil(2 * max_magnitude)))  # both ends are finite, and their distance
+        self._largest = math.floor(math.log2(_LARGEST / math.ceil(2 * max_magnitude)))  # both ends and their distance are finite
 
     def range(self, offset: int) -> Range:
         """Return the range, float32, whose scale is the nearest power of two times ``2^offset``, exactly."""

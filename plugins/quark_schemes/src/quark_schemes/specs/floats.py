@@ -72,7 +72,7 @@ class _PerChannel(SingleLevelSpec):
 
 
 class FP8E4M3PerChannelSpec(_PerChannel):
-    """FP8 E4M3, a scale for each channel; dynamic activations of axis 1: for each token."""
+    """FP8 E4M3, a scale for each channel; for each token if activations are dynamic and ``ch_axis`` is 1."""
 
     dtype = Dtype.fp8_e4m3
 

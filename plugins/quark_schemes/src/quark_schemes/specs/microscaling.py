@@ -171,7 +171,7 @@ class MX9Spec(_Microexponent):
 
 @attrs.define
 class BFP16Spec(SingleLevelSpec):
-    """BFP16: eight mantissas of eight bits that share an exponent of eight."""
+    """BFP16: eight mantissas of eight bits that share an exponent of eight bits."""
 
     ch_axis: int | None = None
     scale_calculation_mode: str | None = "even"
