@@ -303,7 +303,8 @@ def test_a_format_that_packs_otherwise_than_it_announces_is_named_with_the_layer
     config = QConfig(global_quant_config=QLayerConfig(weight=spec_of(_NAMES[PackLooksAtDevice])))
     ModelQuantizer(config).quantize_model(model)
     told = (
-        rf"the format '{_NAMES[PackLooksAtDevice]}' of broken-quant 0.3 packs real tensors to other shapes or dtypes than meta tensors, .* \(at 'model.layers.0.self_attn.q_proj.weight'\)"
+        rf"the format '{_NAMES[PackLooksAtDevice]}' of broken-quant 0.3 packs real tensors to other shapes or dtypes than meta tensors, "
+        r".* \(at 'model.layers.0.self_attn.q_proj.weight'\)"
     )
     with pytest.raises(PluginError, match=told):
         export_safetensors(model, tmp_path / "out")

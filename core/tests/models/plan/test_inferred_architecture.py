@@ -26,6 +26,8 @@ from transformers import (
     LlamaModel,
     MixtralConfig,
     MixtralForCausalLM,
+    PaliGemmaConfig,
+    PaliGemmaForConditionalGeneration,
     PegasusConfig,
     PegasusForConditionalGeneration,
     T5Config,
@@ -200,6 +202,39 @@ def test_layers_outside_the_blocks_stay_float() -> None:
     assert found is not None
     assert found.decoder_blocks == "bert.encoder.layer"
     assert {"cls.predictions.transform.dense", "cls.predictions.decoder"} <= set(found.exclude_layers_name)
+
+
+def paligemma(layers: int = 2) -> PaliGemmaForConditionalGeneration:
+    vision = {"model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "image_size": 16}
+    text = {"model_type": "gemma", **SMALL, "intermediate_size": 64, "num_key_value_heads": 1, "head_dim": 8}
+    config = PaliGemmaConfig(vision_config=vision | {"num_attention_heads": 4, "patch_size": 8}, text_config=text, projection_dim=32)
+    config.text_config.num_hidden_layers = layers
+    torch.manual_seed(0)
+    return PaliGemmaForConditionalGeneration(config).eval()
+
+
+def test_beside_a_vision_tower_the_blocks_are_those_of_the_language_model(tmp_path: Path) -> None:
+    model = paligemma()
+    found = architecture_of(model)
+    assert found is not None
+    assert found.decoder_blocks == "model.language_model.layers"
+    assert "model.vision_tower.*" in found.exclude_layers_name
+    config = template_of(model).get_config("int4_wo_32", algorithm=["gptq"])
+    data = [{"input_ids": torch.arange(3, 19)[None]}] * 2
+    quantized = ModelQuantizer(config).quantize_model(model, data)
+    names = {name for name, module in quantized.named_modules() if isinstance(module, QuantizedLayer)}
+    assert len(names) == 14
+    assert all(name.startswith("model.language_model.layers.") for name in names)
+    export_safetensors(quantized, tmp_path)
+    reloaded = import_model_from_safetensors(None, tmp_path, device="cpu")
+    with torch.no_grad():
+        assert torch.equal(reloaded(**data[0]).logits, quantized(**data[0]).logits)
+
+
+def test_a_language_model_of_another_length_than_its_config_says_is_one_block() -> None:
+    model = paligemma()
+    model.config.text_config.num_hidden_layers = 3
+    assert infer_architecture(model, "paligemma") is None
 
 
 def test_a_module_that_is_no_language_model_has_no_architecture() -> None:

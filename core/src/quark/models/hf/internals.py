@@ -33,6 +33,14 @@ def input_embeddings(model: Any) -> Any:
         return None
 
 
+def language_model(model: Any) -> Any:
+    """Return the decoder of a model's text, such as the language model beside a vision tower, or None."""
+    try:
+        return model.get_decoder()
+    except (AttributeError, NotImplementedError):
+        return None
+
+
 def output_embeddings(model: Any) -> Any:
     """Return the head of a model, with one output for each token of a vocabulary, or None."""
     try:

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from quark.base.log import get_logger
 from quark.base.names import folded
 from quark.config.architecture import Architecture
-from quark.models.hf.internals import input_embeddings, output_embeddings
+from quark.models.hf.internals import input_embeddings, language_model, output_embeddings
 
 _FUSED = ("*qkv_proj", "*query_key_value", "*Wqkv")
 _CACHE = (("*k_proj", "*v_proj"), ("*key_proj", "*value_proj"), ("*.key", "*.value"), *((pattern,) for pattern in _FUSED))
@@ -40,9 +40,9 @@ def infer_architecture(model: nn.Module, model_type: str) -> Architecture | None
     """Return the architecture of a transformers model from its modules; None if they do not show its blocks.
 
     The blocks are the only list of modules of one class that contains linear layers, or the two lists of an
-    encoder and a decoder. The result is None if there are other lists (a vision tower), because their order
-    in a forward is unknown, or if a list has another length than in the config: a block may run several
-    times.
+    encoder and a decoder. If there are other lists, such as a vision tower, the blocks are the only list in
+    the language model. The result is None if a list has another length than in the config: a block may run
+    several times.
 
     Linear layers outside the blocks stay float, and so do routers. A layer is a router if its name says so,
     if it has one output for each expert beside it, or if a top-k chooses from its outputs.
@@ -58,7 +58,8 @@ def infer_architecture(model: nn.Module, model_type: str) -> Architecture | None
     linear = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
     modules = [name for name, _ in model.named_modules() if name.startswith(f"{blocks}.")]
     inside = [name for name in linear if name.startswith(f"{blocks}.")]
-    outside = [name for name in linear if not name.startswith(tuple(f"{blocks}." for blocks in streams))]
+    others = [_beside(blocks, name) for name in _block_lists(model) if name not in streams]
+    outside = [name for name in linear if not name.startswith(tuple(f"{part}." for part in (*streams, *others)))]
     routers = (p for stream in streams for p in _router_patterns(model, [n for n in linear if n.startswith(f"{stream}.")], stream))
     cache = next((group for group in _CACHE if all(_some(inside, p) for p in group)), None)
     return Architecture(
@@ -73,7 +74,7 @@ def infer_architecture(model: nn.Module, model_type: str) -> Architecture | None
         key_norms=_key_norms(_in_block(name, blocks) for name in modules),
         experts=next((_in_block(name, blocks) for name in modules if name.rpartition(".")[2] == EXPERTS), None),
         expert_value=None,  # names do not show that a projection's output is only multiplied
-        exclude_layers_name=tuple(dict.fromkeys((*outside, *routers))),
+        exclude_layers_name=tuple(dict.fromkeys((*(f"{name}.*" for name in others), *outside, *routers))),
     )
 
 
@@ -228,6 +229,13 @@ def _in_block(name: str, blocks: str | None) -> str:
     return name.removeprefix(f"{blocks}.").partition(".")[2] if blocks is not None and name.startswith(f"{blocks}.") else name
 
 
+def _beside(blocks: str, name: str) -> str:
+    """Return the outermost module that contains the module ``name`` and not the list ``blocks``."""
+    parts = name.split(".")
+    prefixes = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+    return next((prefix for prefix in prefixes if not f"{blocks}.".startswith(f"{prefix}.")), name)
+
+
 def _block_lists(model: nn.Module) -> Iterator[str]:
     """Yield the full names of the outermost lists of modules of one class that contain linear layers."""
     lists: list[str] = []
@@ -243,15 +251,18 @@ def _block_lists(model: nn.Module) -> Iterator[str]:
 def _streams(model: nn.Module) -> list[str]:
     """Return the full name of the list of blocks, or of the lists of encoder and decoder; else nothing."""
     lists, config = list(_block_lists(model)), getattr(model, "config", None)
-    if getattr(config, "is_encoder_decoder", False) and len(lists) == 2:
+    has_encoder = bool(getattr(config, "is_encoder_decoder", False))
+    lengths: tuple[tuple[str, ...], ...]
+    if has_encoder and len(lists) == 2:
         lists.sort(key=lambda name: "decoder" in name.split("."))
-        lengths: tuple[tuple[str, ...], ...] = (
-            ("encoder_layers", "num_layers", "num_hidden_layers"),
-            ("decoder_layers", "num_decoder_layers"),
-        )
+        lengths = (("encoder_layers", "num_layers", "num_hidden_layers"), ("decoder_layers", "num_decoder_layers"))
         if not all(end in name.split(".") for end, name in zip(("encoder", "decoder"), lists, strict=True)):
             return []
     else:
+        if len(lists) > 1 and not has_encoder:
+            language = language_model(model)
+            inside, config = _name_of(model, language), getattr(language, "config", None)
+            lists = [name for name in lists if inside and name.startswith(f"{inside}.")]
         lengths = (("num_hidden_layers",),) if len(lists) == 1 else ()
     sizes = [next((n for name in names if isinstance(n := getattr(config, name, None), int)), None) for names in lengths]
     counts = [len(list(model.get_submodule(name).children())) for name in lists]
