@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from quark.algorithms import BranchSite, BranchTask, Statistic
 from quark.algorithms.branching import CheckedBranching, checked_branching
@@ -196,6 +197,11 @@ def _layer(branching: CheckedBranching, site: BranchSite) -> QuantizedLayer:
     return layer
 
 
+def _sums(statistics: Mapping[type[Statistic], Statistic]) -> list[str]:
+    """Return a digest of the tensors of each statistic; what is derived from them may be added."""
+    return [digest(*(value for value in vars(one).values() if isinstance(value, Tensor))) for one in statistics.values()]
+
+
 def _made(branching: CheckedBranching, site: BranchSite, tokens: int | None) -> Branch | None:
     """Return the branch that a branching makes of a layer from that many tokens; None for no statistics."""
     branch = _layer(branching, site).branch
@@ -207,13 +213,13 @@ def _made(branching: CheckedBranching, site: BranchSite, tokens: int | None) -> 
     for kind in branching.branching.needs if tokens is not None else ():
         statistics[kind] = kind(site.shape[1], torch.device("cpu"))
         statistics[kind].update(torch.randn(tokens or 0, site.shape[1], generator=generator).to(site.dtype))
-    task, kept, known = BranchTask(site, weight, statistics), weight.clone(), [digest(*vars(one).values()) for one in statistics.values()]
+    task, kept, known = BranchTask(site, weight, statistics), weight.clone(), _sums(statistics)
     with complaining(f"cannot make the branch of a weight {list(site.shape)} of {site.dtype} from {tokens} tokens", QuarkError):
         to_round = branching.weight_to_round(task)
         rounded = (to_round.float() * 2).round().div(2).to(site.dtype)
         branching.fill(branch, BranchTask(site, weight, statistics, rounded))
     require(torch.equal(weight, kept), "changes the float weight")
-    require(known == [digest(*vars(one).values()) for one in statistics.values()], "changes a statistic, which other algorithms use too")
+    require(known == _sums(statistics), "changes a statistic, which other algorithms use too")
     return branch
 
 

@@ -90,10 +90,11 @@ def depends_on_models_alone(subject: Subject) -> None:
     again = metric(log_q[:, order].contiguous(), order.argsort()[targets], log_p[:, order].contiguous())
     is_close = torch.allclose(before.double(), again.double(), rtol=_TOLERANCE * 100, atol=_TOLERANCE * 100)
     require(is_close, f"returns different numbers if the {_LARGE} tokens of a vocabulary come in another order")
-    others = {"model": metric(log_q.flip(0), targets, log_p)}
+    certain = torch.nn.functional.one_hot(targets, _LARGE).to(log_q.dtype).mul(20).log_softmax(-1)
+    others = {"model": [metric(model, targets, log_p) for model in (log_q.flip(0), certain, log_p)]}
     if subject.record.needs_reference:
-        others["reference"] = metric(log_q, targets, log_p.flip(0))
-    same = [name for name, values in others.items() if torch.equal(values, before)]
+        others["reference"] = [metric(log_q, targets, reference) for reference in (log_p.flip(0), certain, log_q)]
+    same = [name for name, found in others.items() if all(torch.equal(values, before) for values in found)]
     require(not same, f"returns the same numbers for another {''.join(same[:1])}")
 
 
