@@ -42,7 +42,7 @@ def test_tensors_that_are_stored_as_they_are_take_no_memory_of_their_own_on_the_
     model = torch.nn.Linear(4, 2, bias=False)
     parts = [{"weight": model.weight.detach()}, *({"codes": torch.empty(size, dtype=torch.uint8)} for size in (3, 5, 2))]
     assert _being_written(model, parts, torch.device(device)) == expected
-    halves = {"weight": model.weight.detach().half()}
+    halves = {"weight": model.weight.detach().bfloat16()}
     assert _being_written(model, [halves], torch.device("cpu")) == 16, "another dtype is a copy"
 
 
