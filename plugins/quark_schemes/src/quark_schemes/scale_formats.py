@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 SMALLEST_SCALE = 2.0**-23
-"""Smallest scale of integers: float32's machine epsilon, as in AMD Quark. Scales below half become 0."""
+"""Smallest scale of integers: float32's epsilon, as in AMD Quark. Values below half of it become 0."""
 
 
 def smallest_scale(max_magnitude: float) -> float:
