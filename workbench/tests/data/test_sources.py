@@ -65,7 +65,7 @@ def test_json_lines_hold_chats_and_other_columns(tmp_path: Path) -> None:
         ('{"text": "one"}\n{"text": }\n', "line 2 of .* is not JSON"),
         ('{"body": "one"}\n', "neither a column 'text' nor 'messages': it has body; name one with the option column=NAME"),
         ('{"text": 3}\n', "is a int, which is not a sample"),
-        ("nothing of the kind", "is not JSON"),
+        ("nothing of the kind", "is neither JSON lines nor one JSON list"),
         ('{\n"text": "one"\n}', "write one object a line, or a list"),
         ("\n\n", "holds no text"),
         ('{"text": "  "}\n', "holds no text"),
