@@ -177,6 +177,8 @@ def _warm_up(kind: str) -> None:
     layer, x = nn.Linear(64, 64), torch.randn(2, 64)
     layer(x).square().mean().backward()
     torch.linalg.cholesky(torch.eye(4))
+    with torch.device("meta"):
+        torch.ones(2).clamp_(min=0)  # some versions import the compiler here, which sets loggers and variables
     if kind == "quant_mode":  # modes may trace models, for which torch sets loggers and variables
         torch.export.export(layer, (x,))
 
