@@ -9,7 +9,7 @@ import torch
 
 from quark.config.tensor import QTensorConfig
 from quark.numbers import TensorQuantizer, on_grid, quantizer_for
-from quark.numbers.on_grid import grid_error, off_grid, qparams_of_rows, sample_of_rows
+from quark.numbers.on_grid import grid_error, off_grid, qparams_of_rows, same_bits, sample_of_rows
 from quark.plugins import documented_object, schemes
 
 DECODED = torch.tensor([1.0, 2.0])
@@ -79,3 +79,13 @@ def test_a_sample_of_rows_is_checked_and_all_scales_are(monkeypatch: pytest.Monk
     assert "no code represents" in (grid_error(quantizer, qparams, values + qparams.scale.mean() / 3, sampled=True) or "")
     qparams.scale[7, 1] = math.nan
     assert "NaN" in (grid_error(quantizer, qparams, values, sampled=True) or "")
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2, 3)])
+def test_bits_are_compared_and_not_numbers(shape: tuple[int, ...]) -> None:
+    zero, nan = torch.zeros(shape), torch.full(shape, math.nan)
+    assert same_bits(zero, zero.clone())
+    assert same_bits(nan, nan.clone())
+    assert not same_bits(zero, -zero)
+    assert not same_bits(zero, zero.double())
+    assert not same_bits(zero, torch.zeros(*shape, 1))

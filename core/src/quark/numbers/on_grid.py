@@ -162,7 +162,7 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
     """
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8)) if one.ndim else bool(one == other)
+    return torch.equal(*(tensor.reshape(-1).view(torch.uint8) for tensor in (one, other)))
 
 
 def _are_usable(scales: Tensor) -> bool:
