@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from quark.errors import QuarkError, UnsupportedError
-from quark_exporters.onnx_layout.exporter import OPSET, refuse_opset
+from quark_exporters.onnx_layout.exporter import OPSET, refuse_later_opset, refuse_opset
 from quark_exporters.onnx_layout.lowering import lower
 from quark_exporters.onnx_layout.traced import traced_form
 
@@ -67,9 +67,11 @@ def export_onnx(
 
     Raises:
         ConfigError: (a ValueError) The opset is out of range.
-        UnsupportedError: `torch.export` cannot trace the module, or a quantizer has no form in ONNX.
+        UnsupportedError: torch cannot trace the module or convert it to the opset; or ONNX cannot express a
+            quantizer.
     """
     refuse_opset(opset)
+    refuse_later_opset(opset)
     with traced_form(module) as quantizers, torch.no_grad(), _tracing(module):
         program: Any = torch.onnx.export(
             module,
@@ -83,6 +85,8 @@ def export_onnx(
             verbose=verbose,
         )
     model = program.model
+    if (made := model.opset_imports[""]) != opset:  # torch only logs the failure
+        raise UnsupportedError(f"torch converts this model to opset {made}, not to {opset}: choose another, such as opset={OPSET}")
     ir.passes.common.ClearMetadataAndDocStringPass()(model)  # where in which file of this machine each node was traced
     lower(model, quantizers, opset, stores_codes=weight_format == "real_quantized")
     model.metadata_props.update(metadata or {})

@@ -22,7 +22,7 @@ from quark_exporters.onnx_layout.example_inputs import example_inputs
 from quark_exporters.onnx_layout.traced import traced_quantizers
 from quark_exporters.stored_codes import short_block_of
 
-__all__ = ["FILE", "OPSET", "OnnxExporter", "refuse_opset"]
+__all__ = ["FILE", "OPSET", "OnnxExporter", "refuse_later_opset", "refuse_opset"]
 
 FILE = "quark_model.onnx"
 """Name of the file; tensors of a large model are in ``quark_model.onnx.data``."""
@@ -56,6 +56,7 @@ class OnnxExporter(Exporter):
     def check(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> None:
         """As `quark.checkpoint.Exporter.check`; names everything that ONNX cannot express."""
         _refuse_missing_packages()
+        refuse_later_opset(self._opset)
         example_inputs(content.model, options.input_args)
         if mixtures := [name for name, module in skeleton.named_modules() if isinstance(module, SeparateExperts)]:
             raise UnsupportedError(
@@ -108,6 +109,13 @@ def refuse_opset(opset: int) -> None:
     """Check that a version of ONNX's operators has the operators of quantized models. Raises ConfigError."""
     if opset < OPSET:
         raise ConfigError(f"opset={opset}: quantized models need opset {OPSET} or later, which has 4-bit integers and block scales")
+
+
+def refuse_later_opset(opset: int) -> None:
+    """Check that the installed onnx has a version of ONNX's operators. Raises ConfigError."""
+    latest = import_module("onnx.defs").onnx_opset_version()
+    if opset > latest:
+        raise ConfigError(f"opset={opset}: the installed onnx has opsets up to {latest}. Choose one of {OPSET} to {latest}")
 
 
 def _warn_of_bfloat16(model: nn.Module) -> None:
