@@ -36,7 +36,7 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
 ONLY = {"int8": {"rotation+gptq": ("rotation", "gptq")}}
 """Further algorithms for one scheme."""
 SLOW = ("onnx",)
-"""Layouts that are written only for weights rounded to nearest, since they trace the model."""
+"""Layouts that are tried only with round-to-nearest: they trace the model, which is slow."""
 SAMPLES, TOKENS = 4, 64
 OF_A_RUN = re.compile(r"second|time|elapsed|created|machine|memory|command|python|version|source|path|flops|phases|share_of_limit")
 """Keys of a report that differ from run to run."""

@@ -30,7 +30,7 @@ HEADER = "# Written by tools/public_stubs.py: run it again after a change of nam
 
 
 def references() -> dict[str, dict[str, str]]:
-    """Returns the reference of each name, ``"module:attribute"``, by public module from `ROOT_MODULE` on."""
+    """Return the reference of each name, ``"module:attribute"``, by public module from `ROOT_MODULE` on."""
     claims = [entry for registry in catalog().registries.values() for entry in registry.claims()]
     exports = {
         name: f"{reference.module}:{reference.attribute}"

@@ -331,7 +331,7 @@ def write_manifest(out: Path, seed: int) -> None:
 
 
 def differences(stored: Path, recorded: Path) -> list[str]:
-    """Yield the differences in the files of ``recorded`` by tensor: dtype, shape and bits."""
+    """Return the tensors of ``recorded`` whose dtype, shape or bits differ from the stored ones, in words."""
     lines = []
     for path in golden_files(recorded):
         name = path.relative_to(recorded).as_posix()

@@ -82,7 +82,7 @@ class Outcome:
 
 
 def read_tables(tables: Sequence[Path]) -> list[Mutant]:
-    """Returns the changes of all tables, in order.
+    """Return the changes of all tables, in order.
 
     Raises ValueError if two have one name, or one has no test or no edit.
     """
@@ -101,7 +101,7 @@ def read_tables(tables: Sequence[Path]) -> list[Mutant]:
 
 
 def chosen(mutants: Sequence[Mutant], prefixes: Sequence[str]) -> list[Mutant]:
-    """Returns the changes whose name starts with one of `prefixes` (all, if there is none).
+    """Return the changes whose name starts with one of `prefixes` (all, if there is none).
 
     Raises ValueError for a prefix of no name.
     """
@@ -124,7 +124,7 @@ def copy_of_the_tree(root: Path, target: Path) -> Path:
 
 
 def stale_edit(tree: Path, mutant: Mutant) -> str | None:
-    """Returns why the change cannot be applied to `tree`; None if each text occurs once in its file."""
+    """Return why the change cannot be applied to `tree`; None if each text occurs once in its file."""
     for edit in mutant.edits:
         path = tree / edit.file
         if not path.is_file():
@@ -183,7 +183,7 @@ def outcome(tree: Path, mutant: Mutant, *, whole: bool) -> Outcome:
 
 
 def run_all(tree: Path, mutants: Sequence[Mutant], *, whole: bool, say: Callable[[str], None]) -> dict[str, Outcome]:
-    """Returns the outcome of each change, by name.
+    """Return the outcome of each change, by name.
 
     Raises ValueError if a listed test fails in the unchanged tree.
     """

@@ -56,7 +56,7 @@ class FileRecord:
 
 
 def digest(path: Path) -> str:
-    """Returns the digest of a file, or an empty text if there is none."""
+    """Return the digest of a file, or an empty text if there is none."""
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ""
 
 
@@ -92,7 +92,7 @@ class Statements:
         AssertionRewritingHook.exec_module = exec_module  # type: ignore[method-assign]  # pytest loads modules of its plugins' distributions
 
     def noted(self, path: Path) -> ast.Module:
-        """Returns the syntax tree of a file with a note before each statement."""
+        """Return the syntax tree of a file with a note before each statement."""
         module = ast.parse(path.read_text(encoding="utf-8"))
         for node in ast.walk(module):
             for field in ("body", "orelse", "finalbody"):
@@ -114,7 +114,7 @@ class Statements:
         return ast.copy_location(ast.Assign([target], ast.copy_location(ast.Constant(1), statement)), statement)
 
     def taken(self) -> list[int]:
-        """Returns the numbers of the statements that ran since the last call."""
+        """Return the numbers of the statements that ran since the last call."""
         text = self.ran[: len(self.places)]
         self.ran[: len(self.places)] = bytes(len(self.places))
         found, at = [], text.find(1)
@@ -148,7 +148,7 @@ class Recorder:
         self.passed &= report.passed
 
     def lines(self) -> dict[str, dict[int, list[int]]]:
-        """Returns the best tests of each line: quick tests of many functions."""
+        """Return the best tests of each line: quick tests of many functions."""
         lines: dict[str, dict[int, list[int]]] = defaultdict(dict)
         for number, tests in self.ran.items():
             path, line = self.statements.places[number]
@@ -179,7 +179,7 @@ def _measure(tree: Path, file: str, output: Path, statements: Statements, argume
 
 
 def read_record(path: Path) -> FileRecord | None:
-    """Returns a written record, or None."""
+    """Return a written record, or None."""
     if not path.is_file():
         return None
     data: dict[str, Any] = json.loads(path.read_text())
@@ -188,7 +188,7 @@ def read_record(path: Path) -> FileRecord | None:
 
 
 def record_path(cache: Path, file: str) -> Path:
-    """Returns the path of a test file's record."""
+    """Return the path of a test file's record."""
     return cache / (file.removesuffix(".py").replace("/", ".") + ".json")
 
 

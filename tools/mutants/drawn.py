@@ -80,7 +80,7 @@ class Result:
 
 
 def packages_of(tree: Path) -> dict[str, list[str]]:
-    """Returns the source files of each package, by its name."""
+    """Return the source files of each package, by its name."""
     packages: dict[str, list[str]] = defaultdict(list)
     for path in sorted([*tree.glob("*/src/**/*.py"), *tree.glob("plugins/*/src/**/*.py")]):
         file = path.relative_to(tree)
@@ -99,7 +99,7 @@ def drawn(
     known: set[tuple[str, ...]],
     changes_of: Callable[[str, str], Sequence[Mutation]] = mutations_of,
 ) -> dict[str, list[Mutation]]:
-    """Returns the changes of each package: its share of `count`, at least `LEAST`, without `known` ones.
+    """Return the changes of each package: its share of `count`, at least `LEAST`, without `known` ones.
 
     Kinds take turns, so a rare kind is drawn as often as a common one until none is left.
     """
@@ -121,7 +121,7 @@ def drawn(
 
 
 def in_turn(mutations: Sequence[Mutation]) -> list[Mutation]:
-    """Returns mutations with kinds in turn, and each kind in its old order."""
+    """Return mutations with kinds in turn, and each kind in its old order."""
     kinds: dict[str, list[Mutation]] = defaultdict(list)
     for mutation in mutations:
         kinds[mutation.kind].append(mutation)
@@ -136,12 +136,12 @@ class Map:
 
     @classmethod
     def read(cls, cache: Path, files: Sequence[str]) -> Map:
-        """Returns the measured records."""
+        """Return the measured records."""
         records = {file: read_record(record_path(cache, file)) for file in files}
         return cls({file: record for file, record in records.items() if record is not None})
 
     def tests_of(self, mutation: Mutation, tree: Path = ROOT) -> tuple[list[list[str]], float]:
-        """Returns the tests of a change in two rounds, and their seconds.
+        """Return the tests of a change in two rounds, and their seconds.
 
         The first round has the tests of the same folder that run the line. The second has the other tests of
         these files, and the quickest tests of other folders. ``tree`` has the sources.
@@ -154,7 +154,7 @@ class Map:
             ran = record.lines.get(mutation.file, {})
             ran_it = set(ran.get(statement, ()))
             if ran and runs_at_import and _distribution(file) == _distribution(mutation.file):
-                ran_it = set(range(len(record.tests)))  # it ran for the first test, but any test may check its result
+                ran_it = set(range(len(record.tests)))  # code at import runs once, in the first test, but any test may check its effect
             tests = sorted((record.tests[test] for test in ran_it), key=lambda test: test.seconds)
             seconds = sum(test.seconds for test in record.tests)
             is_mirrored = mirrors(file, mutation.file)
@@ -177,14 +177,14 @@ class Map:
 
 
 def _is_in_a_function(mutation: Mutation, tree: Path) -> bool:
-    """Returns whether a change is in the body of a function, and not in a module or a class."""
+    """Return whether a change is in the body of a function, and not in a module or a class."""
     nodes = ast.walk(ast.parse((tree / mutation.file).read_text(encoding="utf-8")))
     functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     return any(node.body[0].lineno <= mutation.line <= (node.end_lineno or 0) for node in functions)
 
 
 def mirrors(test: str, source: str) -> bool:
-    """Returns whether a test file mirrors a source or a folder, by its path."""
+    """Return whether a test file mirrors a source or a folder, by its path."""
     if _distribution(test) != _distribution(source):
         return False
     path, name = Path(source), Path(test).stem.removeprefix("test_")
@@ -282,7 +282,7 @@ def run(mutations: dict[str, list[Mutation]], tests: Map, pristine: Path, *, at_
 
 
 def diff(tree: Path, mutation: Mutation) -> str:
-    """Returns a change as a unified diff."""
+    """Return a change as a unified diff."""
     source = (tree / mutation.file).read_text(encoding="utf-8")
     names = f"a/{mutation.file}", f"b/{mutation.file}"
     lines = difflib.unified_diff(source.splitlines(keepends=True), mutation.applied(source).splitlines(keepends=True), *names, n=1)
@@ -290,7 +290,7 @@ def diff(tree: Path, mutation: Mutation) -> str:
 
 
 def scores(results: Sequence[Result], of: Callable[[Result], str] = lambda result: result.package) -> dict[str, tuple[int, int]]:
-    """Returns the numbers of noticed and of all changes of each package."""
+    """Return the numbers of noticed and of all changes of each package."""
     tried, noticed = Counter(map(of, results)), Counter(of(result) for result in results if result.noticed)
     return {name: (noticed[name], tried[name]) for name in sorted(tried)}
 
@@ -348,7 +348,7 @@ def _run(options: argparse.Namespace, pristine: Path) -> int:
 
 
 def test_files(tree: Path, paths: Sequence[str] | None) -> list[str]:
-    """Returns the test files under `paths`, or all that may run a source; tests of other programs do not."""
+    """Return the test files under `paths`, or all that may run a source; tests of other programs do not."""
     distributions = sorted([*tree.glob("*/tests"), *tree.glob("plugins/*/tests")])
     roots = paths or [*(str(path.relative_to(tree)) for path in distributions), "tests"]
     found = [path for root in roots for path in ([tree / root] if (tree / root).is_file() else sorted((tree / root).rglob("test_*.py")))]

@@ -11,25 +11,25 @@ from tools.mutants.operators import Mutation, mutations_of
 
 
 def every_change(file: str, source: str) -> list[Mutation]:
-    """Returns all changes of a file, of every kind."""
+    """Return all changes of a file, of every kind."""
     return [*mutations_of(file, source), *behaviours_of(file, source)]
 
 
 def stale_marks(tree: Path, known: set[tuple[str, ...]]) -> list[str]:
-    """Returns the entries of `equivalent.toml` that the code no longer has, as file and line of code."""
+    """Return the entries of `equivalent.toml` that the code no longer has, as file and line of code."""
     files = {file for file, *_ in known if (tree / file).is_file()}
     there = {key(tree, one) for file in files for one in every_change(file, (tree / file).read_text(encoding="utf-8"))}
     return sorted(f"{file}: {old}" for file, function, old, new in known if (file, function, old, new) not in there)
 
 
 def key(tree: Path, mutation: Mutation) -> tuple[str, ...]:
-    """Returns the key of a change in `equivalent.toml`: file, function, and lines before and after."""
+    """Return the key of a change in `equivalent.toml`: file, function, and lines before and after."""
     before, after = changed_lines(tree, mutation)
     return mutation.file, mutation.function, before, after
 
 
 def changed_lines(tree: Path, mutation: Mutation) -> tuple[str, str]:
-    """Returns the lines that a change touches, before and after, each as one line of text."""
+    """Return the lines that a change touches, before and after, each as one line of text."""
     source = (tree / mutation.file).read_text(encoding="utf-8")
     begin = source.rfind("\n", 0, mutation.start) + 1
     end = source.find("\n", mutation.end) if "\n" in source[mutation.end :] else len(source)
@@ -38,13 +38,13 @@ def changed_lines(tree: Path, mutation: Mutation) -> tuple[str, str]:
 
 
 def skipped(table: Path) -> tuple[list[str], list[str]]:
-    """Returns the skipped files, and the files with skipped numbers: pictures have places on a page."""
+    """Return the skipped files, and the files with skipped numbers: pictures have places on a page."""
     entries = tomllib.loads(table.read_text(encoding="utf-8")).get("skipped", [])
     needed = [entry for entry in entries if "needs" in entry and importlib.util.find_spec(entry["needs"]) is None]
     return [entry["file"] for entry in needed], [entry["file"] for entry in entries if entry.get("numbers")]
 
 
 def equivalent_changes(table: Path) -> dict[tuple[str, ...], str]:
-    """Returns the reason why a change makes no difference, by its key."""
+    """Return the reason why a change makes no difference, by its key."""
     entries = tomllib.loads(table.read_text(encoding="utf-8")).get("equivalent", [])
     return {(entry["file"], entry["function"], entry["old"], entry["new"]): entry["reason"] for entry in entries}

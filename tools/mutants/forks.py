@@ -38,7 +38,7 @@ def preload() -> None:
 
 
 def source_folders(tree: Path) -> list[str]:
-    """Returns the folders of `tree` for the import path: the tree and the sources of each distribution."""
+    """Return the folders of `tree` for the import path: the tree and the sources of each distribution."""
     found = [path for pattern in ("core/src", "*/src", "*/*/src", "src") for path in sorted(tree.glob(pattern)) if path.is_dir()]
     return [str(tree), *dict.fromkeys(str(path) for path in found)]
 

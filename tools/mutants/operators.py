@@ -69,16 +69,16 @@ class Mutation:
     kind: str = "operator"
 
     def rank(self, seed: int) -> str:
-        """Returns a random sort key of a mutation, independent of other files and of earlier lines."""
+        """Return a random sort key of a mutation, independent of other files and of earlier lines."""
         return hashlib.sha256(f"{seed} {self.file} {self.function} {self.old} {self.new}".encode()).hexdigest()
 
     def applied(self, source: str) -> str:
-        """Returns the source with this change."""
+        """Return the source with this change."""
         return source[: self.start] + self.new + source[self.end :]
 
 
 def mutations_of(file: str, source: str) -> list[Mutation]:
-    """Returns all changes of a file, in its order.
+    """Return all changes of a file, in its order.
 
     Types, messages and log texts are left out.
     """
@@ -99,19 +99,19 @@ class Visitor:
         self.arguments: list[list[str]] = []
 
     def offset(self, line: int, column: int) -> int:
-        """Returns the position in the source for the parser's line and column."""
+        """Return the position in the source for the parser's line and column."""
         return self.offsets[line - 1] + len(self.lines[line - 1][:column].decode())
 
     def span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
-        """Returns where a node begins and ends in the source."""
+        """Return where a node begins and ends in the source."""
         return self.offset(node.lineno, node.col_offset), self.offset(node.end_lineno or 0, node.end_col_offset or 0)
 
     def text(self, node: ast.expr | ast.stmt) -> str:
-        """Returns the source of a node."""
+        """Return the source of a node."""
         return self.source[slice(*self.span(node))]
 
     def change(self, node: ast.expr | ast.stmt, new: str | ast.AST) -> Iterator[Mutation]:
-        """Yields the change that replaces a node, if the code differs."""
+        """Yield the change that replaces a node, if the code differs."""
         start, end = self.span(node)
         old = self.source[start:end]
         text = new if isinstance(new, str) else ast.unparse(new)
@@ -121,12 +121,12 @@ class Visitor:
             yield Mutation(self.file, ".".join(self.names), node.lineno, start, end, old, text)
 
     def visit_body(self, node: ast.AST) -> Iterator[Mutation]:
-        """Yields the changes of everything under a node."""
+        """Yield the changes of everything under a node."""
         for child in ast.iter_child_nodes(node):
             yield from self.visit(child)
 
     def visit(self, node: ast.AST) -> Iterator[Mutation]:
-        """Yields the changes of a node and of everything under it."""
+        """Yield the changes of a node and of everything under it."""
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 yield from self.function(node)
@@ -165,7 +165,7 @@ class Visitor:
 
     @staticmethod
     def is_untested(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-        """Returns whether a function never runs here, or only makes messages."""
+        """Return whether a function never runs here, or only makes messages."""
         decorators = {
             name.id if isinstance(name, ast.Name) else name.attr
             for one in node.decorator_list
@@ -176,12 +176,12 @@ class Visitor:
 
     @staticmethod
     def says_something(node: ast.Call) -> bool:
-        """Returns whether the arguments of a call are messages."""
+        """Return whether the arguments of a call are messages."""
         name = _name(node.func)
         return name in SPEAKING or name.endswith(("Error", "Warning"))
 
     def function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Mutation]:
-        """Yields the changes of a function's defaults and body."""
+        """Yield the changes of a function's defaults and body."""
         if self.is_untested(node):
             return
         self.names.append(node.name)
@@ -192,7 +192,7 @@ class Visitor:
         self.arguments.pop()
 
     def statement(self, node: ast.stmt) -> Iterator[Mutation]:
-        """Yields the changes of a statement as a whole."""
+        """Yield the changes of a statement as a whole."""
         match node:
             case ast.If(test=test) | ast.While(test=test):
                 yield from self.change(test, ast.UnaryOp(ast.Not(), test))
@@ -216,7 +216,7 @@ class Visitor:
                 return
 
     def expression(self, node: ast.expr) -> Iterator[Mutation]:
-        """Yields the changes of an expression as a whole, other than a call."""
+        """Yield the changes of an expression as a whole, other than a call."""
         match node:
             case ast.Compare(ops=[op]):
                 for other in COMPARISONS[type(op)]:
@@ -247,7 +247,7 @@ class Visitor:
                 return
 
     def call(self, node: ast.Call) -> Iterator[Mutation]:
-        """Yields the changes of a call: exchanged arguments, a dropped keyword, and changes of its parts."""
+        """Yield the changes of a call: exchanged arguments, a dropped keyword, and changes of its parts."""
         if self.says_something(node):
             return
         if (name := _name(node.func)) in {"isinstance", "issubclass", "cast", "TypeVar"}:
@@ -266,12 +266,12 @@ class Visitor:
 
 
 def _name(function: ast.expr) -> str:
-    """Returns the last part of the name of a called function."""
+    """Return the last part of the name of a called function."""
     return function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
 
 
 def one_of_each_line(mutations: Sequence[Mutation], seed: int) -> list[Mutation]:
-    """Returns at most one mutation of each line of a file, in a random order given by the seed."""
+    """Return at most one mutation of each line of a file, in a random order given by the seed."""
     first: dict[tuple[str, int], Mutation] = {}
     for mutation in sorted(mutations, key=lambda mutation: mutation.rank(seed)):
         first.setdefault((mutation.file, mutation.line), mutation)
