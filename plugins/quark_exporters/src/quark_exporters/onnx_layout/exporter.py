@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import Annotated
 
 import torch
 from torch import nn
@@ -18,6 +19,7 @@ from quark.config.layer import levels
 from quark.errors import ConfigError, MissingPluginError, UnsupportedError
 from quark.models.layers import QuantizedLayer
 from quark.models.layers.experts import SeparateExperts
+from quark.plugins import OptionNote
 from quark_exporters.onnx_layout.example_inputs import example_inputs
 from quark_exporters.onnx_layout.traced import traced_quantizers
 from quark_exporters.stored_codes import short_block_of
@@ -46,7 +48,11 @@ class OnnxExporter(Exporter):
     """
 
     def __init__(
-        self, opset: int = OPSET, input_names: Sequence[str] = (), output_names: Sequence[str] = (), verbose: bool = False
+        self,
+        opset: Annotated[int, OptionNote(examples=(22, 23))] = OPSET,
+        input_names: Sequence[str] = (),
+        output_names: Sequence[str] = (),
+        verbose: Annotated[bool, OptionNote(is_cost_only=True)] = False,
     ) -> None:
         refuse_opset(opset)
         self._opset = opset
