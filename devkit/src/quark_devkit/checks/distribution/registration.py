@@ -88,7 +88,8 @@ def _is_extra(requirement: Requirement) -> bool:
 
 @check("distribution")
 def declares_its_range_of_api_versions(subject: Subject) -> None:
-    """Each of its plugins with records declares its plugin API versions in QUARK_API."""
+    """Each of its plugin modules that registers records declares the supported versions of the plugin API in
+    QUARK_API."""
     refuse_core(subject)
     claims_of(subject)
     for source in subject.catalog.unstated():
@@ -99,8 +100,8 @@ def declares_its_range_of_api_versions(subject: Subject) -> None:
 
 @check("distribution")
 def has_hooks_that_are_called(subject: Subject) -> None:
-    """Each of its plugins has a hook, and every function whose name resembles a hook is a marked and
-    correctly spelled hook.
+    """Each of its plugins has a hook. Every function with a name like a hook's is spelled correctly and
+    marked with ``@hookimpl``.
     """
     refuse_left_out(subject)
     refuse_failures(subject, "register")
@@ -108,14 +109,15 @@ def has_hooks_that_are_called(subject: Subject) -> None:
 
 @check("distribution")
 def registers_records_that_are_kept(subject: Subject) -> None:
-    """No hook raises or is cut off, and every record is valid and has a unique name."""
+    """No hook raises or exceeds a limit, and every record is valid and has a unique name."""
     refuse_left_out(subject)
     refuse_failures(subject, "call", "validate")
 
 
 @check("distribution")
 def registers_a_bounded_number_of_records(subject: Subject) -> None:
-    """A hook yields fewer records than the limit; names that follow a rule are one record with options."""
+    """A hook yields fewer records than the limit; a family of names that follow a rule is one record with
+    options."""
     counts = Counter(registry.kind.hook for registry, _ in claims_of(subject))
     for hook, count in counts.items():
         require(count < MOST_RECORDS, f"yields {count} records from '{hook}', but at most {MOST_RECORDS} are allowed")
