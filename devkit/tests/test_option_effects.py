@@ -76,7 +76,7 @@ def test_present_values_are_those_that_are_compared_with() -> None:
         return [int(values.get("steps", 8))]
 
     require_effects([Option("steps", int, 16)], results, {"steps": 8})
-    with pytest.raises(CheckFailedError, match=r"'steps' \(8: as 16\)"):
+    with pytest.raises(CheckFailedError, match=r"'steps' \(8 gives the results of 16\)"):
         require_effects([Option("steps", int, 16)], results)
 
 

@@ -1,7 +1,7 @@
-"""Laws of every kind of plugin: the same results anywhere, and nothing of the process changed or kept.
+"""Laws for every kind of plugin: results are the same in any process, and the work leaves nothing behind.
 
 Each kind has a function that lets a subject work once and returns the results (`Work`). The checks call it
-in this process and in a fresh one. The fresh process has an empty environment, other hashes and another
+in this process and in a fresh one. The fresh process has an empty environment, another hash seed and another
 working directory. It first loads the plugin on the meta device in bfloat16, as transformers does when it
 builds a model. Then it repeats the work in other default dtypes and on other numbers of threads.
 """
@@ -64,7 +64,7 @@ class Observation:
         by_dtype: Digests of the results, by the default dtype of the process.
         other_threads: Results that differ on other numbers of threads, each as ``"'values' on 3 threads"``.
         changed: Names of the state of the process that the work changed.
-        alive: Tensors, modules and open files that are left after the second time.
+        alive: Tensors, modules and open files that are left after the work is done a second time.
         printed: Text that it wrote to stdout.
     """
 
@@ -86,9 +86,11 @@ def laws_of(kind: str) -> tuple[Check, ...]:
     @check(kind, since=2)
     def does_the_same_in_a_fresh_process(subject: Subject) -> None:
         """Its results in a fresh process are the same, to the bit. That process has an empty environment and
-        other hashes, and first loads the plugin on the meta device in bfloat16."""
+        another hash seed, and first loads the plugin on the meta device in bfloat16."""
         seen, here = observed(subject).first, _digests(WORKS[kind](subject))
-        _require_same(here, seen, "in a fresh process, with an empty environment and other hashes, loaded on the meta device in bfloat16")
+        _require_same(
+            here, seen, "in a fresh process, with an empty environment and another hash seed, loaded on the meta device in bfloat16"
+        )
 
     @check(kind, since=2)
     def does_the_same_again(subject: Subject) -> None:
@@ -114,9 +116,9 @@ def laws_of(kind: str) -> tuple[Check, ...]:
     @check(kind, since=2)
     def leaves_the_process_as_it_was(subject: Subject) -> None:
         """Its code changes no shared state when it is loaded and used: logging, warnings,
-        torch's defaults, threads, random states, the environment, classes of others."""
+        torch's defaults, threads, random states, the environment, classes of other packages."""
         changed = observed(subject).changed
-        require(not changed, f"changes {_some(changed)}, which all code of a process shares")
+        require(not changed, f"changes {_some(changed)}: all code of the process shares that state")
 
     @check(kind, since=2)
     def keeps_nothing_alive(subject: Subject) -> None:
@@ -266,14 +268,14 @@ def _open_files() -> Counter[str]:
     links = Path("/proc/self/fd")
     found: Counter[str] = Counter()
     for link in os.listdir(links) if links.is_dir() else ():
-        with suppress(OSError):  # the one that lists them is closed by now
+        with suppress(OSError):  # the descriptor that listed them is closed by now
             found[os.readlink(links / link)] += 1
     return Counter({name: count for name, count in found.items() if name.startswith("/") and not name.startswith("/dev/")})
 
 
 def _tensors_and_modules() -> list[Any]:
     gc.collect()
-    return [one for one in gc.get_objects() if issubclass(type(one), Tensor | nn.Module)]  # proxies say another __class__
+    return [one for one in gc.get_objects() if issubclass(type(one), Tensor | nn.Module)]  # proxies report another __class__
 
 
 def _digests(results: Mapping[str, Any]) -> dict[str, str]:

@@ -19,9 +19,9 @@ from quark_devkit.example_specs import int8_spec
 from quark_devkit.subject import Subject
 
 _QUANTIZED = 0.1
-"""Relative error of an output with 8-bit tensors that is far too large."""
+"""Relative error that is far too large for an output computed from 8-bit tensors."""
 _ALONE = 1e-5
-"""Difference of float32 products of one row and of several."""
+"""Difference between float32 products of one row alone and among others."""
 
 
 def _model() -> nn.Module:
@@ -94,13 +94,13 @@ def leaves_what_it_is_given(subject: Subject) -> None:
     require(quantizer.config.to_dict() == before, "changes the configuration")
     same = len(data) == len(_data()) and all(map(torch.equal, data, _data()))
     require(same, "changes the calibration data")
-    require(not model.training, "returns a model in training mode, which computes something else")
+    require(not model.training, "returns a model in training mode: call eval() on it")
 
 
 @check("quant_mode", since=2)
 def keeps_excluded_layers_float(subject: Subject) -> None:
-    """A layer that the configuration excludes keeps its weight, and others are rounded; or the mode refuses
-    it."""
+    """If the configuration excludes a layer, the layer keeps its weight and the others are rounded, unless
+    the mode refuses the configuration."""
     quantizer = _quantizer(subject, exclude=["0"])
     try:
         model = quantizer.quantize_model(_model(), _data())
@@ -113,7 +113,7 @@ def keeps_excluded_layers_float(subject: Subject) -> None:
 
 @check("quant_mode", since=2)
 def computes_for_any_batch(subject: Subject) -> None:
-    """It quantizes with one batch, and with one row. The model computes the same for a row alone as beside
+    """It calibrates on one batch, and on one row. The model returns the same output for a row alone as among
     others, and for an input at every call."""
     model, (x, other) = _quantizer(subject).quantize_model(_model(), _data()[:1]), _data()
     with torch.no_grad():

@@ -26,7 +26,8 @@ SHARES = (0.0, 0.3, 0.7, 1.0)
 
 @attrs.define
 class _Asked:
-    """A selector that calls another, keeps its problem and answer, and returns a valid choice."""
+    """A selector that calls another selector, keeps the problem and the answer, and returns a valid
+    choice."""
 
     selector: Any = None
     problem: Any = None
@@ -46,7 +47,7 @@ def asked(
     options: Mapping[str, Any] | None = None,
     candidates: Sequence[str] | None = None,
 ) -> tuple[SelectionProblem, Any]:
-    """Return a problem with a budget at that position, and the selector's answer."""
+    """Return a problem with the budget at the position ``share``, and the selector's answer."""
     whole = small_model() if model is None else model
     limits, asking = _Asked(), _Asked(selector_of(subject.lookup_name, options)[1])
     _select(whole, Budget(kl=1.0), batches(1), limits, candidates)
@@ -92,8 +93,8 @@ def chooses_among_three_candidates(subject: Subject) -> None:
 
 @check("selector", since=2)
 def chooses_under_any_budget(subject: Subject) -> None:
-    """For a budget of divergence, which limits no bytes, it chooses for each group, or raises an error of
-    quark."""
+    """Under a budget of divergence, which does not limit bytes, it chooses for each group or raises an error
+    of quark."""
     asking = _Asked(selector_of(subject.lookup_name)[1])
     try:
         _select(small_model(), Budget(kl=1.0), batches(2), asking)
@@ -106,8 +107,8 @@ def chooses_under_any_budget(subject: Subject) -> None:
 
 @check("selector", since=2)
 def heeds_its_options(subject: Subject) -> None:
-    """Every value of an option changes the choices or the losses in its own way, is refused, or is declared
-    to change only the cost."""
+    """Different values of an option give different choices, losses or curves. A value may also be refused, or
+    the option declared to change only the cost."""
 
     def results(values: Mapping[str, Any]) -> Iterator[Any]:
         for share in (0.3, 0.7):
@@ -143,14 +144,12 @@ def leaves_the_model_as_it_was(subject: Subject) -> None:
     after = _state(model)
     require(before.keys() == after.keys(), "adds modules or tensors to the model, or removes some")
     changed = [name for name, value in before.items() if not is_same(value, after[name])]
-    require(not changed, f"leaves '{changed[0] if changed else ''}' changed")
+    require(not changed, f"changes '{changed[0] if changed else ''}' of the model")
 
 
 @check("selector")
 def chooses_the_same_from_disk(subject: Subject) -> None:
-    """From a checkpoint, which it loads block by block, it makes the same choices as for the
-    model in memory.
-    """
+    """For a checkpoint, which is loaded block by block, it chooses the same as for the model in memory."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         path = saved(Path(directory), torch.float32)
         from_disk = asked(subject, model=path)[1].choices
@@ -175,7 +174,7 @@ def gives_an_ordered_curve(subject: Subject) -> None:
 
 
 def _state(model: nn.Module) -> dict[str, Any]:
-    """Return everything of a model that a selector might change."""
+    """Return all state of a model that a selector might change."""
     state: dict[str, Any] = {}
     for name, module in model.named_modules():
         hooks = [len(value) for key, value in sorted(vars(module).items()) if key.endswith("hooks")]
