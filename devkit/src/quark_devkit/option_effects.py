@@ -99,7 +99,7 @@ def _effect_beside(values: Mapping[str, Any], flip: Mapping[str, Any], results: 
     usual, own = (_Remembered(partial(results, given)) for given in (flip, {**flip, **values}))
     is_same = _is_same(own, usual)
     ((name, other),), (value,) = flip.items(), values.values()
-    return None if own.is_refused or usual.is_refused or not is_same else f"({value!r} changes nothing if {name}={other} is set)"
+    return None if own.is_refused or usual.is_refused or not is_same else f"({value!r} changes nothing with {name}={other})"
 
 
 def _is_same(one: _Remembered, other: _Remembered) -> bool:

@@ -291,7 +291,9 @@ class Naming:
         distribution = normalized(name)
         package = distribution.replace("-", "_")
         if not package.isidentifier() or keyword.iskeyword(package):
-            raise ConfigError(f"'{distribution}' would be imported as '{package}', which is no valid name in Python: choose another name")
+            raise ConfigError(
+                f"'{distribution}' would be imported as '{package}', which is not a valid name in Python: choose another name"
+            )
         if package in _TAKEN:
             raise ConfigError(f"'{distribution}' would be imported as '{package}', which is another package: choose another name")
         own = "_".join(word for word in package.split("_") if word not in _SUBJECT_WORDS)
