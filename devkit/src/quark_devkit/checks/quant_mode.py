@@ -94,7 +94,7 @@ def leaves_what_it_is_given(subject: Subject) -> None:
     require(quantizer.config.to_dict() == before, "changes the configuration")
     same = len(data) == len(_data()) and all(map(torch.equal, data, _data()))
     require(same, "changes the calibration data")
-    require(not model.training, "returns a model in training mode: call eval() on it")
+    require(not model.training, "returns a model in training mode: put it into evaluation mode")
 
 
 @check("quant_mode", since=2)
