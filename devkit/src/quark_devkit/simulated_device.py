@@ -38,7 +38,7 @@ CAPACITY = 1 << 34
 _ALIGNED = 512
 """Allocation unit in bytes, as in torch's allocator for GPUs."""
 _LOWER_PRECISION = ("addbmm", "addmm", "baddbmm", "bmm", "linear", "matmul", "mm", "scaled_dot_product_attention")
-"""Operators that autocast runs in the lower precision: those of its CPU list that language models use.
+"""Operators of autocast's CPU list that language models use. Autocast runs them in the lower precision.
 """
 _WHOLE = ("silu_backward",)
 """Operators with kernels for CPUs and GPUs. On other devices, torch composes them of other operators, and the

@@ -107,7 +107,7 @@ def keeps_excluded_layers_float(subject: Subject) -> None:
     except ConfigError:
         return
     kept = any(p.shape == (32, 16) and torch.equal(p, _model()[0].weight) for p in model.state_dict().values())  # type: ignore[index]
-    require(kept, "rounds the weight of a layer that the configuration excludes: heed `exclude`, or raise ConfigError")
+    require(kept, "rounds the weight of a layer that the configuration excludes: apply `exclude`, or raise ConfigError")
     require(not torch.equal(outputs(model), outputs(_model())), "leaves all layers float if the configuration excludes one")
 
 

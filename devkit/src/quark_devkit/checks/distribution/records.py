@@ -124,7 +124,7 @@ def has_texts_that_a_terminal_can_show(subject: Subject) -> None:
             for text in _texts(getattr(claim.record, field.name)):
                 if (character := unprintable(text)) is not None:
                     where = f"{field.name} of the {registry.kind.name} '{claim.record.name}'"
-                    raise CheckFailedError(f"has the control character {character!r} in {where}: take it out")
+                    raise CheckFailedError(f"has the control character {character!r} in {where}: remove it")
 
 
 def _texts(value: object) -> Iterator[str]:

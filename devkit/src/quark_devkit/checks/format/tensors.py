@@ -155,8 +155,8 @@ def _all_of(case: Case, x: Tensor) -> dict[str, Tensor | None]:
 
 @check("format", since=2, each=weight_cases)
 def serves_rows_of_any_length(case: Case) -> None:
-    """Codes decode to the rounded values in every column of rows with 1, 1,000, 4,097 and 14,336 columns, of
-    single rows, and in groups of one element."""
+    """Codes decode to the rounded values in every column: for rows of 1, 1,000, 4,097 and 14,336 columns, for
+    a single row, and for groups of one element."""
     for quantizer in (case.quantizer, *_of_groups_of_one(case)):
         for shape in ((1, 1), (3, 1), (1, 1000), (1, 4097), (2, 14336)):
             if quantizer.shape_error(shape) is not None:

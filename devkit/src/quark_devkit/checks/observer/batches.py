@@ -100,7 +100,7 @@ def gives_the_range_of_all_tokens_in_any_batches(example: Example) -> None:
 def takes_sequences_of_tokens(example: Example) -> None:
     """Activations of three axes, ``[sequences, tokens, channels]``, give the range of all their tokens."""
     x = data_of(3) * torch.linspace(0.2, 3, SHAPE[0])[:, None]
-    with complaining("does not take activations of three axes", Exception):
+    with complaining("does not accept activations with three axes", Exception):
         seen = range_of(example, x.view(4, -1, SHAPE[1]))
     require(is_close(seen, range_of(example, x)), "gives another range for sequences of tokens than for the same tokens in one row")
 
