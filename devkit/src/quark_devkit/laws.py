@@ -85,7 +85,7 @@ def laws_of(kind: str) -> tuple[Check, ...]:
 
     @check(kind, since=2)
     def does_the_same_in_a_fresh_process(subject: Subject) -> None:
-        """Its results in a fresh process are the same, to the bit. That process has an empty environment and
+        """Results in a fresh process are the same, to the bit. That process has an empty environment and
         another hash seed, and first loads the plugin on the meta device in bfloat16."""
         seen, here = observed(subject).first, _digests(WORKS[kind](subject))
         _require_same(
@@ -94,42 +94,41 @@ def laws_of(kind: str) -> tuple[Check, ...]:
 
     @check(kind, since=2)
     def does_the_same_again(subject: Subject) -> None:
-        """Its results are the same the second time, to the bit."""
+        """Results are the same the second time, to the bit."""
         seen = observed(subject)
         _require_same(seen.first, seen.again, "the second time")
 
     @check(kind, since=2)
     def does_the_same_in_any_default_dtype(subject: Subject) -> None:
-        """Its results do not depend on torch's default dtype, which a program sets to build its models."""
+        """Results do not depend on torch's default dtype, which a program sets to build its models."""
         seen = observed(subject)
         for dtype, results in seen.by_dtype.items():
             _require_same(seen.first, results, f"with {dtype} as the default dtype: name the dtype of every tensor that you make")
 
     @check(kind, since=2)
     def does_the_same_on_any_number_of_threads(subject: Subject) -> None:
-        """Its results do not depend on torch's number of threads, except for the order of sums in
-        products.
-        """
+        """Results do not depend on torch's number of threads, except for the order of sums in products."""
         different = observed(subject).other_threads
         require(not different, f"gives other {_some(different)}")
 
     @check(kind, since=2)
     def leaves_the_process_as_it_was(subject: Subject) -> None:
-        """Its code changes no shared state when it is loaded and used: logging, warnings,
-        torch's defaults, threads, random states, the environment, classes of other packages."""
+        """Code of the plugin changes no shared state when it is loaded and used: logging, warnings, torch's
+        defaults, threads, random states, the environment, classes of other packages."""
         changed = observed(subject).changed
         require(not changed, f"changes {_some(changed)}: all code of the process shares that state")
 
     @check(kind, since=2)
     def keeps_nothing_alive(subject: Subject) -> None:
-        """After its work it keeps no tensor, no module and no open file, because a long run would fill the
-        memory."""
+        """After its work, the plugin keeps no tensor, no module and no open file, because a long run would
+        fill the memory."""
         alive = observed(subject).alive
         require(not alive, f"keeps {_some(alive)} alive after its work")
 
     @check(kind, since=2)
     def prints_nothing(subject: Subject) -> None:
-        """Its code writes nothing to stdout when it is loaded and used, since that would break ``--json``."""
+        """Code of the plugin writes nothing to stdout when it is loaded and used, since that would break
+        ``--json``."""
         printed = observed(subject).printed
         require(not printed, f"writes {printed[:80]!r} to stdout: use logging")
 

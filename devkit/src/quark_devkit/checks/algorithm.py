@@ -31,13 +31,13 @@ UNKNOWN = "a_setting_that_no_algorithm_has"
 
 
 def calibration_is_declared(subject: Subject) -> None:
-    """Raise if a processor needs statistics and the record does not declare ``calibration``."""
+    """If the processor needs statistics, the record declares the capability ``calibration``."""
     declares = subject.declares("calibration")
     require(declares or not processor_of(subject).needs, "needs statistics, but its record does not declare the capability 'calibration'")
 
 
 def statistics_are_sums_over_tokens(subject: Subject) -> None:
-    """For the same tokens, its statistics have the same count and values whether the tokens come at once, in
+    """For the same tokens, the statistics have the same count and values, whether the tokens come at once, in
     several unequal batches, or in four parts that are merged in either of two groupings."""
     kinds = processor_of(subject).needs
     assume(kinds, "it needs no statistics")
@@ -97,7 +97,7 @@ def works_on_an_accelerator(subject: Subject) -> None:
 
 
 def reloads_to_the_same_logits(subject: Subject) -> None:
-    """A model that is quantized with it has the same logits, to the bit, after export and loading."""
+    """A model that the algorithm has quantized has the same logits, to the bit, after export and loading."""
     require_reload(quantized(run_with(subject)), readable_layout())
 
 
@@ -116,8 +116,8 @@ def resumes_to_the_same_bytes(subject: Subject) -> None:
 
 
 def is_copied_and_pickled(subject: Subject) -> None:
-    """A model that is quantized with it can be copied deeply, and pickled for another process, with the same
-    logits."""
+    """A model that the algorithm has quantized can be copied deeply, and pickled for another process, with
+    the same logits."""
     require_copies(quantized(run_with(subject)))
 
 

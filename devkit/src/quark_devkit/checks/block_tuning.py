@@ -43,7 +43,7 @@ def heeds_its_options(subject: Subject) -> None:
 
 @check("block_tuning")
 def has_a_place_among_the_others(subject: Subject) -> None:
-    """Its ``role``, ``before`` and ``after`` define an order with every other registered tuning."""
+    """``role``, ``before`` and ``after`` of the record define an order with every other registered tuning."""
     record: AlgorithmRecord = subject.record
     for other in algorithms():
         if other.kind != "block_tuning" or other.name == record.name or (record.role is not None and other.role == record.role):
@@ -54,7 +54,8 @@ def has_a_place_among_the_others(subject: Subject) -> None:
 
 @check("block_tuning", level="advisory")
 def changes_something(subject: Subject) -> None:
-    """After round-to-nearest, it changes the small model in at least one scheme and reduces the held-out
+    """After round-to-nearest, the tuning changes the small model in at least one scheme and reduces the
+    held-out
     error.
     """
     schemes, settings = schemes_for(subject), valid_settings(subject)
@@ -64,7 +65,8 @@ def changes_something(subject: Subject) -> None:
 
 @check("block_tuning")
 def tunes_every_format(subject: Subject) -> None:
-    """For each kind of weights, a run with it finishes with finite parameters, and codes and scales match the
+    """For each kind of weights, a run with the tuning finishes with finite parameters, and codes and scales
+    match the
     weights. Formats that round vectors are left out, since a plan refuses to tune them.
     """
     for scheme in (name for name in fitting_schemes() if not has_vectors(schemes().load_config(name)())):
@@ -74,7 +76,8 @@ def tunes_every_format(subject: Subject) -> None:
 
 @check("block_tuning")
 def changes_values_alone(subject: Subject) -> None:
-    """It adds and removes no module, parameter, buffer or hook of the model. No parameter changes its shape
+    """The tuning adds and removes no module, parameter, buffer or hook of the model. No parameter changes its
+    shape
     or dtype."""
     scheme = coarse_scheme()
     changes = changed_parts(*(quantized(run_config(scheme, *settings)) for settings in ((), (valid_settings(subject),))))
@@ -86,7 +89,8 @@ does_no_harm = check("block_tuning")(algorithm.does_no_harm)
 
 @check("block_tuning")
 def composes_with_roundings(subject: Subject) -> None:
-    """A run with it and any registered rounding finishes. The error of the logits is at most 1.5 times the
+    """A run with the tuning and any registered rounding finishes. The error of the logits is at most 1.5
+    times the
     error with that rounding alone.
     """
     scheme = coarse_scheme()

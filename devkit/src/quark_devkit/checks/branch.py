@@ -65,7 +65,7 @@ def is_declared_by_its_arguments_alone(subject: Subject) -> None:
 
 @check("branch")
 def makes_what_it_declares(subject: Subject) -> None:
-    """It makes the tensors that it has declared, for layers of any shape and dtype, with and without
+    """A branching makes the tensors that it has declared, for layers of any shape and dtype, with and without
     statistics of the input. The tensors are finite. The float weight and the statistics, which other
     algorithms use too, stay unchanged."""
     branching = _branching(subject)
@@ -117,7 +117,7 @@ def computes_the_same_at_every_call(subject: Subject) -> None:
 
 @check("branch")
 def makes_branches_in_every_format(subject: Subject) -> None:
-    """A run with it finishes for each kind of weights."""
+    """A run with the algorithm finishes for each kind of weights."""
     for scheme in fitting_schemes():
         with complaining(f"cannot finish a run in {scheme}", QuarkError):
             quantized(run_config(scheme, valid_settings(subject)))
@@ -149,8 +149,8 @@ does_no_harm = check("branch")(algorithm.does_no_harm)
 
 @check("branch")
 def composes_with_others(subject: Subject) -> None:
-    """A run with it and any registered rounding or transform finishes. The error of the logits is at most 1.5
-    times the error with that algorithm alone."""
+    """A run with the branches and any registered rounding or transform finishes. The error of the logits is
+    at most 1.5 times the error with that rounding or transform alone."""
     scheme = coarse_scheme()
     for other, settings in (*others(subject, "rounding"), *others(subject, "transform")):
         ratio = logit_error(scheme, settings, valid_settings(subject)) / logit_error(scheme, settings)

@@ -71,7 +71,7 @@ def yields_samples(subject: Subject) -> None:
 
 @check("dataset")
 def yields_the_same_again(subject: Subject) -> None:
-    """It yields the same samples in the same order each time, so that runs can be repeated."""
+    """The source yields the same samples in the same order each time, so that runs can be repeated."""
     with files_of(subject) as files:
         first, again = read(subject, *files), read(subject, *files)
     require(first == again, f"yields different samples the second time: {str(first)[:60]} and {str(again)[:60]}")

@@ -106,7 +106,7 @@ def is_in_its_example(subject: Subject) -> None:
 
 @check("graph_op", since=2)
 def has_the_same_example_each_time(subject: Subject) -> None:
-    """Its example has the same arguments and the same output the second time."""
+    """The example has the same arguments and the same output each time."""
     one, other = ([*args, module(*args)] for module, args in (_example(subject), _example(subject)))
     require(digest(*one) == digest(*other), "has another example the second time: draw its numbers from a generator with a seed")
 

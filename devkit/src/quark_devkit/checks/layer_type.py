@@ -229,8 +229,8 @@ def has_the_layout_it_says(subject: Subject) -> None:
 
 @check("layer_type")
 def has_a_scale_for_each_output(subject: Subject) -> None:
-    """With ``ch_axis=0``, its weight has a scale for each output, also with ``groups``; a lookup's weight has
-    one for each token.
+    """With ``ch_axis=0``, the weight has a scale for each output, also with ``groups``. The weight of a
+    lookup has a scale for each token.
     """
     spec = int8_spec().set(qscheme="per_channel", ch_axis=0)
     for layer in _grouped_layers(subject):
@@ -266,8 +266,8 @@ def _outputs(quantized: Any, weight: Tensor, x: Tensor) -> Tensor:
 
 @check("layer_type")
 def saves_what_the_float_layer_loads(subject: Subject) -> None:
-    """Without quantizers, its state dict has the float layer's names, shapes and values, and
-    can be loaded.
+    """Without quantizers, the quantized layer's state dict has the float layer's names, shapes and values,
+    and can be loaded.
     """
     layer = float_layer(subject)
     quantized = quantized_layer(subject, QLayerConfig(), layer)
@@ -297,8 +297,8 @@ def applies_its_quantizers(subject: Subject) -> None:
 
 @check("layer_type")
 def is_quantized_exported_and_loaded(subject: Subject) -> None:
-    """In a model, its weight is rounded, and its output stays close to the float output. After export and
-    loading, it computes the same output.
+    """In a model, the layer's weight is rounded, and the output stays close to the float output. After export
+    and loading, the layer computes the same output.
     """
     assume(subject.record.quantized is not None, "layers of this type stay float")
     model, x = _Small(float_layer(subject)), input_of(float_layer(subject))

@@ -100,7 +100,7 @@ def depends_on_models_alone(subject: Subject) -> None:
 
 @check("metric", since=2)
 def works_on_an_accelerator(subject: Subject) -> None:
-    """For arguments on a (simulated) accelerator, the numbers stay there and equal the CPU's."""
+    """For arguments on a (simulated) accelerator, the numbers are on the accelerator and equal the CPU's."""
     expected = metric_of(subject)(*example())
     with accelerator() as device:
         values = metric_of(subject)(*(tensor.to(device.name) for tensor in example()))
@@ -111,7 +111,7 @@ def works_on_an_accelerator(subject: Subject) -> None:
 
 @check("metric")
 def changes_no_argument(subject: Subject) -> None:
-    """It changes none of its arguments, since other metrics use them too."""
+    """The metric does not change its arguments, since other metrics use them too."""
     arguments, again = example(), example()
     metric_of(subject)(*arguments)
     names = ("log_q", "targets", "log_p")
@@ -121,7 +121,7 @@ def changes_no_argument(subject: Subject) -> None:
 
 @check("metric")
 def gives_the_same_again(subject: Subject) -> None:
-    """Measured twice, it gives the same numbers."""
+    """The metric returns the same numbers each time."""
     metric = metric_of(subject)
     require(torch.equal(metric(*example()), metric(*example())), "returns different numbers the second time")
 

@@ -87,7 +87,8 @@ def is_near_the_float_model(subject: Subject) -> None:
 
 @check("quant_mode", since=2)
 def leaves_what_it_is_given(subject: Subject) -> None:
-    """It changes neither the configuration nor the calibration data, and the result is in evaluation mode."""
+    """The mode changes neither the configuration nor the calibration data, and returns a model in evaluation
+    mode."""
     quantizer, data = _quantizer(subject), _data()
     before = quantizer.config.to_dict()
     model = quantizer.quantize_model(_model(), data)
@@ -113,7 +114,8 @@ def keeps_excluded_layers_float(subject: Subject) -> None:
 
 @check("quant_mode", since=2)
 def computes_for_any_batch(subject: Subject) -> None:
-    """It calibrates on one batch, and on one row. The model returns the same output for a row alone as among
+    """The mode calibrates on one batch, and on one row. The model returns the same output for a row alone as
+    among
     others, and for an input at every call."""
     model, (x, other) = _quantizer(subject).quantize_model(_model(), _data()[:1]), _data()
     with torch.no_grad():

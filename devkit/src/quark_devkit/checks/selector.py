@@ -70,19 +70,19 @@ def _require_a_choice_of_each(problem: SelectionProblem, selection: Any) -> None
 
 @check("selector")
 def is_made_without_options(subject: Subject) -> None:
-    """It can be created without options and has a method ``select``."""
+    """The selector can be created without options and has a method ``select``."""
     selector_of(subject.lookup_name)
 
 
 @check("selector")
 def chooses_for_every_group(subject: Subject) -> None:
-    """It returns a Selection with a fitting candidate for each group."""
+    """The selector returns a Selection with a fitting candidate for each group."""
     _require_a_choice_of_each(*asked(subject))
 
 
 @check("selector", since=2)
 def chooses_among_three_candidates(subject: Subject) -> None:
-    """It chooses for each group among three candidates too, within the budget."""
+    """The selector chooses for each group among three candidates too, within the budget."""
     others = [name for name in fitting_schemes() if name != coarse_scheme()]
     assume(others, "fewer than three candidates fit the small model")
     problem, selection = asked(subject, candidates=[coarse_scheme(), others[-1], FLOAT])
@@ -93,7 +93,8 @@ def chooses_among_three_candidates(subject: Subject) -> None:
 
 @check("selector", since=2)
 def chooses_under_any_budget(subject: Subject) -> None:
-    """Under a budget of divergence, which does not limit bytes, it chooses for each group or raises an error
+    """Under a budget of divergence, which does not limit bytes, the selector chooses for each group or raises
+    an error
     of quark."""
     asking = _Asked(selector_of(subject.lookup_name)[1])
     try:
@@ -120,7 +121,7 @@ def heeds_its_options(subject: Subject) -> None:
 
 @check("selector")
 def keeps_the_budget(subject: Subject) -> None:
-    """Its choices stay within the budget, for budgets from the smallest to the largest reachable size."""
+    """The choices stay within the budget, for budgets from the smallest to the largest reachable size."""
     for share in SHARES:
         problem, selection = asked(subject, share)
         most, taken = problem.most_bytes or 0, problem.bytes_of(selection.choices)
@@ -129,7 +130,7 @@ def keeps_the_budget(subject: Subject) -> None:
 
 @check("selector")
 def chooses_the_same_again(subject: Subject) -> None:
-    """It gives the same answer twice."""
+    """The selector makes the same choices each time."""
     first, second = (asked(subject)[1].choices for _ in range(2))
     different = [name for name in first if first[name] != second.get(name)]
     require(not different, f"chooses a different candidate for '{different[0] if different else ''}' the second time")
@@ -149,7 +150,8 @@ def leaves_the_model_as_it_was(subject: Subject) -> None:
 
 @check("selector")
 def chooses_the_same_from_disk(subject: Subject) -> None:
-    """For a checkpoint, which is loaded block by block, it chooses the same as for the model in memory."""
+    """For a checkpoint, which is loaded block by block, the choices are the same as for the model in
+    memory."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         path = saved(Path(directory), torch.float32)
         from_disk = asked(subject, model=path)[1].choices
@@ -160,7 +162,8 @@ def chooses_the_same_from_disk(subject: Subject) -> None:
 
 @check("selector")
 def gives_an_ordered_curve(subject: Subject) -> None:
-    """If it returns a curve, the points have increasing sizes, decreasing losses, and the bytes of their
+    """If the selector returns a curve, the points have increasing sizes, decreasing losses, and the bytes of
+    their
     choices.
     """
     problem, selection = asked(subject)

@@ -84,8 +84,8 @@ statistics_are_sums_over_tokens = check("transform", since=2)(algorithm.statisti
 
 @check("transform")
 def has_a_place_among_the_others(subject: Subject) -> None:
-    """Its ``role``, ``before`` and ``after`` define an order with every other registered transform, and with
-    all compatible ones.
+    """``role``, ``before`` and ``after`` of the record define an order with every other registered transform,
+    and with all compatible transforms together.
     """
     record: AlgorithmRecord = subject.record
     together = {record.name: record}
@@ -98,7 +98,8 @@ def has_a_place_among_the_others(subject: Subject) -> None:
 
 @check("transform", level="advisory")
 def changes_something(subject: Subject) -> None:
-    """For at least one scheme, it changes parameters of the small model, which has channels with large
+    """For at least one scheme, the transform changes parameters of the small model, which has channels with
+    large
     activations.
     """
     schemes = schemes_for(subject)
@@ -121,22 +122,23 @@ def keeps_the_function(subject: Subject) -> None:
 
 @check("transform")
 def keeps_the_function_with_layers_excluded(subject: Subject) -> None:
-    """It also keeps the function if some layers of each block stay float."""
+    """The transform also keeps the function if some layers of each block stay float."""
     for exclude in (("*.q_proj",), ("*.o_proj", "*.down_proj"), ("*.layers.0.*",)):
         _keeps_function(schemes_for(subject)[0], valid_settings(subject), exclude=exclude)
 
 
 @check("transform", since=2)
 def keeps_the_function_with_dead_channels(subject: Subject) -> None:
-    """It also keeps the function if some channels of the MLP and of the values are always 0."""
+    """The transform also keeps the function if some channels of the MLP and of the values are always 0."""
     for scheme in schemes_for(subject):
         _keeps_function(scheme, valid_settings(subject), has_dead_channels=True)
 
 
 @check("transform", since=2)
 def reports_what_it_applied(subject: Subject) -> None:
-    """A block that it reports as changed has changed parameters, whether validation finds an improvement or
-    not. It reports other blocks with ``applied: False``, since a run leaves a transform without effect out of
+    """A block that the transform reports as changed has changed parameters, whether validation finds an
+    improvement or not. The transform reports other blocks with ``applied: False``, since a run leaves a
+    transform without effect out of
     the configuration."""
     for scheme, is_improvement in product(schemes_for(subject), (True, False)):
         with every_validation(is_improvement=is_improvement):
@@ -151,8 +153,8 @@ def reports_what_it_applied(subject: Subject) -> None:
 
 @check("transform")
 def leaves_nothing_behind(subject: Subject) -> None:
-    """It adds and removes no module, parameter, buffer or hook of the model, unless its restorer adds the
-    same to a loaded model.
+    """The transform adds and removes no module, parameter, buffer or hook of the model, unless its restorer
+    adds the same to a loaded model.
     """
     for scheme in schemes_for(subject):
         result = transformed(scheme, valid_settings(subject))
@@ -177,7 +179,8 @@ def is_deterministic(subject: Subject) -> None:
 
 @check("transform")
 def composes_with_other_transforms(subject: Subject) -> None:
-    """Together with each registered transform of another role, it keeps the function. The order in which a
+    """Together with each registered transform of another role, the transform keeps the function. The order in
+    which a
     configuration names the two does not matter."""
     scheme = schemes_for(subject)[-1]
     for _, other in others(subject, "transform"):
@@ -191,7 +194,8 @@ def composes_with_other_transforms(subject: Subject) -> None:
 
 @check("transform")
 def composes_with_roundings(subject: Subject) -> None:
-    """A run with it and any registered rounding finishes. The error of the logits is at most 1.5 times the
+    """A run with the transform and any registered rounding finishes. The error of the logits is at most 1.5
+    times the
     error of round-to-nearest alone.
     """
     scheme = schemes_for(subject)[0]
@@ -209,8 +213,8 @@ works_on_an_accelerator = check("transform", level="advisory")(algorithm.works_o
 
 @check("transform")
 def reloads_to_the_same_logits(subject: Subject) -> None:
-    """A model that is quantized with it has the same logits, to the bit, after export and loading, also if
-    modules of the transform run with the model.
+    """A model that is quantized with the transform has the same logits, to the bit, after export and loading,
+    also if modules of the transform run with the model.
     """
     for scheme in schemes_for(subject):
         require_reload(quantized(run_config(scheme, valid_settings(subject))), readable_layout())

@@ -29,7 +29,8 @@ def _observed(subject: Subject, *, is_plain: bool) -> Imported:
 
 @check("distribution", since=2)
 def imports_to_the_same_tensors(subject: Subject) -> None:
-    """Its modules hold the same tensors, to the bit, if they are first imported with meta as the default
+    """The distribution's modules hold the same tensors, to the bit, if they are first imported with meta as
+    the default
     device, bfloat16 as the default dtype, an empty environment and another hash seed. transformers builds
     models in such a state."""
     plain, other = (_observed(subject, is_plain=is_plain).tensors for is_plain in (True, False))
@@ -41,7 +42,7 @@ def imports_to_the_same_tensors(subject: Subject) -> None:
 
 @check("distribution", since=2)
 def changes_nothing_when_it_is_imported(subject: Subject) -> None:
-    """Importing the modules that its records reference changes no shared state: classes and functions of
+    """Importing the modules that the records reference changes no shared state: classes and functions of
     other packages, logging, warnings, defaults of torch, threads, random states, environment."""
     changed = dict.fromkeys(name for is_plain in (True, False) for name in _observed(subject, is_plain=is_plain).changed)
     require(not changed, f"changes {', '.join(list(changed)[:3])} when it is imported: all code of the process shares that state")

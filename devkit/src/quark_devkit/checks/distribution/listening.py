@@ -46,7 +46,7 @@ def _listeners(subject: Subject) -> list[Listener]:
 
 @check("distribution")
 def hears_every_event(subject: Subject) -> None:
-    """Its event hook accepts every kind of event, and unknown events, without raising."""
+    """The event hook accepts every kind of event, and unknown events, without raising."""
     for listener, event in product(_listeners(subject), _examples()):
         try:
             listener(event)
@@ -57,7 +57,7 @@ def hears_every_event(subject: Subject) -> None:
 
 @check("distribution")
 def prints_nothing_when_it_hears(subject: Subject) -> None:
-    """Its event hook writes nothing to stdout, since that would break ``--json``."""
+    """The event hook writes nothing to stdout, since that would break ``--json``."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         for listener, event in product(_listeners(subject), _examples()):
@@ -67,7 +67,7 @@ def prints_nothing_when_it_hears(subject: Subject) -> None:
 
 @check("distribution")
 def hears_quickly(subject: Subject) -> None:
-    """Its event hook returns almost at once, since the run waits for it; time asleep counts too."""
+    """The event hook returns almost at once, since the run waits for it; time asleep counts too."""
     calls = list(product(_listeners(subject), _examples()))
     begin, waits = time.process_time(), dict.fromkeys(range(len(calls)), math.inf)
     for number, (listener, event) in list(enumerate(calls)) * _ROUNDS:
@@ -83,7 +83,7 @@ def hears_quickly(subject: Subject) -> None:
 
 @check("distribution", since=2)
 def changes_nothing_when_it_hears(subject: Subject) -> None:
-    """Its event hook changes no state that all code of the process shares, except the number of threads."""
+    """The event hook changes no state that all code of the process shares, except the number of threads."""
     before = shared_state()
     for listener, event in product(_listeners(subject), _examples()):
         listener(event)

@@ -27,7 +27,7 @@ _TIMEOUT = 180
 
 @check("distribution")
 def builds_a_wheel(subject: Subject) -> None:
-    """Its source builds a wheel, without a network."""
+    """The distribution's source builds a wheel, without a network."""
     _built(subject)
 
 
@@ -58,8 +58,8 @@ def has_a_typed_wheel(subject: Subject) -> None:
 
 @check("distribution")
 def registers_the_same_once_it_is_installed(subject: Subject) -> None:
-    """Installed from its wheel into an empty directory, it registers the same records, and their references
-    can be imported.
+    """The distribution registers the same records if it is installed from its wheel into an empty directory,
+    and all references of the records can be imported.
     """
     refuse_core(subject)
     target = _installed(_built(subject))

@@ -101,7 +101,8 @@ def _first_stored(_of: Catalog, layout: str) -> str:
 
 @check("layout")
 def stores_or_refuses_every_scheme(subject: Subject) -> None:
-    """It stores at least one registered scheme, and refuses all others with a reason before it writes a file.
+    """The layout stores at least one registered scheme, and refuses all others with a reason before it writes
+    a file.
 
     Its method ``check`` refuses the same schemes, so that a plan shows the refusal.
     """
@@ -176,7 +177,7 @@ def _nothing_left(parent: Path, raised: bool, when: str) -> None:
 
 @check("layout")
 def writes_in_its_directory_alone(subject: Subject) -> None:
-    """It writes files only into the given directory."""
+    """An export writes files only into the given directory."""
     model = stored_model(subject)
     with temporary() as parent:
         (parent / "out").mkdir()
@@ -204,7 +205,8 @@ def leaves_the_model_as_it_is(subject: Subject) -> None:
 
 @check("layout")
 def declares_its_files(subject: Subject) -> None:
-    """``files`` of its record covers all its files except ``config.json``, safetensors files and companions
+    """``files`` of the record covers all files of an export except ``config.json``, safetensors files and
+    companions
     such as a tokenizer.
     """
     patterns = ("config.json", "model*.safetensors", "model.safetensors.index.json", *COMPANIONS, *subject.record.files)
@@ -217,8 +219,8 @@ def declares_its_files(subject: Subject) -> None:
 
 @check("layout")
 def declares_streaming(subject: Subject) -> None:
-    """It declares the capability ``streaming`` if, and only if, its class sets ``streams``, and ``resumable``
-    if, and only if, its class sets ``resumes``.
+    """The record declares the capability ``streaming`` if, and only if, the exporter's class sets
+    ``streams``, and ``resumable`` if, and only if, the class sets ``resumes``.
     """
     exporter = exporter_of(subject.lookup_name)
     for capability, attribute in (("streaming", "streams"), ("resumable", "resumes")):
@@ -239,8 +241,8 @@ def writes_the_same_from_disk(subject: Subject) -> None:
 
 @check("layout")
 def announces_what_it_writes(subject: Subject) -> None:
-    """It announces exactly the tensors that it writes, and the file sizes follow from them,
-    also in shards.
+    """The exporter announces exactly the tensors that it writes. The sizes of the files follow from these
+    tensors, also in shards.
     """
     exporter = exporter_of(subject.lookup_name)
     config = run_config(first_stored(subject))
@@ -296,7 +298,8 @@ def resumes(subject: Subject) -> None:
 
 @check("layout")
 def refuses_unknown_options(subject: Subject) -> None:
-    """It refuses unknown options, and so does its class; it accepts the default of each option."""
+    """The layout and its exporter's class refuse unknown options. The layout accepts the default of each
+    option."""
     name, unknown = subject.lookup_name, "an_option_that_no_exporter_has"
     require(raises(ConfigError, export_options, name, {unknown: 1}), f"accepts the option '{unknown}'")
     is_refused = raises((TypeError, ValueError, QuarkError), subject.load("exporter"), **{unknown: 1})

@@ -149,8 +149,8 @@ def reads_packed_codes_in_any_order(subject: Subject) -> None:
 
 @check("layout", since=2)
 def stores_values_if_it_is_asked_to(subject: Subject) -> None:
-    """With ``weight_format="fake_quantized"``, it stores rounded values, which take more bytes than codes,
-    unless it refuses the option."""
+    """With ``weight_format="fake_quantized"``, an export stores rounded values, which take more bytes than
+    codes, unless the layout refuses the option."""
     model, sizes = stored_model(subject), []
     for weight_format in ("real_quantized", "fake_quantized"):
         with temporary() as parent:

@@ -48,9 +48,7 @@ def _from_pretrained(directory: Path) -> nn.Module:
 
 @check("layout")
 def is_recognized(subject: Subject) -> None:
-    """``quant_methods`` and ``marks`` of its record recognize its checkpoints, and no checkpoints of other
-    layouts.
-    """
+    """``quant_methods`` and ``marks`` of the record recognize the layout's checkpoints, and no others."""
     _with_reader(subject)
     with exported(subject) as out:
         block = quantization_block(out)
@@ -136,7 +134,7 @@ def _with_scales_as_stored(subject: Subject, model: nn.Module) -> nn.Module:
 
 @check("layout")
 def dequantizes_what_it_wrote(subject: Subject) -> None:
-    """Its dequantizer returns the weights of the loaded model, to the bit, in every scheme."""
+    """The dequantizer returns the weights of the loaded model, to the bit, in every stored scheme."""
     _with_reader(subject)
     assume(subject.record.dequantizer is not None, "its record names no dequantizer")
     for scheme, model, out in stored_exports(subject):
@@ -154,7 +152,8 @@ def dequantizes_what_it_wrote(subject: Subject) -> None:
 
 @check("layout")
 def is_inspected(subject: Subject) -> None:
-    """Its inspector finds no damage in its checkpoints. For each runtime, the inspector names the methods
+    """The inspector finds no damage in checkpoints of the layout. For each runtime, the inspector names the
+    methods
     that compute the checkpoint, or the reasons why the runtime refuses it.
     """
     assume(subject.record.inspector is not None, "its record names no inspector")

@@ -36,7 +36,7 @@ _MACHINE = "machine-of-the-conformance-suite"
 
 @check("layout", since=2)
 def names_no_place_of_this_machine(subject: Subject) -> None:
-    """No file that it writes contains a path (of the source, the export, the working directory or the user's
+    """No file of an export contains a path (of the source, the export, the working directory or the user's
     home), the name of this machine, or today's date. Two exports would differ in these."""
     with temporary() as parent:
         source, out = saved(parent / "float"), parent / "out"
@@ -53,7 +53,7 @@ def names_no_place_of_this_machine(subject: Subject) -> None:
 
 @check("layout", since=2)
 def writes_no_pickle(subject: Subject) -> None:
-    """No file that it writes is pickled, or is an archive of pickled data, since reading such data runs
+    """No file of an export is pickled, or is an archive of pickled data, since reading such data runs
     code."""
     with exported(subject) as out:
         for file, content in contents(out).items():

@@ -273,8 +273,8 @@ def does_not_depend_on_the_memory_layout(example: Example) -> None:
 
 @check("observer", level="advisory", each=examples_of)
 def works_on_an_accelerator(example: Example) -> None:
-    """For tensors on a (simulated) accelerator, it returns a range on the accelerator that equals the
-    CPU's."""
+    """For tensors on a (simulated) accelerator, the observer returns a range on the accelerator that equals
+    the CPU's."""
     with accelerator() as device:
         low, high = range_of(example, data_of().to(device.name))
         require(low.device.type == high.device.type == device.name, "returns a range on another device than the tensor's")
@@ -322,7 +322,8 @@ def serves_16_bit_tensors(example: Example) -> None:
 
 @check("observer", each=examples_of)
 def does_not_hide_nan_or_inf(example: Example) -> None:
-    """NaN or Inf in the data makes the range NaN or infinite, or raises a QuarkError; it is not ignored."""
+    """NaN or Inf in the data is not ignored: the range is NaN or infinite, or the observer raises a
+    QuarkError."""
     for bad in (torch.nan, torch.inf, -torch.inf):
         x = data_of()
         x[3, 7] = bad

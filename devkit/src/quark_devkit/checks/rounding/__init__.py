@@ -75,7 +75,8 @@ checks_of_settings = tuple(map(check("rounding"), algorithm.OF_SETTINGS))
 
 @check("rounding", since=2)
 def heeds_its_options(subject: Subject) -> None:
-    """Different values of an option give different weights, or other layers to which it applies, whatever the
+    """Different values of an option give different weights, or other layers to which the rounding applies,
+    whatever the
     boolean options are. A value may also be refused, or the option declared to change only the cost."""
 
     def results(settings: AlgoConfig) -> Iterator[str]:
@@ -101,8 +102,8 @@ def says_to_which_layers_it_applies(subject: Subject) -> None:
 
 @check("rounding")
 def rounds_every_scheme(subject: Subject) -> None:
-    """It rounds layers in every registered scheme that its record does not exclude, to finite values on the
-    grid."""
+    """In every registered scheme that the record does not exclude, the rounding rounds layers to finite
+    values on the grid."""
     rounding = processor_of(subject)
     for name, config in schemes_to_round(subject).items():
         layers = layers_of(config, count=1)
@@ -123,8 +124,8 @@ def excludes_schemes_that_there_are(subject: Subject) -> None:
 
 @check("rounding", each=cases)
 def leaves_finite_weights_on_the_grid(case: Case) -> None:
-    """It rounds all given layers, and every rounded weight is finite and exactly on the grid of
-    its scales.
+    """The rounding rounds all given layers, and every rounded weight is finite and exactly on the grid of its
+    scales.
     """
     require_on_grid([layer for layer, _ in case.rounded(count=3)])
 
@@ -164,7 +165,7 @@ def changes_nothing_but_weights(case: Case) -> None:
 
 @check("rounding", each=one_case)
 def reports_json_values(case: Case) -> None:
-    """It returns its metrics as JSON values, by the names of the layers that it got."""
+    """The rounding returns metrics as JSON values, by the names of the layers that it got."""
     layers = layers_of(case.config)
     report = checked_metrics(rounded(case.rounding(), layers), origin("algorithms", case.subject.lookup_name))
     unknown = [name for name in report if name not in layers]
@@ -173,7 +174,7 @@ def reports_json_values(case: Case) -> None:
 
 @check("rounding", each=one_case)
 def uses_declared_statistics_alone(case: Case) -> None:
-    """It uses only statistics in its ``needs``."""
+    """The rounding uses only statistics in its ``needs``."""
     try:
         rounded(case.rounding(), layers_of(case.config))
     except KeyError as error:
@@ -231,7 +232,7 @@ def merged_statistics_give_the_same(case: Case) -> None:
 
 @check("rounding", each=one_case)
 def statistics_leave_inputs_alone(case: Case) -> None:
-    """Its statistics neither change the inputs that they see nor keep a reference to them."""
+    """Statistics neither change the inputs that they see nor keep a reference to them."""
     rounding, data = case.rounding(), inputs(0)
     for kind in rounding.needs:
         x, reference = data.x.clone(), data.reference.clone()
@@ -266,7 +267,7 @@ def is_no_worse_than_round_to_nearest(case: Case) -> None:
 
 @check("rounding")
 def survives_few_tokens(subject: Subject) -> None:
-    """With one or a few tokens, it gives weights on the grid or raises RoundingError."""
+    """With one or a few tokens, the rounding gives weights on the grid or raises RoundingError."""
     for case in cases(subject):
         for tokens in (1, 3):
             _survives(case, f"{tokens} tokens", layers_of(case.config), inputs(0)[:tokens])
@@ -274,7 +275,8 @@ def survives_few_tokens(subject: Subject) -> None:
 
 @check("rounding")
 def survives_dead_channels(subject: Subject) -> None:
-    """If some or all input channels are always 0, it gives weights on the grid or raises RoundingError."""
+    """If some or all input channels are always 0, the rounding gives weights on the grid or raises
+    RoundingError."""
     for case in cases(subject):
         for what, channels in (("a dead channel in three", slice(None, None, 3)), ("dead channels alone", slice(None))):
             data = inputs(0)
@@ -285,8 +287,8 @@ def survives_dead_channels(subject: Subject) -> None:
 
 @check("rounding")
 def survives_odd_layers(subject: Subject) -> None:
-    """For layers with one output or input channel, or with zero weights, it gives weights on the grid or
-    raises RoundingError.
+    """For layers with one output or input channel, or with zero weights, the rounding gives weights on the
+    grid or raises RoundingError.
     """
     for case in cases(subject):
         _survives(case, "one output channel", layers_of(case.config, rows=1))
@@ -314,8 +316,8 @@ def quantizes_a_model(subject: Subject) -> None:
 
 @check("rounding")
 def leaves_other_layers_to_round_to_nearest(subject: Subject) -> None:
-    """Layers to which it does not apply are the same as in a run without it. The plan names it for the layers
-    to which it applies, and for no others.
+    """Layers to which the rounding does not apply are the same as in a run without the rounding. The plan
+    names the rounding for the layers to which it applies, and for no others.
     """
     rounding: Rounding = processor_of(subject)
     scheme = schemes_for(subject)[0]

@@ -39,8 +39,9 @@ def _specs(built: Any) -> list[TensorSpec]:
 
 @check("scheme")
 def builds_a_configuration(subject: Subject) -> None:
-    """Without arguments, its functions build a QLayerConfig that quantizes something, and a QTensorConfig for
-    attention. For the KV cache, they build a QTensorConfig or a list of levels.
+    """Without arguments, the record's functions build a QLayerConfig that quantizes something, and a
+    QTensorConfig for
+    attention. For the KV cache, a function builds a QTensorConfig or a list of levels.
     """
     for field, build in _builds(subject).items():
         built = build()
@@ -52,8 +53,8 @@ def builds_a_configuration(subject: Subject) -> None:
 
 @check("scheme")
 def builds_it_afresh(subject: Subject) -> None:
-    """Each call builds a new, equal configuration, also after many calls, so that changes to one do not
-    affect the next.
+    """Each call builds a new, equal configuration, also after many calls, so that a change to one
+    configuration does not affect the next.
     """
     for field, build in _builds(subject).items():
         first = build()
@@ -87,7 +88,7 @@ def imports_no_torch(subject: Subject) -> None:
 
 @check("scheme")
 def refuses_unknown_options(subject: Subject) -> None:
-    """Unknown options are refused by name."""
+    """The scheme refuses unknown options with an error that names them."""
     try:
         tiny_template().get_config(subject.lookup_name, scheme_options={_NO_OPTION: 1})
     except ConfigError as error:

@@ -103,8 +103,8 @@ def _loaded(path: Path) -> Any:
 
 @check("scheme")
 def quantizes_a_model(subject: Subject) -> None:
-    """In the tiny model, every planned layer gets its configuration, and logits are finite and differ from
-    the float model's.
+    """In the tiny model, every planned layer gets the scheme's configuration. The logits are finite and
+    differ from the float model's.
     """
     finished = _finished(subject)
     require(bool(finished.logits.isfinite().all()), "gives logits that are NaN or infinite")
@@ -195,9 +195,7 @@ def calibrates_static_activations(subject: Subject) -> None:
 
 @check("scheme")
 def serves_parts_of_attention(subject: Subject) -> None:
-    """A KV cache or attention that its record offers is quantized, exported and loaded with the same
-    logits.
-    """
+    """A KV cache or attention that the record offers is quantized, exported and loaded with equal logits."""
     record = subject.record
     offered = {"kv_cache_scheme": record.kv_cache, "attention_scheme": record.attention}
     parts = [part for part, reference in offered.items() if reference is not None]
