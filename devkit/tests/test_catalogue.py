@@ -32,7 +32,7 @@ OPTIONAL = saying(None, "optional", "streaming")
 def test_nothing_applicable_is_a_failure_that_says_what_is_missing(checks: list[Check]) -> None:
     result = run_check(SUBJECT, can_be_checked("observer", checks))
     assert result.outcome == "failed"
-    assert result.message.endswith("since none is applicable: it has no example")
+    assert result.message.endswith("since none applies to it: it has no example")
 
 
 @pytest.mark.parametrize("other", [saying(None), saying(KeyError("k")), saying(SystemExit(1))])

@@ -68,7 +68,7 @@ def test_quick_leaves_out_what_takes_long_and_says_so(capsys: pytest.CaptureFixt
     assert "extremes_are_extremes" in out
     assert not any(name in out for name in LAWS)
     assert out.splitlines()[-1].endswith("(--quick leaves out checks that make whole runs)")
-    with pytest.raises(ConfigError, match="--quick leaves checks out, and --badge is about all of them"):
+    with pytest.raises(ConfigError, match="--quick leaves checks out, but --badge reports on all checks"):
         quark("--quick", "--badge")
 
 

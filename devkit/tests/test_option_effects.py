@@ -76,7 +76,7 @@ def test_present_values_are_those_that_are_compared_with() -> None:
         return [int(values.get("steps", 8))]
 
     require_effects([Option("steps", int, 16)], results, {"steps": 8})
-    with pytest.raises(CheckFailedError, match=r"'steps' \(8: as 16\)"):
+    with pytest.raises(CheckFailedError, match=r"'steps' \(8 gives the results of 16\)"):
         require_effects([Option("steps", int, 16)], results)
 
 
@@ -99,7 +99,7 @@ def test_an_option_that_does_nothing_beside_a_boolean_is_named(note: OptionNote,
         is_fast = values.get("is_fast", False)
         return [is_fast, 0 if is_fast else values.get("steps", 4)]
 
-    with pytest.raises(CheckFailedError, match="beside is_fast=True") if is_named else nullcontext():
+    with pytest.raises(CheckFailedError, match="nothing with is_fast=True") if is_named else nullcontext():
         require_effects([Option("steps", int, 4, note=note), Option("is_fast", bool, False)], results)
 
 

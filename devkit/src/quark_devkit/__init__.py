@@ -1,4 +1,4 @@
-"""The conformance suite for plugin authors, and the tiny model.
+"""The conformance suite for plugin authors.
 
 You can run the same checks in three ways: a test class
 (``class TestAcme(SchemeConformance): subject = "acme_int3"``), pytest without a test file

@@ -34,8 +34,8 @@ __all__ = [
 ]
 
 HARM = 1.5
-"""Allowed ratio of the logits' error with an algorithm to that without; large, since the model is random and
-tokens are few.
+"""Largest allowed ratio of the logits' error with an algorithm to the error without it; it is large, since
+the model is random and tokens are few.
 """
 
 
@@ -60,7 +60,7 @@ def settings_of(subject: Subject, *, is_fused: bool = False) -> AlgoConfig:
 
     Raises:
         NotApplicableError: The algorithm refuses that family.
-        CheckFailedError: The algorithm has neither.
+        CheckFailedError: The algorithm has neither derived settings nor defaults.
     """
     kind, architecture = subject.load("config"), small_family(is_fused=is_fused)
     reason = kind.refusal(architecture)
@@ -117,7 +117,7 @@ def accelerator() -> Iterator[SimulatedDevice]:
     """Yield the simulated accelerator.
 
     Raises:
-        NotApplicableError: Another device uses its place in this process.
+        NotApplicableError: Another device uses torch's slot in this process.
     """
     with ExitStack() as stack:
         try:
@@ -137,4 +137,4 @@ def require_run_on_accelerator(scheme: str, *settings: AlgoConfig) -> None:
         require(not elsewhere, f"leaves '{elsewhere[0] if elsewhere else ''}' on another device than the model, which is on an accelerator")
         found = logits(model, [x.to(device.name) for x in batches(4, seed=1)]).cpu()
     ratio = float((found - expected).square().mean()) / logit_error(scheme, *settings)
-    require(ratio <= HARM, f"makes logits {ratio:.3g} times as wrong on an accelerator as on a CPU ({scheme})")
+    require(ratio <= HARM, f"makes the error of the logits {ratio:.3g} times as large on an accelerator as on a CPU ({scheme})")

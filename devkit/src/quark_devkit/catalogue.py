@@ -30,7 +30,7 @@ def all_checks() -> Mapping[str, Check]:
 
 @cache
 def checks_of(kind: str) -> tuple[Check, ...]:
-    """Return the checks of one kind of subject; the last check requires that another is applicable.
+    """Return the checks of one kind of subject; the last check requires that at least one other applies.
 
     Checks of other kinds are not imported.
     """
@@ -39,13 +39,14 @@ def checks_of(kind: str) -> tuple[Check, ...]:
 
 
 def can_be_checked(kind: str, checks: Sequence[Check]) -> Check:
-    """Return the check that at least one required check of a kind is applicable."""
+    """Return a check that fails unless at least one required check of the kind applies to the subject."""
     slow = WHOLE_RUNS | LAWS | OF_DISTRIBUTIONS
     required = sorted((one for one in checks if one.level == "required"), key=lambda one: one.name in slow)
 
     @check(kind, since=2)
     def can_be_checked(subject: Subject) -> None:
-        """At least one required check is applicable: a subject without any check is not conformant."""
+        """At least one required check applies to the subject: a subject that no check has tested is not
+        conformant."""
         reasons: list[NotApplicableError] = []
         for one in required:
             try:
@@ -53,12 +54,12 @@ def can_be_checked(kind: str, checks: Sequence[Check]) -> Check:
             except NotApplicableError as error:
                 reasons.append(error)
                 continue
-            except (Exception, SystemExit):  # whether the plugin passes is that check's to say
+            except (Exception, SystemExit):  # that check reports the failure itself
                 return
             return
         if elsewhere := next((reason for reason in reasons if isinstance(reason, NotHereError)), None):
             raise NotApplicableError(f"none of its records can be checked on this machine: {elsewhere}")
-        raise CheckFailedError(f"meets none of the {len(required)} required checks, since none is applicable: {reasons[0]}")
+        raise CheckFailedError(f"meets none of the {len(required)} required checks, since none applies to it: {reasons[0]}")
 
     return can_be_checked
 

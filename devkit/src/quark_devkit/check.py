@@ -40,7 +40,7 @@ class NotApplicableError(QuarkError):
 
 
 class NotHereError(NotApplicableError):
-    """A check cannot run here: data would be downloaded, or a package is not installed."""
+    """A check cannot run on this machine: it would download data, or a package is not installed."""
 
 
 @attrs.frozen(eq=False)
@@ -49,13 +49,13 @@ class Check:
 
     Attributes:
         kind: Kind of its subjects: ``"format"``, ``"rounding"``, ``"distribution"`` …
-        name: Unique within its kind; the name of its function.
-        sentence: The requirement in one sentence, the first of the function's docstring.
+        name: Name of the check's function, unique within its kind.
+        sentence: The requirement: the first paragraph of the function's docstring.
         run: Raises `CheckFailedError` if a subject does not meet the requirement, and `NotApplicableError` if
             it does not apply. Any other exception is a failure too.
         level: One of `LEVELS`.
         needs: Capability that an optional check needs; None for other checks.
-        since: Version of the plugin API that added it.
+        since: Version of the plugin API that added the check.
     """
 
     kind: str
@@ -79,7 +79,8 @@ class Check:
 def check(
     kind: str, *, each: Callable[[Subject], Iterable[Any]] | None = None, level: str = "required", needs: str | None = None, since: int = 1
 ) -> Callable[[Callable[[Any], None]], Check]:
-    """Return a decorator that turns a function into a `Check`; its docstring begins with the requirement.
+    """Return a decorator that turns a function into a `Check`; the function's docstring begins with the
+    requirement.
 
     Args:
         kind: As `Check.kind`.
@@ -118,7 +119,7 @@ def check(
 
 
 def require(condition: object, message: str) -> None:
-    """Raise `CheckFailedError` with that message unless the condition holds.
+    """Raise `CheckFailedError` with the message unless the condition holds.
 
     Args:
         condition: Anything with a truth value.
@@ -139,7 +140,7 @@ def raises(errors: type[Exception] | tuple[type[Exception], ...], function: Call
 
 @contextmanager
 def complaining(complaint: str, *errors: type[Exception]) -> Iterator[None]:
-    """Raise `CheckFailedError` with the complaint and the error's text if the body raises such an error.
+    """Raise `CheckFailedError` with the complaint and the error's text if the body raises one of the errors.
 
     Args:
         complaint: A predicate about the subject, such as a refusal.
@@ -152,7 +153,7 @@ def complaining(complaint: str, *errors: type[Exception]) -> Iterator[None]:
 
 
 def assume(condition: object, reason: str) -> None:
-    """Raise `NotApplicableError` with that reason unless the condition holds.
+    """Raise `NotApplicableError` with the reason unless the condition holds.
 
     Args:
         condition: Anything with a truth value.

@@ -33,14 +33,15 @@ __all__ += [f"{kind.title().replace('_', '')}Conformance" for kind in KINDS]
 
 
 class Conformance:
-    """Base of the test classes; use the one of your kind.
+    """Base of the test classes; subclass the one for your kind of plugin.
 
     Attributes:
         kind: Kind of the subject; set by the class of that kind.
         subject: Registered name of the record, or name of the distribution.
 
     Raises:
-        TypeError: A subclass names no subject, or overrides or removes a check; raised at its definition.
+        TypeError: A subclass names no subject, or overrides or removes a check; raised when the subclass is
+            defined.
     """
 
     kind: ClassVar[str] = ""
@@ -59,7 +60,7 @@ class Conformance:
         ]
         if changed:
             raise TypeError(
-                f"{cls.__name__} changes '{changed[0]}' of the conformance suite: declare an expected failure under "
+                f"{cls.__name__} overrides '{changed[0]}' of the conformance suite: declare an expected failure under "
                 f"[tool.quark.conformance.expected-failures] of pyproject.toml instead"
             )
         if not cls.subject:
@@ -87,7 +88,7 @@ def raise_for(result: Result) -> None:
     """Report a result as pytest does: pass, skip, expect the failure, or raise CheckFailedError.
 
     Raises:
-        CheckFailedError: The check failed, or passed against expectation.
+        CheckFailedError: The check failed, or passed although pyproject.toml declares a failure.
         unittest.SkipTest: The check is not applicable.
     """
     __tracebackhide__ = True  # pytest: the message is enough
@@ -112,7 +113,7 @@ def _test_of(check: Check) -> Callable[[Conformance], None]:
 
     test.__name__ = f"test_{check.name}"
     test.__doc__ = check.sentence
-    test.check = check  # type: ignore[attr-defined]  # by which a replaced test is told from the suite's own
+    test.check = check  # type: ignore[attr-defined]  # tells the suite's own test from a replacement
     return test
 
 

@@ -33,7 +33,8 @@ class Wait:
 
     Attributes:
         kind: ``"value"``: Python reads a value, as ``float(x)`` and ``bool(x)`` do; ``"shape"``: a result's
-            shape depends on values, as that of ``x[mask]`` does; ``"to host"`` and ``"from host"``: a copy
+            shape depends on values, as the shape of ``x[mask]`` does; ``"to host"`` and ``"from host"``: a
+            copy
             that is not ``non_blocking``.
         place: File, line and function outside torch that caused it, ``"gptq/damping.py:90 damped"``.
         operator: Name of the operator, such as ``"aten::_local_scalar_dense"``.

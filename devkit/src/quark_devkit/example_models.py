@@ -53,7 +53,7 @@ SIZES = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-"""Sizes for a family without an example, if its configuration has the name."""
+"""Sizes for a family without an example; its configuration gets the sizes whose names it has."""
 
 
 def facts_of(subject: Subject) -> Architecture:
@@ -139,7 +139,7 @@ def inputs_of(model: Any) -> dict[str, Tensor]:
 
 
 def batches_of(model: Any) -> list[dict[str, Tensor]]:
-    """Return these arguments as calibration data, one sample at a time."""
+    """Return the arguments of `inputs_of` as calibration data, one sample at a time."""
     parts = {name: tensor.split(1) for name, tensor in inputs_of(model).items()}
     return [dict(zip(parts, sample, strict=True)) for sample in zip(*parts.values(), strict=True)]
 

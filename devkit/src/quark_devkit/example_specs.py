@@ -21,7 +21,7 @@ from quark_devkit.check import assume
 __all__ = ["SHAPE", "Example", "example_specs", "examples", "int8_spec", "odd_specs", "registered_formats"]
 
 SHAPE = (64, 64)
-"""Shape of a tensor that every example spec divides."""
+"""Shape of a tensor; the groups and blocks of every example spec divide it."""
 _GRANULARITIES: tuple[dict[str, Any], ...] = (
     {"qscheme": "per_tensor"},
     {"qscheme": "per_channel", "ch_axis": 0},
@@ -37,7 +37,7 @@ class Example:
     """An accepted spec and its quantizer.
 
     Attributes:
-        spec: As written.
+        spec: The spec as written.
         quantizer: Quantizer of a weight with that spec.
     """
 
@@ -65,7 +65,8 @@ def example_specs(dtype: str) -> Iterator[QTensorConfig]:
 
 
 def examples(dtypes: Iterable[str], observer_cls: str | None = None) -> tuple[Example, ...]:
-    """Return the valid ones of `example_specs` with their quantizers, one of each granularity and symmetry.
+    """Return the accepted specs of `example_specs` with their quantizers, one for each granularity and
+    symmetry.
 
     Args:
         dtypes: Names of number formats.
@@ -139,7 +140,7 @@ def _accepted(spec: QTensorConfig) -> TensorQuantizer | None:
     try:
         quantizer = quantizer_for(spec, activation=False)
         return quantizer if quantizer.shape_error(SHAPE) is None else None
-    except Exception:  # of any kind: the plugin's own checks find a failure here
+    except Exception:  # any exception: the plugin's own checks report it
         return None
 
 
@@ -157,7 +158,7 @@ def _specs_of_schemes(plugins: Catalog, revision: object) -> tuple[QTensorConfig
         try:
             layer = schemes().load_config(name)()
             written = [level for spec in (layer.weight, layer.input_tensors) for level in levels(spec) if not level.is_scale_quant]
-        except Exception:  # of any kind: the checks of schemes find a scheme that cannot be built
+        except Exception:  # any exception: the checks of schemes report a scheme that cannot be built
             continue
         specs += (level.set(is_dynamic=False) if level.is_dynamic else level for level in written)
     return tuple(specs)

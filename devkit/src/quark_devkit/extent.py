@@ -1,4 +1,5 @@
-"""How much the checks do: quick in the first minute of work, the default, and thorough before a release."""
+"""How much the checks do: quick checks for the first minute of work, the default, or thorough checks before a
+release."""
 
 from __future__ import annotations
 

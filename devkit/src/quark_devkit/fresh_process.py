@@ -1,6 +1,6 @@
-"""Work in a fresh process with the plugins of this one, with classes and modules as after import.
+"""Runs functions in a fresh process with the plugins of this one; classes and modules are as after import.
 
-A server with torch and transformers imported lives as long as this process and forks for each piece of work,
+A server process imports torch and transformers once, lives as long as this process, and forks for each call,
 except on Windows.
 """
 
@@ -33,7 +33,8 @@ T = TypeVar("T")
 
 _PRELOADED = ("quark.runs", "quark_devkit.whole_runs", "transformers.models.llama.modeling_llama")
 _OTHER_SEEDS = ("19", "4")
-"""Seeds of hashes: the processes have the first one that this process has not, for other orders of sets."""
+"""Hash seeds. Fresh processes get the first seed that this process does not have, so that sets have another
+order."""
 _TIMEOUT = 600
 """Timeout of a process in seconds."""
 
@@ -42,7 +43,7 @@ def in_fresh_process(work: Callable[..., T], *arguments: Any) -> T:
     """Return the result of a function in a fresh process, with the plugins of this one.
 
     Args:
-        work: A function of a module; it, its arguments and its result are pickled.
+        work: A function of a module. The function, its arguments and its result are pickled.
         *arguments: Arguments of the function.
 
     Raises:
@@ -51,7 +52,7 @@ def in_fresh_process(work: Callable[..., T], *arguments: Any) -> T:
     """
     sources = tuple(source for source in catalog().sources() if source.module)
     try:
-        added = bytes(ForkingPickler.dumps(_added(catalog())))  # not the view: in a cycle of an error its buffer cannot be freed
+        added = bytes(ForkingPickler.dumps(_added(catalog())))  # not the view: in a reference cycle of an error, its buffer cannot be freed
     except Exception as error:  # a plugin's objects may raise anything
         raise NotApplicableError(f"a plugin of the running program cannot be sent to another process ({error})") from None
     context = _context()
@@ -63,7 +64,8 @@ def in_fresh_process(work: Callable[..., T], *arguments: Any) -> T:
 
 
 def _context() -> BaseContext:
-    """Return how processes start: as forks of a server with the imports, or alone on Windows."""
+    """Return the context that starts processes: as forks of a server with the imports, or by themselves on
+    Windows."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -71,7 +73,7 @@ def _context() -> BaseContext:
     seed = os.environ.get("PYTHONHASHSEED")
     os.environ["PYTHONHASHSEED"] = _OTHER_SEEDS[seed == _OTHER_SEEDS[0]]
     try:
-        importlib.import_module("multiprocessing.forkserver").ensure_running()  # which not every system has
+        importlib.import_module("multiprocessing.forkserver").ensure_running()  # not every system has this module
     finally:
         os.environ.pop("PYTHONHASHSEED") if seed is None else os.environ.update(PYTHONHASHSEED=seed)
     return context
@@ -90,7 +92,7 @@ ForkingPickler.register(MappingProxyType, _reduced)
 
 @contextmanager
 def _without_main() -> Iterator[None]:
-    """Prevent that processes started by the body import this program's main module, which may do work."""
+    """Keep processes that the body starts from importing this program's main module, which may do work."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -100,7 +102,8 @@ def _without_main() -> Iterator[None]:
 
 
 def _added(plugins: Catalog) -> list[tuple[Source, list[Record]]]:
-    """Return the records of plugins that the running program has added, which no distribution announces."""
+    """Return the records of plugins that the running program has added, by source; they have no entry
+    point."""
     by_source: dict[Source, list[Record]] = {}
     for registry in plugins.registries.values():
         for claim in registry.claims():

@@ -1,7 +1,7 @@
-"""Laws of every kind of plugin: the same results anywhere, and nothing of the process changed or kept.
+"""Laws for every kind of plugin: results are the same in any process, and the work leaves nothing behind.
 
 Each kind has a function that lets a subject work once and returns the results (`Work`). The checks call it
-in this process and in a fresh one. The fresh process has an empty environment, other hashes and another
+in this process and in a fresh one. The fresh process has an empty environment, another hash seed and another
 working directory. It first loads the plugin on the meta device in bfloat16, as transformers does when it
 builds a model. Then it repeats the work in other default dtypes and on other numbers of threads.
 """
@@ -64,7 +64,7 @@ class Observation:
         by_dtype: Digests of the results, by the default dtype of the process.
         other_threads: Results that differ on other numbers of threads, each as ``"'values' on 3 threads"``.
         changed: Names of the state of the process that the work changed.
-        alive: Tensors, modules and open files that are left after the second time.
+        alive: Tensors, modules and open files that are left after the work is done a second time.
         printed: Text that it wrote to stdout.
     """
 
@@ -85,49 +85,50 @@ def laws_of(kind: str) -> tuple[Check, ...]:
 
     @check(kind, since=2)
     def does_the_same_in_a_fresh_process(subject: Subject) -> None:
-        """Its results in a fresh process are the same, to the bit. That process has an empty environment and
-        other hashes, and first loads the plugin on the meta device in bfloat16."""
+        """Results in a fresh process are the same, to the bit. That process has an empty environment and
+        another hash seed, and first loads the plugin on the meta device in bfloat16."""
         seen, here = observed(subject).first, _digests(WORKS[kind](subject))
-        _require_same(here, seen, "in a fresh process, with an empty environment and other hashes, loaded on the meta device in bfloat16")
+        _require_same(
+            here, seen, "in a fresh process, with an empty environment and another hash seed, loaded on the meta device in bfloat16"
+        )
 
     @check(kind, since=2)
     def does_the_same_again(subject: Subject) -> None:
-        """Its results are the same the second time, to the bit."""
+        """Results are the same the second time, to the bit."""
         seen = observed(subject)
         _require_same(seen.first, seen.again, "the second time")
 
     @check(kind, since=2)
     def does_the_same_in_any_default_dtype(subject: Subject) -> None:
-        """Its results do not depend on torch's default dtype, which a program sets to build its models."""
+        """Results do not depend on torch's default dtype, which a program sets to build its models."""
         seen = observed(subject)
         for dtype, results in seen.by_dtype.items():
             _require_same(seen.first, results, f"with {dtype} as the default dtype: name the dtype of every tensor that you make")
 
     @check(kind, since=2)
     def does_the_same_on_any_number_of_threads(subject: Subject) -> None:
-        """Its results do not depend on torch's number of threads, except for the order of sums in
-        products.
-        """
+        """Results do not depend on torch's number of threads, except for the order of sums in products."""
         different = observed(subject).other_threads
         require(not different, f"gives other {_some(different)}")
 
     @check(kind, since=2)
     def leaves_the_process_as_it_was(subject: Subject) -> None:
-        """Its code changes no shared state when it is loaded and used: logging, warnings,
-        torch's defaults, threads, random states, the environment, classes of others."""
+        """Code of the plugin changes no shared state when it is loaded and used: logging, warnings, torch's
+        defaults, threads, random states, the environment, classes of other packages."""
         changed = observed(subject).changed
-        require(not changed, f"changes {_some(changed)}, which all code of a process shares")
+        require(not changed, f"changes {_some(changed)}: all code of the process shares that state")
 
     @check(kind, since=2)
     def keeps_nothing_alive(subject: Subject) -> None:
-        """After its work it keeps no tensor, no module and no open file, because a long run would fill the
-        memory."""
+        """After its work, the plugin keeps no tensor, no module and no open file, because a long run would
+        fill the memory."""
         alive = observed(subject).alive
         require(not alive, f"keeps {_some(alive)} alive after its work")
 
     @check(kind, since=2)
     def prints_nothing(subject: Subject) -> None:
-        """Its code writes nothing to stdout when it is loaded and used, since that would break ``--json``."""
+        """Code of the plugin writes nothing to stdout when it is loaded and used, since that would break
+        ``--json``."""
         printed = observed(subject).printed
         require(not printed, f"writes {printed[:80]!r} to stdout: use logging")
 
@@ -266,14 +267,14 @@ def _open_files() -> Counter[str]:
     links = Path("/proc/self/fd")
     found: Counter[str] = Counter()
     for link in os.listdir(links) if links.is_dir() else ():
-        with suppress(OSError):  # the one that lists them is closed by now
+        with suppress(OSError):  # the descriptor that listed them is closed by now
             found[os.readlink(links / link)] += 1
     return Counter({name: count for name, count in found.items() if name.startswith("/") and not name.startswith("/dev/")})
 
 
 def _tensors_and_modules() -> list[Any]:
     gc.collect()
-    return [one for one in gc.get_objects() if issubclass(type(one), Tensor | nn.Module)]  # proxies say another __class__
+    return [one for one in gc.get_objects() if issubclass(type(one), Tensor | nn.Module)]  # proxies report another __class__
 
 
 def _digests(results: Mapping[str, Any]) -> dict[str, str]:

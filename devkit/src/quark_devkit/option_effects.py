@@ -1,4 +1,4 @@
-"""Effects of options: whether results are others for values of each option that are not its default."""
+"""Effects of options: whether different values of an option give different results."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from quark_devkit.check import assume, require
 __all__ = ["REFUSALS", "digest", "others", "require_effects"]
 
 REFUSALS = (QuarkError, ValueError, TypeError)
-"""What a value that is not accepted raises."""
+"""Errors that mean that a value is not accepted."""
 _NUMBERS = (2, 1, 4, 3, 0.5, 0.9, 0.1, 0.01, 0)
 _MOST_VALUES = 3
-"""Values of an option that are tried, of those that are accepted."""
+"""Number of accepted values of an option to try."""
 _NAME = "a_name_of_nothing"
 
 
@@ -30,10 +30,10 @@ _Results = Callable[[Mapping[str, Any]], Iterable[Any]]
 
 
 def require_effects(options: Iterable[Option], results: _Results, current: Mapping[str, Any] | None = None) -> None:
-    """Require that each of several values of an option changes a result in its own way, or is refused.
+    """Require that different values of an option give different results, unless a value is refused.
 
-    Each option changes a result beside the other value of each boolean option too. Options that are declared
-    to change speed or memory alone are left out (`quark.plugins.options.OptionNote`).
+    The same holds if a boolean option has its other value. Options that are declared to change only speed or
+    memory are left out (`quark.plugins.options.OptionNote`).
 
     Args:
         options: The options.
@@ -59,10 +59,10 @@ def require_effects(options: Iterable[Option], results: _Results, current: Mappi
                 complaint = _effect_beside({option.name: effective}, flip, given)
         ignored += [f"'{option.name}' {complaint}"] if complaint else []
     fix = (
-        "name values that each change a result by OptionNote(examples=…) in its annotation, or the values of other options that it "
-        "needs by beside={…}; or say is_cost_only=True, or take it out"
+        "list values that each change a result in OptionNote(examples=…) of the option's annotation, or values of other options that it "
+        "needs in beside={…}; or set is_cost_only=True, or remove the option"
     )
-    require(not ignored, f"accepts these options, and values of them change nothing: {', '.join(ignored)}; {fix}")
+    require(not ignored, f"accepts these options, but some of their values change nothing: {', '.join(ignored)}; {fix}")
 
 
 def _beside(results: _Results, beside: Mapping[str, Any], values: Mapping[str, Any]) -> Iterable[Any]:
@@ -70,11 +70,9 @@ def _beside(results: _Results, beside: Mapping[str, Any], values: Mapping[str, A
 
 
 def _effect(option: Option, value: Any, usual: _Remembered, results: _Results) -> tuple[str | None, Any]:
-    """Return what is wrong with the values of an option, or None, and a value that changes a result, or
-    None.
-    """
+    """Return a complaint about an option's values, and a value that changes a result; each may be None."""
     seen, changing, idle = [(value, usual)], list[Any](), list[str]()
-    stands_for_another = value is None  # so that one other value may do what it does
+    stands_for_another = value is None  # None may have the effect of one other value
     for other in others(option, value):
         own = _Remembered(partial(results, {option.name: other}))
         same = [before for before, known in seen if _is_same(own, known)]
@@ -85,23 +83,23 @@ def _effect(option: Option, value: Any, usual: _Remembered, results: _Results) -
         elif stands_for_another and same[0] is None:
             stands_for_another = False
         else:
-            idle.append(f"{other!r}: as {same[0]!r}")
+            idle.append(f"{other!r} gives the results of {same[0]!r}")
             if _is_number(other):
                 break
         seen.append((other, own))
         if len(seen) > _MOST_VALUES:
             break
-    matters = not changing or all(map(_is_number, changing))  # two names may stand for one thing, and no two numbers do
+    matters = not changing or all(map(_is_number, changing))  # two names may mean the same, but two numbers may not
     wrong = f"({', '.join(idle)})" if idle and matters else None
     return wrong, changing[0] if changing else None
 
 
 def _effect_beside(values: Mapping[str, Any], flip: Mapping[str, Any], results: _Results) -> str | None:
-    """Return what is wrong with a value beside the other value of a boolean; None for nothing."""
+    """Return a complaint if a value changes nothing beside the other value of a boolean; else None."""
     usual, own = (_Remembered(partial(results, given)) for given in (flip, {**flip, **values}))
     is_same = _is_same(own, usual)
     ((name, other),), (value,) = flip.items(), values.values()
-    return None if own.is_refused or usual.is_refused or not is_same else f"({value!r} beside {name}={other}: as without it)"
+    return None if own.is_refused or usual.is_refused or not is_same else f"({value!r} changes nothing with {name}={other})"
 
 
 def _is_same(one: _Remembered, other: _Remembered) -> bool:
@@ -117,7 +115,7 @@ def _is_number(value: Any) -> bool:
 
 
 def digest(*values: Any) -> str:
-    """Return a short text that differs if tensors differ, or the texts of other values."""
+    """Return a hash of tensors and of the texts of other values."""
     hashed = hashlib.sha256()
     for value in values:
         if isinstance(value, Tensor):
@@ -127,10 +125,10 @@ def digest(*values: Any) -> str:
 
 
 class _Remembered:
-    """Results, each computed once, when it is first wanted.
+    """Results that are computed once each, on first use.
 
     Attributes:
-        is_refused: Whether what computes them has raised one of `REFUSALS`, behind which nothing comes.
+        is_refused: Whether the computation has raised one of `REFUSALS`, after which no result follows.
     """
 
     def __init__(self, compute: Callable[[], Iterable[Any]]) -> None:

@@ -1,4 +1,4 @@
-"""The catalog of some distributions: a record is checked beside those that its distribution needs."""
+"""Catalogs of a few distributions: a record is checked among the plugins that its distribution requires."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def among_its_own(catalog: Catalog, distribution: str) -> Catalog:
     return among(catalog, names)
 
 
-@cache  # each check asks for hundreds of them, with those of torch and its requirements
+@cache  # each check asks for hundreds of distributions: torch, and all that torch requires
 def _requirements(distribution: str, path: tuple[str, ...]) -> frozenset[str]:
-    """Return the distributions that another one requires, also for its extras; none if it is not installed.
+    """Return the distributions that a distribution requires, extras included; none if it is not installed.
 
     Args:
         distribution: Its name.
@@ -49,7 +49,7 @@ def _requirements(distribution: str, path: tuple[str, ...]) -> frozenset[str]:
 def among(catalog: Catalog, distributions: Iterable[str]) -> Catalog:
     """Return the catalog of these distributions and the core, without importing anything again.
 
-    If no others are installed, that is the given catalog.
+    Return ``catalog`` itself if no other distribution is installed.
 
     Args:
         catalog: All plugins.

@@ -1,4 +1,4 @@
-"""State that all code of a process shares, such as logging, torch's defaults and classes, and its changes."""
+"""State that all code of a process shares, such as logging, torch's defaults and classes; and its changes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def shared_state() -> dict[str, Any]:
         "the root logger": (root.level, tuple(root.handlers), tuple(root.filters)),
         "the level below which logging is disabled": logging.root.manager.disable,
         "the warning filters": tuple(warnings.filters),
-        "the way in which warnings are shown": warnings.showwarning,
+        "the function that shows warnings": warnings.showwarning,
         "the number of threads": threading.active_count(),
         "Python's random state": random.getstate(),
         "signal handlers": tuple(signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)),
@@ -43,7 +43,7 @@ def shared_state() -> dict[str, Any]:
 
 
 def changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Return the names of the state that changed. Additions by an import in between are no change."""
+    """Return the names of the state that changed. Additions by an import are not changes."""
     changed = [name for name, value in before.items() if name not in after or after[name] != value]
     return changed + [name for name in after if name not in before and name.startswith("the environment variable")]
 
@@ -53,21 +53,21 @@ def _of_torch(torch: Any) -> dict[str, Any]:
         "torch's default dtype": torch.get_default_dtype(),
         "torch's default device": torch.get_default_device(),
         "torch's number of threads": torch.get_num_threads(),
-        "whether torch computes gradients": torch.is_grad_enabled(),
-        "whether torch is in inference mode": torch.is_inference_mode_enabled(),
-        "whether torch is deterministic": (
+        "torch's grad mode": torch.is_grad_enabled(),
+        "torch's inference mode": torch.is_inference_mode_enabled(),
+        "torch's deterministic mode": (
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
         ),
-        "torch's precision of products": torch.get_float32_matmul_precision(),
+        "torch's precision of float32 matrix products": torch.get_float32_matmul_precision(),
         "torch's autocast": (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")),
-        "whether torch makes zeros of subnormal numbers": not bool(torch.full((1,), 1e-40, dtype=torch.float32, device="cpu").mul(0.5)),
+        "torch's handling of subnormal numbers": not bool(torch.full((1,), 1e-40, dtype=torch.float32, device="cpu").mul(0.5)),
         "torch's random state": torch.get_rng_state().numpy().tobytes(),
-        "how torch prints tensors": repr(vars(torch._tensor_str.PRINT_OPTS)),
+        "torch's print options": repr(vars(torch._tensor_str.PRINT_OPTS)),
     }
     if (numpy := sys.modules.get("numpy")) is not None:
         state["numpy's random state"] = repr(numpy.random.get_state())
-        state["what numpy does about errors"] = repr(numpy.geterr())
+        state["numpy's handling of floating-point errors"] = repr(numpy.geterr())
     return state
 
 

@@ -24,11 +24,11 @@ __all__ = ["OUTCOMES", "Result", "is_conformant", "quietly", "run_check", "run_c
 
 OUTCOMES = {
     "passed": "the requirement is met",
-    "failed": "it is not",
-    "advised": "it is not met, and the check is advisory",
-    "expected": "it is not met, as the author's pyproject.toml declares with a reason",
-    "unexpected": "it is met, but the author's pyproject.toml declares a failure",
-    "not applicable": "it does not apply to this subject",
+    "failed": "the requirement is not met",
+    "advised": "the requirement is not met, but the check is only advisory",
+    "expected": "the requirement is not met, and the author's pyproject.toml declares this failure with a reason",
+    "unexpected": "the requirement is met, but the author's pyproject.toml declares a failure",
+    "not applicable": "the check does not apply to this subject",
 }
 """Possible outcomes of a check, with their meaning."""
 _FAILURES = {"failed", "unexpected"}
@@ -42,8 +42,8 @@ class Result:
         subject: The subject.
         check: The check.
         outcome: One of `OUTCOMES`.
-        message: The observation and the requirement; the reason if it was expected or not applicable; empty
-            if it passed.
+        message: The observation and the requirement; for an expected failure or a check that does not apply,
+            the reason; empty if the check passed.
         seconds: Duration in seconds.
         details: Traceback of an exception that is not a `quark.errors.QuarkError`; else empty.
     """
@@ -62,7 +62,7 @@ class Result:
 
     @property
     def is_failure(self) -> bool:
-        """Whether it makes the subject non-conformant."""
+        """Whether the result makes the subject non-conformant."""
         return self.outcome in _FAILURES
 
 
@@ -70,7 +70,7 @@ def run_checks(subject: Subject, checks: Iterable[Check], expected: Mapping[str,
     """Run checks on a subject, one after the other, and yield each result as it is known.
 
     Args:
-        subject: The subject, of the kind of the checks.
+        subject: A subject of the kind that the checks are for.
         checks: The checks.
         expected: Reasons of expected failures by `Result.id`.
     """
@@ -83,8 +83,8 @@ def run_check(subject: Subject, check: Check, reason: str | None = None) -> Resu
 
     Args:
         subject: The subject.
-        check: The check, of the same kind.
-        reason: Why it is expected to fail; None if it is not.
+        check: A check for subjects of that kind.
+        reason: Why the check is expected to fail; None if it is expected to pass.
     """
     begin = time.perf_counter()
     outcome, message, details = _outcome(subject, check)
@@ -93,7 +93,7 @@ def run_check(subject: Subject, check: Check, reason: str | None = None) -> Resu
             outcome, message, details = "expected", reason, message
         elif outcome == "passed":
             outcome = "unexpected"
-            message = f"passes, but is declared as an expected failure ({reason}): remove that from pyproject.toml"
+            message = f"passes, but is declared as an expected failure ({reason}): remove the entry from pyproject.toml"
     return Result(subject, check, outcome, message, time.perf_counter() - begin, details)
 
 
@@ -119,7 +119,7 @@ def _outcome(subject: Subject, check: Check) -> tuple[str, str, str]:
         return failed, str(error), ""
     except QuarkError as error:
         return failed, f"raises {type(error).__name__}: {error}", ""
-    except (Exception, SystemExit) as error:  # no error of a plugin may end its report
+    except (Exception, SystemExit) as error:  # an error of a plugin must not end the report on it
         return failed, f"raises {type(error).__name__}: {error}", traceback.format_exc()
     finally:
         random.setstate(python_state)

@@ -10,9 +10,9 @@ autograd and autocast included. It imitates the problems of a GPU:
 - division by a host number is multiplication by its reciprocal, as in CUDA, so the last bit may differ;
 - the bytes of live tensors, and their peak, are counted.
 
-Otherwise results equal the CPU's results bit for bit if the code computes the same. What is not simulated:
-streams, memory inside of an operator, the other kernels of a GPU and the order of their sums. torch keeps the
-device until the process ends; importing this module makes none.
+Otherwise, results equal the CPU's results, to the bit, if the code computes the same. The device does not
+simulate streams, memory inside an operator, other kernels of a GPU, or the order of their sums. torch keeps
+the device until the process ends. Importing this module does not create the device.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ CAPACITY = 1 << 34
 _ALIGNED = 512
 """Allocation unit in bytes, as in torch's allocator for GPUs."""
 _LOWER_PRECISION = ("addbmm", "addmm", "baddbmm", "bmm", "linear", "matmul", "mm", "scaled_dot_product_attention")
-"""Operators that autocast runs in the lower precision, from its CPU list, as language models use them.
+"""Operators of autocast's CPU list that language models use. Autocast runs them in the lower precision.
 """
 _WHOLE = ("silu_backward",)
-"""Operators with kernels for CPUs and GPUs that torch composes on other devices, with other last bits.
+"""Operators with kernels for CPUs and GPUs. On other devices, torch composes them of other operators, and the
+last bits differ.
 """
 _AUTOCAST: Any = getattr(torch._C.DispatchKey, "AutocastPrivateUse1")  # noqa: B009  (its type stub does not have all)
 
@@ -53,7 +54,7 @@ class SimulatedDevice:
     Attributes:
         name: Name of the device for ``tensor.to`` and ``device=``.
         waits: The waits, in order.
-        bytes: Bytes of the live tensors, also of earlier ones.
+        bytes: Bytes of the live tensors, including tensors that are older than this record.
         peak: The largest value of `bytes`.
     """
 
@@ -78,11 +79,11 @@ class SimulatedDevice:
         return dict(counts.most_common())
 
     def reset_peak(self) -> None:
-        """Count the peak from now on."""
+        """Restart the peak at the current bytes."""
         self.peak = self.bytes
 
     def allocate(self, size: int) -> None:
-        """Count memory."""
+        """Count ``size`` more bytes."""
         self.bytes += size
         self.peak = max(self.peak, self.bytes)
 
@@ -92,15 +93,15 @@ def simulated_device() -> Iterator[SimulatedDevice]:
     """Yield the record of a fresh device ``"simulated"``; its tensors stay valid after the body.
 
     Raises:
-        UnsupportedError: Another package already uses torch's only place for a device.
+        UnsupportedError: Another package already uses torch's only slot for a device.
     """
     _register()
     record = SimulatedDevice(bytes=sum(_Backend.sizes.values()))
     record.peak = record.bytes
     before, _Backend.record = _Backend.record, record
     try:
-        # Autograd starts threads for the devices that it knows when it is first used, and may have been used
-        # before.
+        # On first use, autograd starts threads for the devices that exist then. That may have been before
+        # this device.
         with torch.autograd.set_multithreading_enabled(False):
             yield record
     finally:
@@ -115,7 +116,7 @@ class SimulatedTensor(Tensor):
 
     @staticmethod
     def __new__(cls, inside: Tensor) -> SimulatedTensor:
-        """Return a tensor of the shape, strides and dtype of ``inside``, which it shares memory with."""
+        """Return a tensor with the shape, strides, dtype and memory of ``inside``."""
         made: SimulatedTensor = Tensor._make_wrapper_subclass(
             cls,
             inside.size(),
@@ -134,7 +135,7 @@ class SimulatedTensor(Tensor):
         return _dispatched(func, args, kwargs or {})
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        """Return the values and their place."""
+        """Return the name of the class, and the values."""
         return f"SimulatedTensor({self.inside!r})"
 
     def __format__(self, spec: str) -> str:
@@ -165,19 +166,19 @@ class SimulatedTensor(Tensor):
 
     @property
     def data(self) -> Tensor:
-        """The tensor without its history; setting it takes shape and values."""
+        """The tensor without its history. Setting it replaces shape and values."""
         return self.detach()
 
     @data.setter
     def data(self, new: Tensor) -> None:
         if not isinstance(new, SimulatedTensor):
-            raise TypeError("a tensor of the simulated device cannot take the data of another device's tensor")
+            raise TypeError("a tensor of the simulated device cannot take the data of another device's tensor: move that tensor first")
         Tensor.data.__set__(self, new)  # type: ignore[attr-defined]
         self.inside = new.inside
 
 
 class _Backend:
-    """The device for torch, and its memory."""
+    """The module of the device that torch calls, and the count of its memory."""
 
     record: ClassVar[SimulatedDevice] = SimulatedDevice()
     sizes: ClassVar[dict[int, int]] = {}
@@ -198,7 +199,7 @@ class _Backend:
     def forget(cls, key: int) -> None:
         cls.record.bytes -= cls.sizes.pop(key, 0)
 
-    # What torch asks the module of a device for.
+    # Functions that torch calls on the module of a device.
     def is_initialized(self) -> bool:
         return True
 
@@ -249,7 +250,7 @@ def _register() -> tuple[torch.library.Library, ...]:
 
     if (taken := torch._C._get_privateuse1_backend_name()) != "privateuseone":
         raise UnsupportedError(
-            f"this process cannot have a simulated device, since '{taken}' uses torch's only place: start another process"
+            f"this process cannot have a simulated device, since '{taken}' uses torch's only slot for a device: start another process"
         )
     _setup_privateuseone_for_python_backend(NAME, _Backend())
     made = torch.library.Library("aten", "IMPL")
@@ -295,7 +296,8 @@ def _in_lower_precision(operator: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _dispatched(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Return an operator's result, computed on the CPU; refuse it if no GPU has it, and count waits."""
+    """Return an operator's result, computed on the CPU. Raise for operands that a GPU refuses, and count
+    waits."""
     tensors: list[Tensor] = []
     _map(tensors.append, (args, tuple(kwargs.values())))
     own = [x for x in tensors if isinstance(x, SimulatedTensor)]
@@ -320,13 +322,13 @@ def _dispatched(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if made is None:
             return x if to_cpu or x.is_meta else SimulatedTensor(x)
         if made.shape != x.shape or made.stride() != x.stride():
-            made.data = SimulatedTensor(x)  # an operator has given it the size of its result
+            made.data = SimulatedTensor(x)  # the operator has resized the tensor
         return made
 
     if to_cpu and any(result is x.inside for x in own):
         return result.clone()
     if name == "copy_" and not isinstance(result, SimulatedTensor) and id(result) not in known:
-        return result  # to a tensor of the CPU
+        return result  # the target is a CPU tensor
     return _map(wrapped, result)
 
 

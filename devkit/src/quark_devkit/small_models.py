@@ -43,7 +43,8 @@ __all__ = [
 ]
 
 NOISE = 3
-"""Checks use weights of more bits: at 2 bits a small model is so wrong that harm does not show."""
+"""Checks use weights of more bits than this. At 2 bits, the error of a small model is so large that it hides
+harm."""
 VOCABULARY, HIDDEN, INTERMEDIATE, BLOCKS, HEADS, KV_HEADS = 96, 64, 128, 2, 4, 2
 _SHAPES = ((HIDDEN, HIDDEN), (HIDDEN, INTERMEDIATE))
 """Shapes of the small model's layers, which a scheme must fit."""
@@ -83,12 +84,12 @@ def _small_model(dtype: torch.dtype, is_fused: bool) -> nn.Module:
         else:
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.7 / parameter.shape[1] ** 0.5)
     for parameter in whole.parameters():
-        parameter.data = parameter.data.to(dtype)  # and no buffer: those of rotary embeddings are float32 in every loaded model
+        parameter.data = parameter.data.to(dtype)  # not buffers: rotary embeddings have float32 buffers in every loaded model
     return whole
 
 
 def _small_config(is_fused: bool) -> tuple[Any, Any]:
-    """Return the configuration and the class of the small model, or of the one with fused projections."""
+    """Return the configuration and the class of the small model, or of its fused variant."""
     from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM
 
     config: Any = Phi3Config if is_fused else LlamaConfig
@@ -151,7 +152,7 @@ def scheme_with_inputs() -> str | None:
 def fitting_schemes() -> list[str]:
     """Return a fitting weight scheme for each number format, granularity and scale format.
 
-    Schemes with float inputs come first, then fewer bits.
+    Schemes with float inputs come first. Schemes with fewer bits come before others.
     """
     found: dict[object, tuple[bool, float, str]] = {}
     for name, config in fitting(_SHAPES).items():
@@ -174,10 +175,10 @@ def run_config_of(facts: Architecture) -> QConfig:
 
 
 def small_family(*, is_fused: bool = False) -> Architecture:
-    """Return the facts about the family of the small model, or of that with fused projections.
+    """Return the facts about the family of the small model, or of its fused variant.
 
     Raises:
-        NotApplicableError: No installed template knows it.
+        NotApplicableError: No installed template knows the family.
     """
     family = "phi3" if is_fused else "llama"
     assume(family in templates(), "no installed template knows the family of the small model: install quark-templates")
@@ -185,7 +186,7 @@ def small_family(*, is_fused: bool = False) -> Architecture:
 
 
 def run_config(scheme: str | QLayerConfig, *algorithms: AlgoConfig, exclude: tuple[str, ...] = ()) -> QConfig:
-    """Return the configuration of a run on the small model: one scheme, without its head."""
+    """Return the configuration of a run that quantizes the small model, except its head, in one scheme."""
     layer = schemes().load_config(scheme)() if isinstance(scheme, str) else scheme
     head = small_family().exclude_layers_name
     return QConfig(global_quant_config=layer, exclude=[*head, *exclude], algo_config=list(algorithms) or None)
@@ -202,7 +203,7 @@ def with_cache(config: QConfig) -> QConfig:
 
 
 def quantized(config: QConfig, dtype: torch.dtype = torch.float32, data: list[Tensor] | None = None, *, is_fused: bool = False) -> Any:
-    """Return the small model, or that with fused projections, quantized."""
+    """Return the small model, or its fused variant, quantized."""
     return ModelQuantizer(config).quantize_model(small_model(dtype, is_fused=is_fused), batches() if data is None else data)
 
 
@@ -222,11 +223,12 @@ def has_vectors(config: QLayerConfig) -> bool:
 
 
 def _coarsest(shapes: Iterable[tuple[int, int]], wanted: str) -> str:
-    """Return the weight-only scheme of single elements with the fewest bits, above `NOISE` if any is."""
+    """Return the weight-only scheme with the fewest bits, above `NOISE` if possible. Schemes of vectors do
+    not count."""
     of_weights = {name: config for name, config in fitting(shapes).items() if config.input_tensors is None}
     found = [(_bits(config), name) for name, config in of_weights.items() if len(levels(config.weight)) == 1 and not has_vectors(config)]
     found = [one for one in found if one[0] > NOISE] or found
-    assume(found, f"no registered scheme quantizes weights alone and fits {wanted}")
+    assume(found, f"no registered scheme quantizes only weights and fits {wanted}")
     return min(found)[1]
 
 

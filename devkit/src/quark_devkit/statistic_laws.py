@@ -1,4 +1,4 @@
-"""Laws of statistics: batches of the tokens and the order of merged parts change no result."""
+"""Laws for statistics: results depend neither on batches of the tokens nor on the order of merged parts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quark_devkit.check import require
 __all__ = ["COLUMNS", "Inputs", "inputs", "require_sum", "statistics_by_grouping"]
 
 _BATCHES = (1, 250, 7, 126)
-"""Tokens of each part, of 384: few and many."""
+"""Tokens of each part, few or many; 384 together."""
 _TOLERANCE = 1e-4
 """Difference relative to the largest value: far above float32 rounding of a sum of some hundred tokens."""
 
@@ -59,11 +59,12 @@ def inputs(seed: int, tokens: int = TOKENS, columns: int = COLUMNS) -> Inputs:
 
 
 def statistics_by_grouping(make: Callable[[], Statistic], feed: Feed) -> dict[str, Statistic]:
-    """Return statistics of the same tokens, by the way they were made. The first got all tokens at once.
+    """Return statistics of the same tokens, by the grouping of the tokens. The first statistic got all at
+    once.
 
     Args:
         make: Makes an empty statistic.
-        feed: Gives it the tokens of a slice of 384.
+        feed: Gives a statistic a slice of the 384 tokens.
     """
     ends = [sum(_BATCHES[:count]) for count in range(len(_BATCHES) + 1)]
     slices = [slice(*pair) for pair in pairwise(ends)]
@@ -90,7 +91,8 @@ def statistics_by_grouping(make: Callable[[], Statistic], feed: Feed) -> dict[st
 
 
 def require_sum(kind: type[Statistic]) -> None:
-    """Require that a statistic of the same tokens does not depend on batches and on the grouping of parts.
+    """Require that a statistic depends neither on the batches of its tokens nor on the grouping of merged
+    parts.
 
     A statistic that samples tokens must sample nearly every batch.
 

@@ -50,8 +50,9 @@ class Subject:
         distribution: The distribution of the record.
         version: Version of that distribution.
         record: The record; None for a distribution.
-        catalog: The active plugins during a check. For a record: its distribution, the requirements, and the
-            built-in plugins. For a distribution: all plugins, since they may claim the same names.
+        catalog: The plugins that are active during a check. For a record: the plugins of its distribution, of
+            that distribution's requirements, and the built-in ones. For a distribution: all plugins, since
+            they may claim the same names.
         source_directory: The directory of the distribution's ``pyproject.toml``; None if it is not known.
     """
 
@@ -70,7 +71,7 @@ class Subject:
 
     @property
     def lookup_name(self) -> str:
-        """The name that leads only to this record: the full name if several claim it."""
+        """The name that finds this record: the full name if several records claim the short one."""
         full = f"{self.distribution}:{self.name}"
         return full if self.name in self.registry.conflicts() or self.registry.get(self.name) is not self.record else self.name
 
@@ -116,7 +117,7 @@ def subjects(catalog: Catalog, distribution: str, kinds: Sequence[str] = KINDS, 
         hint = f"; did you mean {near!r}?" if near else "."
         raise UnknownNameError(
             f"no installed distribution '{distribution}' has an entry point of the group quark{hint} "
-            f"There are {', '.join(sorted(versions))}",
+            f"Distributions with plugins: {', '.join(sorted(versions))}",
             kind="distribution",
             name=distribution,
             known=sorted(versions),
@@ -162,5 +163,5 @@ def find_subject(catalog: Catalog, kind: str, name: str) -> Subject:
 
 def _is_of(kind: str, record: Record) -> bool:
     if isinstance(record, ExporterRecord):
-        return record.exporter is not None  # checks of a layout begin with what it writes
+        return record.exporter is not None  # the checks of a layout write a checkpoint first
     return not isinstance(record, AlgorithmRecord) or record.kind == kind

@@ -1,4 +1,4 @@
-"""Threads: how many torch computes on, and ranks in one process, a thread for each."""
+"""Threads: sets torch's number of threads, and runs ranks as threads of one process."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _TIMEOUT = 60.0
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Let the body compute on so many of torch's threads.
+    """Let the body compute on that number of torch's threads.
 
-    Small tensors are computed on one: threads that wait for each other on a machine with other load take
-    thirty times as long.
+    Checks compute small tensors on one thread: on a machine with other load, threads that wait for each other
+    take thirty times as long.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(count)
@@ -37,7 +37,7 @@ def threads(count: int) -> Iterator[None]:
 
 
 def in_threads(work: Callable[[Ranks], T], size: int, *, is_deterministic: bool = False) -> list[T]:
-    """Return ``[work(ranks)]`` of ``size`` ranks, which run in threads of this process.
+    """Run ``work`` on ``size`` ranks, each in a thread of this process, and return the results by rank.
 
     Each rank needs its own model, created in ``work``.
 

@@ -84,7 +84,7 @@ def transformed(
 ) -> TransformedModel:
     """Return the small model after the transforms with these settings, for a scheme.
 
-    There is no validation before the run, which could omit a transform.
+    Transforms are not validated, since a validation could leave one out.
 
     Args:
         scheme: Name of a scheme, or a configuration of layers.
@@ -139,8 +139,8 @@ def different_parameters(one: nn.Module, other: nn.Module) -> list[str]:
 def named_parts(model: nn.Module) -> dict[str, list[str]]:
     """Return names of all modules, parameters, buffers and hooks.
 
-    A tied parameter occurs under each name; a module with hooks occurs once per hook. Modules in training
-    mode and parameters that require gradients are others than those without.
+    A tied parameter occurs under each name; a module with hooks occurs once per hook. The name of a module
+    shows its training mode, and the name of a parameter whether it requires gradients.
     """
     modes = {True: " in training mode", False: ""}
     gradients = {True: " that requires gradients", False: ""}
@@ -155,7 +155,7 @@ def named_parts(model: nn.Module) -> dict[str, list[str]]:
 
 
 def changed_parts(before: nn.Module, after: nn.Module) -> list[str]:
-    """Return which parts only one of two models has: ``"adds the buffer factors [3] torch.float32"``.
+    """Return the parts that only one of two models has: ``"adds the buffer factors [3] torch.float32"``.
 
     A second hook of a module is a part of its own.
     """

@@ -73,10 +73,11 @@ def first_difference(one: Mapping[str, object], other: Mapping[str, object]) -> 
 def readable_layout() -> str:
     """Return the name of the most capable registered layout that streams and can be loaded.
 
-    Preferably it can be resumed, keeps all values, and its checkpoints can be sources of runs.
+    Layouts that can be resumed come first, then layouts that keep all values, then layouts whose checkpoints
+    can be sources of runs.
 
     Raises:
-        NotApplicableError: There is no such scheme.
+        NotApplicableError: There is no such layout.
     """
     found = [record for record in exporters() if record.reader is not None and "streaming" in record.capabilities]
     assume(found, "no registered checkpoint layout streams and is read back: install quark-exporters")
@@ -109,8 +110,8 @@ def require_same_from_disk(config: QConfig, layout: str | None = None, options: 
 def require_same_after_resume(config: QConfig) -> None:
     """Require that a run that fails after its first block and is resumed gives the same bytes.
 
-    Each of the three runs is a separate process, so that state in classes and modules is lost. Every block
-    keeps the change of a transform or a tuning, so that all blocks show whether something was lost.
+    Each of the three runs is a separate process, so that state in classes and modules is lost. Every
+    validation accepts the change of a transform or a tuning, so that each block shows whether state was lost.
 
     Args:
         config: Config of the run.
@@ -137,13 +138,14 @@ def _run_part(source: Path, out: Path, config: QConfig, layout: str, part: str) 
 
 @contextmanager
 def every_validation(*, is_improvement: bool) -> Iterator[None]:
-    """Let every comparison with held-out tokens end that way, whatever the errors are."""
+    """Make every validation on held-out tokens find an improvement, or none, whatever the errors are."""
     with mock.patch.object(Validation, "is_improvement", property(lambda _: is_improvement)):
         yield
 
 
 def require_same_by_two_ranks(config: QConfig) -> None:
-    """Require that two ranks, each with half of the data, give the tensors and report of one, to the bit.
+    """Require that two ranks, each with half of the data, give the tensors and the report of one rank, to the
+    bit.
 
     Args:
         config: Config of the deterministic run.
@@ -164,7 +166,8 @@ def require_same_by_two_ranks(config: QConfig) -> None:
 
 
 def shared_report(report: CalibrationReport) -> dict[str, Any]:
-    """Return the part of a report that is equal on all ranks: no times and no figures of own samples."""
+    """Return the part of a report that is equal on all ranks: no times and no figures of a rank's own
+    samples."""
     of_a_rank = ("weights", "histograms", "blocks", "seconds")
     return {**{name: value for name, value in report.to_dict().items() if name not in of_a_rank}, "figures of": sorted(report.weights)}
 
@@ -198,7 +201,7 @@ def require_copies(model: nn.Module, logits_of: Callable[[nn.Module], Tensor] = 
 
     Args:
         model: The quantized model.
-        logits_of: A function of a module that gives its logits.
+        logits_of: A function that returns the logits of a model. Another process must be able to import it.
     """
     wanted = logits_of(model)
     for how, compute in (
@@ -231,7 +234,7 @@ class _InterruptedRunError(QuarkError):
 
 @contextmanager
 def interrupted_behind(blocks: int) -> Iterator[None]:
-    """Let the run of the body fail after that many blocks, and end quietly.
+    """Make the run in the body fail after that many blocks, and suppress the error.
 
     Raises:
         AssertionError: The run ended earlier, or it keeps no journal and cannot be resumed.
@@ -310,9 +313,9 @@ def require_same_when_resumed(config: QConfig, layout: str, options: ExportOptio
 
 
 def _recorded(source: Path, out: Path, config: QConfig, layout: str, options: ExportOptions, *, resume: bool = False) -> _Recording:
-    """Quantize a checkpoint with `quark.runs.quantize_checkpoint` to nearest; return the rounding."""
+    """Quantize a checkpoint to nearest, as `quark.runs.quantize_checkpoint` does, and return the rounding."""
     output = Output.of(out, layout, options, resume=resume)
-    assume(output.writer.resumes, "it does not resume, so its runs start from the beginning")
+    assume(output.writer.resumes, "it does not resume, so a resumed run starts from the beginning")
     rounding = _Recording()
     shards, tensors = opened_checkpoint(source)
     run = attrs.evolve(plan_run(tensors.model, config), algorithms=Algorithms(rounding=rounding))

@@ -1,4 +1,4 @@
-"""The work of a subject of each kind: it runs once and returns results, which the laws of every kind compare.
+"""Functions that let a subject of each kind work once and return the results, which the laws compare.
 
 The data are float32, whatever the default dtype is. Each function imports the checks of its kind, so that
 other kinds are not imported.
@@ -38,7 +38,7 @@ def of_format(subject: Subject) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for case in cases(subject)[:4]:
         t = numbers(case)
-        results[f"numbers ({case})"] = case.format.round_(t.roll(t.numel() // 3))  # the last one is not the largest
+        results[f"numbers ({case})"] = case.format.round_(t.roll(t.numel() // 3))  # rolled, so that the last number is not the largest
         for shape in _SHAPES if not case.is_scale else ():
             if case.quantizer.shape_error(shape) is None:
                 values, qparams = case.quantizer.round_to_nearest(wide_data(shape))
@@ -56,7 +56,7 @@ def prepare_format(subject: Subject) -> None:
 
     with suppress(NotApplicableError):
         for case in cases(subject)[:4]:
-            number_format = case.quantizer.stored_level.format  # without a table: no weight is there to learn it from
+            number_format = case.quantizer.stored_level.format  # without a table, since there is no weight to learn one from
             qparams = case.quantizer.empty_qparams((64, 64), "meta")
             codes = torch.empty(64, 64, dtype=number_format.storage_dtype, device="meta")
             case.quantizer.pack(codes, qparams)
@@ -72,7 +72,7 @@ def of_observer(subject: Subject) -> dict[str, Any]:
     for example in examples_of(subject):
         parts = [wide_data(SHAPE, seed) * (1 + seed) for seed in range(3)]
         for count in (1, 3):
-            with suppress(QuarkError):  # it may see one tensor only
+            with suppress(QuarkError):  # it may accept only one tensor
                 ends = range_of(example, *parts[:count])
                 results.update({f"{name} of {count} ({example})": end for name, end in zip(("low", "high"), ends, strict=True)})
     return results
@@ -93,7 +93,7 @@ def of_scheme(subject: Subject) -> dict[str, Any]:
 
 
 def of_rounding(subject: Subject) -> dict[str, Any]:
-    """Return rounded weights and scales of layers, for two schemes, and with tokens to validate on."""
+    """Return rounded weights of layers, for up to two schemes, with tokens to validate on."""
     from quark_devkit.checks.rounding.tasks import cases, layers_of, rounded
     from quark_devkit.statistic_laws import inputs
 
@@ -116,7 +116,7 @@ def of_transform(subject: Subject) -> dict[str, Any]:
 
 
 def of_block_tuning(subject: Subject) -> dict[str, Any]:
-    """Return the parameters of the small model that it has tuned."""
+    """Return the parameters of the small model after the tuning."""
     from quark_devkit.algorithm_runs import valid_settings
     from quark_devkit.small_models import batches, coarse_scheme, quantized, run_config
 
@@ -154,7 +154,7 @@ def of_selector(subject: Subject) -> dict[str, Any]:
 
 
 def of_layer_type(subject: Subject) -> dict[str, Any]:
-    """Return the output of a layer whose weight has 8 bits."""
+    """Return the output of a layer that quantizes its output to 8 bits."""
     from quark.config.layer import QLayerConfig
     from quark_devkit.checks.layer_type import float_layer, input_of, output, quantized_layer
     from quark_devkit.example_specs import int8_spec
@@ -201,6 +201,7 @@ WORKS: dict[str, Work] = {
     "metric": of_metric,
     "quant_mode": of_quant_mode,
 }
-"""The work of each kind of record. A template is facts, and an operator of a graph is torch's own."""
+"""The work of each kind of record. A template has none, since it only states facts. An operator of a graph
+has none, since torch computes it."""
 PREPARATIONS: dict[str, Callable[[Subject], None]] = {"format": prepare_format}
-"""Calls to a record while a model is built, before there are any data."""
+"""Calls to a record that a program makes while it builds a model, before there are data."""

@@ -14,4 +14,4 @@ def test_uses_declared_statistics_alone_names_a_statistic_that_is_not_declared()
     result = run_check(subject_among("rounding", [record_of(Undeclared)]), uses_declared_statistics_alone)
     assert result.outcome == "failed"
     assert "AbsMax" in result.message
-    assert "declare it" in result.message
+    assert "add it to needs" in result.message

@@ -82,7 +82,7 @@ class RefusesWithoutNumbers(Ragged):
     [
         (Ragged(48), None),
         (RefusesIt(48), None),
-        (LosesTheTail(48), "changes a column by 1;"),
+        (LosesTheTail(48), "changes a column by 1,"),
         (CannotRestore(48), "raised RuntimeError"),
         (RefusesWithoutNumbers(48), "without naming"),
     ],

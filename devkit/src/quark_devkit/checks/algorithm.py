@@ -31,14 +31,14 @@ UNKNOWN = "a_setting_that_no_algorithm_has"
 
 
 def calibration_is_declared(subject: Subject) -> None:
-    """Raise if a processor needs statistics and the record does not declare ``calibration``."""
+    """If the processor needs statistics, the record declares the capability ``calibration``."""
     declares = subject.declares("calibration")
     require(declares or not processor_of(subject).needs, "needs statistics, but its record does not declare the capability 'calibration'")
 
 
 def statistics_are_sums_over_tokens(subject: Subject) -> None:
-    """Its statistics count and give the same of the same tokens, in several unequal batches, and merged of
-    four parts in two groupings."""
+    """For the same tokens, the statistics have the same count and values, whether the tokens come at once, in
+    several unequal batches, or in four parts that are merged in either of two groupings."""
     kinds = processor_of(subject).needs
     assume(kinds, "it needs no statistics")
     for kind in kinds:
@@ -46,14 +46,14 @@ def statistics_are_sums_over_tokens(subject: Subject) -> None:
 
 
 def does_no_harm(subject: Subject) -> None:
-    """The error of the logits is at most 1.5 times the error without it."""
+    """With the algorithm, the error of the logits is at most 1.5 times the error without it."""
     for scheme in schemes_for(subject):
         ratio = logit_error(scheme, valid_settings(subject)) / logit_error(scheme)
-        require(ratio <= HARM, f"makes logits {ratio:.3g} times as wrong as without it ({scheme})")
+        require(ratio <= HARM, f"makes the error of the logits {ratio:.3g} times as large as without it ({scheme})")
 
 
 def default_settings_are_valid(subject: Subject) -> None:
-    """Default settings exist under the record's name, and each option accepts its default."""
+    """The default settings have the record's name, and each option accepts its default."""
     settings = settings_of(subject)
     names = (subject.record.name, *subject.record.aliases)
     require(settings.name in names, f"has settings named '{settings.name}', but its record is named '{subject.name}'")
@@ -64,7 +64,7 @@ def default_settings_are_valid(subject: Subject) -> None:
 
 
 def settings_survive_json(subject: Subject) -> None:
-    """Settings, default or changed, survive their JSON form."""
+    """Settings, default or changed, are equal after they are written to JSON and read back."""
     for settings in (settings_of(subject), *_changed(subject)):
         with complaining("has settings that JSON cannot store", TypeError, ValueError):
             text = json.dumps(settings.to_dict())
@@ -78,14 +78,14 @@ def refuses_unknown_settings(subject: Subject) -> None:
     kind = subject.load("config")
     data = {**settings_of(subject).to_dict(), UNKNOWN: 1}
     for what, is_refused in (("from_dict", raises(REFUSALS, kind.from_dict, data)), ("its class", raises(REFUSALS, kind, **data))):
-        require(is_refused, f"takes settings with the key '{UNKNOWN}' by {what}: refuse unknown keys")
+        require(is_refused, f"accepts settings with the key '{UNKNOWN}' in {what}: refuse unknown keys")
 
 
 def describes_its_settings(subject: Subject) -> None:
     """Each option has a help text for listings."""
     silent = [option.name for option in _options(subject) if not option.help.strip()]
     fix = "describe them under 'Attributes:' in the docstring of its settings"
-    require(not silent, f"says nothing of the options {', '.join(silent)}: {fix}")
+    require(not silent, f"has no help text for the options {', '.join(silent)}: {fix}")
 
 
 def works_on_an_accelerator(subject: Subject) -> None:
@@ -97,7 +97,7 @@ def works_on_an_accelerator(subject: Subject) -> None:
 
 
 def reloads_to_the_same_logits(subject: Subject) -> None:
-    """A model quantized with it, exported and loaded has the same logits, to the bit."""
+    """A model that the algorithm has quantized has the same logits, to the bit, after export and loading."""
     require_reload(quantized(run_with(subject)), readable_layout())
 
 
@@ -116,15 +116,15 @@ def resumes_to_the_same_bytes(subject: Subject) -> None:
 
 
 def is_copied_and_pickled(subject: Subject) -> None:
-    """A model that is quantized with it can be copied deeply, and pickled for another process, with the same
-    logits."""
+    """A model that the algorithm has quantized can be copied deeply, and pickled for another process, with
+    the same logits."""
     require_copies(quantized(run_with(subject)))
 
 
 OF_SETTINGS = (default_settings_are_valid, settings_survive_json, refuses_unknown_settings, describes_its_settings)
-"""Requirements of settings, for checks of each kind of algorithm."""
+"""Requirements on the settings of every kind of algorithm."""
 OF_RUNS = (reloads_to_the_same_logits, streams_to_the_same_bytes, resumes_to_the_same_bytes, is_copied_and_pickled)
-"""Requirements of whole runs, for checks of the kinds of algorithms that work block by block."""
+"""Requirements on whole runs, for the kinds of algorithms that work block by block."""
 
 
 def options_have_effects(subject: Subject, results: Callable[[AlgoConfig], Iterable[Any]]) -> None:

@@ -1,4 +1,5 @@
-"""Checks of tunings: tuned blocks can be stored, are no worse, and are equal on every route."""
+"""Checks of tunings: tuned blocks can be stored, are no worse than untuned ones, and are equal in every kind
+of run."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ checks_of_settings = tuple(map(check("block_tuning"), algorithm.OF_SETTINGS))
 
 @check("block_tuning", level="advisory", since=2)
 def heeds_its_options(subject: Subject) -> None:
-    """Every value of an option changes the tuned small model in its own way, beside each value of a boolean
-    option. Values may also be refused, or declared to change only the cost."""
+    """Different values of an option give different tuned models, whatever the boolean options are. A value
+    may also be refused, or the option declared to change only the cost."""
 
     def results(settings: AlgoConfig) -> Iterator[str]:
         yield digest(*quantized(run_config(coarse_scheme(), settings), data=batches(4, 8)).state_dict().values())
@@ -42,7 +43,7 @@ def heeds_its_options(subject: Subject) -> None:
 
 @check("block_tuning")
 def has_a_place_among_the_others(subject: Subject) -> None:
-    """Its ``role``, ``before`` and ``after`` define an order with every other registered tuning."""
+    """``role``, ``before`` and ``after`` of the record define an order with every other registered tuning."""
     record: AlgorithmRecord = subject.record
     for other in algorithms():
         if other.kind != "block_tuning" or other.name == record.name or (record.role is not None and other.role == record.role):
@@ -53,28 +54,31 @@ def has_a_place_among_the_others(subject: Subject) -> None:
 
 @check("block_tuning", level="advisory")
 def changes_something(subject: Subject) -> None:
-    """After round-to-nearest, it changes the small model in at least one scheme and reduces the held-out
+    """After round-to-nearest, the tuning changes the small model in at least one scheme and reduces the
+    held-out
     error.
     """
     schemes, settings = schemes_for(subject), valid_settings(subject)
     changed = any(different_parameters(quantized(run_config(scheme, settings)), quantized(run_config(scheme))) for scheme in schemes)
-    require(changed, f"changes nothing in {' and '.join(schemes)}, or its changes are undone, so other checks show little")
+    require(changed, f"changes nothing in {' and '.join(schemes)}, or the run undoes its changes, so the other checks show little")
 
 
 @check("block_tuning")
 def tunes_every_format(subject: Subject) -> None:
-    """For each kind of weights, a run with it finishes with finite parameters, and codes and scales match the
-    weights. Vectors are left out: a plan refuses tunings of them.
+    """For each kind of weights, a run with the tuning finishes with finite parameters, and codes and scales
+    match the
+    weights. Formats that round vectors are left out, since a plan refuses to tune them.
     """
     for scheme in (name for name in fitting_schemes() if not has_vectors(schemes().load_config(name)())):
-        with complaining(f"stops a run in {scheme}", QuarkError):
+        with complaining(f"cannot finish a run in {scheme}", QuarkError):
             quantized(run_config(scheme, valid_settings(subject)), data=batches(2, 16))
 
 
 @check("block_tuning")
 def changes_values_alone(subject: Subject) -> None:
-    """It adds and removes no module, parameter, buffer or hook of the model, and no parameter has another
-    shape or dtype."""
+    """The tuning adds and removes no module, parameter, buffer or hook of the model. No parameter changes its
+    shape
+    or dtype."""
     scheme = coarse_scheme()
     changes = changed_parts(*(quantized(run_config(scheme, *settings)) for settings in ((), (valid_settings(subject),))))
     require(not changes, f"{changes[0] if changes else ''}, compared with round-to-nearest")
@@ -85,13 +89,14 @@ does_no_harm = check("block_tuning")(algorithm.does_no_harm)
 
 @check("block_tuning")
 def composes_with_roundings(subject: Subject) -> None:
-    """A run with it and each registered rounding finishes, with logits as close to the float model's as with
-    that rounding alone.
+    """A run with the tuning and any registered rounding finishes. The error of the logits is at most 1.5
+    times the
+    error with that rounding alone.
     """
     scheme = coarse_scheme()
     for _, rounding in others(subject, "rounding"):
         ratio = logit_error(scheme, rounding, valid_settings(subject)) / logit_error(scheme, rounding)
-        require(ratio <= HARM, f"makes logits {ratio:.3g} times as wrong behind the rounding '{rounding.name}' as that does alone")
+        require(ratio <= HARM, f"makes the error of the logits {ratio:.3g} times as large as the rounding '{rounding.name}' alone")
 
 
 @check("block_tuning")
@@ -100,7 +105,7 @@ def is_deterministic(subject: Subject) -> None:
     config = run_config(coarse_scheme(), valid_settings(subject))
     with random_states_kept():
         different = different_parameters(quantized(config), quantized(config))
-    require(not different, f"changes '{different[0] if different else ''}' differently the second time")
+    require(not different, f"gives '{different[0] if different else ''}' other values in a second run")
 
 
 works_on_an_accelerator = check("block_tuning", level="advisory")(algorithm.works_on_an_accelerator)

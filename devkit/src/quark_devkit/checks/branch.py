@@ -35,8 +35,8 @@ _CALLS = 30
 
 @check("branch")
 def is_made_of_its_settings(subject: Subject) -> None:
-    """The processor, called with settings, returns a `quark.algorithms.Branching`. The settings return True
-    from ``runs_with_model()``."""
+    """The processor, called with settings, returns a `quark.algorithms.Branching`. ``runs_with_model()`` of
+    the settings returns True."""
     _branching(subject)
 
 
@@ -48,8 +48,8 @@ calibration_is_declared = check("branch")(algorithm.calibration_is_declared)
 
 @check("branch")
 def is_declared_by_its_arguments_alone(subject: Subject) -> None:
-    """A second object with the same settings declares the same names, shapes and dtypes, in another order of
-    layers and with another default dtype. Readers rely on it."""
+    """A second object with the same settings declares the same names, shapes and dtypes, even if the layers
+    come in another order and torch has another default dtype. Readers of checkpoints rely on this."""
     sites = [_site(shape, dtype) for shape in _SHAPES for dtype in (torch.float32, torch.bfloat16)]
     first = [_declared(_branching(subject), site) for site in sites]
     before = torch.get_default_dtype()
@@ -65,9 +65,9 @@ def is_declared_by_its_arguments_alone(subject: Subject) -> None:
 
 @check("branch")
 def makes_what_it_declares(subject: Subject) -> None:
-    """It makes the tensors that it has declared, for layers of any shape and dtype, with and without
-    statistics of the input. The tensors are finite. The float weight and the statistics, which others use
-    too, stay unchanged."""
+    """A branching makes the tensors that it has declared, for layers of any shape and dtype, with and without
+    statistics of the input. The tensors are finite. The float weight and the statistics, which other
+    algorithms use too, stay unchanged."""
     branching = _branching(subject)
     for shape in _SHAPES:
         for dtype in (torch.float32, torch.bfloat16):
@@ -77,8 +77,8 @@ def makes_what_it_declares(subject: Subject) -> None:
 
 @check("branch", since=2)
 def computes_for_inputs_of_any_shape(subject: Subject) -> None:
-    """A branch gives the layer's shape of output for inputs of two and of three axes, for one token and for
-    none. The input stays unchanged, and the branch keeps no reference to it."""
+    """A branch returns an output of the layer's shape for inputs with two or three axes, with one token, and
+    with none. The input stays unchanged, and the branch keeps no reference to it."""
     branching = _branching(subject)
     for dtype in (torch.float32, torch.bfloat16):
         site = _site((96, 64), dtype)
@@ -90,7 +90,9 @@ def computes_for_inputs_of_any_shape(subject: Subject) -> None:
             with complaining(f"has a branch that cannot compute from {list(shape)} in {dtype}", Exception), torch.no_grad():
                 y, rest = branch(x), branch.rest(x)
             require(y.shape == (*shape[:-1], 96), f"has a branch that makes {list(y.shape)} of an input {list(shape)} and 96 outputs")
-            require((rest.shape, rest.dtype) == (x.shape, x.dtype), f"has a branch whose rest of {list(shape)} is {list(rest.shape)}")
+            require(
+                (rest.shape, rest.dtype) == (x.shape, x.dtype), f"has a branch whose rest of {list(shape)} has shape {list(rest.shape)}"
+            )
             require(torch.equal(x, before), "has a branch that changes its input, which other layers read")
             del x, y, rest
             gc.collect()
@@ -99,8 +101,8 @@ def computes_for_inputs_of_any_shape(subject: Subject) -> None:
 
 @check("branch", since=2)
 def computes_the_same_at_every_call(subject: Subject) -> None:
-    """A branch gives the same output for an input at every call, whatever it has computed before, and so does
-    a deep copy of it."""
+    """A branch and its deep copy return the same output for an input at every call, whatever they computed
+    before."""
     branching, shape = _branching(subject), (5, 64)
     branch = _made(branching, _site((96, 64), torch.float32), 300)
     if branch is None:
@@ -115,16 +117,16 @@ def computes_the_same_at_every_call(subject: Subject) -> None:
 
 @check("branch")
 def makes_branches_in_every_format(subject: Subject) -> None:
-    """A run with it finishes for each kind of weights."""
+    """A run with the algorithm finishes for each kind of weights."""
     for scheme in fitting_schemes():
-        with complaining(f"stops a run in {scheme}", QuarkError):
+        with complaining(f"cannot finish a run in {scheme}", QuarkError):
             quantized(run_config(scheme, valid_settings(subject)))
 
 
 @check("branch", since=2)
 def heeds_its_options(subject: Subject) -> None:
-    """Another value of each option changes the small model, or raises an error, or is declared to change only
-    the cost."""
+    """Different values of an option give different models. A value may also be refused, or the option
+    declared to change only the cost."""
 
     def results(settings: AlgoConfig) -> Iterator[str]:
         yield digest(*quantized(run_config(coarse_scheme(), settings)).state_dict().values())
@@ -136,9 +138,9 @@ def heeds_its_options(subject: Subject) -> None:
 def adds_something(subject: Subject) -> None:
     """At least one layer of the small model has a branch, and at least one branch is not zero."""
     branches = _branches(quantized(run_with(subject)))
-    require(branches, "puts no branch beside any layer of the small model: other checks show little of it")
+    require(branches, "puts no branch beside any layer of the small model, so the other checks show little")
     floats = (t for branch in branches.values() for t in branch.state_dict().values() if t.is_floating_point())
-    require(any(bool(t.any()) for t in floats), "makes only branches of zeros")
+    require(any(bool(t.any()) for t in floats), "makes only branches whose tensors are zero")
 
 
 statistics_are_sums_over_tokens = check("branch")(algorithm.statistics_are_sums_over_tokens)
@@ -147,12 +149,12 @@ does_no_harm = check("branch")(algorithm.does_no_harm)
 
 @check("branch")
 def composes_with_others(subject: Subject) -> None:
-    """A run with it and any registered rounding or transform finishes. The error of the logits is at most 1.5
-    times the error of that algorithm alone."""
+    """A run with the branches and any registered rounding or transform finishes. The error of the logits is
+    at most 1.5 times the error with that rounding or transform alone."""
     scheme = coarse_scheme()
     for other, settings in (*others(subject, "rounding"), *others(subject, "transform")):
         ratio = logit_error(scheme, settings, valid_settings(subject)) / logit_error(scheme, settings)
-        require(ratio <= HARM, f"makes logits {ratio:.3g} times as wrong beside the {other.kind} '{other.name}' as that does alone")
+        require(ratio <= HARM, f"makes the error of the logits {ratio:.3g} times as large as the {other.kind} '{other.name}' alone")
 
 
 @check("branch")
@@ -162,7 +164,7 @@ def is_deterministic(subject: Subject) -> None:
     config = run_with(subject)
     with random_states_kept():
         different = different_parameters(quantized(config), quantized(config))
-    require(not different, f"makes another '{different[0] if different else ''}' the second time")
+    require(not different, f"makes a different '{different[0] if different else ''}' in a second run")
 
 
 @check("branch")
@@ -198,12 +200,13 @@ def _layer(branching: CheckedBranching, site: BranchSite) -> QuantizedLayer:
 
 
 def _sums(statistics: Mapping[type[Statistic], Statistic]) -> list[str]:
-    """Return a digest of the tensors of each statistic; what is derived from them may be added."""
+    """Return a digest of the tensors of each statistic; cached values of other types do not count."""
     return [digest(*(value for value in vars(one).values() if isinstance(value, Tensor))) for one in statistics.values()]
 
 
 def _made(branching: CheckedBranching, site: BranchSite, tokens: int | None) -> Branch | None:
-    """Return the branch that a branching makes of a layer from that many tokens; None for no statistics."""
+    """Return the branch for a layer, filled from statistics of that many tokens, or without statistics if
+    ``tokens`` is None."""
     branch = _layer(branching, site).branch
     if branch is None:
         return None

@@ -24,7 +24,7 @@ from quark_workbench.data.samples import sample_of
 _MOST = 64
 """Number of checked samples."""
 _DAMAGED = bytes(range(256)) * 16
-"""First bytes that no text, table or archive has."""
+"""Bytes with which no text, table or archive begins."""
 
 
 def read(subject: Subject, *path: Path) -> list[Any]:
@@ -71,7 +71,7 @@ def yields_samples(subject: Subject) -> None:
 
 @check("dataset")
 def yields_the_same_again(subject: Subject) -> None:
-    """It yields the same samples in the same order each time, so that runs can be repeated."""
+    """The source yields the same samples in the same order each time, so that runs can be repeated."""
     with files_of(subject) as files:
         first, again = read(subject, *files), read(subject, *files)
     require(first == again, f"yields different samples the second time: {str(first)[:60]} and {str(again)[:60]}")
@@ -79,15 +79,15 @@ def yields_the_same_again(subject: Subject) -> None:
 
 @check("dataset", since=2)
 def reads_twice_at_once(subject: Subject) -> None:
-    """Two readers that take samples in turn get the samples of one reader, and samples do not change
-    afterwards."""
+    """Two readers that take samples in turn get the same samples as one reader. A sample does not change
+    after it was yielded."""
     samples = subject.load("samples")
     with files_of(subject) as files:
         alone, *readers = (islice(samples(path=files[0]) if files else samples(), _MOST) for _ in range(3))
         wanted = [repr(sample) for sample in alone]
         pairs = list(zip(*readers, strict=False))
     together = [[repr(pair[number]) for pair in pairs] for number in range(2)]
-    require(together == [wanted, wanted], "yields other samples to two readers at once, or changes a sample that it has yielded")
+    require(together == [wanted, wanted], "yields other samples if two readers read at once, or changes a sample that it has yielded")
 
 
 @check("dataset")
@@ -95,13 +95,13 @@ def can_be_read_without_options(subject: Subject) -> None:
     """Every option has a default, so that the name of the source is enough."""
     with files_of(subject):
         required = [option.name for option in subject.registry.options(subject.lookup_name) if option.to_dict()["required"]]
-    require(not required, f"needs the option '{next(iter(required), '')}'")
+    require(not required, f"requires the option '{next(iter(required), '')}': give it a default")
 
 
 @check("dataset", since=2)
 def heeds_its_options(subject: Subject) -> None:
-    """Every value of an option changes the samples in its own way, is refused, or is declared to change
-    only the cost."""
+    """Different values of an option give different samples. A value may also be refused, or the option
+    declared to change only the cost."""
     samples = subject.load("samples")
     with files_of(subject) as files:
         path = {"path": files[0]} if files else {}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from quark_graph.operators import Operator
 
 _QUANTIZED = 0.1
-"""Relative error of an output with 8-bit tensors that is far too large."""
+"""Relative error that is far too large for an output computed from 8-bit tensors."""
 
 
 def _example(subject: Subject) -> tuple[Any, tuple[Any, ...]]:
@@ -35,7 +35,7 @@ def _example(subject: Subject) -> tuple[Any, tuple[Any, ...]]:
 def _schemas(subject: Subject) -> dict[str, list[Any]]:
     """The schemas of each operator, one for each overload that returns a new tensor."""
     if subject.record.example is not None:
-        _example(subject)  # whose module may define the operator
+        _example(subject)  # the example's module may define the operator
     schemas = {}
     for full_name in subject.record.operators:
         namespace, _, name = full_name.partition("::")
@@ -93,12 +93,12 @@ def names_a_layer_type(subject: Subject) -> None:
     name = subject.record.layer_type
     assume(name is not None, "it has no weight")
     known = subject.catalog.layer_types
-    require(name in known and known.get(name).quantized is not None, f"names the layer type '{name}', which is never quantized")
+    require(name in known and known.get(name).quantized is not None, f"names the layer type '{name}', which is unknown or never quantized")
 
 
 @check("graph_op")
 def is_in_its_example(subject: Subject) -> None:
-    """The example's graph has the operator, on floating-point tensors or indices."""
+    """The graph of the example contains the operator, which reads floating-point tensors or indices."""
     _, operator, _ = _captured(subject)
     require(operator.inputs or operator.is_lookup, "reads no floating-point tensor in its example")
     require(operator.outputs, "returns no floating-point tensor in its example")
@@ -106,7 +106,7 @@ def is_in_its_example(subject: Subject) -> None:
 
 @check("graph_op", since=2)
 def has_the_same_example_each_time(subject: Subject) -> None:
-    """Its example has the same arguments and the same output the second time."""
+    """The example has the same arguments and the same output each time."""
     one, other = ([*args, module(*args)] for module, args in (_example(subject), _example(subject)))
     require(digest(*one) == digest(*other), "has another example the second time: draw its numbers from a generator with a seed")
 

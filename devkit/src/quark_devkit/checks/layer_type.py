@@ -1,5 +1,5 @@
-"""Checks of layer types: quantized layers compute the same, keep their attributes, and can be exported and
-loaded.
+"""Checks of layer types: quantized layers compute the same as float layers, keep their attributes, and can be
+exported and loaded.
 
 Checks create a layer by calling its class with a size for each required argument, and try inputs until one
 works.
@@ -38,7 +38,7 @@ _SINGLE = 2.0**-15
 cancellation.
 """
 _QUANTIZED = 0.1
-"""Relative error of an output with 8-bit tensors that would be far too large."""
+"""Relative error that is far too large for an output computed from 8-bit tensors."""
 
 
 class _Small(nn.Module):
@@ -73,7 +73,7 @@ def _made(layer_class: type[nn.Module], groups: int = 1) -> nn.Module:
     for count in range(needed, most + 1):
         try:
             return layer_class(*_SIZES[:count], **named)
-        except Exception as error:  # of any kind, since any class may be registered
+        except Exception as error:  # any exception, since any class may be registered
             reason = f"{type(error).__name__}: {error}"
     raise NotApplicableError(f"{layer_class.__name__}{_SIZES[:needed]} cannot be created: {reason}")
 
@@ -101,7 +101,7 @@ def input_of(layer: nn.Module, dtype: torch.dtype = torch.float32) -> Tensor:
         inputs = list(_inputs())
     for tried in inputs:
         x = tried.to(dtype) if tried.is_floating_point() else tried
-        with suppress(Exception), torch.no_grad():  # of any kind: an input of the wrong shape makes layers raise anything
+        with suppress(Exception), torch.no_grad():  # any exception: layers raise anything for an input of the wrong shape
             if isinstance(layer(x), Tensor):
                 return x
     raise NotApplicableError("the float layer accepts neither numbers nor indices of the usual shapes")
@@ -149,13 +149,16 @@ def is_planned_as_a_known_type(subject: Subject) -> None:
     names = subject.catalog.layer_types.names()
     require(record.planned_as in names, f"is planned as '{record.planned_as}', which is not a layer type: the types are {', '.join(names)}")
     other = subject.catalog.layer_types.get(record.planned_as)
-    require(other.planned_as is None and other.quantized is not None, f"is planned as '{other.name}', which is planned as yet another type")
+    require(
+        other.planned_as is None and other.quantized is not None,
+        f"is planned as '{other.name}', which is never quantized or is planned as another type",
+    )
     require(other.lookup is record.lookup, f"says lookup={record.lookup}, but is planned as '{other.name}' with lookup={other.lookup}")
 
 
 @check("layer_type")
 def says_whether_it_takes_indices(subject: Subject) -> None:
-    """``lookup`` is true exactly for layers whose input is indices."""
+    """``lookup`` is True if, and only if, the input of the layer is indices."""
     layer, lookup = float_layer(subject), subject.record.lookup
     takes_indices = not input_of(layer).is_floating_point()
     require(lookup is takes_indices, f"says lookup={lookup}, but the layer takes {'indices' if takes_indices else 'values'}")
@@ -206,8 +209,8 @@ def keeps_dtype_and_device(subject: Subject) -> None:
 
 @check("layer_type")
 def has_the_layout_it_says(subject: Subject) -> None:
-    """The weight is ``[out, in]`` for layers planned as linear, else as in the float class; ``transposed``
-    converts between the two.
+    """The weight of a layer that is planned as linear has the shape ``[out, in]``; any other weight has the
+    shape of the float class. ``transposed`` converts between the two.
     """
     layer = float_layer(subject).double()
     quantized: Any = quantized_layer(subject, QLayerConfig(), layer)
@@ -221,13 +224,13 @@ def has_the_layout_it_says(subject: Subject) -> None:
     quantized.weight = nn.Parameter(torch.cat([quantized.weight[:1] + 1, quantized.weight[1:]]), requires_grad=False)
     changed = _differ(output(quantized, x), before).flatten(0, -2).any(0)
     is_of_one_output = bool(changed[0]) and not bool(changed[1:].any())
-    require(is_of_one_output, "has a weight whose rows are not outputs, as rounding assumes")
+    require(is_of_one_output, "has a weight whose rows do not belong to its outputs, although rounding assumes that")
 
 
 @check("layer_type")
 def has_a_scale_for_each_output(subject: Subject) -> None:
-    """With ``ch_axis=0``, its weight has a scale for each output, also with ``groups``; a lookup's weight has
-    one for each token.
+    """With ``ch_axis=0``, the weight has a scale for each output, also with ``groups``. The weight of a
+    lookup has a scale for each token.
     """
     spec = int8_spec().set(qscheme="per_channel", ch_axis=0)
     for layer in _grouped_layers(subject):
@@ -263,8 +266,8 @@ def _outputs(quantized: Any, weight: Tensor, x: Tensor) -> Tensor:
 
 @check("layer_type")
 def saves_what_the_float_layer_loads(subject: Subject) -> None:
-    """Without quantizers, its state dict has the float layer's names, shapes and values, and
-    can be loaded.
+    """Without quantizers, the quantized layer's state dict has the float layer's names, shapes and values,
+    and can be loaded.
     """
     layer = float_layer(subject)
     quantized = quantized_layer(subject, QLayerConfig(), layer)
@@ -294,8 +297,8 @@ def applies_its_quantizers(subject: Subject) -> None:
 
 @check("layer_type")
 def is_quantized_exported_and_loaded(subject: Subject) -> None:
-    """In a model, its weight is rounded, its output stays close, and after export and loading it computes the
-    same.
+    """In a model, the layer's weight is rounded, and the output stays close to the float output. After export
+    and loading, the layer computes the same output.
     """
     assume(subject.record.quantized is not None, "layers of this type stay float")
     model, x = _Small(float_layer(subject)), input_of(float_layer(subject))

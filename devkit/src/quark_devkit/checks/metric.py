@@ -50,12 +50,12 @@ def gives_a_number_for_each_token(subject: Subject) -> None:
 
 @check("metric", since=2)
 def takes_any_number_of_tokens(subject: Subject) -> None:
-    """The result is one floating-point number for each token, without a graph, for one token and for none."""
+    """For one token and for none, the result is one floating-point number for each token, without a graph."""
     log_q, targets, log_p = example()
     for tokens in (1, 0):
         values = metric_of(subject)(log_q[:tokens], targets[:tokens], log_p[:tokens])
         _require_numbers(values, tokens)
-        require(values.is_floating_point(), f"returns {values.dtype}: return floating-point numbers, of which an evaluation takes the mean")
+        require(values.is_floating_point(), f"returns {values.dtype}: return floating-point numbers, since an evaluation takes their mean")
         require(not values.requires_grad, "returns numbers that require gradients, whose graphs fill the memory")
 
 
@@ -84,7 +84,7 @@ def looks_at_each_token_alone(subject: Subject) -> None:
 @check("metric", since=2)
 def depends_on_models_alone(subject: Subject) -> None:
     """Another model changes a number, and so does another reference if the record needs one. Another order of
-    the tokens of a large vocabulary changes none."""
+    the tokens of a large vocabulary changes no number."""
     metric, (log_q, targets, log_p) = metric_of(subject), example(_LARGE)
     before, order = metric(log_q, targets, log_p).clone(), torch.randperm(_LARGE, generator=torch.Generator().manual_seed(1))
     again = metric(log_q[:, order].contiguous(), order.argsort()[targets], log_p[:, order].contiguous())
@@ -100,7 +100,7 @@ def depends_on_models_alone(subject: Subject) -> None:
 
 @check("metric", since=2)
 def works_on_an_accelerator(subject: Subject) -> None:
-    """On a (simulated) accelerator, the numbers are there and equal those on the CPU."""
+    """For arguments on a (simulated) accelerator, the numbers are on the accelerator and equal the CPU's."""
     expected = metric_of(subject)(*example())
     with accelerator() as device:
         values = metric_of(subject)(*(tensor.to(device.name) for tensor in example()))
@@ -111,7 +111,7 @@ def works_on_an_accelerator(subject: Subject) -> None:
 
 @check("metric")
 def changes_no_argument(subject: Subject) -> None:
-    """It changes none of its arguments, since other metrics use them too."""
+    """The metric does not change its arguments, since other metrics use them too."""
     arguments, again = example(), example()
     metric_of(subject)(*arguments)
     names = ("log_q", "targets", "log_p")
@@ -121,19 +121,19 @@ def changes_no_argument(subject: Subject) -> None:
 
 @check("metric")
 def gives_the_same_again(subject: Subject) -> None:
-    """Measured twice, it gives the same numbers."""
+    """The metric returns the same numbers each time."""
     metric = metric_of(subject)
     require(torch.equal(metric(*example()), metric(*example())), "returns different numbers the second time")
 
 
 @check("metric", since=2)
 def resolves_small_differences(subject: Subject) -> None:
-    """Log-probabilities that are 1e-4 apart change a number as far as their distance says: numbers are not
-    computed in 16 bits."""
+    """If log-probabilities change by 1e-4, a number changes by a hundredth as much as if they change by 1e-2.
+    Metrics computed in 16 bits fail."""
     metric, (log_q, targets, log_p) = metric_of(subject), example()
     direction = torch.randn(log_q.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float32)
     middle, *others = (metric((log_q + step * direction).clone(), targets, log_p).double() for step in (0.0, _STEP, 100 * _STEP))
     near, far = (other - middle for other in others)
-    is_smooth = (far != far.round()) & (far.abs() > _STEP)  # else it counts, as accuracy does
+    is_smooth = (far != far.round()) & (far.abs() > _STEP)  # otherwise the metric counts, as accuracy does
     lost = is_smooth & ((near - far / 100).abs() > 0.5 * far.abs() / 100 + _TOLERANCE * (1 + middle.abs()))
-    require(not bool(lost.any()), f"changes by {float(near[lost][:1].sum()):.2g} where {float(far[lost][:1].sum()) / 100:.2g} is expected")
+    require(not bool(lost.any()), f"changes by {float(near[lost][:1].sum()):.2g}, but {float(far[lost][:1].sum()) / 100:.2g} is expected")

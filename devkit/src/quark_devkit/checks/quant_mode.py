@@ -19,9 +19,9 @@ from quark_devkit.example_specs import int8_spec
 from quark_devkit.subject import Subject
 
 _QUANTIZED = 0.1
-"""Relative error of an output with 8-bit tensors that is far too large."""
+"""Relative error that is far too large for an output computed from 8-bit tensors."""
 _ALONE = 1e-5
-"""Difference of float32 products of one row and of several."""
+"""Difference between float32 products of one row alone and among others."""
 
 
 def _model() -> nn.Module:
@@ -87,33 +87,35 @@ def is_near_the_float_model(subject: Subject) -> None:
 
 @check("quant_mode", since=2)
 def leaves_what_it_is_given(subject: Subject) -> None:
-    """It changes neither the configuration nor the calibration data, and the result is in evaluation mode."""
+    """The mode changes neither the configuration nor the calibration data, and returns a model in evaluation
+    mode."""
     quantizer, data = _quantizer(subject), _data()
     before = quantizer.config.to_dict()
     model = quantizer.quantize_model(_model(), data)
     require(quantizer.config.to_dict() == before, "changes the configuration")
     same = len(data) == len(_data()) and all(map(torch.equal, data, _data()))
     require(same, "changes the calibration data")
-    require(not model.training, "returns a model in training mode, which computes something else")
+    require(not model.training, "returns a model in training mode: put it into evaluation mode")
 
 
 @check("quant_mode", since=2)
 def keeps_excluded_layers_float(subject: Subject) -> None:
-    """A layer that the configuration excludes keeps its weight, and others are rounded; or the mode refuses
-    it."""
+    """If the configuration excludes a layer, the layer keeps its weight and the others are rounded, unless
+    the mode refuses the configuration."""
     quantizer = _quantizer(subject, exclude=["0"])
     try:
         model = quantizer.quantize_model(_model(), _data())
     except ConfigError:
         return
     kept = any(p.shape == (32, 16) and torch.equal(p, _model()[0].weight) for p in model.state_dict().values())  # type: ignore[index]
-    require(kept, "rounds the weight of a layer that the configuration excludes: heed `exclude`, or raise ConfigError")
+    require(kept, "rounds the weight of a layer that the configuration excludes: apply `exclude`, or raise ConfigError")
     require(not torch.equal(outputs(model), outputs(_model())), "leaves all layers float if the configuration excludes one")
 
 
 @check("quant_mode", since=2)
 def computes_for_any_batch(subject: Subject) -> None:
-    """It quantizes with one batch, and with one row. The model computes the same for a row alone as beside
+    """The mode calibrates on one batch, and on one row. The model returns the same output for a row alone as
+    among
     others, and for an input at every call."""
     model, (x, other) = _quantizer(subject).quantize_model(_model(), _data()[:1]), _data()
     with torch.no_grad():

@@ -26,7 +26,8 @@ SHARES = (0.0, 0.3, 0.7, 1.0)
 
 @attrs.define
 class _Asked:
-    """A selector that calls another, keeps its problem and answer, and returns a valid choice."""
+    """A selector that calls another selector, keeps the problem and the answer, and returns a valid
+    choice."""
 
     selector: Any = None
     problem: Any = None
@@ -46,7 +47,7 @@ def asked(
     options: Mapping[str, Any] | None = None,
     candidates: Sequence[str] | None = None,
 ) -> tuple[SelectionProblem, Any]:
-    """Return a problem with a budget at that position, and the selector's answer."""
+    """Return a problem with the budget at the position ``share``, and the selector's answer."""
     whole = small_model() if model is None else model
     limits, asking = _Asked(), _Asked(selector_of(subject.lookup_name, options)[1])
     _select(whole, Budget(kl=1.0), batches(1), limits, candidates)
@@ -69,19 +70,19 @@ def _require_a_choice_of_each(problem: SelectionProblem, selection: Any) -> None
 
 @check("selector")
 def is_made_without_options(subject: Subject) -> None:
-    """It can be created without options and has a method ``select``."""
+    """The selector can be created without options and has a method ``select``."""
     selector_of(subject.lookup_name)
 
 
 @check("selector")
 def chooses_for_every_group(subject: Subject) -> None:
-    """It returns a Selection with a fitting candidate for each group."""
+    """The selector returns a Selection with a fitting candidate for each group."""
     _require_a_choice_of_each(*asked(subject))
 
 
 @check("selector", since=2)
 def chooses_among_three_candidates(subject: Subject) -> None:
-    """It chooses for each group among three candidates too, within the budget."""
+    """The selector chooses for each group among three candidates too, within the budget."""
     others = [name for name in fitting_schemes() if name != coarse_scheme()]
     assume(others, "fewer than three candidates fit the small model")
     problem, selection = asked(subject, candidates=[coarse_scheme(), others[-1], FLOAT])
@@ -92,8 +93,9 @@ def chooses_among_three_candidates(subject: Subject) -> None:
 
 @check("selector", since=2)
 def chooses_under_any_budget(subject: Subject) -> None:
-    """For a budget of divergence, which limits no bytes, it chooses for each group, or raises an error of
-    quark."""
+    """Under a budget of divergence, which does not limit bytes, the selector chooses for each group or raises
+    an error
+    of quark."""
     asking = _Asked(selector_of(subject.lookup_name)[1])
     try:
         _select(small_model(), Budget(kl=1.0), batches(2), asking)
@@ -106,8 +108,8 @@ def chooses_under_any_budget(subject: Subject) -> None:
 
 @check("selector", since=2)
 def heeds_its_options(subject: Subject) -> None:
-    """Every value of an option changes the choices or the losses in its own way, is refused, or is declared
-    to change only the cost."""
+    """Different values of an option give different choices, losses or curves. A value may also be refused, or
+    the option declared to change only the cost."""
 
     def results(values: Mapping[str, Any]) -> Iterator[Any]:
         for share in (0.3, 0.7):
@@ -119,7 +121,7 @@ def heeds_its_options(subject: Subject) -> None:
 
 @check("selector")
 def keeps_the_budget(subject: Subject) -> None:
-    """Its choices stay within the budget, for budgets from the smallest to the largest reachable size."""
+    """The choices stay within the budget, for budgets from the smallest to the largest reachable size."""
     for share in SHARES:
         problem, selection = asked(subject, share)
         most, taken = problem.most_bytes or 0, problem.bytes_of(selection.choices)
@@ -128,7 +130,7 @@ def keeps_the_budget(subject: Subject) -> None:
 
 @check("selector")
 def chooses_the_same_again(subject: Subject) -> None:
-    """It gives the same answer twice."""
+    """The selector makes the same choices each time."""
     first, second = (asked(subject)[1].choices for _ in range(2))
     different = [name for name in first if first[name] != second.get(name)]
     require(not different, f"chooses a different candidate for '{different[0] if different else ''}' the second time")
@@ -143,14 +145,13 @@ def leaves_the_model_as_it_was(subject: Subject) -> None:
     after = _state(model)
     require(before.keys() == after.keys(), "adds modules or tensors to the model, or removes some")
     changed = [name for name, value in before.items() if not is_same(value, after[name])]
-    require(not changed, f"leaves '{changed[0] if changed else ''}' changed")
+    require(not changed, f"changes '{changed[0] if changed else ''}' of the model")
 
 
 @check("selector")
 def chooses_the_same_from_disk(subject: Subject) -> None:
-    """From a checkpoint, which it loads block by block, it makes the same choices as for the
-    model in memory.
-    """
+    """For a checkpoint, which is loaded block by block, the choices are the same as for the model in
+    memory."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         path = saved(Path(directory), torch.float32)
         from_disk = asked(subject, model=path)[1].choices
@@ -161,7 +162,8 @@ def chooses_the_same_from_disk(subject: Subject) -> None:
 
 @check("selector")
 def gives_an_ordered_curve(subject: Subject) -> None:
-    """If it returns a curve, the points have increasing sizes, decreasing losses, and the bytes of their
+    """If the selector returns a curve, the points have increasing sizes, decreasing losses, and the bytes of
+    their
     choices.
     """
     problem, selection = asked(subject)
@@ -175,7 +177,7 @@ def gives_an_ordered_curve(subject: Subject) -> None:
 
 
 def _state(model: nn.Module) -> dict[str, Any]:
-    """Return everything of a model that a selector might change."""
+    """Return all state of a model that a selector might change."""
     state: dict[str, Any] = {}
     for name, module in model.named_modules():
         hooks = [len(value) for key, value in sorted(vars(module).items()) if key.endswith("hooks")]

@@ -1,4 +1,4 @@
-"""Checks of templates: facts hold on a tiny model, algorithms run or say why not, exports reload."""
+"""Checks of templates: facts hold on a tiny model, algorithms run or state a reason, exports reload."""
 
 from __future__ import annotations
 
@@ -90,11 +90,11 @@ def is_named_as_its_model_type(subject: Subject) -> None:
 
 @check("template")
 def names_the_decoder_blocks(subject: Subject) -> None:
-    """``decoder_blocks`` is the list of all decoder blocks; a forward passes ``encoder_blocks`` before, each
-    in order.
+    """``decoder_blocks`` names the list of all decoder blocks. A forward calls the blocks of
+    ``encoder_blocks`` first; each list is in order.
     """
     facts, model = facts_of(subject), example_of(subject)
-    assume(facts.decoder_blocks is not None, "it states no decoder blocks: the whole model is one")
+    assume(facts.decoder_blocks is not None, "it states no decoder blocks: the whole model is one block")
     blocks = blocks_of(model, facts)
     own = [block for name, block in model.named_modules() if name.rpartition(".")[0] == facts.decoder_blocks]
     wanted = getattr(text_config(model), "num_hidden_layers", len(own))
@@ -123,7 +123,7 @@ def names_embeddings_and_head(subject: Subject) -> None:
 
 @check("template")
 def names_modules_that_there_are(subject: Subject) -> None:
-    """Every module that a fact names is in the model, or in at least one block of it."""
+    """Every module that a fact names is in the model, or in at least one of its blocks."""
     facts, model = facts_of(subject), separated(subject)
     modules = dict(model.named_modules())
     for fact in ("final_norm", "embedding_norm", "position_embeddings"):
@@ -221,8 +221,8 @@ def input_groups_read_one_tensor(subject: Subject) -> None:
 
 @check("template")
 def norms_feed_what_is_said(subject: Subject) -> None:
-    """Moving a scale from a norm into the layers that the facts name as its readers keeps the logits;
-    dropping it changes them.
+    """Moving a scale from a norm into the layers that the facts name as its readers keeps the logits. Scaling
+    the norm alone changes them.
 
     Scales are powers of two. This shows that no other layer reads the norm, that ``norm_has_unit_offset`` is
     right, and that the norm has a weight if stated.
@@ -249,15 +249,15 @@ def norms_feed_what_is_said(subject: Subject) -> None:
                 with torch.no_grad():
                     rows_of(reader).mul_(factor)
         error = distance(float_logits(model), expected)
-        also = "another layer reads it too, one of these does not, or norm_has_unit_offset is wrong"
+        also = "another layer reads the norm too, one of these layers does not, or norm_has_unit_offset is wrong"
         stated = f"says that '{norm}' feeds {', '.join(patterns)}"
-        require(error < TOLERANCE, f"{stated}; a scale moved there changes the logits by {error:.2g}: {also}")
+        require(error < TOLERANCE, f"{stated}, but a scale moved there changes the logits by {error:.2g}: {also}")
 
 
 @check("template")
 def values_pass_linearly(subject: Subject) -> None:
-    """The reading projection undoes a scale on the rows of ``attention_value``, ``mlp_value`` and similar
-    projections.
+    """If the rows of ``attention_value``, ``mlp_value`` or a similar projection are scaled, the inverse scale
+    in the projection that reads them restores the logits.
     """
     facts, model = facts_of(subject), separated(subject)
     expected, heads = float_logits(model), int(getattr(text_config(model), "num_attention_heads", 1))
@@ -276,7 +276,7 @@ def values_pass_linearly(subject: Subject) -> None:
                 _move_value(block.get_submodule(source), block.get_submodule(target), rows, heads, of_heads=value == facts.attention_value)
         error = distance(float_logits(model), expected)
         stated = f"says that '{value}' (rows: {rows}) reaches '{output}' linearly"
-        require(error < TOLERANCE, f"{stated}; a scale moved there changes the logits by {error:.2g}")
+        require(error < TOLERANCE, f"{stated}, but a scale moved there changes the logits by {error:.2g}")
 
 
 def _move_value(source: nn.Module, target: nn.Module, rows: str, heads: int, *, of_heads: bool) -> None:
@@ -287,7 +287,7 @@ def _move_value(source: nn.Module, target: nn.Module, rows: str, heads: int, *, 
         of_each, values = outputs // heads, columns // heads
         which = torch.arange(outputs).view(heads, of_each)[:, of_each - values :].flatten()
     elif of_heads:
-        count = outputs if rows == "all" else (outputs - columns) // 2  # before them: queries, as many as columns, and keys
+        count = outputs if rows == "all" else (outputs - columns) // 2  # the rows before are queries, as many as columns, and keys
         which, repeats = torch.arange(outputs - count, outputs), columns // count
     else:
         which = torch.arange(0 if rows == "all" else outputs - columns, outputs)
@@ -315,8 +315,8 @@ def _scale_rows(module: nn.Module, rows: Tensor, by: Tensor, offset: float = 0.0
 
 @check("template")
 def every_algorithm_fits_or_says_why_not(subject: Subject) -> None:
-    """Each registered algorithm has settings that can be planned and name existing layers, or a reason for
-    refusal.
+    """Each registered algorithm has settings that can be planned and that name existing layers, or refuses
+    the family with a reason.
     """
     facts = facts_of(subject)
     for record in algorithms():

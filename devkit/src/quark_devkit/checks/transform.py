@@ -43,7 +43,7 @@ def _keeps_function(
     names = " and ".join(f"'{one.name}'" for one in settings[1:])
     also = f", together with {names}" if names else ", with layers excluded" if exclude else ", with fused projections" if is_fused else ""
     also = ", with channels that are always 0" if has_dead_channels else also
-    require(error < TOLERANCE, f"changes what the model computes, by {error:.2g} of its largest logit in float64{also} ({scheme})")
+    require(error < TOLERANCE, f"changes the model's logits by {error:.2g} of the largest one, in float64{also} ({scheme})")
 
 
 @check("transform")
@@ -65,8 +65,8 @@ checks_of_settings = tuple(map(check("transform"), algorithm.OF_SETTINGS))
 
 @check("transform", since=2)
 def heeds_its_options(subject: Subject) -> None:
-    """Every value of an option changes the transformed small model in its own way, beside each value of a
-    boolean option. Values may also be refused, or declared to change only the cost."""
+    """Different values of an option give different transformed models, whatever the boolean options are. A
+    value may also be refused, or the option declared to change only the cost."""
 
     def results(settings: AlgoConfig) -> Iterator[object]:
         for scheme in schemes_for(subject):
@@ -84,8 +84,8 @@ statistics_are_sums_over_tokens = check("transform", since=2)(algorithm.statisti
 
 @check("transform")
 def has_a_place_among_the_others(subject: Subject) -> None:
-    """Its ``role``, ``before`` and ``after`` define an order with every other registered transform, and with
-    all compatible ones.
+    """``role``, ``before`` and ``after`` of the record define an order with every other registered transform,
+    and with all compatible transforms together.
     """
     record: AlgorithmRecord = subject.record
     together = {record.name: record}
@@ -98,12 +98,13 @@ def has_a_place_among_the_others(subject: Subject) -> None:
 
 @check("transform", level="advisory")
 def changes_something(subject: Subject) -> None:
-    """For at least one scheme, it changes parameters of the small model, which has channels with large
+    """For at least one scheme, the transform changes parameters of the small model, which has channels with
+    large
     activations.
     """
     schemes = schemes_for(subject)
     changed = any(transformed(scheme, valid_settings(subject)).changed for scheme in schemes)
-    require(changed, f"changes no parameter for {' and '.join(schemes)}, so other checks show little")
+    require(changed, f"changes no parameter for {' and '.join(schemes)}, so the other checks show little")
 
 
 @check("transform")
@@ -121,23 +122,24 @@ def keeps_the_function(subject: Subject) -> None:
 
 @check("transform")
 def keeps_the_function_with_layers_excluded(subject: Subject) -> None:
-    """It also keeps the function if some layers of each block stay float."""
+    """The transform also keeps the function if some layers of each block stay float."""
     for exclude in (("*.q_proj",), ("*.o_proj", "*.down_proj"), ("*.layers.0.*",)):
         _keeps_function(schemes_for(subject)[0], valid_settings(subject), exclude=exclude)
 
 
 @check("transform", since=2)
 def keeps_the_function_with_dead_channels(subject: Subject) -> None:
-    """It also keeps the function if some channels of the MLP and of the values are always 0."""
+    """The transform also keeps the function if some channels of the MLP and of the values are always 0."""
     for scheme in schemes_for(subject):
         _keeps_function(scheme, valid_settings(subject), has_dead_channels=True)
 
 
 @check("transform", since=2)
 def reports_what_it_applied(subject: Subject) -> None:
-    """A block that it reports as changed has changed parameters, whether its change is an improvement or not.
-    It reports other blocks with ``applied: False``: a transform without effect is left out of the
-    configuration."""
+    """A block that the transform reports as changed has changed parameters, whether validation finds an
+    improvement or not. The transform reports other blocks with ``applied: False``, since a run leaves a
+    transform without effect out of
+    the configuration."""
     for scheme, is_improvement in product(schemes_for(subject), (True, False)):
         with every_validation(is_improvement=is_improvement):
             result = transformed(scheme, valid_settings(subject))
@@ -146,13 +148,13 @@ def reports_what_it_applied(subject: Subject) -> None:
         for block in decoder_blocks(result.model, small_family()):
             is_changed = any(name.startswith(f"{block.name}.") for name in result.changed)
             says = result.report.transformed.get(block.name, {}).get("applied", True)
-            require(is_changed or not says, f"reports '{block.name}' as changed, which it left as it was: say applied: False")
+            require(is_changed or not says, f"reports '{block.name}' as changed, but did not change it: report applied: False")
 
 
 @check("transform")
 def leaves_nothing_behind(subject: Subject) -> None:
-    """It adds and removes no module, parameter, buffer or hook of the model, unless its restorer adds the
-    same to a loaded model.
+    """The transform adds and removes no module, parameter, buffer or hook of the model, unless its restorer
+    adds the same to a loaded model.
     """
     for scheme in schemes_for(subject):
         result = transformed(scheme, valid_settings(subject))
@@ -172,12 +174,14 @@ def is_deterministic(subject: Subject) -> None:
     with random_states_kept():
         first, second = (transformed(scheme, valid_settings(subject)).model for _ in range(2))
     different = different_parameters(first, second)
-    require(not different, f"changes '{different[0] if different else ''}' differently the second time")
+    require(not different, f"gives '{different[0] if different else ''}' other values in a second run")
 
 
 @check("transform")
 def composes_with_other_transforms(subject: Subject) -> None:
-    """It keeps the function with each registered transform of another role, in any order of names."""
+    """Together with each registered transform of another role, the transform keeps the function. The order in
+    which a
+    configuration names the two does not matter."""
     scheme = schemes_for(subject)[-1]
     for _, other in others(subject, "transform"):
         _keeps_function(scheme, valid_settings(subject), other)
@@ -190,14 +194,15 @@ def composes_with_other_transforms(subject: Subject) -> None:
 
 @check("transform")
 def composes_with_roundings(subject: Subject) -> None:
-    """A run with it and each registered rounding finishes, with logits as close to the float model's as
-    round-to-nearest alone.
+    """A run with the transform and any registered rounding finishes. The error of the logits is at most 1.5
+    times the
+    error of round-to-nearest alone.
     """
     scheme = schemes_for(subject)[0]
     nearest = logit_error(scheme)
     for record, rounding in others(subject, "rounding"):
         ratio = logit_error(scheme, valid_settings(subject), rounding) / nearest
-        require(ratio <= HARM, f"makes logits {ratio:.3g} times as wrong, together with the rounding '{record.name}', as round-to-nearest")
+        require(ratio <= HARM, f"makes the logit error {ratio:.3g} times as large, with the rounding '{record.name}', as round-to-nearest")
 
 
 does_no_harm = check("transform")(algorithm.does_no_harm)
@@ -208,8 +213,8 @@ works_on_an_accelerator = check("transform", level="advisory")(algorithm.works_o
 
 @check("transform")
 def reloads_to_the_same_logits(subject: Subject) -> None:
-    """A model quantized with it, exported and loaded has the same logits, to the bit, also if modules of the
-    transform run with the model.
+    """A model that is quantized with the transform has the same logits, to the bit, after export and loading,
+    also if modules of the transform run with the model.
     """
     for scheme in schemes_for(subject):
         require_reload(quantized(run_config(scheme, valid_settings(subject))), readable_layout())
@@ -230,18 +235,20 @@ is_copied_and_pickled = check("transform", since=2)(algorithm.is_copied_and_pick
 def resumes_to_the_same_bytes(subject: Subject) -> None:
     """A run that fails between two blocks and is resumed writes the same bytes as a complete run.
 
-    All state between blocks must be in `learned()` and `recall()`, since finished blocks do not run again.
+    A transform keeps its state between blocks by `learned()` and `recall()`, since finished blocks do not run
+    again.
     """
     assume(
-        processor_of(subject).works_by_block, "it changes the whole model before a block is written, so its runs start from the beginning"
+        processor_of(subject).works_by_block,
+        "it changes the whole model before a block is written, so a resumed run starts from the beginning",
     )
     require_same_after_resume(run_with(subject))
 
 
 @check("transform")
 def is_the_same_on_two_ranks(subject: Subject) -> None:
-    """Two processes that share a deterministic run, each with half of the data, give the same weights as one,
-    to the bit.
+    """Two processes that share a deterministic run, each with half of the data, give the same weights as one
+    process, to the bit.
     """
     require_same_by_two_ranks(run_config(schemes_for(subject)[-1], valid_settings(subject)))
 

@@ -25,9 +25,11 @@ def check(
     junit: Annotated[Path | None, typer.Option(help="Write the report as JUnit XML to this file.")] = None,
     badge: Annotated[bool, typer.Option("--badge", help="Print one line for a badge.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also print the checks that passed.")] = False,
-    pyproject: Annotated[Path | None, typer.Option(help="File with the expected failures; by default the distribution's own.")] = None,
-    is_quick: Annotated[bool, typer.Option("--quick", help="Only checks that take a moment: for the first minute of work.")] = False,
-    is_all: Annotated[bool, typer.Option("--all", help="Every case and repetition, also of slow work: for a release.")] = False,
+    pyproject: Annotated[
+        Path | None, typer.Option(help="The pyproject.toml with expected failures; by default the distribution's own.")
+    ] = None,
+    is_quick: Annotated[bool, typer.Option("--quick", help="Run only checks that take a moment, for the first minute of work.")] = False,
+    is_all: Annotated[bool, typer.Option("--all", help="Try every case and repetition, slow ones too, before a release.")] = False,
 ) -> None:
     """Check a distribution against the contracts of quark's plugin API; the exit code is 1 if a
     check fails.
@@ -39,7 +41,7 @@ def check(
 
     if is_quick and (is_all or badge):
         raise ConfigError(
-            f"--quick leaves checks out, and {'--all' if is_all else '--badge'} is about all of them: take one of the two out"
+            f"--quick leaves checks out, but {'--all' if is_all else '--badge'} reports on all checks: remove one of the two options"
         )
     with thoroughly(is_all):
         results = _results(

@@ -15,7 +15,7 @@ __all__ = ["new_plugin"]
 
 def new_plugin(
     name: Annotated[str, typer.Argument(help="Name of the distribution, such as acme-quant.")],
-    directory: Annotated[Path | None, typer.Option(help="Where to write; by default a new directory of that name.")] = None,
+    directory: Annotated[Path | None, typer.Option(help="Directory to write; by default a new one with that name.")] = None,
     **kinds: Any,
 ) -> None:
     """Write a distribution with plugins of the chosen kinds: typed code, conformance tests, a README, files

@@ -1,4 +1,4 @@
-"""Writes a distribution into a new directory: kinds of plugins, names, and files from templates."""
+"""Writes a new distribution: its kinds of plugins, its names, and its files from templates."""
 
 from __future__ import annotations
 
@@ -42,16 +42,17 @@ _WHOLE = {
 
 @attrs.frozen
 class PluginKind:
-    """One kind.
+    """A kind of plugin that the generator can write.
 
     Attributes:
-        name: Folder of its templates; with ``-`` for ``_``, also the command-line option.
+        name: Name of the kind, and of the folder with its templates. The command-line option has ``-`` for
+            ``_``.
         registry: Registry of its records, such as ``"algorithms"``.
         ending: Suffix of the generated record's name: ``"w4a8"`` in ``"acme_w4a8"``.
         summary: Description for ``--help``.
         requires: Requirements of the code besides quark-core, without versions.
         subject: The conformance suite's name of the kind, if it is not ``name``.
-        companions: Plugins that are written with it, such as a scheme for a format.
+        companions: Plugins that the generator writes together with it, such as a scheme for a format.
     """
 
     name: str
@@ -69,12 +70,12 @@ class PluginKind:
 
     @property
     def option(self) -> str:
-        """Return the option of the command line that chooses it."""
+        """Return the command-line option that chooses this kind."""
         return f"--{self.name.replace('_', '-')}"
 
     @property
     def hooked(self) -> Kind:
-        """Return the hook and the class of its records."""
+        """Return the hook that registers its records, and the class of the records."""
         return next(kind for kind in KINDS if kind.plural == self.registry)
 
     @property
@@ -96,17 +97,21 @@ PLUGIN_KINDS = (
         companions=(PluginKind("vector_scheme", "schemes", "pairs_g32", "its scheme", ("quark-schemes",), subject="scheme"),),
     ),
     PluginKind("observer", "observers", "quantile", "an observer: a range from a quantile of the magnitudes", ("torch",)),
-    PluginKind("rounding", "algorithms", "clipped", "a rounding: narrower ranges if they reduce the output error", ("attrs", "torch")),
-    PluginKind("transform", "algorithms", "balanced", "a transform: moves scale inside MLPs and keeps the function", ("attrs", "torch")),
+    PluginKind("rounding", "algorithms", "clipped", "a rounding: narrows ranges if that reduces the output error", ("attrs", "torch")),
+    PluginKind(
+        "transform", "algorithms", "balanced", "a transform: moves scale inside MLPs and keeps the model's function", ("attrs", "torch")
+    ),
     PluginKind("block_tuning", "algorithms", "nudged", "a tuning: rescales norms if that improves a rounded block", ("attrs", "torch")),
-    PluginKind("branch", "algorithms", "channels", "a branch beside layers: adds the error of a few channels in float", ("attrs", "torch")),
+    PluginKind(
+        "branch", "algorithms", "channels", "a branch beside layers: adds the rounding error of a few channels in float", ("attrs", "torch")
+    ),
     PluginKind("template", "templates", "lm", "a model family: its class, and the facts about its structure", ("torch", "transformers")),
     PluginKind("layout", "exporters", "box", "a checkpoint layout: its exporter and its reader", ("safetensors", "torch")),
     PluginKind(
         "selector", "selectors", "ends", "a selector of schemes: larger schemes for the first and last layers", ("quark-workbench",)
     ),
     PluginKind("layer_type", "layer_types", "gated", "a linear layer with a gain for each output", ("torch",)),
-    PluginKind("dataset", "datasets", "dialogs", "a source of calibration text: files of dialogs, each a chat"),
+    PluginKind("dataset", "datasets", "dialogs", "a source of calibration text: reads each dialog of a file as a chat"),
     PluginKind("metric", "metrics", "rank", "a metric of evaluations: the rank of the right token", ("torch",)),
     PluginKind("quant_mode", "quant_modes", "whole", "a quantization mode: one scale for a whole model", ("torch",)),
     PluginKind("graph_op", "graph_ops", "mish", "an operator of FX graph mode: mish, which quark-graph leaves float", ("torch",)),
@@ -131,14 +136,14 @@ def new_distribution(name: str, kinds: Iterable[str], directory: Path | None = N
     if out.exists() and not out.is_dir():
         raise OutputError(f"'{out}' is a file: choose a directory that does not exist yet")
     if out.is_dir() and any(out.iterdir()):
-        raise OutputError(f"the directory '{out}' is not empty: choose another, since nothing is overwritten")
+        raise OutputError(f"the directory '{out}' is not empty: choose another directory, since the command overwrites no files")
     texts = rendered(naming, chosen)
     try:
         for path, text in texts.items():
             (out / path).parent.mkdir(parents=True, exist_ok=True)
             (out / path).write_text(text, encoding="utf-8", newline="\n")
     except OSError as error:
-        raise OutputError(f"'{out}' cannot be written ({error.strerror or error}): choose a directory that can") from error
+        raise OutputError(f"'{out}' cannot be written ({error.strerror or error}): choose a directory that you can write to") from error
     return out
 
 
@@ -166,7 +171,7 @@ def _chosen(kinds: Iterable[str]) -> list[PluginKind]:
 
 
 def _values(naming: Naming, kinds: Sequence[PluginKind]) -> dict[str, str]:
-    """Return the values of the names in the templates."""
+    """Return the values for the placeholders in the templates."""
     names = {
         "distribution": naming.distribution,
         "package": naming.package,
@@ -228,7 +233,7 @@ def _modules(kind: PluginKind) -> list[str]:
 
 
 def _file_row(kind: PluginKind, module: str, names: Mapping[str, str]) -> str:
-    """Return the row of a module in the README's table: the first sentence of the module."""
+    """Return the row of a module in the README's table: its path and the first sentence of its docstring."""
     first = _render(f"{kind.name}/{module}", names).splitlines()[0].strip('"')
     return f"| `src/{names['package']}/{module}` | {first.partition('. ')[0].rstrip('.')} |"
 
@@ -286,9 +291,11 @@ class Naming:
         distribution = normalized(name)
         package = distribution.replace("-", "_")
         if not package.isidentifier() or keyword.iskeyword(package):
-            raise ConfigError(f"'{distribution}' would be imported as '{package}', which is not a valid name in Python: choose another")
+            raise ConfigError(
+                f"'{distribution}' would be imported as '{package}', which is not a valid name in Python: choose another name"
+            )
         if package in _TAKEN:
-            raise ConfigError(f"'{distribution}' would be imported as '{package}', which is another package: choose another")
+            raise ConfigError(f"'{distribution}' would be imported as '{package}', which is another package: choose another name")
         own = "_".join(word for word in package.split("_") if word not in _SUBJECT_WORDS)
         return cls(distribution, package, own if own.isidentifier() else package)
 

@@ -16,7 +16,8 @@ from quark_devkit.subject import Subject
 
 
 def refuse_left_out(subject: Subject) -> None:
-    """Raise NotApplicableError if the distribution is denied, so that none of its code runs."""
+    """Raise NotApplicableError if an environment variable denies the distribution, since none of its code
+    runs then."""
     denied = [variable for source, variable in subject.catalog.left_out.items() if source.distribution == subject.distribution]
     if denied and not sources_of(subject):
         raise NotApplicableError(f"{denied[0]} leaves it out, so none of its code runs")
@@ -28,7 +29,7 @@ def refuse_core(subject: Subject) -> None:
 
 
 def sources_of(subject: Subject) -> list[Source]:
-    """Return its plugins, including failed ones, without denied ones."""
+    """Return the plugins of the distribution: failed ones too, but no denied ones."""
     catalog = subject.catalog
     sources = [*catalog.sources(), *(failure.source for failure in catalog.failures())]
     return list(dict.fromkeys(source for source in sources if source.distribution == subject.distribution))
@@ -57,7 +58,7 @@ def claims_of(subject: Subject) -> list[tuple[Registry[Any], Registered]]:
 
 
 def metadata_of(subject: Subject) -> importlib_metadata.Distribution:
-    """Return its metadata, as an installer left them.
+    """Return the metadata of the installed distribution.
 
     Raises:
         NotApplicableError: It is not installed: its plugin was added by the running program.

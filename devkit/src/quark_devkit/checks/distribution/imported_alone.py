@@ -1,8 +1,8 @@
-"""Imports all that records point at in a process of its own, and writes down the tensors that modules hold.
+"""Imports the modules that records reference, in a separate process, and lists the tensors that they hold.
 
-It does this once in a plain process. It does it again with an empty environment, other hashes, meta as the
-default device and bfloat16 as the default dtype, as while transformers builds a model. The process imports
-this module as ``__main__``.
+One process has the usual state. Another has an empty environment, another hash seed, meta as the default
+device and bfloat16 as the default dtype, as if transformers were building a model. Each process imports this
+module as ``__main__``.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ __all__ = ["Imported", "imported_alone"]
 
 _TIMEOUT = 300
 _DEPTH = 5
-"""Levels of containers and objects of a module in which tensors are looked for."""
+"""Depth of nested containers and objects of a module to which the search for tensors goes."""
 
 
 @attrs.frozen
 class Imported:
-    """The observations of importing all that the records of plugins point at.
+    """The observations of a process that imports the modules that the records of plugins reference.
 
     Attributes:
-        error: Why there is nothing to see, as a predicate; empty if the process ended well.
-        tensors: Digest of each tensor by its module and its place in there.
-        changed: State of the process that is not as it was before.
+        error: Why there are no observations, as a predicate; empty after success.
+        tensors: Digest of each tensor, by its module and its path in the module.
+        changed: Names of the shared state that the imports changed.
     """
 
     error: str = ""
@@ -52,7 +52,8 @@ def imported_alone(sources: tuple[Source, ...], *, is_plain: bool) -> Imported:
 
     Args:
         sources: The plugins, each with the module of its entry point.
-        is_plain: Whether torch's state and the environment are as they usually are.
+        is_plain: Whether the process has the usual state, or the other state that the module's docstring
+            describes.
     """
     return _imported(sources, tuple(entry or os.getcwd() for entry in sys.path), is_plain)
 
@@ -88,7 +89,7 @@ def _imported(sources: tuple[Source, ...], path: tuple[str, ...], is_plain: bool
 def _main(plugins: str, out: str, state: str) -> None:
     """Import everything, and write the observations as JSON."""
     import torch
-    import transformers.models.llama.modeling_llama  # noqa: F401 - what plugins of models import, so that it changes nothing later
+    import transformers.models.llama.modeling_llama  # noqa: F401 - plugins of models import it; a later import would count as a change
 
     import quark.checkpoint
     import quark.runs  # noqa: F401 - the core, as in a program that quantizes
@@ -120,7 +121,7 @@ def _import(records: list[Any]) -> None:
     for record in records:
         values = [*(getattr(record, field.name) for field in attrs.fields(type(record))), *record.exports.values()]
         for reference in (value for value in values if isinstance(value, LazyRef)):
-            with suppress(Exception):  # another check loads every reference and says what is wrong
+            with suppress(Exception):  # another check loads every reference and reports the errors
                 reference.load()
         for module in modules_of(record):
             with suppress(Exception):
@@ -128,7 +129,8 @@ def _import(records: list[Any]) -> None:
 
 
 def _tensors(name: str, value: Any, packages: set[str], depth: int, seen: set[int]) -> Iterator[tuple[str, str]]:
-    """Yield the digests of tensors in a value: itself, in containers, in objects of the packages."""
+    """Yield path and digest of each tensor in a value: the value itself, or inside a container or an object
+    of the packages."""
     from torch import Tensor
 
     if id(value) in seen or depth < 0:

@@ -1,4 +1,5 @@
-"""Checks of importing all that records point at: the same tensors in any state, and nothing else changed."""
+"""Checks of imports: modules hold the same tensors in any state of the process, and change no shared
+state."""
 
 from __future__ import annotations
 
@@ -28,18 +29,20 @@ def _observed(subject: Subject, *, is_plain: bool) -> Imported:
 
 @check("distribution", since=2)
 def imports_to_the_same_tensors(subject: Subject) -> None:
-    """Tensors of its modules have the same bits when they are first imported on the meta device in bfloat16,
-    as transformers builds models, with an empty environment and other hashes."""
+    """The distribution's modules hold the same tensors, to the bit, if they are first imported with meta as
+    the default
+    device, bfloat16 as the default dtype, an empty environment and another hash seed. transformers builds
+    models in such a state."""
     plain, other = (_observed(subject, is_plain=is_plain).tensors for is_plain in (True, False))
     different = sorted(name for name in {*plain, *other} if plain.get(name) != other.get(name))
     for name in different[:1]:
         seen, wanted = other.get(name, "absent"), plain.get(name, "absent")
-        require(False, f"has '{name}' as {seen} when it is imported in another state, and as {wanted} in a fresh process")
+        require(False, f"has '{name}' as {seen} if it is imported in another state, but as {wanted} in a fresh process")
 
 
 @check("distribution", since=2)
 def changes_nothing_when_it_is_imported(subject: Subject) -> None:
-    """Importing everything that its records point at changes no shared state: classes and
-    functions of others, logging, warnings, defaults of torch, threads, random states, environment."""
+    """Importing the modules that the records reference changes no shared state: classes and functions of
+    other packages, logging, warnings, defaults of torch, threads, random states, environment."""
     changed = dict.fromkeys(name for is_plain in (True, False) for name in _observed(subject, is_plain=is_plain).changed)
-    require(not changed, f"changes {', '.join(list(changed)[:3])} when it is imported, which all code of a process shares")
+    require(not changed, f"changes {', '.join(list(changed)[:3])} when it is imported: all code of the process shares that state")

@@ -41,7 +41,7 @@ class Listing:
 
     Attributes:
         error: Why there is no listing, as a predicate; empty after success.
-        printed: What it wrote to stdout.
+        printed: The text that it wrote to stdout.
         heavy: Packages of `HEAVY` that it imported.
         seconds: Wall-clock time of importing the plugins and listing their records.
         cpu_seconds: CPU time of the same work.
@@ -116,7 +116,7 @@ def _main(plugins: str, out: str, loads: str) -> None:
         for kind in catalog.registries:
             kind_report(catalog, kind)
         for name in catalog.algorithms.names():
-            with contextlib.suppress(Exception):  # another check loads every reference and says what is wrong
+            with contextlib.suppress(Exception):  # another check loads every reference and reports the errors
                 catalog.algorithms.options(name)
         seconds, cpu_seconds = time.perf_counter() - begin, time.process_time() - cpu_begin
     seen = {
@@ -138,7 +138,7 @@ def records_of(catalog: Catalog, sources: list[Source]) -> Iterator[tuple[str, R
 
 
 def _helpless(catalog: Catalog, sources: list[Source]) -> list[str]:
-    """Return the commands whose ``--help`` fails or imports what takes seconds, each with the reason."""
+    """Return the commands whose ``--help`` fails or imports a package of `HEAVY`, each with the reason."""
     from quark.plugins import using
     from quark_workbench.cli.main import program
 

@@ -19,7 +19,8 @@ from quark_devkit.process_state import changes, shared_state
 from quark_devkit.subject import Subject
 
 MOST_SECONDS = 0.02
-"""Longest mean time of a listener per event, of the CPU and in all, since a block has thousands of events."""
+"""Longest mean time of a listener per event, in CPU time and in wall-clock time. A block has thousands of
+events."""
 _ROUNDS = 3
 
 
@@ -45,7 +46,7 @@ def _listeners(subject: Subject) -> list[Listener]:
 
 @check("distribution")
 def hears_every_event(subject: Subject) -> None:
-    """Its event hook accepts every kind of event, and unknown events, without raising."""
+    """The event hook accepts every kind of event, and unknown events, without raising."""
     for listener, event in product(_listeners(subject), _examples()):
         try:
             listener(event)
@@ -56,7 +57,7 @@ def hears_every_event(subject: Subject) -> None:
 
 @check("distribution")
 def prints_nothing_when_it_hears(subject: Subject) -> None:
-    """Its event hook writes nothing to stdout, since that would break ``--json``."""
+    """The event hook writes nothing to stdout, since that would break ``--json``."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         for listener, event in product(_listeners(subject), _examples()):
@@ -66,25 +67,25 @@ def prints_nothing_when_it_hears(subject: Subject) -> None:
 
 @check("distribution")
 def hears_quickly(subject: Subject) -> None:
-    """Its event hook takes almost no time, since the run waits for it, also while it sleeps."""
+    """The event hook returns almost at once, since the run waits for it; time asleep counts too."""
     calls = list(product(_listeners(subject), _examples()))
     begin, waits = time.process_time(), dict.fromkeys(range(len(calls)), math.inf)
     for number, (listener, event) in list(enumerate(calls)) * _ROUNDS:
         called = time.perf_counter()
         listener(event)
-        waits[number] = min(waits[number], time.perf_counter() - called)  # the others may be those of a busy machine
+        waits[number] = min(waits[number], time.perf_counter() - called)  # longer waits may come from a busy machine
     took = (time.process_time() - begin) / len(calls) / _ROUNDS
     fix = "hand the work to a thread, or do it at the end of the run"
     require(took <= MOST_SECONDS, f"takes {took:.3f} s of CPU time for an event, but at most {MOST_SECONDS} s is allowed: {fix}")
     wait = sum(waits.values()) / len(waits)
-    require(wait <= MOST_SECONDS, f"lets a run wait {wait:.3f} s for an event, but at most {MOST_SECONDS} s is allowed: {fix}")
+    require(wait <= MOST_SECONDS, f"makes a run wait {wait:.3f} s for an event, but at most {MOST_SECONDS} s is allowed: {fix}")
 
 
 @check("distribution", since=2)
 def changes_nothing_when_it_hears(subject: Subject) -> None:
-    """Its event hook changes no state that all code of a process shares, except the number of threads."""
+    """The event hook changes no state that all code of the process shares, except the number of threads."""
     before = shared_state()
     for listener, event in product(_listeners(subject), _examples()):
         listener(event)
     changed = [name for name in changes(before, shared_state()) if name != "the number of threads"]
-    require(not changed, f"changes {', '.join(changed[:3])} when it receives an event, which all code of a process shares")
+    require(not changed, f"changes {', '.join(changed[:3])} when it receives an event: all code of the process shares that state")

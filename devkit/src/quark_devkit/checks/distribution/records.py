@@ -27,7 +27,7 @@ _BUILT_IN = {CORE, *BUILT_IN}
 
 @check("distribution")
 def points_at_what_there_is(subject: Subject) -> None:
-    """Every reference of every record leads to an object of the right kind that agrees with the record."""
+    """Every reference of every record points at an object of the right kind that agrees with the record."""
     complaints = [complaint for registry, claim in claims_of(subject) for complaint in _bad_references(registry, claim)]
     if complaints:
         more = f" (and {len(complaints) - 1} more)" if len(complaints) > 1 else ""
@@ -54,8 +54,8 @@ def _bad_references(registry: Registry[Any], claim: Registered) -> Iterator[str]
 
 @check("distribution")
 def claims_no_name_of_another(subject: Subject) -> None:
-    """No other third party claims its names, its observers' or layers' classes, or the checkpoints that it
-    reads.
+    """No other third-party distribution claims the same names, observer classes, layer classes or
+    checkpoints.
     """
     if subject.distribution not in _BUILT_IN:  # otherwise the other distribution must change its name
         _refuse_contested(subject, lambda distribution: distribution not in _BUILT_IN)
@@ -63,8 +63,8 @@ def claims_no_name_of_another(subject: Subject) -> None:
 
 @check("distribution")
 def replaces_a_built_in_only_by_saying_so(subject: Subject) -> None:
-    """A record that claims the name, class or checkpoints of a built-in record names its distribution in
-    ``replaces``, and only then.
+    """A record that claims the name, class or checkpoints of a built-in record names the built-in
+    distribution in ``replaces``. The distribution that ``replaces`` names has a record of that name.
     """
     _refuse_contested(subject, lambda distribution: distribution in _BUILT_IN)
     installed = {source.distribution for source in subject.catalog.sources()}
@@ -124,7 +124,7 @@ def has_texts_that_a_terminal_can_show(subject: Subject) -> None:
             for text in _texts(getattr(claim.record, field.name)):
                 if (character := unprintable(text)) is not None:
                     where = f"{field.name} of the {registry.kind.name} '{claim.record.name}'"
-                    raise CheckFailedError(f"has the control character {character!r} in {where}: take it out")
+                    raise CheckFailedError(f"has the control character {character!r} in {where}: remove it")
 
 
 def _texts(value: object) -> Iterator[str]:

@@ -88,7 +88,8 @@ def _is_extra(requirement: Requirement) -> bool:
 
 @check("distribution")
 def declares_its_range_of_api_versions(subject: Subject) -> None:
-    """Each of its plugins with records declares its plugin API versions in QUARK_API."""
+    """Each plugin module that registers records declares the supported versions of the plugin API in
+    QUARK_API."""
     refuse_core(subject)
     claims_of(subject)
     for source in subject.catalog.unstated():
@@ -99,8 +100,9 @@ def declares_its_range_of_api_versions(subject: Subject) -> None:
 
 @check("distribution")
 def has_hooks_that_are_called(subject: Subject) -> None:
-    """Each of its plugins has a hook, and every function whose name resembles a hook is a marked and
-    correctly spelled hook.
+    """Each plugin of the distribution has a hook. Every function with a name like a hook's is spelled
+    correctly and
+    marked with ``@hookimpl``.
     """
     refuse_left_out(subject)
     refuse_failures(subject, "register")
@@ -108,14 +110,15 @@ def has_hooks_that_are_called(subject: Subject) -> None:
 
 @check("distribution")
 def registers_records_that_are_kept(subject: Subject) -> None:
-    """No hook raises or is cut off, and every record is valid and has a unique name."""
+    """No hook raises or exceeds a limit, and every record is valid and has a unique name."""
     refuse_left_out(subject)
     refuse_failures(subject, "call", "validate")
 
 
 @check("distribution")
 def registers_a_bounded_number_of_records(subject: Subject) -> None:
-    """A hook yields fewer records than the limit; names that follow a rule are one record with options."""
+    """A hook yields fewer records than the limit; a family of names that follow a rule is one record with
+    options."""
     counts = Counter(registry.kind.hook for registry, _ in claims_of(subject))
     for hook, count in counts.items():
         require(count < MOST_RECORDS, f"yields {count} records from '{hook}', but at most {MOST_RECORDS} are allowed")
@@ -123,9 +126,7 @@ def registers_a_bounded_number_of_records(subject: Subject) -> None:
 
 @check("distribution")
 def registers_without_torch(subject: Subject) -> None:
-    """Listing its records, schemes and settings imports neither torch nor transformers, which
-    take seconds.
-    """
+    """Listing records, schemes and settings imports neither torch nor transformers, which take seconds."""
     heavy = _listing(subject).heavy
     fix = "import it in the modules that records point at, not in the plugin module, the schemes or the settings"
     require(not heavy, f"imports {' and '.join(heavy)} when it is listed: {fix}")
@@ -133,7 +134,7 @@ def registers_without_torch(subject: Subject) -> None:
 
 @check("distribution")
 def registers_quickly(subject: Subject) -> None:
-    """Importing and listing it takes almost no time, since every listing and shell completion
+    """Importing and listing the distribution takes almost no time, since every listing and shell completion
     waits for it.
     """
     listing = _listing(subject)
@@ -147,14 +148,15 @@ def registers_quickly(subject: Subject) -> None:
 
 @check("distribution")
 def prints_nothing_when_it_is_listed(subject: Subject) -> None:
-    """Importing and listing it writes nothing to stdout, since that would break ``--json``."""
+    """Importing and listing the distribution writes nothing to stdout, since that would break ``--json``."""
     printed = _listing(subject).printed
     require(not printed, f"writes {printed[:80]!r} to stdout when it is listed: use logging")
 
 
 @check("distribution", since=2)
 def shows_the_help_of_its_commands(subject: Subject) -> None:
-    """``quark COMMAND --help`` works for each of its commands, and imports neither torch nor transformers."""
+    """``quark COMMAND --help`` works for each command of the distribution, and imports neither torch nor
+    transformers."""
     helpless = _listing(subject).helpless
     fix = "annotate arguments as typer does, and import torch inside the function"
     require(not helpless, f"has a command without a quick --help: {'; '.join(helpless[:2])}. Fix: {fix}")
@@ -162,7 +164,8 @@ def shows_the_help_of_its_commands(subject: Subject) -> None:
 
 @check("distribution")
 def does_nothing_else_when_it_is_listed(subject: Subject) -> None:
-    """Importing and listing it opens no connection, starts no program or thread, writes no file, and does not
+    """Importing and listing the distribution opens no connection, starts no program or thread, writes no
+    file, and does not
     change the process.
     """
     effects = _listing(subject).effects

@@ -27,7 +27,7 @@ _TIMEOUT = 180
 
 @check("distribution")
 def builds_a_wheel(subject: Subject) -> None:
-    """Its source builds a wheel, without a network."""
+    """The distribution's source builds a wheel, without a network."""
     _built(subject)
 
 
@@ -58,8 +58,8 @@ def has_a_typed_wheel(subject: Subject) -> None:
 
 @check("distribution")
 def registers_the_same_once_it_is_installed(subject: Subject) -> None:
-    """Installed from its wheel into an empty directory, it registers the same records, and their references
-    can be imported.
+    """The distribution registers the same records if it is installed from its wheel into an empty directory,
+    and all references of the records can be imported.
     """
     refuse_core(subject)
     target = _installed(_built(subject))
@@ -106,7 +106,7 @@ def _scratch() -> Path:
 
 @cache
 def _wheel(source: Path) -> Path | str:
-    """Return the wheel of a source directory, or the reason for none as a predicate."""
+    """Return the wheel of a source directory, or the reason why there is none, as a predicate."""
     work = Path(tempfile.mkdtemp(dir=_scratch()))
     shutil.copytree(source, work / "source", ignore=_NOT_COPIED, symlinks=True)
     complaint = _pip("wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(work), str(work / "source"))
@@ -145,7 +145,7 @@ def _files(wheel: Path) -> set[str]:
 def _has_pip() -> bool:
     """Return whether pip is installed, without asking all finders for it.
 
-    Before Python 3.12, the finder of setuptools treats the question as an import, and Python's own distutils
-    replaces that of setuptools for the rest of the process.
+    Before Python 3.12, the finder of setuptools treats such a question as an import. Python's own distutils
+    then replaces setuptools' distutils for the rest of the process.
     """
     return PathFinder.find_spec("pip") is not None

@@ -22,7 +22,8 @@ from quark_devkit.subject import Subject
 from quark_tiny_model import tiny_template
 
 _FLOAT32_ERROR = 1e-6
-"""Relative error of the float32 arithmetic of algorithms; formats of many bits have less."""
+"""Relative error of the float32 arithmetic of algorithms; the rounding error of a format of many bits is
+smaller."""
 
 
 class _Block(nn.Module):
@@ -66,8 +67,8 @@ def _roundings(subject: Subject) -> Iterator[tuple[str, AlgoConfig]]:
 
 @check("format", each=scaled_weight_cases)
 def serves_columns(case: Case) -> None:
-    """Algorithms that go by columns, or by vectors, get the values of round-to-nearest from
-    `quark.numbers.WeightGrid`.
+    """`quark.numbers.WeightGrid` rounds column by column, or vector by vector, to the values of
+    round-to-nearest.
     """
     weight = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))
     transposed = weight.t().contiguous()

@@ -20,7 +20,7 @@ COLUMNS = 64
 """Length of a row of values: every group size of the example specs divides it."""
 _MOST_BITS = 16
 _LARGEST = 1e38
-"""Above this, sums of two numbers exceed float32."""
+"""Above this, the sum of two numbers exceeds the range of float32."""
 
 
 @attrs.frozen(eq=False)
@@ -42,7 +42,7 @@ class Case:
 
     @property
     def format(self) -> NumberFormat:
-        """The format, with the spec's rounding, and with a table that it has learned, if it learns any."""
+        """The format with the spec's rounding; if it learns tables, with a learned table."""
         return _with_table(self.quantizer)
 
     @property
@@ -71,13 +71,13 @@ def _with_table(quantizer: TensorQuantizer) -> NumberFormat:
         return number_format
     weight = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))
     table = quantizer.find_qparams(weight).table
-    require(table is not None, "has a table_shape, and gives scales without a table")
+    require(table is not None, "has a table_shape, but finds qparams without a table")
     return number_format.with_table(table)  # type: ignore[arg-type]
 
 
 def refuse_vectors(case: Case) -> None:
     """Raise NotApplicableError for formats whose elements are rounded together."""
-    assume(case.format.vector == 1, "elements are rounded together, and a single one has no order")
+    assume(case.format.vector == 1, "the format rounds several elements together, so single elements have no order")
 
 
 def cases(subject: Subject) -> list[Case]:
@@ -121,7 +121,7 @@ def scaled_cases(subject: Subject, among: Callable[[Subject], list[Case]] = case
         NotApplicableError: There is no such case.
     """
     found = [case for case in among(subject) if not case.quantizer.is_float]
-    assume(found, "the format casts, without scales")
+    assume(found, "the format casts and has no scales")
     return found
 
 

@@ -20,7 +20,7 @@ def _values(case: Case, beyond: float = 2.0) -> Tensor:
 
 
 def _codes(case: Case) -> Tensor:
-    """Codes ``[rows, COLUMNS]``, all codes of the format if they can be listed."""
+    """Codes ``[rows, COLUMNS]``, including every code of the format if they can be listed."""
     codes, listed = case.format.encode(_values(case)), all_codes(case.format)
     if listed is None:
         return codes

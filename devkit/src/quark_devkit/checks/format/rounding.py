@@ -104,8 +104,8 @@ def rounds_in_order(case: Case) -> None:
 
 @check("format", each=cases)
 def saturates(case: Case) -> None:
-    """Numbers beyond the largest value, including infinity, are rounded to it; the same holds for the
-    smallest.
+    """Numbers above the largest value, including infinity, are rounded to the largest value; numbers below
+    the smallest value, to the smallest.
     """
     refuse_vectors(case)
     assume(not case.quantizer.is_float, "the format casts, and a cast turns too large values into infinity")
@@ -212,7 +212,7 @@ def splits_into_subscales_and_elements(case: Case) -> None:
     """If neighbours share bits, rounding an element under its subscale with ``element_format`` gives the
     format's value.
     """
-    assume(shares_bits(case.format), "no neighbours share bits")
+    assume(shares_bits(case.format), "no neighbouring elements share bits")
     t = numbers(case)[torch.randperm(len(numbers(case)))].t().contiguous().view(-1, 64)
     subscales = case.format.subscales(t.clone())
     if subscales is None:

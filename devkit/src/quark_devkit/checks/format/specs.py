@@ -17,7 +17,7 @@ from quark_devkit.example_specs import example_specs, odd_specs
 from quark_devkit.subject import Subject
 
 _WIDTHS = (64, 100, 4096, 17)
-"""Columns of a weight; many groups do not divide the second and the last."""
+"""Columns of a weight; many group sizes do not divide the second and the last."""
 
 
 @check("format")
@@ -56,7 +56,7 @@ def answers_odd_specs(subject: Subject) -> None:
 @check("format", each=weight_cases)
 def refuses_unknown_scales(case: Case) -> None:
     """Unknown scale formats and unknown scale calculation modes are refused, not ignored."""
-    assume(not case.quantizer.is_float, "the format casts, without scales")
+    assume(not case.quantizer.is_float, "the format casts and has no scales")
     for field in ("scale_format", "scale_calculation_mode"):
         spec = case.spec.set(**{field: "no_such_thing"})
         answer = case.format.spec_error(spec)
@@ -95,4 +95,4 @@ def has_a_granularity_that_inverts(case: Case) -> None:
         wanted = granularity.scale_shape(shape)
         scale = torch.arange(1.0, 1 + math.prod(wanted), dtype=torch.float32).view(wanted)
         reduced = granularity.reduce_scale(granularity.expand_scale(scale, shape), shape)
-        require(torch.equal(reduced, scale), f"does not take scales back that it has spread over {columns} columns")
+        require(torch.equal(reduced, scale), f"does not restore scales that it has expanded to {columns} columns")

@@ -1,4 +1,5 @@
-"""Checks of whole tensors in a format: scales of any range, values equal to the export, hard data."""
+"""Checks of whole tensors in a format: scales for any range, values equal to the exported ones, difficult
+data."""
 
 from __future__ import annotations
 
@@ -154,8 +155,8 @@ def _all_of(case: Case, x: Tensor) -> dict[str, Tensor | None]:
 
 @check("format", since=2, each=weight_cases)
 def serves_rows_of_any_length(case: Case) -> None:
-    """For rows of 1,000, 4,097 and 14,336 columns, one row, one column and groups of one, codes decode to the
-    rounded values, in the last columns as in the first."""
+    """Codes decode to the rounded values in every column: for rows of 1, 1,000, 4,097 and 14,336 columns, for
+    a single row, and for groups of one element."""
     for quantizer in (case.quantizer, *_of_groups_of_one(case)):
         for shape in ((1, 1), (3, 1), (1, 1000), (1, 4097), (2, 14336)):
             if quantizer.shape_error(shape) is not None:
@@ -164,8 +165,10 @@ def serves_rows_of_any_length(case: Case) -> None:
             values, qparams = quantizer.round_to_nearest(x)
             codes = quantizer.codes_of(values, qparams)
             read, scales = quantizer.unpack(quantizer.pack(codes, qparams), shape)
-            require(torch.equal(quantizer.dequantize(read, scales), values), f"has other values of shape {list(shape)} than its codes")
-            learns = case.format.table_shape is not None  # a table may depend on the order that it is learned in
+            require(
+                torch.equal(quantizer.dequantize(read, scales), values), f"has codes of shape {list(shape)} that decode to other values"
+            )
+            learns = case.format.table_shape is not None  # a learned table may depend on the order of the columns
             parts = case.spec.group_size or (COLUMNS if shares_bits(case.format) else case.format.vector)
             if quantizer is case.quantizer and shape[1] % parts == 0 and not learns:
                 reverse = quantizer.fake_quantize(_backwards(x, parts))
@@ -252,7 +255,7 @@ def serves_hard_tensors(subject: Subject) -> None:
                 continue
             values = case.quantizer.fake_quantize(x)
             require(bool(values.isfinite().all()), f"rounds {name} to NaN or infinity ({case})")
-            most = 3 * float(x.abs().max()) + 1e-6  # a smallest scale may increase tiny numbers this much
+            most = 3 * float(x.abs().max()) + 1e-6  # the smallest scale may enlarge tiny numbers this much
             require(float(values.abs().max()) <= most, f"rounds {name} to values up to {float(values.abs().max()):.3g} ({case})")
 
 

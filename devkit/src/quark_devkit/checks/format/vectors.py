@@ -47,13 +47,13 @@ def rounds_to_the_nearest_vector(case: Case) -> None:
     nearest = torch.cdist(vectors.double(), known.double()).amin(1)
     worse = float((chosen - nearest).max())
     allowed = _SLACK * case.max_magnitude + (case.error_bound or 0.0)
-    require(worse <= allowed, f"rounds a vector to one that is {worse:.3g} further away than another one of its values")
+    require(worse <= allowed, f"rounds a vector to a value that is {worse:.3g} farther away than its nearest value")
 
 
 @check("format", each=one_case, since=2)
 def rounds_in_a_metric(case: Case) -> None:
-    """``round_in_`` changes its argument to values of the format, whose mean error in the metric is no larger
-    than that of the nearest values."""
+    """``round_in_`` rounds its argument, in place, to values of the format. In the metric, their mean error
+    is no larger than the mean error of the nearest values."""
     t = _vectors(case).view(-1, case.format.vector)
     mixing = torch.randn(2 * t.shape[1], t.shape[1], generator=torch.Generator().manual_seed(3))
     metric, given = mixing.t() @ mixing, t.clone()
@@ -68,8 +68,9 @@ def rounds_in_a_metric(case: Case) -> None:
 
 @check("format", each=one_weight_case, since=2)
 def learns_a_table_of_any_weight(case: Case) -> None:
-    """It learns a table of its own memory, without a graph, from weights of few elements and of zeros, and
-    leaves its arguments unchanged."""
+    """The format learns a table from weights with few elements and from zeros. The table has memory of its
+    own and no
+    graph, and the arguments stay unchanged."""
     number_format = case.quantizer.stored_level.format
     assume(number_format.table_shape is not None, "the format has no table")
     for columns in (number_format.vector, 4 * number_format.vector):
@@ -78,7 +79,7 @@ def learns_a_table_of_any_weight(case: Case) -> None:
             before = t.clone(), importance.clone()
             with complaining(f"cannot learn a table from a weight {list(t.shape)}", Exception):
                 table = number_format.learned_table(t, importance)
-            require(torch.equal(t, before[0]) and torch.equal(importance, before[1]), "changes what it learns a table from")
+            require(torch.equal(t, before[0]) and torch.equal(importance, before[1]), "changes the arguments from which it learns a table")
             require(not table.requires_grad, "learns a table that requires gradients")
             is_view = table.untyped_storage().data_ptr() == t.untyped_storage().data_ptr()
             require(not is_view, "learns a table that is a view of the weight, which changes later")

@@ -101,9 +101,10 @@ def _first_stored(_of: Catalog, layout: str) -> str:
 
 @check("layout")
 def stores_or_refuses_every_scheme(subject: Subject) -> None:
-    """It stores at least one registered scheme, and refuses all others with a reason before it writes a file.
+    """The layout stores at least one registered scheme, and refuses all others with a reason before it writes
+    a file.
 
-    Its method ``check`` refuses the same schemes, so that a plan shows it.
+    Its method ``check`` refuses the same schemes, so that a plan shows the refusal.
     """
     stored = 0
     for scheme in fitting_schemes():
@@ -169,14 +170,14 @@ def leaves_nothing_after_a_failure(subject: Subject) -> None:
 
 
 def _nothing_left(parent: Path, raised: bool, when: str) -> None:
-    require(raised, f"raises no error when {when}, but leaves no complete checkpoint")
+    require(raised, f"raises no error when {when}, although the checkpoint is incomplete")
     left = sorted(path.name for path in parent.iterdir())
     require(not left, f"leaves '{left[0] if left else ''}' behind when {when}")
 
 
 @check("layout")
 def writes_in_its_directory_alone(subject: Subject) -> None:
-    """It writes files only into the given directory."""
+    """An export writes files only into the given directory."""
     model = stored_model(subject)
     with temporary() as parent:
         (parent / "out").mkdir()
@@ -204,7 +205,8 @@ def leaves_the_model_as_it_is(subject: Subject) -> None:
 
 @check("layout")
 def declares_its_files(subject: Subject) -> None:
-    """``files`` of its record covers all its files except ``config.json``, safetensors files and companions
+    """``files`` of the record covers all files of an export except ``config.json``, safetensors files and
+    companions
     such as a tokenizer.
     """
     patterns = ("config.json", "model*.safetensors", "model.safetensors.index.json", *COMPANIONS, *subject.record.files)
@@ -212,13 +214,13 @@ def declares_its_files(subject: Subject) -> None:
         for file in contents(out):
             known = any(fnmatchcase(file, pattern) for pattern in patterns)
             uncovered = f"writes '{file}', which no pattern in files of its record covers"
-            require(known, f"{uncovered}: overwrite=True would not replace such an export")
+            require(known, f"{uncovered}: add a pattern, since overwrite=True would not replace such an export")
 
 
 @check("layout")
 def declares_streaming(subject: Subject) -> None:
-    """It declares the capabilities ``streaming`` and ``resumable`` exactly if its class sets ``streams`` and
-    ``resumes``.
+    """The record declares the capability ``streaming`` if, and only if, the exporter's class sets
+    ``streams``, and ``resumable`` if, and only if, the class sets ``resumes``.
     """
     exporter = exporter_of(subject.lookup_name)
     for capability, attribute in (("streaming", "streams"), ("resumable", "resumes")):
@@ -229,8 +231,8 @@ def declares_streaming(subject: Subject) -> None:
 
 @check("layout")
 def writes_the_same_from_disk(subject: Subject) -> None:
-    """A checkpoint quantized from disk, block by block if it streams, equals an export from memory, byte for
-    byte, also in shards.
+    """A checkpoint that is quantized from disk (block by block if the layout streams) equals an export from
+    memory, byte for byte, also in shards.
     """
     scheme = first_stored(subject)
     for options in (None, ExportOptions(max_shard_bytes=SHARD)):
@@ -239,8 +241,8 @@ def writes_the_same_from_disk(subject: Subject) -> None:
 
 @check("layout")
 def announces_what_it_writes(subject: Subject) -> None:
-    """It announces exactly the tensors that it writes, and the file sizes follow from them,
-    also in shards.
+    """The exporter announces exactly the tensors that it writes. The sizes of the files follow from these
+    tensors, also in shards.
     """
     exporter = exporter_of(subject.lookup_name)
     config = run_config(first_stored(subject))
@@ -259,7 +261,7 @@ def announces_what_it_writes(subject: Subject) -> None:
         require(other is None, f"does not write '{other}' as announced")
         laid_out = ShardLayout.of(parts, options.max_shard_bytes).file_sizes()
         wrong = sorted(file for file, size in laid_out.items() if sizes.get(file) != size)
-        require(not wrong, f"announces tensors from which '{wrong[0] if wrong else ''}' would have another size")
+        require(not wrong, f"announces tensors that do not give the size of the written file '{wrong[0] if wrong else ''}'")
 
 
 @check("layout", since=2)
@@ -296,10 +298,11 @@ def resumes(subject: Subject) -> None:
 
 @check("layout")
 def refuses_unknown_options(subject: Subject) -> None:
-    """It refuses unknown options, and so does its class; it accepts the default of each option."""
+    """The layout and its exporter's class refuse unknown options. The layout accepts the default of each
+    option."""
     name, unknown = subject.lookup_name, "an_option_that_no_exporter_has"
-    require(raises(ConfigError, export_options, name, {unknown: 1}), f"takes the option '{unknown}'")
+    require(raises(ConfigError, export_options, name, {unknown: 1}), f"accepts the option '{unknown}'")
     is_refused = raises((TypeError, ValueError, QuarkError), subject.load("exporter"), **{unknown: 1})
-    require(is_refused, f"has a class that takes the keyword argument '{unknown}': refuse unknown options")
+    require(is_refused, f"has a class that accepts the keyword argument '{unknown}': refuse unknown options")
     for option in exporters().options(name):
         exporter_of(name, ExportOptions(own={option.name: option.default}))

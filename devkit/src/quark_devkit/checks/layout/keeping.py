@@ -1,4 +1,5 @@
-"""Checks of what a checkpoint keeps of a run: settings of single layers, modules beside layers, odd sizes."""
+"""Checks that a checkpoint keeps all of a run: settings of single layers, modules beside layers, odd
+sizes."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ from quark_devkit.whole_runs import contents, every_validation, require_copies, 
 from quark_devkit.works import wide_data
 
 _ODD = 52
-"""Rows and columns of the small model's MLP, of which 8 and 64 are no divisors."""
+"""Rows and columns of the small model's MLP, which neither 8 nor 64 divides."""
 
 
 def _require_kept(subject: Subject, model: nn.Module, options: ExportOptions | None = None) -> bool:
@@ -59,14 +60,14 @@ def _stored_schemes(subject: Subject) -> list[str]:
 
 def _quantizer_of(scheme: str) -> TensorQuantizer:
     weight = schemes().load_config(scheme)().weight
-    assert weight is not None  # it fits weights
+    assert weight is not None  # each fitting scheme quantizes weights
     return quantizer_for(weight, activation=False)
 
 
 @check("layout", since=2)
 def keeps_settings_of_single_layers(subject: Subject) -> None:
-    """A model with two schemes and with float layers has the same logits when it is read back; or the layout
-    refuses it."""
+    """A model with two schemes and with float layers has the same logits when it is read back, unless the
+    layout refuses it."""
     names = _stored_schemes(subject)
     first, last = (schemes().load_config(name)() for name in (names[0], names[-1]))
     config = run_config(first, exclude=("*.layers.0.self_attn.*",))
@@ -79,8 +80,8 @@ def keeps_settings_of_single_layers(subject: Subject) -> None:
 
 @check("layout", since=2)
 def keeps_what_runs_with_the_model(subject: Subject) -> None:
-    """A model with a quantized cache, or with modules of a transform, has the same logits when it is read;
-    or the layout refuses it."""
+    """A model with a quantized cache, or with modules of a transform, has the same logits when it is read
+    back, unless the layout refuses it."""
     scheme = first_stored(subject)
     _require_kept(subject, quantized(with_cache(run_config(scheme))))
     for settings in _settings_that_run_with_the_model(subject):
@@ -90,7 +91,8 @@ def keeps_what_runs_with_the_model(subject: Subject) -> None:
 
 
 def _settings_that_run_with_the_model(subject: Subject) -> Iterator[AlgoConfig]:
-    """Yield settings of each transform that leave modules in the model, the default or with one option."""
+    """Yield the settings of each transform that leave modules in the model: the default, and each boolean
+    option alone."""
     for name in [record.name for record in algorithms() if record.kind == "transform" and record.restorer is not None]:
         with suppress(NotApplicableError):  # it may refuse the family of the small model
             settings = settings_of(find_subject(subject.catalog, "transform", name))
@@ -102,7 +104,7 @@ def _settings_that_run_with_the_model(subject: Subject) -> Iterator[AlgoConfig]:
 @check("layout", since=2)
 def stores_layers_of_odd_sizes(subject: Subject) -> None:
     """Layers whose numbers of rows and columns are no multiples of 8 give the same logits when they are read
-    back; or the layout refuses them."""
+    back, unless the layout refuses them."""
     for scheme in fitting_schemes():
         config = run_config(scheme)
         quantizer = _quantizer_of(scheme)
@@ -129,8 +131,8 @@ def _odd_model() -> nn.Module:
 
 @check("layout", since=2)
 def reads_packed_codes_in_any_order(subject: Subject) -> None:
-    """With each order of packed codes (``pack_method``), a loaded model has the same logits in a scheme whose
-    packing has an order; or the option is refused."""
+    """In a scheme whose packing depends on the order of codes (``pack_method``), a loaded model has the same
+    logits for each order, unless the layout refuses the option."""
     for scheme in fitting_schemes():
         quantizer = _quantizer_of(scheme)
         values, qparams = quantizer.round_to_nearest(wide_data((64, 128)))
@@ -142,13 +144,13 @@ def reads_packed_codes_in_any_order(subject: Subject) -> None:
         kept = [_require_kept(subject, model, ExportOptions(pack_method=order)) for order in ("order", "reorder")]
         if all(kept):
             return
-    raise NotApplicableError("it stores no scheme whose packed codes have an order")
+    raise NotApplicableError("it stores no scheme whose packing depends on the order of codes")
 
 
 @check("layout", since=2)
 def stores_values_if_it_is_asked_to(subject: Subject) -> None:
-    """With ``weight_format="fake_quantized"``, it stores rounded values, in larger files; or it refuses the
-    option."""
+    """With ``weight_format="fake_quantized"``, an export stores rounded values, which take more bytes than
+    codes, unless the layout refuses the option."""
     model, sizes = stored_model(subject), []
     for weight_format in ("real_quantized", "fake_quantized"):
         with temporary() as parent:
@@ -162,7 +164,7 @@ def stores_values_if_it_is_asked_to(subject: Subject) -> None:
 
 @check("layout", since=2)
 def reads_the_files_that_are_there(subject: Subject) -> None:
-    """After an export has replaced another in the same place, the new one is read."""
+    """After an export has replaced another one in the same directory, the reader reads the new one."""
     scheme = first_stored(subject)
     assume(subject.record.reader is not None, "its record names no reader")
     with temporary() as parent:
@@ -172,7 +174,7 @@ def reads_the_files_that_are_there(subject: Subject) -> None:
             read = import_model_from_safetensors(None, parent / "out", device="cpu")
             floats = {n: type(m).__name__ for n, m in model.named_modules() if n.endswith("_proj")}
             again = {n: type(m).__name__ for n, m in read.named_modules() if n.endswith("_proj")}
-            require(floats == again, "reads an earlier checkpoint of the same place: keep nothing by its path")
+            require(floats == again, "reads an earlier checkpoint of the same directory: cache nothing by its path")
 
 
 @check("layout", since=2)

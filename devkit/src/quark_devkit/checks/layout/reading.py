@@ -48,9 +48,7 @@ def _from_pretrained(directory: Path) -> nn.Module:
 
 @check("layout")
 def is_recognized(subject: Subject) -> None:
-    """``quant_methods`` and ``marks`` of its record recognize its checkpoints, and no checkpoints of other
-    layouts.
-    """
+    """``quant_methods`` and ``marks`` of the record recognize the layout's checkpoints, and no others."""
     _with_reader(subject)
     with exported(subject) as out:
         block = quantization_block(out)
@@ -62,8 +60,8 @@ def is_recognized(subject: Subject) -> None:
 
 @check("layout", since=2)
 def keeps_branches_or_refuses_them(subject: Subject) -> None:
-    """A model with branches beside its layers has the same logits, to the bit, when it is read back; or the
-    layout refuses it."""
+    """A model with branches beside its layers has the same logits, to the bit, when it is read back, unless
+    the layout refuses it."""
     names = [record.name for record in algorithms() if record.kind == "branch" and record.processor is not None]
     assume(names, "no installed algorithm puts branches beside layers: install quark-algos")
     settings = settings_of(find_subject(subject.catalog, "branch", names[0]))
@@ -108,7 +106,7 @@ def runs_from_codes(subject: Subject) -> None:
     for scheme, _, out in stored_exports(subject):
         packed, unpacked = (import_model_from_safetensors(None, out, device="cpu", packed=is_packed) for is_packed in (True, False))
         same = torch.equal(logits(packed), logits(unpacked))
-        require(same, f"returns different logits from the codes of a checkpoint in '{scheme}' than unpacked")
+        require(same, f"returns different logits from the codes of a checkpoint in '{scheme}' than from its unpacked weights")
 
 
 @check("layout", needs="rounds_scales", level="optional")
@@ -136,7 +134,7 @@ def _with_scales_as_stored(subject: Subject, model: nn.Module) -> nn.Module:
 
 @check("layout")
 def dequantizes_what_it_wrote(subject: Subject) -> None:
-    """Its dequantizer returns the weights of the loaded model, to the bit, in every scheme."""
+    """The dequantizer returns the weights of the loaded model, to the bit, in every stored scheme."""
     _with_reader(subject)
     assume(subject.record.dequantizer is not None, "its record names no dequantizer")
     for scheme, model, out in stored_exports(subject):
@@ -154,8 +152,9 @@ def dequantizes_what_it_wrote(subject: Subject) -> None:
 
 @check("layout")
 def is_inspected(subject: Subject) -> None:
-    """Its inspector finds no damage in its checkpoints, and names each runtime's methods or its reasons for
-    refusal.
+    """The inspector finds no damage in checkpoints of the layout. For each runtime, the inspector names the
+    methods
+    that compute the checkpoint, or the reasons why the runtime refuses it.
     """
     assume(subject.record.inspector is not None, "its record names no inspector")
     for scheme, _, out in stored_exports(subject):
@@ -164,7 +163,7 @@ def is_inspected(subject: Subject) -> None:
         require(inspection.runtimes, f"names no runtime for a checkpoint in '{scheme}'")
         for support in inspection.runtimes:
             said = support.methods or support.refusals
-            require(said, f"says of a checkpoint in '{scheme}' neither how {support.runtime} computes it nor why it does not")
+            require(said, f"names, for a checkpoint in '{scheme}', neither a method of {support.runtime} nor a reason why that refuses it")
 
 
 @check("layout")
@@ -172,7 +171,7 @@ def transformers_reads_it(subject: Subject) -> None:
     """``from_pretrained`` of transformers gives the same logits if it calls the reader."""
     _with_reader(subject)
     reads_own_files = isinstance(reader_of(subject.lookup_name), ReadsOwnFiles)
-    assume(not reads_own_files, "its reader reads its own files, which transformers cannot")
+    assume(not reads_own_files, "its reader reads files of its own format, which transformers cannot read")
     register_layouts()
     is_called = any(map(is_read_here, subject.record.quant_methods))
     assume(is_called, "transformers has its own reader for this quant_method, and does not call this one")

@@ -1,4 +1,5 @@
-"""Checks of what a checkpoint gives away and what reading it does: no places, no code, no effects."""
+"""Checks of privacy and safety: a checkpoint names no place of this machine and holds no code, and reading it
+has no side effects."""
 
 from __future__ import annotations
 
@@ -28,15 +29,15 @@ from quark_devkit.subject import Subject
 from quark_devkit.whole_runs import contents
 
 _SHORTEST = 5
-"""Characters of a path that is looked for: a shorter one is found in tensors by chance."""
+"""Fewest characters of a path to search for: shorter paths occur in tensors by chance."""
 _MACHINE = "machine-of-the-conformance-suite"
-"""The name of this machine during an export: its own name, such as "model", may be a word of any file."""
+"""The machine's name during an export. Its real name, such as "model", may be a word of any file."""
 
 
 @check("layout", since=2)
 def names_no_place_of_this_machine(subject: Subject) -> None:
-    """No file that it writes holds the path of the source, of the export, of the working directory or of the
-    home of the user; nor the name of this machine or today's date, by which two exports would differ."""
+    """No file of an export contains a path (of the source, the export, the working directory or the user's
+    home), the name of this machine, or today's date. Two exports would differ in these."""
     with temporary() as parent:
         source, out = saved(parent / "float"), parent / "out"
         model = ModelQuantizer(run_config(first_stored(subject))).quantize_model(load_model(source), batches())
@@ -47,15 +48,16 @@ def names_no_place_of_this_machine(subject: Subject) -> None:
         places |= {_MACHINE, str(date.today()), str(datetime.now(UTC).date())}
         for file, content in contents(out).items():
             found = [place for place in sorted(places) if len(place) >= _SHORTEST and os.fsencode(place) in content]
-            require(not found, f"writes '{''.join(found[:1])}', which is of this machine or day, to '{file}'")
+            require(not found, f"writes '{''.join(found[:1])}', which depends on this machine or day, to '{file}'")
 
 
 @check("layout", since=2)
 def writes_no_pickle(subject: Subject) -> None:
-    """No file that it writes is pickled, or an archive of such data, which run code when they are read."""
+    """No file of an export is pickled, or is an archive of pickled data, since reading such data runs
+    code."""
     with exported(subject) as out:
         for file, content in contents(out).items():
-            require(not _is_pickle(content), f"writes pickled data, '{file}': whoever reads it runs code from it")
+            require(not _is_pickle(content), f"writes pickled data to '{file}': reading it runs code from the file")
 
 
 def _is_pickle(content: bytes) -> bool:
@@ -88,8 +90,8 @@ def _effects_of_reading(directory: Path) -> list[str]:
 
 @check("layout", since=2)
 def heeds_its_options(subject: Subject) -> None:
-    """Every value of an option of its own changes a file in its own way, is refused, or is declared to change
-    only the cost."""
+    """Different values of the layout's own options give different files. A value may also be refused, or the
+    option declared to change only the cost."""
     name, model = subject.lookup_name, stored_model(subject)
     tokenizer = small_tokenizer() if subject.declares("tokenizer_inside") else None
 

@@ -38,7 +38,7 @@ class StoredTensor:
         file: Name of the file.
         dtype: Dtype in the header.
         shape: Sizes.
-        begin: First byte, after the header.
+        begin: First byte, counted from the end of the header.
         end: The byte after the last one.
     """
 
@@ -97,9 +97,9 @@ def wrong_index(directory: Path, tensors: dict[str, StoredTensor]) -> str | None
 
 @contextmanager
 def failing_open(below: Path, number: int) -> Iterator[list[Path]]:
-    """Let Python's opening of files for writing below a directory fail after some calls, as on a full disk.
+    """Make Python fail to open files for writing below a directory, after some calls, as on a full disk.
 
-    Yields the files that it saw.
+    Yields the list of all files that were to be opened so.
 
     Args:
         below: The directory.
@@ -134,7 +134,7 @@ def failing_open(below: Path, number: int) -> Iterator[list[Path]]:
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """Let every write beyond that file size fail, from any language (see `CAN_LIMIT`)."""
+    """Make every write beyond a file size fail, from code in any language (see `CAN_LIMIT`)."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

@@ -156,8 +156,8 @@ def gives_the_same_each_time(example: Example) -> None:
 
 @check("observer", each=examples_of)
 def merges_to_what_one_observer_sees(example: Example) -> None:
-    """Two merged observers give the range of one observer of both data sets, up to float32 rounding; or both
-    are refused.
+    """Two merged observers give the range of one observer that has seen both data sets, up to float32
+    rounding. An observer that refuses a second tensor refuses a merge too.
     """
     merged, other = observed(example, data_of(1)), observed(example, 3 * data_of(2))
     if observes_once(example):
@@ -230,10 +230,10 @@ def _extreme_examples(subject: Subject) -> list[Example]:
 
 @check("observer", each=_extreme_examples)
 def extremes_are_extremes(example: Example) -> None:
-    """An observer with ``is_extremes`` returns exactly the smallest and largest value of the elements with
-    one scale.
+    """An observer with ``is_extremes`` returns exactly the smallest and largest value of the elements that
+    share a scale.
 
-    Specs without zero points may have ∓ the largest magnitude instead.
+    For specs without zero points, it may return ± the largest magnitude instead.
     """
     granularity = example.quantizer.granularity
     parts = [data_of(1), 3 * data_of(2)]
@@ -273,7 +273,8 @@ def does_not_depend_on_the_memory_layout(example: Example) -> None:
 
 @check("observer", level="advisory", each=examples_of)
 def works_on_an_accelerator(example: Example) -> None:
-    """For tensors on a (simulated) accelerator, it returns the CPU's range, on the accelerator."""
+    """For tensors on a (simulated) accelerator, the observer returns a range on the accelerator that equals
+    the CPU's."""
     with accelerator() as device:
         low, high = range_of(example, data_of().to(device.name))
         require(low.device.type == high.device.type == device.name, "returns a range on another device than the tensor's")
@@ -321,7 +322,8 @@ def serves_16_bit_tensors(example: Example) -> None:
 
 @check("observer", each=examples_of)
 def does_not_hide_nan_or_inf(example: Example) -> None:
-    """NaN or Inf in the data makes the range NaN or infinite, or raises a QuarkError; it is not ignored."""
+    """NaN or Inf in the data is not ignored: the range is NaN or infinite, or the observer raises a
+    QuarkError."""
     for bad in (torch.nan, torch.inf, -torch.inf):
         x = data_of()
         x[3, 7] = bad
@@ -359,7 +361,7 @@ def refuses_unknown_options(subject: Subject) -> None:
 
 @check("observer")
 def accepts_the_defaults_of_its_options(subject: Subject) -> None:
-    """Each listed option accepts its default, which gives the same range as leaving the option out."""
+    """Each listed option accepts its default, and gives the same range as if it is left out."""
     observer = subject.load("observer")
     options = observer_options(observer)
     assume(options, "it lists no options")
@@ -375,8 +377,8 @@ def accepts_the_defaults_of_its_options(subject: Subject) -> None:
 
 @check("observer", since=2)
 def heeds_its_options(subject: Subject) -> None:
-    """Every value of an option changes the range of some spec in its own way, beside each value of a boolean
-    option. Values may also be refused, or declared to change only the cost."""
+    """Different values of an option give different ranges for some spec, whatever the boolean options are. A
+    value may also be refused, or the option declared to change only the cost."""
     observer = subject.load("observer")
 
     def results(values: Mapping[str, Any]) -> Iterator[str]:

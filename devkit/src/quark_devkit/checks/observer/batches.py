@@ -1,4 +1,5 @@
-"""Checks of observers of data in parts: in several unequal batches, merged in any grouping, or sent."""
+"""Checks of observers that see data in parts: in unequal batches, merged in any grouping, or sent to another
+process."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from quark_devkit.example_specs import SHAPE, Example
 from quark_devkit.subject import Subject
 
 _BATCHES = (1, 40, 3, 20)
-"""Rows of each batch: few and many, all of `SHAPE` together."""
+"""Rows of each batch, few or many; together they are all rows of `SHAPE`."""
 _COLUMNS = 14336
 
 
@@ -26,7 +27,7 @@ def _of_several(subject: Subject) -> list[Example]:
     """
     found = [example for example in examples_of(subject) if not observes_once(example)]
     if not found:
-        raise NotApplicableError("it observes one tensor alone")
+        raise NotApplicableError("it observes only one tensor")
     return found
 
 
@@ -37,14 +38,14 @@ def _of_tokens(subject: Subject) -> list[Example]:
     rows = [(shape, SHAPE[1]) for shape in (1, SHAPE[0])]
     found = [e for e in _of_several(subject) if len({e.quantizer.granularity.scale_shape(shape) for shape in rows}) == 1]
     if not found:
-        raise NotApplicableError("it has scales for each row, so that rows are no tokens")
+        raise NotApplicableError("it has a scale for each row, so rows are not tokens")
     return found
 
 
 @check("observer", since=2, each=_of_several)
 def merges_parts_in_any_grouping(example: Example) -> None:
-    """Merged from four unequal parts, in two groupings, it gives the range of one observer of all data, up to
-    float32 rounding."""
+    """Observers of four unequal parts, merged in either of two groupings, give the range of one observer of
+    all data, up to float32 rounding."""
     parts = [(1 + 2 * seed) * data_of(seed) for seed in range(4)]
     whole = range_of(example, *parts)
     balanced = [observed(example, part) for part in parts]
@@ -59,7 +60,8 @@ def merges_parts_in_any_grouping(example: Example) -> None:
 
 @check("observer", since=2, each=_of_several)
 def merging_changes_one_alone(example: Example) -> None:
-    """After a merge, the other observer has the range that it had, also when the first one sees more data."""
+    """After a merge, the observer that was merged in keeps its range, even if the first observer sees more
+    data."""
     first, other = observed(example, data_of(1)), observed(example, 3 * data_of(2))
     before = tuple(end.clone() for end in other.range())
     empty = observed(example)
@@ -71,7 +73,7 @@ def merging_changes_one_alone(example: Example) -> None:
 
 @check("observer", since=2, each=examples_of)
 def can_be_sent_to_another_process(example: Example) -> None:
-    """An observer that another process of the run has sent, or a deep copy, has the same range."""
+    """An observer that is sent to another process of the run, or copied deeply, keeps its range."""
     observer = observed(example, data_of())
     for how, copied in (
         ("sent to another process", lambda: ForkingPickler.loads(ForkingPickler.dumps(observer))),
@@ -84,8 +86,8 @@ def can_be_sent_to_another_process(example: Example) -> None:
 
 @check("observer", since=2, each=_of_tokens)
 def gives_the_range_of_all_tokens_in_any_batches(example: Example) -> None:
-    """Several unequal batches of tokens give the range that the same batches give in another order, and the
-    range of one tensor of all tokens if the observer keeps extremes."""
+    """Unequal batches of tokens give the same range in another order. If the observer keeps extremes, they
+    give the range of one tensor of all tokens."""
     x = data_of(1) * torch.linspace(0.2, 3, SHAPE[0])[:, None]
     batches = x.split(_BATCHES)
     seen, reverse = range_of(example, *batches), range_of(example, *reversed(batches))
@@ -98,7 +100,7 @@ def gives_the_range_of_all_tokens_in_any_batches(example: Example) -> None:
 def takes_sequences_of_tokens(example: Example) -> None:
     """Activations of three axes, ``[sequences, tokens, channels]``, give the range of all their tokens."""
     x = data_of(3) * torch.linspace(0.2, 3, SHAPE[0])[:, None]
-    with complaining("does not take activations of three axes", Exception):
+    with complaining("does not accept activations with three axes", Exception):
         seen = range_of(example, x.view(4, -1, SHAPE[1]))
     require(is_close(seen, range_of(example, x)), "gives another range for sequences of tokens than for the same tokens in one row")
 

@@ -1,4 +1,4 @@
-"""Checks of roundings: on a few layers, with every kind of scheme; and in whole runs on a small model."""
+"""Checks of roundings, on a few layers with every kind of scheme, and in whole runs on a small model."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from quark_devkit.whole_runs import require_same_by_two_ranks
 
 _CALLS = 40
 MARGIN = 3
-"""Standard errors of a difference, over the tokens of a test, that count as chance."""
+"""Number of standard errors, over the tokens of a test, up to which a difference counts as chance."""
 
 
 def _survives(case: Case, where: str, layers: dict[str, Any], data: Inputs | None = None) -> bool:
-    """Require that layers get weights on the grid, or that a RoundingError makes the run round them to
-    nearest.
+    """Require that the layers get weights on the grid, or that the rounding raises RoundingError, after which
+    a run rounds to nearest.
 
     Returns:
         Whether they are rounded.
@@ -75,11 +75,12 @@ checks_of_settings = tuple(map(check("rounding"), algorithm.OF_SETTINGS))
 
 @check("rounding", since=2)
 def heeds_its_options(subject: Subject) -> None:
-    """Every value of an option changes weights or the layers that it applies to in its own way, beside each
-    value of a boolean option. Values may also be refused, or declared to change only the cost."""
+    """Different values of an option give different weights, or other layers to which the rounding applies,
+    whatever the
+    boolean options are. A value may also be refused, or the option declared to change only the cost."""
 
     def results(settings: AlgoConfig) -> Iterator[str]:
-        data, held_out = (Inputs(one.x, 1.25 * one.reference) for one in (inputs(0), inputs(1, 32)))  # as if inputs had been made smaller
+        data, held_out = (Inputs(one.x, 1.25 * one.reference) for one in (inputs(0), inputs(1, 32)))  # as if quantization shrank inputs
         for case in cases(subject):
             rounding, layers = processor_of(subject, settings), layers_of(case.config, count=1)
             rounded(rounding, layers, data, held_out)
@@ -95,14 +96,14 @@ def says_to_which_layers_it_applies(subject: Subject) -> None:
     rounding = processor_of(subject)
     for name in ("self_attn.q_proj", "mlp.experts.3.down_proj", "0", "a-name.of.no.layer"):
         answers = [rounding.applies_to(name) for _ in range(2)]
-        require(all(isinstance(answer, bool) for answer in answers), f"answers {answers[0]!r}, not True or False")
+        require(all(isinstance(answer, bool) for answer in answers), f"returns {answers[0]!r}, not True or False")
         require(answers[0] == answers[1], f"gives two different answers from applies_to('{name}')")
 
 
 @check("rounding")
 def rounds_every_scheme(subject: Subject) -> None:
-    """It rounds layers in every registered scheme that its record does not exclude, to finite values on the
-    grid."""
+    """In every registered scheme that the record does not exclude, the rounding rounds layers to finite
+    values on the grid."""
     rounding = processor_of(subject)
     for name, config in schemes_to_round(subject).items():
         layers = layers_of(config, count=1)
@@ -123,8 +124,8 @@ def excludes_schemes_that_there_are(subject: Subject) -> None:
 
 @check("rounding", each=cases)
 def leaves_finite_weights_on_the_grid(case: Case) -> None:
-    """It rounds all given layers, and every rounded weight is finite and exactly on the grid of
-    its scales.
+    """The rounding rounds all given layers, and every rounded weight is finite and exactly on the grid of its
+    scales.
     """
     require_on_grid([layer for layer, _ in case.rounded(count=3)])
 
@@ -164,7 +165,7 @@ def changes_nothing_but_weights(case: Case) -> None:
 
 @check("rounding", each=one_case)
 def reports_json_values(case: Case) -> None:
-    """It returns metrics as JSON values, by the names of the given layers."""
+    """The rounding returns metrics as JSON values, by the names of the layers that it got."""
     layers = layers_of(case.config)
     report = checked_metrics(rounded(case.rounding(), layers), origin("algorithms", case.subject.lookup_name))
     unknown = [name for name in report if name not in layers]
@@ -173,17 +174,17 @@ def reports_json_values(case: Case) -> None:
 
 @check("rounding", each=one_case)
 def uses_declared_statistics_alone(case: Case) -> None:
-    """It uses only statistics in its ``needs``."""
+    """The rounding uses only statistics in its ``needs``."""
     try:
         rounded(case.rounding(), layers_of(case.config))
     except KeyError as error:
-        require(False, f"{error.args[0]}: declare it")
+        require(False, f"{error.args[0]}: add it to needs")
 
 
 @check("rounding")
 def is_deterministic(subject: Subject) -> None:
-    """The same layers and statistics give the same weights, in any order, after many calls, and from another
-    object.
+    """The same layers and statistics give the same weights, whatever came before: other layers, many calls,
+    or a new object.
 
     Random states of the process do not change.
     """
@@ -193,7 +194,7 @@ def is_deterministic(subject: Subject) -> None:
     passes = ((first, in_turn), (first, in_turn[::-1]), (first, in_turn[:1] * _CALLS), (processor_of(subject), in_turn))
     for case, rounding in ((case, rounding) for rounding, those in passes for case in those):
         layers = layers_of(case.config)
-        torch.rand(3)  # so that a global random state differs each time
+        torch.rand(3)  # the global random state then differs each time
         with random_states_kept():
             rounded(rounding, layers, held_out=inputs(1, 32), given=given)
         weights: list[Any] = [layer.weight for layer in layers.values()]
@@ -206,8 +207,8 @@ statistics_are_sums_over_tokens = check("rounding", since=2)(algorithm.statistic
 
 @check("rounding", each=one_case)
 def merged_statistics_give_the_same(case: Case) -> None:
-    """Statistics of several unequal batches, or merged of parts in any grouping, give the weights of the
-    statistics of all tokens, so that ranks can share the work."""
+    """Statistics from unequal batches, or merged from parts in any grouping, give the same weights as
+    statistics from all tokens at once, so that ranks can share the work."""
     data, needs = inputs(0), case.rounding().needs
     assume(needs, "it needs no statistics")
 
@@ -231,7 +232,7 @@ def merged_statistics_give_the_same(case: Case) -> None:
 
 @check("rounding", each=one_case)
 def statistics_leave_inputs_alone(case: Case) -> None:
-    """Its statistics neither change the inputs that they see nor keep a reference to them."""
+    """Statistics neither change the inputs that they see nor keep a reference to them."""
     rounding, data = case.rounding(), inputs(0)
     for kind in rounding.needs:
         x, reference = data.x.clone(), data.reference.clone()
@@ -249,8 +250,8 @@ def statistics_leave_inputs_alone(case: Case) -> None:
 
 @check("rounding", each=cases)
 def is_no_worse_than_round_to_nearest(case: Case) -> None:
-    """On unseen tokens, the output error is at most ``worst_ratio`` times that of round-to-nearest, except by
-    chance.
+    """On unseen tokens, the output error is at most ``worst_ratio`` times the error of round-to-nearest, up
+    to chance.
     """
     allowed, other = case.subject.record.worst_ratio, inputs(2, 1024)
     layers, nearest = layers_of(case.config), layers_of(case.config)
@@ -266,7 +267,7 @@ def is_no_worse_than_round_to_nearest(case: Case) -> None:
 
 @check("rounding")
 def survives_few_tokens(subject: Subject) -> None:
-    """With one or a few tokens, it gives weights on the grid or raises RoundingError."""
+    """With one or a few tokens, the rounding gives weights on the grid or raises RoundingError."""
     for case in cases(subject):
         for tokens in (1, 3):
             _survives(case, f"{tokens} tokens", layers_of(case.config), inputs(0)[:tokens])
@@ -274,7 +275,8 @@ def survives_few_tokens(subject: Subject) -> None:
 
 @check("rounding")
 def survives_dead_channels(subject: Subject) -> None:
-    """If some or all input channels are always 0, it gives weights on the grid or raises RoundingError."""
+    """If some or all input channels are always 0, the rounding gives weights on the grid or raises
+    RoundingError."""
     for case in cases(subject):
         for what, channels in (("a dead channel in three", slice(None, None, 3)), ("dead channels alone", slice(None))):
             data = inputs(0)
@@ -285,8 +287,8 @@ def survives_dead_channels(subject: Subject) -> None:
 
 @check("rounding")
 def survives_odd_layers(subject: Subject) -> None:
-    """Layers with one output or input channel, or with zero weights, get weights on the grid or a
-    RoundingError.
+    """For layers with one output or input channel, or with zero weights, the rounding gives weights on the
+    grid or raises RoundingError.
     """
     for case in cases(subject):
         _survives(case, "one output channel", layers_of(case.config, rows=1))
@@ -309,13 +311,13 @@ def quantizes_a_model(subject: Subject) -> None:
     for scheme in schemes_for(subject):
         ratio = logit_error(scheme, settings_of(subject)) / logit_error(scheme)
         allowed = HARM * subject.record.worst_ratio
-        require(ratio <= allowed, f"makes logits {ratio:.3g} times as wrong as round-to-nearest does ({scheme})")
+        require(ratio <= allowed, f"makes the error of the logits {ratio:.3g} times as large as round-to-nearest ({scheme})")
 
 
 @check("rounding")
 def leaves_other_layers_to_round_to_nearest(subject: Subject) -> None:
-    """Layers that it does not apply to equal a run without it, and plan and report name only layers that it
-    applies to.
+    """Layers to which the rounding does not apply are the same as in a run without the rounding. The plan
+    names the rounding for the layers to which it applies, and for no others.
     """
     rounding: Rounding = processor_of(subject)
     scheme = schemes_for(subject)[0]
@@ -323,7 +325,9 @@ def leaves_other_layers_to_round_to_nearest(subject: Subject) -> None:
     for row in model.quark_plan.quantized:
         inside = ".".join(row.name.split(".")[3:])
         applies = rounding.applies_to(inside)
-        require((row.algorithm is not None) == applies, f"applies to '{row.name}': {applies}, but the plan says {row.algorithm}")
+        require(
+            (row.algorithm is not None) == applies, f"for '{row.name}', returns {applies} from applies_to, but the plan has {row.algorithm}"
+        )
         if not applies:
             same = torch.equal(model.get_submodule(row.name).weight, nearest.get_submodule(row.name).weight)
             require(same, f"changes '{row.name}', to which it does not apply")
@@ -336,6 +340,6 @@ checks_of_runs = tuple(map(check("rounding"), algorithm.OF_RUNS))
 @check("rounding")
 def is_the_same_on_two_ranks(subject: Subject) -> None:
     """Two processes that share a deterministic run, each with half of the data, give the same weights and
-    metrics as one, to the bit.
+    metrics as one process, to the bit.
     """
     require_same_by_two_ranks(run_config(schemes_for(subject)[-1], settings_of(subject)))

@@ -29,7 +29,7 @@ def layers_of(
     found = {}
     for number in range(count):
         generator = torch.Generator().manual_seed(number)
-        layer = nn.utils.skip_init(nn.Linear, columns, rows, dtype=dtype)  # which draws no random number
+        layer = nn.utils.skip_init(nn.Linear, columns, rows, dtype=dtype)  # skip_init draws no random number
         with torch.no_grad():
             layer.weight.copy_(torch.randn(rows, columns, generator=generator, dtype=torch.float32) * columns**-0.5)
             layer.bias.copy_(torch.randn(rows, generator=generator, dtype=torch.float32))
@@ -69,16 +69,16 @@ def rounded(
     made = statistics(rounding, [inputs(0, columns=columns) if data is None else data], columns) if given is None else given
     validation = None if held_out is None else HeldOut(held_out.x, held_out.reference)
     has_table = any(layer.weight_quantizer.quantizer.stored_level.format.table_shape is not None for layer in layers.values())  # type: ignore[union-attr]
-    tasks = [{name: layer} for name, layer in layers.items()] if has_table else [layers]  # as runs do
+    tasks = [{name: layer} for name, layer in layers.items()] if has_table else [layers]  # one task for each layer, as in runs
     return {name: one for task in tasks for name, one in rounding.round(RoundingTask(task, made, held_out=validation)).items()}
 
 
 def require_on_grid(layers: Iterable[QuantizedLayer], where: str = "") -> None:
-    """Require that weights and scales of rounded layers are right.
+    """Require that rounded layers have scales, and weights on the grid of their scales.
 
     Args:
         layers: The layers.
-        where: Origin of the layers, in parentheses, for the message.
+        where: Where the layers come from, in parentheses, for the message.
     """
     for layer in layers:
         module = layer.weight_quantizer
@@ -89,13 +89,13 @@ def require_on_grid(layers: Iterable[QuantizedLayer], where: str = "") -> None:
 
 
 def schemes_to_round(subject: Subject) -> dict[str, QLayerConfig]:
-    """Return registered schemes with quantized weights, without excluded schemes.
+    """Return the registered schemes that quantize weights, except those in ``excluded_schemes``.
 
     Raises:
         NotApplicableError: There is no such scheme.
     """
     found = {name: config for name, config in fitting([(ROWS, COLUMNS)]).items() if name not in subject.record.excluded_schemes}
-    if not processor_of(subject).rounds_vectors:  # a run refuses these
+    if not processor_of(subject).rounds_vectors:  # a run refuses schemes of vectors
         found = {name: config for name, config in found.items() if not has_vectors(config)}
     assume(found, "it fits no scheme")
     return found

@@ -1,4 +1,4 @@
-"""Checks of a scheme's configuration: how it is built, its options, its JSON form."""
+"""Checks of a scheme's configuration: its functions, options and JSON form."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ def _specs(built: Any) -> list[TensorSpec]:
 
 @check("scheme")
 def builds_a_configuration(subject: Subject) -> None:
-    """Without arguments, its functions build a QLayerConfig that quantizes something, and a QTensorConfig for
-    attention; for the KV cache also a list of levels.
+    """Without arguments, the record's functions build a QLayerConfig that quantizes something, and a
+    QTensorConfig for
+    attention. For the KV cache, a function builds a QTensorConfig or a list of levels.
     """
     for field, build in _builds(subject).items():
         built = build()
@@ -52,8 +53,8 @@ def builds_a_configuration(subject: Subject) -> None:
 
 @check("scheme")
 def builds_it_afresh(subject: Subject) -> None:
-    """Each call builds a new, equal configuration, also after many calls, so that changes to one do not
-    affect the next.
+    """Each call builds a new, equal configuration, also after many calls, so that a change to one
+    configuration does not affect the next.
     """
     for field, build in _builds(subject).items():
         first = build()
@@ -76,7 +77,7 @@ def imports_no_torch(subject: Subject) -> None:
         "build()\n"
         "print('torch' in sys.modules)"
     )
-    # Packages that are imported may lie where only this process looks.
+    # A package may have been imported from a path that only this process searches.
     loaded = getattr(sys.modules.get(record.config.module.partition(".")[0]), "__path__", ())
     places = [*(str(Path(place).parent) for place in loaded), *filter(None, sys.path)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
@@ -87,7 +88,7 @@ def imports_no_torch(subject: Subject) -> None:
 
 @check("scheme")
 def refuses_unknown_options(subject: Subject) -> None:
-    """Unknown options are refused by name."""
+    """The scheme refuses unknown options with an error that names them."""
     try:
         tiny_template().get_config(subject.lookup_name, scheme_options={_NO_OPTION: 1})
     except ConfigError as error:
@@ -100,7 +101,7 @@ def refuses_unknown_options(subject: Subject) -> None:
 
 @check("scheme")
 def lists_its_options(subject: Subject) -> None:
-    """Every option has a default, and passing the default equals leaving the option out."""
+    """Every option has a default and a description, and passing the default equals leaving the option out."""
     options = subject.registry.options(subject.lookup_name)
     build = subject.load("config")
     for option in options:
@@ -114,20 +115,20 @@ def lists_its_options(subject: Subject) -> None:
 
 @check("scheme", since=2)
 def heeds_its_options(subject: Subject) -> None:
-    """Every value of an option builds another configuration, beside each value of a boolean option. Values
-    may also be refused, or declared to change only the cost."""
+    """Different values of an option build different configurations, whatever the boolean options are. A value
+    may also be refused, or the option declared to change only the cost."""
     build = subject.load("config")
     require_effects(subject.registry.options(subject.lookup_name), lambda values: [build(**values)])
 
 
 @check("scheme")
 def comes_back_from_json(subject: Subject) -> None:
-    """The configurations survive JSON, as checkpoints need."""
+    """The configurations are equal after they are written to JSON and read back, as checkpoints need."""
     for field, build in _builds(subject).items():
         built = build()
         whole = QLayerConfig(output_tensors=built) if isinstance(built, list) else built
         back, built = type(whole).from_dict(json.loads(json.dumps(whole.to_dict()))), whole
-        require(back == built, f"has a {field} that JSON changes: {built} becomes {back}")
+        require(back == built, f"has a {field} that a round trip through JSON changes: {built} becomes {back}")
 
 
 @check("scheme")

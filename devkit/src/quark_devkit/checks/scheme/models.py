@@ -33,7 +33,7 @@ from quark_tiny_model import calibration_batches, tiny_model, tiny_model_dir, ti
 
 _WIDTH = 128
 _SHARED_BITS = 0.6
-"""Bits per element of a 256 × 256 layer for scales and zero points of tensors and channels.
+"""Bits that scales and zero points of tensors and channels add per element of a 256 × 256 layer.
 """
 
 
@@ -56,7 +56,7 @@ class Finished:
 
 
 def _first_row(finished: Finished) -> PlanRow:
-    """The plan of the first layer that is quantized, in the order of the model."""
+    """The plan's row of the first quantized layer, in the order of the model."""
     plan: QuantPlan = finished.model.quark_plan  # type: ignore[assignment]
     return plan.quantized[0]
 
@@ -103,15 +103,15 @@ def _loaded(path: Path) -> Any:
 
 @check("scheme")
 def quantizes_a_model(subject: Subject) -> None:
-    """In the tiny model, every planned layer gets its configuration, and logits are finite and differ from
-    the float model's.
+    """In the tiny model, every planned layer gets the scheme's configuration. The logits are finite and
+    differ from the float model's.
     """
     finished = _finished(subject)
     require(bool(finished.logits.isfinite().all()), "gives logits that are NaN or infinite")
     plan: Any = finished.model.quark_plan
     require(plan.quantized, "quantizes no layer of the tiny model")
     other = [row.name for row in plan.quantized if row.config != config_of(subject)]
-    require(not other, f"gives {len(other)} layers a configuration other than its own, such as '{''.join(other[:1])}'")
+    require(not other, f"gives {len(other)} layers a configuration that is not the scheme's, such as '{''.join(other[:1])}'")
     require(not torch.equal(finished.logits, _logits(tiny_model(torch.bfloat16))), "does not change the logits of the model")
 
 
@@ -157,9 +157,7 @@ def streams_to_the_same_bytes(subject: Subject) -> None:
 
 @check("scheme")
 def stores_its_effective_bits(subject: Subject) -> None:
-    """A stored weight takes the bits per element that listings show, apart from scales of tensors and
-    channels.
-    """
+    """A stored weight takes the bits per element that listings show, plus scales of tensors and channels."""
     weight, formats = config_of(subject).weight, subject.catalog.formats
     said = effective_bits(weight, lambda name: float(formats.get(name).bits))
     if said is None:
@@ -172,7 +170,7 @@ def stores_its_effective_bits(subject: Subject) -> None:
             if name.startswith(f"{row.name}.weight"):
                 stored += math.prod(shape) * DTYPES[dtype].itemsize * 8
     bits = stored / math.prod(row.shape)
-    require(said <= bits * 1.001 and bits <= said + _SHARED_BITS, f"stores {bits:.4g} bits for an element, but listings say {said:.4g}")
+    require(said <= bits * 1.001 and bits <= said + _SHARED_BITS, f"stores {bits:.4g} bits for an element, but listings show {said:.4g}")
 
 
 @check("scheme")
@@ -197,9 +195,7 @@ def calibrates_static_activations(subject: Subject) -> None:
 
 @check("scheme")
 def serves_parts_of_attention(subject: Subject) -> None:
-    """A KV cache or attention that its record offers is quantized, exported and loaded with the same
-    logits.
-    """
+    """A KV cache or attention that the record offers is quantized, exported and loaded with equal logits."""
     record = subject.record
     offered = {"kv_cache_scheme": record.kv_cache, "attention_scheme": record.attention}
     parts = [part for part, reference in offered.items() if reference is not None]

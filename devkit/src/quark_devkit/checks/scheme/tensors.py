@@ -1,4 +1,4 @@
-"""Checks of tensors quantized by a scheme: weights and activations, of any formats and levels."""
+"""Checks of tensors that a scheme quantizes: weights and activations, in any format and with any levels."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _fitting(quantizer: TensorQuantizer, rows: int) -> tuple[int, int]:
 
 
 def _most_error(quantizer: TensorQuantizer) -> float:
-    """Return the relative error of normal values that a format's bits allow."""
+    """Return the largest allowed relative error of normal values, which depends on a format's bits."""
     return min(_MOST_ERROR, max(_LEAST_ERROR, _ERROR_OF_ONE_BIT * 2.0 ** -float(quantizer.stored_level.format.bits)))
 
 
@@ -84,7 +84,7 @@ def serves_hard_weights(subject: Subject) -> None:
         values = quantizer.fake_quantize(x)
         require(bool(values.isfinite().all()), f"rounds {name} to NaN or infinity")
         largest = float(values.abs().max())
-        allowed = 3 * float(x.abs().max()) + 1e-6  # a floor of scales may lift tiny values a little
+        allowed = 3 * float(x.abs().max()) + 1e-6  # the smallest scale may enlarge tiny values a little
         require(largest <= allowed, f"rounds {name} to values up to {largest:.3g}")
     for bad in (torch.nan, torch.inf, -torch.inf):
         x = _data(*shape)
@@ -97,17 +97,17 @@ def rounds_weights(subject: Subject) -> None:
     """Rounding changes a normal weight, with a relative error above 0 and below 1."""
     error = _error_of_weights(_weight_quantizer(subject))
     require(error > 1e-6, "does not round at all")  # rounding error of a division and a product in float32
-    require(error < 1, f"rounds a normal weight with a relative error of {error:.3g}: zeros would be as good")
+    require(error < 1, f"rounds a normal weight with a relative error of {error:.3g}: zeros would be no worse")
 
 
 @check("scheme", level="advisory")
 def errs_as_its_bits_allow(subject: Subject) -> None:
-    """The relative error of a normal weight is at most that of a uniform grid with the same
-    number of bits.
+    """The relative error of a normal weight is at most the error of a uniform grid with the same number of
+    bits.
     """
     quantizer = _weight_quantizer(subject)
     error, most = _error_of_weights(quantizer), _most_error(quantizer)
-    require(error <= most, f"rounds a normal weight with a relative error of {error:.3g}; for its bits at most {most:.3g} is allowed")
+    require(error <= most, f"rounds a normal weight with a relative error of {error:.3g}, but its bits allow at most {most:.3g} of error")
 
 
 def _error_of_weights(quantizer: TensorQuantizer) -> float:
@@ -117,7 +117,7 @@ def _error_of_weights(quantizer: TensorQuantizer) -> float:
 
 @check("scheme")
 def serves_activations(subject: Subject) -> None:
-    """Inputs of any rank, dtype and memory layout, also empty ones, are quantized to close values with the
+    """Inputs of any rank, dtype and memory layout, also empty inputs, are quantized to close values with the
     same shape and dtype.
     """
     spec = config_of(subject).input_tensors
@@ -133,7 +133,7 @@ def serves_activations(subject: Subject) -> None:
         require(bool(whole.isfinite().all()), f"turns an input in {dtype} into NaN or infinity")
         error = float((whole - x).float().norm() / x.float().norm())
         most = _most_error(module.quantizer)
-        require(error <= most, f"changes a normal input by {error:.3g}; for its bits at most {most:.3g} is allowed")
+        require(error <= most, f"changes a normal input by {error:.3g}, but its bits allow at most {most:.3g} of error")
         for part in (x[0], x[0, 0], x[:, :, 0], x[:0]):
             require(module(part).shape == part.shape, f"does not keep the shape {list(part.shape)} of an input")
         same = torch.equal(module(x.transpose(0, 1)), whole.transpose(0, 1))
@@ -152,8 +152,8 @@ def _input_module(spec: object, x: Tensor) -> QuantizerModule:
 
 @check("scheme")
 def refuses_or_serves_ragged_groups(subject: Subject) -> None:
-    """A layer whose width the groups do not divide is rounded, or refused in the plan with its name and both
-    numbers.
+    """If the groups do not divide the width of a layer, the layer is rounded, or the plan refuses it with an
+    error that states its name, its width and the group size.
 
     If it is rounded, the ragged columns are as accurate as the others, in values, codes and bytes.
     """
@@ -176,11 +176,11 @@ def refuses_or_serves_ragged_groups(subject: Subject) -> None:
     same = torch.equal(quantizer.dequantize(codes, qparams), values) and torch.equal(quantizer.dequantize(read, scales), values)
     require(same, f"{planned}, but its codes or bytes decode to different values")
     worst, most = float(((values - x).norm(dim=0) / x.norm(dim=0)).max()), _most_error(quantizer)
-    require(worst <= most, f"{planned}, but changes a column by {worst:.3g}; for its bits at most {most:.3g} is allowed")
+    require(worst <= most, f"{planned}, but changes a column by {worst:.3g}, and its bits allow at most {most:.3g} of error")
 
 
 @check("scheme")
 def shares_global_scales_that_are_there(subject: Subject) -> None:
-    """A record with ``shares_global_scale`` has weights with one scale over the whole tensor."""
+    """If a record sets ``shares_global_scale``, the scheme's weights have one scale over the whole tensor."""
     assume(subject.record.shares_global_scale, "its record does not set shares_global_scale")
     require(_weight_quantizer(subject).has_tensor_scale, "sets shares_global_scale, but its weights have no scale over the whole tensor")
