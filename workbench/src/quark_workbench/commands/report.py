@@ -21,7 +21,10 @@ class ComparedData(CalibrationChoices):
 
     calib: Annotated[
         list[str] | None,
-        typer.Option(help="Data for the comparison of hidden states, as for `quark quantize`. Needs --float. May be repeated."),
+        typer.Option(
+            help="Data for the comparison of hidden states and for the metrics of `quark evaluate`, as for `quark quantize`. Needs "
+            "--float. May be repeated."
+        ),
     ] = None
     num_calib: Annotated[int, typer.Option(min=1, help="Sequences of the data, or samples with images or sounds.")] = 4
 
@@ -44,6 +47,7 @@ def report(
     # Torch and transformers are imported here, not above: `quark --help` and the listings do without them.
     from quark.checkpoint.destination import REPORT_FILES
     from quark.models.hf.skeleton import meta_model
+    from quark_workbench.commands.reported_metrics import reported_metrics
     from quark_workbench.report import write_contents
     from quark_workbench.report.export_report import export_report
 
@@ -53,6 +57,8 @@ def report(
     elif data.calib:
         raise typer.BadParameter("--calib compares hidden states with the float model: add --float MODEL")
     contents = export_report(out, float_model, samples)
+    if samples is not None and float_model is not None:
+        contents["evaluation"] = reported_metrics(out, float_model, data)
     target = to or out
     target.mkdir(parents=True, exist_ok=True)
     write_contents(contents, target)
