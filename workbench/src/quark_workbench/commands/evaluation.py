@@ -25,6 +25,7 @@ from quark_workbench.evaluate.metrics import TokenMetrics
 from quark_workbench.evaluate.outputs import compare_outputs, gives_next_tokens
 from quark_workbench.evaluate.sample_windows import sample_windows
 from quark_workbench.evaluate.whole_texts import TextKind
+from quark_workbench.evaluate.word_error_rate import words_of
 
 __all__ = ["compare_texts", "evaluate_samples", "evaluate_windows", "texts_of"]
 
@@ -57,12 +58,13 @@ def evaluate_samples(
 ) -> dict[str, Any]:
     """Return the metrics of a model over samples with images or sounds.
 
-    A speech model also has a word error rate.
+    A speech model also has a word error rate; a CTC model only if the samples say what is spoken.
     """
     processor = load_processor(paths[0], trust_remote_code=where["trust_remote_code"])
     batches = sample_windows(processor, samples)
     facts = {"protocol": {"name": "samples"}, "windows": len(batches), "seq_len": max(one.tokens.shape[1] for one in batches)}
-    if not processor.is_speech_to_text:
+    has_words = any(words_of(getattr(sample, "text", "")) for sample in samples)
+    if not processor.is_speech_to_text and not (processor.is_ctc and has_words):
         return facts | evaluate_windows(paths, batches, metric, where, by_block)
     if by_block:
         raise ConfigError(f"'{paths[0]}' is a speech model, which runs as a whole: leave out --by-block")

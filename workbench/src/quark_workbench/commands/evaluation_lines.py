@@ -15,12 +15,8 @@ def result_lines(result: dict[str, Any]) -> list[str]:
     """Return the lines for the result of ``quark evaluate``."""
     if "figures" in result:
         return _figure_lines(result, result["figures"])
-    if "outputs" in result:
-        compared = f"{result['model']} beside {result['reference']}, {result['windows']} window(s) of {result['seq_len']} tokens"
-        return [f"{compared}, {result['seconds']:.1f} s"] + [
-            f"{name}: cosine {output['cosine']:.5f}, at least {output['lowest_cosine']:.5f}, relative error {output['relative_error']:.5f}"
-            for name, output in result["outputs"].items()
-        ]
+    if "tokens" not in result:
+        return _output_lines(result) + _word_error_lines(result)
     counted = f"{result['tokens']:,} tokens in {result['windows']} window(s) of {result['seq_len']}, protocol {result['protocol']['name']}"
     name = "perplexity" if result["unit"] == "token" else "perplexity per word"
     lines = [f"{result['model']}: {name} {_with_error(result, 'perplexity', '.3f')} over {counted}, {result['seconds']:.1f} s"]
@@ -37,11 +33,25 @@ def result_lines(result: dict[str, Any]) -> list[str]:
     for name, metric in result["metrics"].items():
         error = "" if metric["error"] is None else f" ± {metric['error']:.5f}"
         lines.append(f"{name}: {metric['value']:.5f}{error}")
-    if "word_error_rate" in result:
-        beside = f", reference {_with_error(result, 'reference_word_error_rate', '.2%')}" if "reference" in result else ""
-        difference = f", difference {_with_error(result, 'word_error_rate_difference', '+.2%')}" if beside else ""
-        lines.append(f"word error rate over {result['words']:,} words: {_with_error(result, 'word_error_rate', '.2%')}{beside}{difference}")
-    return lines
+    return lines + _word_error_lines(result)
+
+
+def _output_lines(result: dict[str, Any]) -> list[str]:
+    beside = f" beside {result['reference']}" if "reference" in result else ""
+    of_samples = result.get("protocol", {}).get("name") == "samples"
+    counted = f"{result['windows']} " + ("sample(s)" if of_samples else f"window(s) of {result['seq_len']} tokens")
+    return [f"{result['model']}{beside}, {counted}, {result['seconds']:.1f} s"] + [
+        f"{name}: cosine {output['cosine']:.5f}, at least {output['lowest_cosine']:.5f}, relative error {output['relative_error']:.5f}"
+        for name, output in result.get("outputs", {}).items()
+    ]
+
+
+def _word_error_lines(result: dict[str, Any]) -> list[str]:
+    if "word_error_rate" not in result:
+        return []
+    beside = f", reference {_with_error(result, 'reference_word_error_rate', '.2%')}" if "reference" in result else ""
+    difference = f", difference {_with_error(result, 'word_error_rate_difference', '+.2%')}" if beside else ""
+    return [f"word error rate over {result['words']:,} words: {_with_error(result, 'word_error_rate', '.2%')}{beside}{difference}"]
 
 
 def figures_of(result: Mapping[str, Any]) -> list[dict[str, Any]]:

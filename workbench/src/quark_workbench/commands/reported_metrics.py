@@ -83,7 +83,9 @@ def _result(paths: tuple[Path, Path], data: CalibrationChoices, names: list[str]
     count, predicts = min(data.num_calib, MOST_SAMPLES), gives_next_tokens(model)
     samples = data.samples(count)
     if any(map(has_media, samples)):
-        wanted = names if predicts or load_processor(float_model, trust_remote_code=trusts).is_speech_to_text else []
+        processor = load_processor(float_model, trust_remote_code=trusts)
+        predicts = predicts and not processor.is_ctc
+        wanted = names if predicts or processor.is_speech_to_text else []
         return {"samples": len(samples)} | evaluate_samples(paths, samples, wanted, where, by_block=predicts)
     whole = text_kind(float_model, type(model), model.config, reader.tokenizer, data.seq_len)
     if whole is not None:
