@@ -279,11 +279,6 @@ class WritingChoices:
     ] = "standard"
     no_report: Annotated[bool, typer.Option("--no-report", help="Write no report.")] = False
 
-    @property
-    def is_full(self) -> bool:
-        """Whether the report has the most figures."""
-        return self.report == "full" and not self.no_report
-
     def arguments(self, started: float, selection: SelectionResult | None) -> dict[str, Any]:
         """Return the arguments of `quark.runs.quantize_checkpoint` that these options set.
 
@@ -296,6 +291,16 @@ class WritingChoices:
         drawn = None if selection is None else selection.to_dict()
         report = None if self.no_report else ReportOptions(self.report, command_line(sys.argv[1:]), started, drawn)
         return {"resume": self.resume, "restart": self.restart, "report": report}
+
+    def add_metrics(self, out: Path, model: Path, data: CalibrationChoices, *, device: str, trust_remote_code: bool) -> None:
+        """Add the metrics of `quark evaluate` to a full report, if there are data.
+
+        Arguments as of `quark_workbench.commands.reported_metrics.add_metrics`.
+        """
+        from quark_workbench.commands.reported_metrics import add_metrics
+
+        if self.report == "full" and not self.no_report and data.calib:
+            add_metrics(out, model, data, device=device, trust_remote_code=trust_remote_code)
 
 
 GROUPS: dict[str, Callable[..., Any]] = {"config": ConfigOptions, "calibration": CalibrationChoices, "export": ExportChoices}
