@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from quark_workbench.evaluate.outputs import gives_next_tokens
 from quark_workbench.evaluate.whole_texts import text_kind
 from quark_workbench.report import read_report, write_contents
 
-__all__ = ["MOST_SAMPLES", "add_metrics", "reported_metrics"]
+__all__ = ["MOST_SAMPLES", "add_metrics", "reported_metrics", "without_folders"]
 
 MOST_SAMPLES = 32
 """Largest number of samples, texts or sequences of a run that its full report evaluates."""
@@ -68,11 +69,24 @@ def reported_metrics(
             try:
                 result = _result(paths, data, metrics().names(), where)
             except PluginError as error:
-                notes = {"reason": f"registered metrics are left out: {error}"}
+                notes = {"reason": f"registered metrics are left out: {without_folders(str(error))}"}
                 result = _result(paths, data, [], where)
         except QuarkError as error:
-            return {"samples": 0, "figures": [], "reason": str(error)}
+            return {"samples": 0, "figures": [], "reason": without_folders(str(error))}
     return {"samples": result["samples"], "figures": figures_of(result), **notes}
+
+
+def without_folders(message: str) -> str:
+    """Return a message with only the last name of each path, since reports are shared.
+
+    >>> without_folders("'b' in '/home/me/my models/llama' is no file: see /srv/a.txt")
+    "'b' in 'llama' is no file: see a.txt"
+    """
+
+    def last(path: re.Match[str]) -> str:
+        return re.split(r"[/\\]+", path[0].rstrip("/\\"))[-1]
+
+    return "'".join(re.sub(r".*[/\\].*" if i % 2 else r"[^\s\"]*[/\\][^\s\"]*", last, part) for i, part in enumerate(message.split("'")))
 
 
 def _result(paths: tuple[Path, Path], data: CalibrationChoices, names: list[str], where: dict[str, Any]) -> dict[str, Any]:
