@@ -151,3 +151,26 @@ def test_a_model_without_a_fitting_metric_says_why(text: Path, tmp_path: Path) -
     assert (found["samples"], found["figures"]) == (0, [])
     assert "no sequence of the data has two tokens" in found["reason"]
     assert "Not measured: no sequence of the data" in (out / "quark_report.html").read_text()
+
+
+def test_metrics_that_fail_leave_the_report_and_are_measured_once(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    measured: list[Path] = []
+
+    def fails(out: Path, *_: object, **__: object) -> None:
+        measured.append(out)
+        raise OSError("no space")
+
+    command = ("quantize", tiny_model_dir(), tmp_path / "out", "--scheme", "int4_wo_64", "--report", "full", "--calib", text, "--resume")
+    with monkeypatch.context() as patch:
+        patch.setattr("quark_workbench.commands.reported_metrics.reported_metrics", fails)
+        quark(*command, "--num-calib", 2, "--seq-len", 16)
+    assert "The report has no metrics (OSError: no space)" in caplog.text
+    assert json.loads((tmp_path / "out/quark_report.json").read_text())["evaluation"] is None
+    quark(*command, "--num-calib", 2, "--seq-len", 16)
+    first = evaluation(tmp_path / "out")
+    assert first["samples"] == 2
+    quark(*command, "--num-calib", 3, "--seq-len", 16)
+    assert evaluation(tmp_path / "out") == first
+    assert measured == [tmp_path / "out"]
