@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,52 +17,20 @@ from quark_tiny_model import tiny_model_dir
 from quark_workbench.cli.main import program as whole_program
 from quark_workbench.data import read_samples
 from quark_workbench.data.processor import load_processor
-from tests.kit.media_models import HEARING, SEEING, media_checkpoint, read_no_videos, write_images, write_sound, write_sounds
+from tests.kit.media_models import HEARING, SEEING, write_sound, write_sounds
 
+from .media_program import LLAVA, WHISPER, Program
 from .program import run
 
-LLAVA, WHISPER = "LlavaForConditionalGeneration", "WhisperForConditionalGeneration"
 CLASSES = [*SEEING, *HEARING]
 TOWERS = {**dict.fromkeys(SEEING, "model.visual.blocks.*"), WHISPER: "model.encoder.layers.*"}
 TOWERS |= {LLAVA: "model.vision_tower.*.layers.*", "Gemma3ForConditionalGeneration": "model.vision_tower.encoder.layers.*"}
 """The layers of the tower that sees or hears."""
 
 
-class Program:
-    """The program in a directory with a checkpoint and data of one class."""
-
-    def __init__(self, name: str, folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self.name, self.folder, self.patch, self.capsys = name, folder, patch, capsys
-        self.model = media_checkpoint(name, folder / "model")
-        self.data = (write_sounds if name in HEARING else write_images)(folder / "data")
-
-    def quark(self, *arguments: object, code: int = 0) -> str:
-        """Run the program; return what it says."""
-        self.capsys.readouterr()
-        assert run(*arguments, monkeypatch=self.patch) == code
-        said = self.capsys.readouterr()
-        return " ".join((said.err if code else said.out).split())
-
-    def quantize(self, out: str, *options: object, code: int = 0) -> Path:
-        """Quantize the model on its data."""
-        self.quark("quantize", self.model, self.folder / out, "--calib", self.data, "--no-report", *options, code=code)
-        return self.folder / out
-
-    def evaluate(self, *arguments: object) -> dict[str, Any]:
-        """Return what the program measures on the data."""
-        self.capsys.readouterr()
-        assert run("evaluate", *arguments, "--text", self.data, "--json", monkeypatch=self.patch) == 0
-        result: dict[str, Any] = json.loads(self.capsys.readouterr().out.splitlines()[-1])
-        return result
-
-
 @pytest.fixture
 def program(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Program:
-    name = getattr(request, "param", WHISPER)
-    if name in SEEING:
-        pytest.importorskip("PIL")
-        read_no_videos(monkeypatch)
-    return Program(name, tmp_path, monkeypatch, capsys)
+    return Program(getattr(request, "param", WHISPER), tmp_path, monkeypatch, capsys)
 
 
 every_class = pytest.mark.parametrize("program", CLASSES, indirect=True)

@@ -33,6 +33,7 @@ ROUTES: dict[str, tuple[object, ...]] = {
     "spilled": ("--scheme", "int4_wo_64", "--algorithm", "gptq", "--calib", "{text}", "--spill-directory", "{base}"),
     "rotation": ("--scheme", "int8", "--algorithm", "rotation", "--calib", "{text}"),
     "gguf": ("--scheme", "int4_wo_32", "--exporter", "gguf"),
+    "no metrics": ("--scheme", "int4_wo_32", "--exporter", "gguf", "--calib", "{text}", "--report", "full"),
     "compressed_tensors": ("--scheme", "int4_wo_64", "--exporter", "compressed_tensors"),
     "fp8": ("--scheme", "fp8", "--exporter", "fp8", "--calib", "{text}"),
 }
@@ -63,6 +64,8 @@ def test_no_command_writes_where_it_was_run(route: str, base: Path, monkeypatch:
     assert not telling(base / "out")
     if route == "spilled":
         assert "--spill-directory '~'" in json.loads((base / "out/quark_report.json").read_text())["settings"]["command"]
+    if route == "no metrics":
+        assert "reason" in json.loads((base / "out/quark_report.json").read_text())["evaluation"]
     if route == "report":
         assert "quark quantize m out --scheme int4_wo_64" in json.loads((base / "out/quark_report.json").read_text())["settings"]["command"]
         assert run("report", base / "out", "--float", base / "models/m", monkeypatch=monkeypatch) == 0

@@ -17,6 +17,7 @@ __all__ = [
     "CHATTING",
     "HEARING",
     "SEEING",
+    "SPELLING",
     "media_checkpoint",
     "read_no_videos",
     "write_image",
@@ -76,6 +77,13 @@ CHATTING: dict[str, dict[str, Any]] = {
     }
 }
 """Values of the configuration of models that hear and chat, by class."""
+_LETTERS = {
+    **{"vocab_size": 32, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2},
+    **{"conv_dim": (32, 32), "conv_kernel": (10, 40), "conv_stride": (8, 40), "num_feat_extract_layers": 2, "pad_token_id": 0},
+    **{"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2},
+}
+SPELLING: dict[str, dict[str, Any]] = {"Wav2Vec2ForCTC": _LETTERS, "HubertForCTC": _LETTERS}
+"""Values of the configuration of models that give a letter for each frame of speech (CTC), by class."""
 _TOKENS = ["<image>", "<video>", "<see>", "<seen>", "<hear>", "<|en|>", "<|AUDIO|>"]
 _TEMPLATE = (
     "{% for message in messages %}{{ message['role'] + ': ' }}{% for part in message['content'] %}"
@@ -91,7 +99,7 @@ def media_checkpoint(name: str, path: Path, dtype: torch.dtype = torch.float32) 
     kind = getattr(transformers, name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = kind(kind.config_class(**(SEEING | HEARING | CHATTING)[name]))
+        model = kind(kind.config_class(**(SEEING | HEARING | CHATTING | SPELLING)[name]))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3 if parameter.ndim > 1 else 1)
@@ -106,6 +114,10 @@ def media_checkpoint(name: str, path: Path, dtype: torch.dtype = torch.float32) 
 
 def _save_processor(name: str, tokenizer: Any, path: Path) -> None:
     """Save the files of a processor, as the repository of a model has them."""
+    if name in SPELLING:
+        extractor = transformers.Wav2Vec2FeatureExtractor()
+        transformers.Wav2Vec2Processor(extractor, _speller(path)).save_pretrained(path)
+        return
     if name in HEARING:
         tokenizer.save_pretrained(path)
         transformers.WhisperFeatureExtractor(feature_size=8, chunk_length=1).save_pretrained(path)
@@ -136,6 +148,13 @@ def _save_processor(name: str, tokenizer: Any, path: Path) -> None:
         of_whole["vision_feature_select_strategy"] = "default"
     _write(path / "preprocessor_config.json", of_processor | {"processor_class": of_whole["processor_class"]})
     _write(path / "processor_config.json", of_whole)
+
+
+def _speller(path: Path) -> Any:
+    """Return a tokenizer of capital letters, whose files are in a directory; token 0 is the blank."""
+    names = ["<pad>", "<s>", "</s>", "<unk>", "|", "'", *map(chr, range(ord("A"), ord("Z") + 1))]
+    _write(path / "vocab.json", {name: number for number, name in enumerate(names)})
+    return transformers.Wav2Vec2CTCTokenizer(str(path / "vocab.json"))
 
 
 def write_image(path: Path, seed: int = 0) -> Path:

@@ -22,6 +22,7 @@ from tests.kit.media_models import (
     CHATTING,
     HEARING,
     SEEING,
+    SPELLING,
     media_checkpoint,
     read_no_videos,
     write_image,
@@ -205,6 +206,15 @@ def test_what_the_processor_refuses_is_refused_by_its_sample(tmp_path: Path) -> 
     mark = "<image>"
     with pytest.raises(CalibrationError, match=r"cannot read sample 2 \(ValueError: .*\)\. Give samples as the model's repository"):
         processor.batches(["Only text.", MediaRow(mark * 2, images=(write_image(tmp_path / "a.png"),))], 2)
+
+
+@pytest.mark.parametrize("name", SPELLING)
+def test_the_text_of_a_sound_is_no_input_of_a_ctc_model(name: str, tmp_path: Path) -> None:
+    processor = load_processor(media_checkpoint(name, tmp_path / "model"))
+    batch = processor.arguments(MediaRow("In the beginning.", sounds=(write_sound(tmp_path / "a.wav"),)))
+    assert {key: value.shape for key, value in batch.items()} == {"input_values": (1, 8000)}
+    assert (processor.is_ctc, processor.is_speech_to_text) == (True, False)
+    assert not load_processor(media_checkpoint(HEARS, tmp_path / "whisper")).is_ctc
 
 
 @pytest.mark.parametrize("name", ["ViTForImageClassification", "Wav2Vec2ForCTC"])

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from quark.errors import ConfigError, UnsupportedError
-from quark_workbench.commands.evaluate import _measured
+from quark_workbench.commands.evaluation import evaluate_windows
 from quark_workbench.commands.evaluation_lines import result_lines
 from quark_workbench.evaluate import Windows
 from quark_workbench.evaluate.outputs import compare_outputs, gives_next_tokens
@@ -80,9 +80,9 @@ def test_the_command_compares_outputs_or_says_why_there_is_no_perplexity(tmp_pat
     MODELS["base"][0].save_pretrained(tmp_path)  # type: ignore[operator]
     where: dict[str, Any] = {"device": "cpu", "dtype": "auto", "trust_remote_code": False, "packed": False}
     with pytest.raises(ConfigError, match=r"a BertModel does not predict tokens, .* give --reference MODEL"):
-        _measured((tmp_path, None), [WINDOWS], [], where, by_block=False)
+        evaluate_windows((tmp_path, None), [WINDOWS], [], where, by_block=False)
     with pytest.raises(UnsupportedError, match="leave out --by-block"):
-        _measured((tmp_path, tmp_path), [WINDOWS], [], where, by_block=True)
-    result = _measured((tmp_path, tmp_path), [WINDOWS], [], where, by_block=False)
+        evaluate_windows((tmp_path, tmp_path), [WINDOWS], [], where, by_block=True)
+    result = evaluate_windows((tmp_path, tmp_path), [WINDOWS], [], where, by_block=False)
     lines = result_lines(result | {"model": "m", "windows": 3, "seq_len": 8, "seconds": 1.0})
     assert lines[1].startswith("last_hidden_state: cosine 1.00000, at least 1.00000, relative error 0.00000")

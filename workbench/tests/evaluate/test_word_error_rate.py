@@ -5,11 +5,19 @@ from __future__ import annotations
 import math
 import random
 from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from quark.errors import ConfigError
-from quark_workbench.evaluate.word_error_rate import rate_difference, word_error_rate, word_errors, words_of
+from quark_workbench.data.processor import load_processor
+from quark_workbench.evaluate.sample_windows import SampleWindow
+from quark_workbench.evaluate.word_error_rate import rate_difference, transcripts, word_error_rate, word_errors, words_of
+from tests.kit.media_models import media_checkpoint
 
 
 def test_case_and_punctuation_do_not_count() -> None:
@@ -67,3 +75,28 @@ def test_a_difference_is_paired_by_sentence() -> None:
     assert difference.value == pytest.approx(0.1)
     assert difference.error == pytest.approx(0, abs=1e-9)
     assert (word_error_rate(errors).error or 0) > 0.01
+
+
+@pytest.mark.parametrize(
+    ("frames", "text"),
+    [
+        ("H H E L <pad> L L O O | | W <pad> <pad> E", "HELLO WE"),
+        ("A <s> A <unk> | <pad> | B </s>", "AA  B"),
+        ("<pad> <pad>", ""),
+    ],
+)
+def test_frames_spell_words(frames: str, text: str, tmp_path: Path) -> None:
+    """One of equal letters in a row stays; blanks part equal letters, and other special tokens are blanks."""
+    processor = load_processor(media_checkpoint("Wav2Vec2ForCTC", tmp_path))
+    ids = torch.tensor(processor.tokenizer.convert_tokens_to_ids(frames.split()))
+
+    class Frames(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(1))
+
+        def forward(self, input_values: Tensor) -> Any:
+            return SimpleNamespace(logits=nn.functional.one_hot(ids, 32)[None].float())
+
+    window = SampleWindow(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1), None, {"input_values": torch.zeros(1, 800)})
+    assert transcripts(Frames(), processor, [window], [None]) == [text]

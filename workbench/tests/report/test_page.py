@@ -71,6 +71,8 @@ def mixture() -> dict[str, Any]:
     report["transforms"] = [
         {"name": EVIL, "whole_model": False, "applied": False, "reason": EVIL, "snr_before_db": 1.0, "snr_after_db": 2.0}
     ] * 2
+    figure = {"name": EVIL, "value": None, "error": 0.1, "float": 2.0}
+    report["evaluation"] = {"samples": 3, "figures": [figure], "reason": EVIL}
     report["tunings"] = [{"name": EVIL, "algorithm": EVIL, "applied": True, "snr_before_db": 1.0, "snr_after_db": 2.0, "codes": 0.01}] * 2
     return with_flags(report)
 

@@ -10,18 +10,15 @@ import attrs
 import typer
 
 from quark.base.lazy import LazyRef
-from quark.errors import CheckpointError, ConfigError, MissingPluginError, NonFiniteError
+from quark.errors import CheckpointError, ConfigError, MissingPluginError
 from quark_workbench.commands.evaluation_lines import result_lines, task_lines
 from quark_workbench.commands.event_lines import print_result
 from quark_workbench.commands.given_options import command, given_options
 from quark_workbench.commands.run_options import TrustRemoteCode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from quark_workbench.data import Sample
     from quark_workbench.evaluate import Protocol, Windows
-    from quark_workbench.evaluate.whole_texts import TextKind
 
 __all__ = ["evaluate"]
 
@@ -88,17 +85,12 @@ class TextChoices:
 
     def texts(self, tokenizer: Any, limit: int) -> list[str]:
         """Return at most ``limit`` samples as texts; if there is only one sample, return its paragraphs."""
-        from itertools import islice
-
+        from quark_workbench.commands.evaluation import texts_of
         from quark_workbench.data import read_samples
-        from quark_workbench.data.samples import rendered
 
         options = given_options("--text-option", self.text_option)
         samples = iter([_bundled_text()] if self.text is None else read_samples(self.text, options))
-        texts = [rendered(tokenizer, sample) for sample in islice(samples, limit)]
-        if len(texts) == 1:
-            texts = [part.strip() for part in texts[0].split("\n\n") if part.strip()][:limit]
-        return texts
+        return texts_of(tokenizer, samples, limit)
 
     def windows(self, model: Path, config: Any, tokenizer: Any, limit: int | None) -> tuple[Protocol, Windows]:
         """Return the protocol and the windows; a default length is cut to the model's context.
@@ -229,109 +221,29 @@ def evaluate(
     if tasks.tasks is not None:
         result = tasks.scores(model, limit, device, dtype, packed)
     elif samples := text.samples(model, limit or _TEXTS):
+        from quark_workbench.commands.evaluation import evaluate_samples
+
         where = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code, "packed": packed}
-        result = {"model": str(model)} | _on_samples((model, reference), samples, metric or [], where, by_block)
+        result = {"model": str(model)} | evaluate_samples((model, reference), samples, metric or [], where, by_block)
     else:
+        from quark_workbench.commands.evaluation import compare_texts, evaluate_windows
         from quark_workbench.evaluate.whole_texts import text_kind
 
         kind, config, tokenizer = text.opened(model, trust_remote_code)
         where = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code, "packed": packed}
         whole = text_kind(model, kind, config, tokenizer, text.seq_len)
         if whole is not None and reference is not None and not metric:
-            result = {"model": str(model)} | _compared(whole, (model, reference), text.texts(tokenizer, limit or _TEXTS), where, by_block)
+            result = {"model": str(model)} | compare_texts(
+                whole, (model, reference), text.texts(tokenizer, limit or _TEXTS), where, by_block
+            )
         else:
             protocol, windows = text.windows(model, config, tokenizer, limit)
             result = {"model": str(model), "protocol": attrs.asdict(protocol), "windows": len(windows), "seq_len": protocol.seq_len}
             batches = windows.split(max(1, _TOKENS_AT_A_TIME // windows.tokens.shape[1]))
-            result |= _measured((model, reference), list(batches), metric or [], where, by_block)
+            result |= evaluate_windows((model, reference), list(batches), metric or [], where, by_block)
     result["seconds"] = round(time.perf_counter() - started, 3)
     lines = result_lines if tasks.tasks is None else task_lines
     print_result(result) if as_json else typer.echo("\n".join(lines(result)))
-
-
-def _compared(whole: TextKind, paths: tuple[Path, Path], texts: list[str], where: dict[str, Any], by_block: bool) -> dict[str, Any]:
-    """Return the comparison of a model of whole texts with its reference.
-
-    ``paths`` are the directories of the model and of the reference.
-    """
-    from quark.checkpoint.transformers_loading import load_checkpoint
-    from quark.models.hf.model_config import model_config
-
-    model, reference = paths
-    if by_block:
-        raise ConfigError(
-            f"--by-block evaluates models that predict next tokens, but '{model}' is of another kind ({whole.name}): leave out --by-block"
-        )
-    model_config(reference, trust_remote_code=where["trust_remote_code"])  # fails early if the reference is missing
-    figures = whole.compare(load_checkpoint(model, **where), load_checkpoint(reference, **where), texts)
-    return {"reference": str(reference), "seq_len": whole.length, "figures": attrs.asdict(figures)}
-
-
-def _on_samples(
-    paths: tuple[Path, Path | None], samples: list[Sample], metric: list[str], where: dict[str, Any], by_block: bool
-) -> dict[str, Any]:
-    """Return the metrics of a model over samples with images or sounds.
-
-    A speech model also has a word error rate.
-    """
-    from quark_workbench.commands.evaluate_speech import speech_metrics
-    from quark_workbench.data.processor import load_processor
-    from quark_workbench.evaluate.sample_windows import sample_windows
-
-    processor = load_processor(paths[0], trust_remote_code=where["trust_remote_code"])
-    batches = sample_windows(processor, samples)
-    facts = {"protocol": {"name": "samples"}, "windows": len(batches), "seq_len": max(one.tokens.shape[1] for one in batches)}
-    if not processor.is_speech_to_text:
-        return facts | _measured(paths, batches, metric, where, by_block)
-    if by_block:
-        raise ConfigError(f"'{paths[0]}' is a speech model, which runs as a whole: leave out --by-block")
-    return facts | speech_metrics(paths, processor, batches, samples, metric, where)
-
-
-def _measured(
-    paths: tuple[Path, Path | None], batches: Sequence[Windows], metric: list[str], where: dict[str, Any], by_block: bool
-) -> dict[str, Any]:
-    """Return the metrics of the model over batches of windows, and its comparison with the reference.
-
-    For a model that does not predict tokens, return the similarity of outputs.
-
-    ``paths`` are the directories of the model and of the reference, which may be None.
-    """
-    from quark.checkpoint.transformers_loading import load_checkpoint
-    from quark.models.hf.model_config import model_config
-    from quark_workbench import evaluate as metrics
-    from quark_workbench.evaluate.by_block import compare_by_block, likelihood_by_block
-    from quark_workbench.evaluate.metrics import TokenMetrics
-    from quark_workbench.evaluate.outputs import compare_outputs, gives_next_tokens
-
-    model, reference = paths
-    TokenMetrics.of(metric, has_reference=reference is not None)
-    if reference is not None:
-        model_config(reference, trust_remote_code=where["trust_remote_code"])  # fails early if the reference is missing
-    loaded = None if by_block else load_checkpoint(model, **where)
-    if loaded is not None and not gives_next_tokens(loaded):
-        if reference is None or metric:
-            raise ConfigError(
-                f"a {type(loaded).__name__} does not predict tokens, so it has no perplexity: give --reference MODEL without --metric to "
-                f"compare the outputs of both"
-            )
-        outputs = compare_outputs(loaded, load_checkpoint(reference, **where), batches)
-        return {"reference": str(reference), "outputs": {name: attrs.asdict(similarity) for name, similarity in outputs.items()}}
-    result: dict[str, Any] = {"unit": "token" if batches[0].words is None else "word"}
-    try:
-        if reference is not None:
-            if loaded is None:
-                comparison = compare_by_block(model, reference, batches, metric, **where)
-            else:
-                comparison = metrics.compare(loaded, load_checkpoint(reference, **where), batches, metric)
-            return result | {"reference": str(reference)} | attrs.asdict(comparison)
-        by_model = likelihood_by_block(model, batches, metric, **where) if loaded is None else metrics.likelihood(loaded, batches, metric)
-    except NonFiniteError as error:
-        checkpoints = f"'{model}'" if reference is None else f"'{model}' beside '{reference}'"
-        raise NonFiniteError(f"{checkpoints}: {error}", tensor=error.tensor) from error
-    result |= {"tokens": by_model.tokens, "perplexity": by_model.perplexity.value}
-    result |= {"perplexity_error": by_model.perplexity.error, "bits_per_token": by_model.bits_per_token}
-    return result | {"metrics": {name: attrs.asdict(mean) for name, mean in by_model.metrics.items()}}
 
 
 def _bundled_text() -> str:

@@ -1,4 +1,4 @@
-"""Speech models in ``quark evaluate``: word error rate, perplexity, and KL divergence from a reference."""
+"""Speech models in ``quark evaluate``: word error rate, perplexity, and comparison with a reference."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any
 import attrs
 
 from quark.checkpoint.transformers_loading import load_checkpoint
+from quark.errors import ConfigError
 from quark.models.hf.model_config import model_config
 from quark_workbench.data import Sample
 from quark_workbench.data.processor import SampleProcessor
 from quark_workbench.evaluate import compare, likelihood
 from quark_workbench.evaluate.metrics import Mean, TokenMetrics
+from quark_workbench.evaluate.outputs import compare_outputs
 from quark_workbench.evaluate.sample_windows import SampleWindow
 from quark_workbench.evaluate.word_error_rate import rate_difference, transcripts, word_error_rate, word_errors
 
@@ -42,6 +44,10 @@ def speech_metrics(
         QuarkError: A checkpoint cannot be read, there is no such metric, or a logit is NaN or Inf.
     """
     path, reference_path = paths
+    if processor.is_ctc and metric:
+        raise ConfigError(
+            f"--metric {metric[0]} is of predicted tokens, but a {processor.model_class.__name__} predicts none: leave it out"
+        )
     TokenMetrics.of(metric, has_reference=reference_path is not None)
     if reference_path is not None:
         model_config(reference_path, trust_remote_code=where["trust_remote_code"])  # fails early if the reference is missing
@@ -53,10 +59,11 @@ def speech_metrics(
 
     model = load_checkpoint(path, **where)
     errors = errors_of(model)
-    result: dict[str, Any] = {"unit": "token", "words": sum(words for _, words in errors)} | _rate(
-        "word_error_rate", word_error_rate(errors)
-    )
+    result: dict[str, Any] = {"words": sum(words for _, words in errors)} | _rate("word_error_rate", word_error_rate(errors))
+    result |= {} if processor.is_ctc else {"unit": "token"}
     if reference_path is None:
+        if processor.is_ctc:
+            return result
         of_tokens = likelihood(model, windows, metric)
         result |= {"tokens": of_tokens.tokens, "perplexity": of_tokens.perplexity.value, "perplexity_error": of_tokens.perplexity.error}
         result |= {"bits_per_token": of_tokens.bits_per_token}
@@ -65,7 +72,10 @@ def speech_metrics(
     expected = errors_of(reference)
     result |= _rate("reference_word_error_rate", word_error_rate(expected))
     result |= _rate("word_error_rate_difference", rate_difference(errors, expected))
-    return result | {"reference": str(reference_path)} | attrs.asdict(compare(model, reference, windows, metric))
+    result |= {"reference": str(reference_path)}
+    if processor.is_ctc:
+        return result | {"outputs": {name: attrs.asdict(one) for name, one in compare_outputs(model, reference, windows).items()}}
+    return result | attrs.asdict(compare(model, reference, windows, metric))
 
 
 def _rate(name: str, rate: Mean) -> dict[str, float | None]:

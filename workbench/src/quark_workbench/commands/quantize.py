@@ -108,6 +108,7 @@ def quantize(
             options = export.options(data.tokenizer)
             plan = quantize_checkpoint(model, out, quant_config, data, options=options, trust_remote_code=trust_remote_code, **arguments)
     if ranks.is_first:
+        writing.add_metrics(out, model, calibration, device=device, trust_remote_code=trust_remote_code)
         scheme = str(config.scheme) if chosen is None else " + ".join(dict.fromkeys(chosen.selection.choices.values()))
         _print_result(out, scheme, len(plan.quantized), time.perf_counter() - started, as_json, chosen)
 

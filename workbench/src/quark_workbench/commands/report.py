@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import attrs
 import typer
 
 from quark_workbench.commands.event_lines import print_result
@@ -14,18 +15,29 @@ from quark_workbench.commands.run_options import CalibrationChoices
 __all__ = ["report"]
 
 
-@command("report")
+@attrs.frozen(slots=False, kw_only=True)
+class ComparedData(CalibrationChoices):
+    """Command-line options for the data on which an export is compared with its float checkpoint."""
+
+    calib: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Data for the comparison of hidden states and for the metrics of `quark evaluate`, as for `quark quantize`. Needs "
+            "--float. May be repeated."
+        ),
+    ] = None
+    num_calib: Annotated[int, typer.Option(min=1, help="Sequences of the data, or samples with images or sounds.")] = 4
+
+
+@command("report", data=ComparedData)
 def report(
     out: Annotated[Path, typer.Argument(help="Directory of an export.")],
     float_model: Annotated[
         Path | None,
         typer.Option("--float", help="Directory of the float checkpoint to compare the weights with, one block in memory at a time."),
     ] = None,
-    calib: Annotated[
-        str | None, typer.Option(help="Data for the comparison of hidden states, as for `quark quantize`. Needs --float.")
-    ] = None,
-    num_calib: Annotated[int, typer.Option(min=1, help="Sequences of that text.")] = 4,
-    seq_len: Annotated[int, typer.Option(min=1, help="Tokens in a sequence.")] = 512,
+    *,
+    data: ComparedData,
     to: Annotated[
         Path | None, typer.Option(help="Directory for the report's two files; the default is OUT, where they replace earlier ones.")
     ] = None,
@@ -35,16 +47,18 @@ def report(
     # Torch and transformers are imported here, not above: `quark --help` and the listings do without them.
     from quark.checkpoint.destination import REPORT_FILES
     from quark.models.hf.skeleton import meta_model
+    from quark_workbench.commands.reported_metrics import reported_metrics
     from quark_workbench.report import write_contents
     from quark_workbench.report.export_report import export_report
 
     samples = None
-    if calib is not None and float_model is not None:
-        data = CalibrationChoices(calib=[calib], num_calib=num_calib, seq_len=seq_len)
+    if data.calib and float_model is not None:
         samples = data.of(float_model, meta_model(float_model), "auto", trust_remote_code=False)("hidden states")
-    elif calib is not None:
+    elif data.calib:
         raise typer.BadParameter("--calib compares hidden states with the float model: add --float MODEL")
     contents = export_report(out, float_model, samples)
+    if samples is not None and float_model is not None:
+        contents["evaluation"] = reported_metrics(out, float_model, data)
     target = to or out
     target.mkdir(parents=True, exist_ok=True)
     write_contents(contents, target)

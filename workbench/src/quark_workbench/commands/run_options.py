@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
+import random
 import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from quark.checkpoint import ExportOptions
+    from quark_workbench.data import Sample
     from quark_workbench.data.processor import SampleProcessor
     from quark_workbench.mixed_precision import SelectionResult
 
@@ -97,6 +99,23 @@ class CalibrationChoices:
             return False
         load_processor(path, trust_remote_code=trust_remote_code)
         return True
+
+    def samples(self, count: int) -> list[Sample]:
+        """Return the first ``count`` samples, the same number of each source; with a seed, drawn samples.
+
+        Raises as `quark_workbench.data.read_samples`.
+        """
+        from quark_workbench.data import read_samples
+
+        options = given_options("--calib-option", self.calib_option)
+        chosen: list[Sample] = []
+        for number, source in enumerate(self.calib or ()):
+            samples: Iterable[Sample] = read_samples(source, options)
+            if self.calib_seed is not None:
+                samples = list(samples)
+                random.Random(self.calib_seed).shuffle(samples)
+            chosen += islice(samples, len(range(number, count, len(self.calib or ()))))
+        return chosen
 
     def of(self, path: Path, model: nn.Module, dtype: str, *, trust_remote_code: bool) -> CalibrationData:
         """Return the data for a checkpoint with that model, on the meta device; they are read when needed."""
@@ -254,8 +273,8 @@ class WritingChoices:
     report: Annotated[
         str,
         typer.Option(
-            help="Size of the report in OUT (quark_report.html and .json): full also hashes the weights and compares hidden states on a "
-            "few samples."
+            help="Size of the report in OUT (quark_report.html and .json): full also hashes the weights, and compares hidden states and "
+            "the metrics of `quark evaluate` on a few samples of --calib."
         ),
     ] = "standard"
     no_report: Annotated[bool, typer.Option("--no-report", help="Write no report.")] = False
@@ -272,6 +291,16 @@ class WritingChoices:
         drawn = None if selection is None else selection.to_dict()
         report = None if self.no_report else ReportOptions(self.report, command_line(sys.argv[1:]), started, drawn)
         return {"resume": self.resume, "restart": self.restart, "report": report}
+
+    def add_metrics(self, out: Path, model: Path, data: CalibrationChoices, *, device: str, trust_remote_code: bool) -> None:
+        """Add the metrics of `quark evaluate` to a full report, if there are data.
+
+        Arguments as of `quark_workbench.commands.reported_metrics.add_metrics`.
+        """
+        from quark_workbench.commands.reported_metrics import add_metrics
+
+        if self.report == "full" and not self.no_report and data.calib:
+            add_metrics(out, model, data, device=device, trust_remote_code=trust_remote_code)
 
 
 GROUPS: dict[str, Callable[..., Any]] = {"config": ConfigOptions, "calibration": CalibrationChoices, "export": ExportChoices}

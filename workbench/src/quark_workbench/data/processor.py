@@ -16,6 +16,7 @@ from torch import Tensor
 from quark.base.shortages import refuse_failed_import
 from quark.errors import CalibrationError, CheckpointError, QuarkError
 from quark.models.hf.custom_code import refuse_code
+from quark.models.hf.internals import model_classes
 from quark.models.hf.json_files import read_json, reading, refuse_link_out
 from quark.models.hf.model_class import model_class
 from quark.models.hf.model_config import model_config
@@ -111,6 +112,13 @@ class SampleProcessor:
         is_decoding = bool(getattr(self.config, "is_encoder_decoder", False)) and "decoder_input_ids" in self._names()
         return is_decoding and getattr(self.model_class, "main_input_name", "") in _SOUNDS
 
+    @property
+    def is_ctc(self) -> bool:
+        """Whether the model gives a letter, or none, for each frame of speech (CTC), as Wav2Vec2 does."""
+        from transformers import AutoModelForCTC
+
+        return self.tokenizer is not None and self.model_class in model_classes(AutoModelForCTC, self.config)
+
     def batches(self, samples: Iterable[Sample], count: int, seed: int | None = None) -> list[dict[str, Tensor]]:
         """Return the arguments of the model for each sample, which stays whole and is a batch of its own.
 
@@ -205,7 +213,7 @@ class SampleProcessor:
         if self.tokenizer is None or self.processor is self._part("image_processor", "feature_extractor"):
             inputs: Mapping[str, Any] = self.processor(images or sounds, **options)
             return inputs
-        text = self._text(sample, len(images), len(sounds), name)
+        text = "" if self.is_ctc else self._text(sample, len(images), len(sounds), name)  # text would become labels
         bos = getattr(self.tokenizer, "bos_token", None)
         if bos and text.startswith(bos):
             options["add_special_tokens"] = False  # the chat template has written BOS already

@@ -1,4 +1,7 @@
-"""Word error rate of speech models: wrong words of greedy transcriptions ÷ spoken words."""
+"""Word error rate of speech models: wrong words of greedy transcriptions ÷ spoken words.
+
+Decoders, such as Whisper's, write token by token. CTC models, such as Wav2Vec2, give a letter for each frame.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +84,7 @@ def transcripts(model: nn.Module, processor: SampleProcessor, windows: Sequence[
     """Return a model's transcript of each sample, by greedy decoding.
 
     Args:
-        model: A speech model, such as Whisper.
+        model: A speech model with a decoder, such as Whisper, or for CTC, such as Wav2Vec2.
         processor: Its processor.
         windows: The samples as windows.
         samples: The samples; a sample may name its language.
@@ -90,8 +93,23 @@ def transcripts(model: nn.Module, processor: SampleProcessor, windows: Sequence[
     with own_torch_state(), running("evaluate", source=type(model).__name__) as events, evaluating(model):
         events.phase("evaluate")
         for window, sample in events.batches(zip(windows, samples, strict=True), of=windows):
-            texts.append(_transcript(model, processor, window, sample))
+            decode = _from_frames if processor.is_ctc else _transcript
+            texts.append(decode(model, processor, window, sample))
     return texts
+
+
+def _from_frames(model: Any, processor: SampleProcessor, window: SampleWindow, sample: Any) -> str:
+    """Return the likeliest letters of all frames, as the tokenizer joins them.
+
+    It keeps one of several equal letters in a row, and then removes blanks. Source: Graves et al. 2006,
+    "Connectionist Temporal Classification", best path decoding.
+    """
+    tokenizer = processor.tokenizer
+    frames: list[int] = model(**window.arguments(model)).logits[0].argmax(-1).tolist()
+    silent = {*tokenizer.all_special_ids} - {getattr(tokenizer, "word_delimiter_token_id", None)}
+    # Not skip_special_tokens: it removes blanks before equal letters are joined, and 'll' becomes 'l'.
+    text: str = tokenizer.decode([tokenizer.pad_token_id if frame in silent else frame for frame in frames])
+    return text
 
 
 def _transcript(model: Any, processor: SampleProcessor, window: SampleWindow, sample: Any) -> str:

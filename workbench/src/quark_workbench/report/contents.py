@@ -115,6 +115,7 @@ def contents_of(content: CheckpointContent, report: CalibrationReport, directory
         "tunings": list(_tunings(report)),
         "model_error": {**report.model_error, "does_harm": report.does_harm} if report.model_error else None,
         "depth": _depth(report),
+        "evaluation": None,
         "histograms": _histograms(report),
         "experts": {"tokens": report.tokens},
         "selection": None if facts.selection is None else dict(facts.selection),

@@ -27,6 +27,7 @@ MOST_ROWS = 300
 
 _SECTIONS = {
     "flags": "Findings",
+    "evaluation": "Evaluation",
     "layers": "Layers",
     "selection": "Choice of schemes",
     "gain": "Gain of the algorithm",

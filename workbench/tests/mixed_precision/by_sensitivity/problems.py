@@ -22,9 +22,9 @@ class Keeps:
         return Selection({name: min(sizes, key=lambda one: sizes[one]) for name, sizes in problem.sizes.items()})
 
 
-def problem_of(*names: str, model: nn.Module | None = None, sequences: int = 4) -> SelectionProblem:
+def problem_of(*names: str, model: nn.Module | None = None, sequences: int = 4, data: Any = None) -> SelectionProblem:
     keeps = Keeps()
-    data = calibration_batches(sequences, 64)
+    data = calibration_batches(sequences, 64) if data is None else data
     select_schemes(tiny_model() if model is None else model, names, Budget(kl=1.0), data, selector=keeps)
     assert keeps.problem is not None
     return keeps.problem

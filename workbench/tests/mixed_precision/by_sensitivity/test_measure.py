@@ -7,10 +7,10 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from transformers import WhisperConfig, WhisperForConditionalGeneration
 
 from quark.algorithms import RoundingTask, RoundToNearest
 from quark.calibration.batches import calls
-from quark.errors import UnsupportedError
 from quark.torch import ModelQuantizer
 from quark_tiny_model import tiny_model
 from quark_workbench.evaluate import compare
@@ -120,11 +120,24 @@ def test_fisher_rounds_each_layer_once_where_there_is_room(monkeypatch: pytest.M
     assert len(rounded) == 2 * layers * len(problem.data)
 
 
-def test_the_fisher_sensitivity_needs_embeddings() -> None:
-    problem = problem_of("mxfp4", "fp8", sequences=1)
-    problem.model.get_input_embeddings = lambda: None  # type: ignore[assignment]
-    with pytest.raises(UnsupportedError, match="has no input embeddings"):
-        divergences(problem, problem.data)
+def test_layers_before_the_token_embeddings_have_a_predicted_divergence() -> None:
+    """An encoder does not begin at the embeddings of the decoder's tokens."""
+    torch.manual_seed(0)
+    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    speech = {"num_mel_bins": 8, "max_source_positions": 16, "max_target_positions": 32, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
+    tokens = {"vocab_size": 64, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0, "decoder_start_token_id": 1}
+    model = WhisperForConditionalGeneration(WhisperConfig(**sizes, **speech, **tokens)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4 if parameter.ndim > 1 else 1)
+    data = [{"input_features": torch.randn(1, 8, 32), "decoder_input_ids": torch.randint(64, (1, 32))} for _ in range(64)]
+    problem = problem_of("int4_wo_32", "bf16", model=model, data=data)
+    predicted, measured = (losses_of(problem, sensitivity, 10**6) for sensitivity in ("fisher", "kl"))
+    before = [group for group in predicted if ".encoder." in group or "encoder_attn.q_proj" in group or "encoder_attn.k_proj" in group]
+    assert len(before) == 5
+    for group in before:
+        # A square of one sum for each of 64 sounds has a standard error of √(2 / 64) = 18 %.
+        assert predicted[group]["int4_wo_32"] == pytest.approx(measured[group]["int4_wo_32"], rel=0.5), group
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -9,6 +9,9 @@ itself draws. The second step assumes that errors of different tokens are indepe
 the gradient of their own token, since a few tokens have the largest outputs but almost no gradient. Source:
 Martens, "New insights and perspectives on the natural gradient method", 2020, section 5, for the Fisher
 information as the curvature of the divergence.
+
+Positions of an encoder are not the predicted tokens: each acts on all of them, so their errors add up. If the
+outputs of a layer have another number of positions than the logits, only the first step is taken.
 """
 
 from __future__ import annotations
@@ -23,7 +26,6 @@ from torch import Tensor, nn
 
 from quark.calibration.batches import Call
 from quark.calibration.forwards import without_cache
-from quark.errors import UnsupportedError
 from quark.runs.memory import SHARE, free_bytes
 from quark_workbench.mixed_precision import Candidate, SelectionProblem
 from quark_workbench.mixed_precision.by_sensitivity.replaced_layers import QuantizedForm, quantizing
@@ -61,20 +63,29 @@ class _Errors:
     Attributes:
         offered: Candidates that quantize a layer, by full name of layer.
         forms: Has the layers in the schemes of the candidates.
-        squares: ``Σ_t (g_tᵀ δy_t)²`` so far, by layer, then by candidate.
+        squares: ``Σ_t (g_tᵀ δy_t)²`` so far, by layer, then by candidate; ``(Σ_t g_tᵀ δy_t)²`` of each call
+            for layers of other positions.
+        tokens: Number of tokens that the current call predicts.
     """
 
     offered: Mapping[str, Sequence[Candidate]]
     forms: _Forms
     squares: dict[str, dict[str, float]]
+    tokens: int = 0
 
-    def hook(self, name: str) -> Callable[[nn.Module, Any, Tensor], None]:
-        """Return the forward hook of a layer."""
+    def hook(self, name: str) -> Callable[[nn.Module, Any, Tensor], Tensor]:
+        """Return the forward hook of a layer, which starts a graph at the layer if none begins before it.
 
-        def watch(module: nn.Module, args: Any, output: Tensor) -> None:
-            if output.requires_grad:
-                x, y = args[0].detach(), output.detach()
+        So layers of an encoder have gradients too.
+        """
+
+        def watch(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+            x, y = args[0].detach(), output.detach()
+            if not output.requires_grad:
+                output = output.detach().requires_grad_(True).clone()  # code that follows may change a clone in place, but no leaf
+            if output.requires_grad:  # without gradients, nothing that follows depends on the layer
                 output.register_hook(lambda gradient: self._add(name, module, x, y, gradient))
+            return output
 
         return watch
 
@@ -84,7 +95,8 @@ class _Errors:
         x, y, gradient = x.flatten(0, -2), y.flatten(0, -2).float(), gradient.flatten(0, -2).float()
         for candidate in self.offered[name]:
             error = self.forms.of(name, module, candidate)(x).float() - y
-            self.squares[name][candidate.name] += float((gradient * error).sum(-1).square().sum())
+            effects = (gradient * error).sum(-1)
+            self.squares[name][candidate.name] += float((effects if len(y) == self.tokens else effects.sum()).square().sum())
 
 
 def divergences(problem: SelectionProblem, calls: Sequence[Call], seed: int = 0, room: int | None = None) -> dict[str, dict[str, float]]:
@@ -98,9 +110,6 @@ def divergences(problem: SelectionProblem, calls: Sequence[Call], seed: int = 0,
         seed: Seed of the tokens that are drawn.
         room: Bytes for the rounded weights of all candidates; None is half of the free memory. Other layers
             are rounded again for each batch.
-
-    Raises:
-        UnsupportedError: The model has no input embeddings, which the backward pass needs.
     """
     problem.source.load(None)
     for block in problem.blocks:
@@ -111,43 +120,35 @@ def divergences(problem: SelectionProblem, calls: Sequence[Call], seed: int = 0,
         room = int(SHARE * free)
     errors = _Errors(offered, _Forms(room), squares)
     generator, tokens = torch.Generator().manual_seed(seed), 0
-    with _graph(problem.model), without_cache(problem.model), ExitStack() as stack:
+    with _without_gradients(problem.model), without_cache(problem.model), ExitStack() as stack:
         for name in offered:
             stack.callback(problem.model.get_submodule(name).register_forward_hook(errors.hook(name)).remove)
         for call in problem.events.batches(calls, of=calls):
-            tokens += _backward(problem.model, call, generator)
+            tokens += _backward(problem.model, call, generator, errors)
     for block in problem.blocks:
         problem.source.release(block)
     return {layer: {name: value / (2 * max(1, tokens)) for name, value in own.items()} for layer, own in squares.items()}
 
 
-def _backward(model: nn.Module, call: Call, generator: torch.Generator) -> int:
+def _backward(model: nn.Module, call: Call, generator: torch.Generator, errors: _Errors) -> int:
     """Run a forward, draw next tokens, and run backward from their log-likelihood; return their number."""
     with torch.enable_grad():
         output = call.run(model)
         log_p = torch.log_softmax(getattr(output, "logits", output).flatten(0, -2).float(), -1)  # [tokens, V]
+        errors.tokens = len(log_p)
         drawn = torch.multinomial(log_p.detach().exp().cpu(), 1, generator=generator).to(log_p.device)
         log_p.gather(1, drawn).sum().backward()
     return len(log_p)
 
 
 @contextmanager
-def _graph(model: nn.Module) -> Iterator[None]:
-    """Start graphs at the embeddings and give no parameter a gradient while the body runs."""
-    get: Any = getattr(model, "get_input_embeddings", None)
-    embeddings = get() if get is not None else None
-    if not isinstance(embeddings, nn.Module):
-        raise UnsupportedError(
-            f"a {type(model).__name__} has no input embeddings (get_input_embeddings), but the backward pass needs them: choose another "
-            f"sensitivity, such as kl"
-        )
+def _without_gradients(model: nn.Module) -> Iterator[None]:
+    """Give no parameter a gradient while the body runs."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    handle = embeddings.register_forward_hook(lambda module, args, output: output.detach().requires_grad_(True))
     try:
         for parameter in trained:
             parameter.requires_grad_(False)
         yield
     finally:
-        handle.remove()
         for parameter in trained:
             parameter.requires_grad_(True)
