@@ -325,6 +325,8 @@ def _bare(*bases: type[nn.Module]) -> Any:
 
 @lru_cache(maxsize=1024)
 def _class_from_codes(kind: type[RunsFromCodes], quantized: type[QuantizedLayer]) -> type[QuantizedLayer]:
-    return type(
-        f"{quantized.__name__}{'FromCodes' if kind is RunsFromCodes else kind.__name__}", (kind, quantized), {"__doc__": kind.__doc__}
-    )
+    name = f"{quantized.__name__}{'FromCodes' if kind is RunsFromCodes else kind.__name__}"
+    members: dict[str, Any] = {"__doc__": kind.__doc__}
+    if kind is RunsFromCodes:
+        members["forward"] = torch.compiler.disable(quantized.forward)  # torch cannot trace how a weight is unpacked
+    return type(name, (kind, quantized), members)

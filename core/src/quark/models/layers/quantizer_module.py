@@ -50,6 +50,7 @@ class QuantizerModule(nn.Module):
         super().__init__()
         self.is_deferred = False
         self.quantizer = quantizer_for(spec, activation=activation) if quantizer is None else quantizer
+        self._as_text = _as_text(self.quantizer, activation)
         for name in _BUFFERS:
             self.register_buffer(name, None)
 
@@ -96,16 +97,30 @@ class QuantizerModule(nn.Module):
         Raises CalibrationError if a static scale is not set. Gradients pass straight through: the gradient of
         ``x`` is the gradient of the result.
         """
-        qparams = self.qparams if self.is_static else None
-        if self.is_static and qparams is None:
+        if self.is_static and self.scale is None:
             raise CalibrationError(
                 f"a static {_formats(self.quantizer.spec)} quantizer has no scales yet: quantize the model with calibration data"
             )
-        if torch.compiler.is_exporting():
-            return _exported(x, self.quantizer, qparams)
+        if torch.compiler.is_compiling() or torch.compiler.is_exporting():
+            return self._as_operator(x)
+        qparams = self.qparams if self.is_static else None
         with torch.no_grad():
             values = self.quantizer.fake_quantize(x, qparams)
         return _StraightThrough.apply(x, values) if x.requires_grad and torch.is_grad_enabled() else values
+
+    def _as_operator(self, x: Tensor) -> Tensor:
+        """Return ``x`` fake-quantized by the operator ``quark::fake_quantize``, which torch can trace.
+
+        Raises:
+            UnsupportedError: The spec alone does not determine the quantizer.
+        """
+        if self._as_text is None:
+            raise UnsupportedError(
+                f"torch.compile and torch.export do not support scales of {self.quantizer.granularity} in a view of the tensor: use one "
+                "scale for each tensor"
+            )
+        scales = (self.scale, self.zero_point, self.outer_scale) if self.is_static else (None, None, None)
+        return _operator(x, *scales, *self._as_text)
 
     def extra_repr(self) -> str:
         """Return format, static or dynamic, and granularity, for ``repr``."""
@@ -139,9 +154,9 @@ def _formats(spec: TensorSpec) -> str:
     return " → ".join(s.dtype.name for s in levels(spec))
 
 
-# A program of ``torch.export`` calls no Python code of a module, and torch cannot trace a quantizer. So a
-# quantizer is one operator in it, with its spec as text. A saved program computes the same as the model, bit
-# for bit, wherever ``quark.models.layers`` is imported.
+# Graphs of ``torch.export`` and ``torch.compile`` call no Python code of a module, and torch cannot trace a
+# quantizer. So a quantizer is one operator in them, with its spec as text. A saved program computes the same
+# as the model, bit for bit, wherever ``quark.models.layers`` is imported.
 def _fake_quantize(
     x: Tensor, scale: Tensor | None, zero_point: Tensor | None, outer_scale: Tensor | None, spec: str, activation: bool
 ) -> Tensor:
@@ -160,23 +175,22 @@ def _shape_only(x: Tensor, *_: object) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
+_operator.register_autograd(lambda _, gradient: (gradient, None, None, None, None, None))
+
+
 @lru_cache(maxsize=1024)
 def _quantizer_of(spec: str, activation: bool) -> TensorQuantizer:
     specs = [QTensorConfig.from_dict(level) for level in json.loads(spec)]
     return quantizer_for(specs[0] if len(specs) == 1 else specs, activation=activation)
 
 
-def _exported(x: Tensor, quantizer: TensorQuantizer, qparams: QParams | None) -> Tensor:
-    """Return ``x`` fake-quantized by the operator ``quark::fake_quantize``, for programs of ``torch.export``.
+def _as_text(quantizer: TensorQuantizer, activation: bool) -> tuple[str, bool] | None:
+    """Return the last arguments of the operator, or None if they do not determine the quantizer."""
+    text = _text(tuple(levels(quantizer.spec)))
+    same = _quantizer_of(text, activation)
+    return (text, activation) if same.granularity == quantizer.granularity and type(same) is type(quantizer) else None
 
-    Raises:
-        UnsupportedError: The spec alone does not determine the quantizer.
-    """
-    spec = json.dumps([level.to_dict() for level in levels(quantizer.spec)])
-    activation = next((a for a in (True, False) if _quantizer_of(spec, a).granularity == quantizer.granularity), None)
-    if activation is None or type(_quantizer_of(spec, activation)) is not type(quantizer):
-        raise UnsupportedError(
-            f"torch.export does not support scales of {quantizer.granularity} in a view of the tensor: use one scale for each tensor"
-        )
-    scales = (None, None, None) if qparams is None else (qparams.scale, qparams.zero_point, qparams.outer_scale)
-    return _operator(x, *scales, spec, activation)
+
+@lru_cache(maxsize=1024)
+def _text(spec: tuple[QTensorConfig, ...]) -> str:
+    return json.dumps([level.to_dict() for level in spec])
