@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
+from torch.utils._pytree import tree_map
 
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
@@ -72,6 +74,70 @@ def test_a_compiled_model_is_refused_as_a_whole_and_in_part() -> None:
     with pytest.raises(ConfigError, match="'0' is compiled"):
         QUANTIZER.quantize_model(in_place)
     QUANTIZER.quantize_model(whole._orig_mod)
+
+
+@pytest.mark.parametrize("ask", [QUANTIZER.plan, QUANTIZER.quantize_model])
+def test_a_wrapper_for_several_devices_is_refused_as_a_whole_and_in_part(ask: Callable[[Any], Any]) -> None:
+    wrapped = nn.DataParallel(model())
+    with pytest.raises(ConfigError, match=r"this model is a DataParallel, which renames its layers: quantize its attribute `module`"):
+        ask(wrapped)
+    with pytest.raises(ConfigError, match=r"^1 is a DataParallel"):
+        ask(nn.Sequential(nn.Linear(4, 4), wrapped))
+    assert not hasattr(wrapped.module[0], "weight_quantizer")
+    QUANTIZER.quantize_model(wrapped.module)
+
+
+def test_a_layer_whose_object_has_another_forward_is_refused() -> None:
+    unfit = model()
+    float_forward = unfit[1].forward
+    unfit[1].forward = lambda x: 2 * float_forward(x)  # as hooks of accelerate do
+    with pytest.raises(ConfigError, match=r"1 layer\(s\) \(1\) have a forward that was set on the object.*device_map"):
+        QUANTIZER.quantize_model(unfit)
+    assert type(unfit[0]) is nn.Linear
+    del unfit[1].forward
+    QUANTIZER.quantize_model(unfit)
+
+
+@pytest.mark.parametrize("change", [nn.utils.weight_norm, lambda layer: prune.random_unstructured(layer, "weight", 0.5)])
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated")
+def test_a_layer_whose_weight_a_hook_computes_is_refused(change: Callable[[nn.Module], nn.Module]) -> None:
+    unfit = model()
+    change(unfit[1])
+    with pytest.raises(ConfigError, match=r"1 layer\(s\) \(1\) have a weight that is no parameter.*remove_weight_norm or .*prune\.remove"):
+        QUANTIZER.quantize_model(unfit)
+    assert type(unfit[0]) is nn.Linear
+
+
+class Wrapped(Tensor):
+    """A tensor that stands for another, as a distributed or a quantized tensor does."""
+
+    inner: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Wrapped:
+        made: Wrapped = Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        made.inner = inner
+        return made
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["inner"], None
+
+    @classmethod
+    def __tensor_unflatten__(cls, tensors: dict[str, Tensor], *_: object) -> Wrapped:
+        return cls(tensors["inner"])
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*tree_map(lambda t: t.inner if isinstance(t, Wrapped) else t, args), **(kwargs or {}))
+        return tree_map(lambda t: cls(t) if isinstance(t, Tensor) else t, result)
+
+
+def test_a_weight_that_stands_for_another_tensor_is_refused() -> None:
+    unfit = model()
+    unfit[1].weight = nn.Parameter(Wrapped(unfit[1].weight.detach()), requires_grad=False)
+    with pytest.raises(ConfigError, match=r"1 layer\(s\) \(1\) have a weight of the class Wrapped, which has no values of its own"):
+        QUANTIZER.quantize_model(unfit)
+    assert type(unfit[0]) is nn.Linear
 
 
 def test_layers_of_different_dtypes_are_quantized_each_in_its_own() -> None:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import attrs
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from quark.base.finite import buffers_of, refuse_non_finite, state_of
 from quark.base.log import get_logger
@@ -242,9 +243,9 @@ def refuse_no_model(model: object) -> None:
     """Check that a model is a ``torch.nn.Module`` that runs its own Python code.
 
     Raises:
-        ConfigError: The object is not a module; or the module or a submodule is compiled, or has a PEFT
-            adapter. Calibration cannot pause forwards inside compiled code, and compiled code would keep the
-            graph of the float layers.
+        ConfigError: The object is not a module. Or it or a submodule has a PEFT adapter, wraps a model for
+            several devices, or is compiled: calibration cannot pause a forward pass inside compiled code,
+            and compiled code would keep the graph of the float layers.
     """
     if not isinstance(model, nn.Module):
         what = "None" if model is None else f"the string {model!r}" if isinstance(model, str) else f"a {type(model).__name__}"
@@ -256,6 +257,11 @@ def refuse_no_model(model: object) -> None:
             raise ConfigError(
                 f"this model has an adapter of PEFT ({name or type(module).__name__}), which would stay beside the rounded weights: merge "
                 "it into them with model = model.merge_and_unload(), and quantize the result"
+            )
+        if isinstance(module, _WRAPPERS) or type(module).__name__ in _SHARDED:
+            raise ConfigError(
+                f"{name or 'this model'} is a {type(module).__name__}, which renames its layers: quantize its attribute `module`, and wrap "
+                "the result"
             )
         if _is_compiled(module):
             what = f"'{name}' is" if name else "this model is"
@@ -282,9 +288,21 @@ def refuse_unfit(model: nn.Module, rows: Iterable[PlanRow]) -> None:
 
 
 def _errors(layer: nn.Module) -> Iterator[str]:
-    parameters = dict(layer.named_parameters(recurse=False))
+    parameters: dict[str, Any] = dict(layer.named_parameters(recurse=False))
+    if "forward" in vars(layer):
+        yield (
+            "a forward that was set on the object, which would go on with the float weight: remove it. Hooks of accelerate set it on "
+            "models with a device_map: load the model on one device, or use quark.runs.quantize_checkpoint"
+        )
+    if "weight" in vars(layer):
+        yield (
+            "a weight that is no parameter, because a hook computes it before each forward: make it a parameter, for example with "
+            "torch.nn.utils.remove_weight_norm or torch.nn.utils.prune.remove"
+        )
     for name, parameter in parameters.items():
-        if parameter.is_inference():
+        if is_traceable_wrapper_subclass(parameter):
+            yield f"a {name} of the class {type(parameter).__name__}, which has no values of its own: load it as an ordinary tensor"
+        elif parameter.is_inference():
             yield f"a {name} made in torch.inference_mode(), which cannot be changed: load the model outside of it"
         elif parameter.is_meta:
             yield f"a {name} on the meta device, without values: load it, or use quark.runs.quantize_checkpoint"
@@ -295,6 +313,10 @@ def _errors(layer: nn.Module) -> Iterator[str]:
     dtypes = {_short(p) for p in parameters.values()}
     if len(dtypes) > 1 and all(p.dtype in _FLOATS for p in parameters.values()):
         yield f"a weight and a bias of different dtypes ({', '.join(sorted(dtypes))}), with which they cannot run: convert one of them"
+
+
+_WRAPPERS, _SHARDED = (nn.DataParallel, nn.parallel.DistributedDataParallel), {"FullyShardedDataParallel"}
+"""Classes that wrap a model for several devices, and names of such classes that are slow to import."""
 
 
 def _short(tensor: Tensor) -> str:
