@@ -3,8 +3,8 @@
 It waits if the layer's weight is not rounded yet.
 
 PooledExperts: the forward of a module that calls experts whose inputs share one scale. Forwards rehearse the
-mixture until the scale is known, before the first expert is rounded. A forward reaches an expert only after
-it has passed the previous expert, and the last projection of an expert reads the output of rounded
+mixture until the scale is known, before the first expert is rounded. A forward pass reaches an expert only
+after it has passed the previous expert, and the last projection of an expert reads the output of rounded
 projections. So the mixture runs several times: first to observe the inputs of each expert; then, with the
 first projections rounded, to observe the inputs of the next projections, and so on. Layers that depend on an
 observed layer are not computed in a rehearsal, so that it costs little.
@@ -29,19 +29,19 @@ from quark.models.plan.decoder_blocks import Block
 class PausePoint:
     """Replaces the forward of one layer.
 
-    A forward stops here until the layer's weight is rounded and the scales of its activations are set. The
-    forward then passes through the finished layer with its quantizers. Forwards of the float model stop too,
-    so that their inputs can be compared, and pass through the float layer.
+    A forward pass stops here until the layer's weight is rounded and the scales of its activations are set.
+    The forward then passes through the finished layer with its quantizers. Forwards of the float model stop
+    too, so that their inputs can be compared, and pass through the float layer.
 
     Args:
         name: Full name of the layer.
         number: Its position among the layers of the block.
         layer: The float layer.
         quantized: The quantized layer, whose weight is not rounded yet.
-        block_run: The forwards that come here.
+        block_run: The forward passes that come here.
 
     Attributes:
-        arrived: The input of each forward that has stopped here.
+        arrived: The input of each forward pass that has stopped here.
         is_done: Whether the layer is finished.
     """
 
@@ -83,7 +83,7 @@ class PausePoint:
 
     @torch.no_grad()
     def float_output(self, forward: Forward) -> Tensor:
-        """Return the float layer's output, without bias, for a waiting float forward.
+        """Return the float layer's output, without bias, for a waiting float forward pass.
 
         The forward does not compute the output again when it continues.
         """
@@ -94,7 +94,7 @@ class PausePoint:
     def done(self, expected: Mapping[Forward, Tensor] | None = None) -> None:
         """Mark the layer as finished.
 
-        If forwards have not reached the layer yet, ``expected`` has the inputs that its rounding used.
+        If forward passes have not reached the layer yet, ``expected`` has the inputs that its rounding used.
         """
         self.is_done = True
         self.arrived = {}
@@ -103,7 +103,7 @@ class PausePoint:
     def reopen(self) -> None:
         """Restore the float weight, and the codes if the layer came with codes.
 
-        A forward came with an unexpected input, for which the layer must be rounded again.
+        A forward pass came with an unexpected input, for which the layer must be rounded again.
         """
         self.quantized.weight = self._float_weight
         if self.quantized.weight_quantizer is not None:
@@ -154,7 +154,7 @@ class PooledExperts:
         name: Full name of the module.
         number: Position among the pause points of the block: after every layer that the module calls.
         scales: Scales of the block's activations.
-        block_run: The forwards through the block.
+        block_run: The forward passes through the block.
     """
 
     def __init__(self, layers: Iterable[str], name: str, number: float, scales: ActivationScales, block_run: BlockRun) -> None:
@@ -182,7 +182,7 @@ class PooledExperts:
         return plain(*args, **kwargs)
 
     def looks_at(self, layer: str, x: Tensor) -> bool:
-        """Return whether the current forward only observes a layer's input, for the shared scale."""
+        """Return whether the current forward pass only observes a layer's input, for the shared scale."""
         forward = current_forward()
         assert forward is not None
         first = self._first[forward]
@@ -195,7 +195,7 @@ class PooledExperts:
         return True
 
     def set_scales(self) -> None:
-        """Set the scales of the observed inputs, after all forwards of all ranks have rehearsed."""
+        """Set the scales of the observed inputs, after all forward passes of all ranks have rehearsed."""
         seen = sorted({key for keys in self._block_run.grid.ranks.gather(self._seen) for key in keys})
         self._scales.set_scales(seen)
         self._is_known = not seen or not any(self._scales.wants(layer, INPUT) for layer in self._layers)
@@ -209,10 +209,10 @@ def pooled_experts(
     """Yield the modules of a block that call experts whose inputs share scales, each with its pause point.
 
     Args:
-        block: The block, at whose entry forwards wait.
+        block: The block, at whose entry forward passes wait.
         names: Full names of its layers, in order.
         scales: Scales of the block's activations.
-        block_run: The forwards through the block.
+        block_run: The forward passes through the block.
     """
     ordered = {name: number for number, name in enumerate(names)}
     layers_of: dict[str, list[str]] = {}

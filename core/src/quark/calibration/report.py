@@ -43,7 +43,7 @@ class CalibrationReport:
             (`quark.plugins.measuring.LayersRounded`): quark-workbench adds ``snr_db`` and others.
         histograms: Histograms of the worst layers, which plugins add.
         blocks: Metrics of each block: ``seconds`` by phase (`quark.calibration.phases.PHASES`), ``bytes`` of
-            its tensors, ``flops`` of forwards and statistics, and metrics that plugins add.
+            its tensors, ``flops`` of forward passes and statistics, and metrics that plugins add.
         seconds: Seconds of the whole run by phase.
     """
 

@@ -99,7 +99,7 @@ def tensor_of(output: Any) -> Tensor:
 
 
 def _forward_through(quantized: QuantizedLayer) -> Callable[..., Any]:
-    """Return a forward through a rounded copy of a layer.
+    """Return a forward pass through a rounded copy of a layer.
 
     A static input scale is computed from the input of each call.
     """

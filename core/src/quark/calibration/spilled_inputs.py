@@ -1,7 +1,7 @@
-"""Inputs that forwards hold in front of a block, kept in files if memory is short.
+"""Inputs that forward passes hold in front of a block, kept in files if memory is short.
 
-A calibration set may exceed memory. A waiting forward holds the arguments of the block, mainly its hidden
-states, in local variables of the model's own code. The tensor objects stay the same, but their storage
+A calibration set may exceed memory. A waiting forward pass holds the arguments of the block, mainly its
+hidden states, in local variables of the model's own code. The tensor objects stay the same, but their storage
 becomes a private mapping of a file, whose pages the system reads when the forward continues.
 """
 
@@ -26,7 +26,7 @@ LEAST_SPILLED = 1 << 16
 
 
 class SpilledInputs:
-    """Block inputs of waiting forwards: in memory up to a number of bytes, the others in files.
+    """Block inputs of waiting forward passes: in memory up to a number of bytes, the others in files.
 
     The system removes each file when its tensor is freed, and all when the process is killed.
 
@@ -49,7 +49,7 @@ class SpilledInputs:
         bytes stay where they are.
 
         Args:
-            forward: The waiting forward; it waits nowhere else.
+            forward: The waiting forward pass; it waits nowhere else.
             arguments: Tensors, in tuples, lists and dictionaries. Their storage changes, but no value.
         """
         self._kept.pop(forward, None)
@@ -64,7 +64,7 @@ class SpilledInputs:
         self.leave(forward)
 
     def leave(self, forward: Hashable) -> None:
-        """Drop from memory the pages that a forward has read from its files, because it waits again.
+        """Drop from memory the pages that a forward pass has read from its files, because it waits again.
 
         The files keep them.
         """

@@ -43,7 +43,7 @@ class BlockSource(Protocol):
         """Load the parameters and buffers of a block; None loads the tensors outside all blocks."""
 
     def release(self, block: Block) -> None:
-        """Release the tensors of a block, after every forward has left it and the sink has accepted it."""
+        """Release the tensors of a block, after every forward pass has left it and the sink has accepted it."""
 
 
 @attrs.frozen
@@ -99,8 +99,8 @@ def validate_transforms(
         transforms: Transforms by registered name, in order; the result leaves out transforms that are not
             validated.
         data: Calibration samples; without any, each transform decides without a validation.
-        source: Loads the tensors of each block, only while forwards are in the block; None if the model has
-            them.
+        source: Loads the tensors of each block, only while forward passes are in the block; None if the model
+            has them.
         ranks: Ranks that share the samples, and get the same result.
         compensated: Whether the rounding of the run compensates its errors; see
             `quark.calibration.round_to_nearest.as_rounded`.
@@ -207,12 +207,12 @@ def _compare(
 
 
 class _BlockComparison:
-    """Compares transformed copies of one block while the forwards wait at its entry.
+    """Compares transformed copies of one block while the forward passes wait at its entry.
 
-    The forwards leave the block with the outputs of the float model.
+    The forward passes leave the block with the outputs of the float model.
 
     Args:
-        block_run: The forwards.
+        block_run: The forward passes.
         block: The block, which is not changed.
         rows: Plan rows of its layers.
         plan: The plan of the model.

@@ -1,10 +1,11 @@
-"""Rounds the weights of one block between two passes of all forwards.
+"""Rounds the weights of one block between two passes of all forward passes.
 
-This is for runs whose memory cannot hold the state of forwards that wait inside a block. In the first pass,
-all weights of the block are float: it shows each layer's input and every activation with a static scale. The
-second pass uses rounded weights, and activations quantized as in the finished model. Only the block's inputs
-are held for every sample. This costs twice the forwards of `quark.calibration.block_rounding`, and the
-rounding of a layer does not see the rounding errors of the layers before it in the same block.
+This is for runs whose memory cannot hold the state of forward passes that wait inside a block. In the first
+pass, all weights of the block are float: it shows each layer's input and every activation with a static
+scale. The second pass uses rounded weights, and activations quantized as in the finished model. Only the
+block's inputs are held for every sample. This costs twice the forward passes of
+`quark.calibration.block_rounding`, and the rounding of a layer does not see the rounding errors of the layers
+before it in the same block.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from quark.models.layers import QuantizedLayer
 
 @attrs.define(eq=False, slots=False)
 class TwoPasses(BlockCalibration):
-    """Rounds weights and sets scales between two passes of all forwards.
+    """Rounds weights and sets scales between two passes of all forward passes.
 
     Arguments and attributes are as in `BlockCalibration`.
     """
@@ -40,7 +41,7 @@ class TwoPasses(BlockCalibration):
     _is_finished: bool = attrs.field(init=False, default=False)
 
     def work(self) -> None:
-        """Lead every forward through the block twice, and round between the two passes."""
+        """Lead every forward pass through the block twice, and round between the two passes."""
         with ExitStack() as stack:
             for name, (layer, quantized) in self._layers.items():
                 stack.enter_context(replaced_forward(layer, self._forward_of(name, layer.forward, quantized)))
@@ -59,12 +60,12 @@ class TwoPasses(BlockCalibration):
                 self._tuning.work()
 
     def _pass(self, forwards: Sequence[Forward]) -> None:
-        """Lead forwards of the quantized model through the float block.
+        """Lead forward passes of the quantized model through the float block.
 
         Forwards of the float model continue to the next block.
         """
         for forward in forwards:
-            if forward.is_float:  # a call's float forward comes first, for comparison with the quantized model's inputs
+            if forward.is_float:  # a call's float forward pass comes first, for comparison with the quantized model's inputs
                 self._block_run.release([forward])
             else:
                 if forward.number == 0:

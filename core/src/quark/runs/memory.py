@@ -37,7 +37,7 @@ def tokens_in(calls: Iterable[Call]) -> int:
 
 
 def held_bytes(model: nn.Module, plan: QuantPlan, tokens: int, streams: int) -> int:
-    """Return an estimate of the bytes that forwards hold while they pause inside a block.
+    """Return an estimate of the bytes that forward passes hold while they pause inside a block.
 
     The estimate counts the residual stream, its normed form, layer inputs and other outputs.
 
@@ -45,7 +45,7 @@ def held_bytes(model: nn.Module, plan: QuantPlan, tokens: int, streams: int) -> 
         model: The model, whose dtype is used.
         plan: The plan of the model.
         tokens: The number of tokens of all calls together.
-        streams: The number of forwards of each call.
+        streams: The number of forward passes of each call.
     """
     widest = 0
     for rows in rows_by_block(decoder_blocks(model, plan.architecture), plan.quantized):
@@ -57,7 +57,7 @@ def held_bytes(model: nn.Module, plan: QuantPlan, tokens: int, streams: int) -> 
 
 
 def held_probabilities(model: nn.Module, calls: Iterable[Call]) -> int:
-    """Return an estimate of the bytes of float32 attention logits and probabilities of paused forwards.
+    """Return an estimate of the bytes of float32 attention logits and probabilities of paused forward passes.
 
     Args:
         model: The model. If its configuration has no number of heads, one head is assumed.

@@ -243,8 +243,8 @@ def refuse_no_model(model: object) -> None:
 
     Raises:
         ConfigError: The object is not a module; or the module or a submodule is compiled, or has a PEFT
-            adapter. Calibration cannot pause forwards inside compiled code, and compiled code would keep the
-            graph of the float layers.
+            adapter. Calibration cannot pause forward passes inside compiled code, and compiled code would
+            keep the graph of the float layers.
     """
     if not isinstance(model, nn.Module):
         what = "None" if model is None else f"the string {model!r}" if isinstance(model, str) else f"a {type(model).__name__}"

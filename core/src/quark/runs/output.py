@@ -113,7 +113,7 @@ class Output:
     def is_divided(self, run: Run) -> bool:
         """Return whether each block is quantized by one rank.
 
-        True if there are several ranks, and no calibration forward has to pass all blocks.
+        True if there are several ranks, and no calibration forward pass has to pass all blocks.
         """
         return self.ranks.size > 1 and not run.needs_data
 

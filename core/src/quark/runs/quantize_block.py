@@ -96,7 +96,7 @@ def quantize_blocks(started: StartedRun, sink: BlockSink) -> CalibrationReport:
 
 @contextmanager
 def _forwards(started: StartedRun, blocks: Sequence[Block], scales: ActivationScales) -> Iterator[LockStep]:
-    """Yield the calibration forwards, which wait at the first block.
+    """Yield the calibration forward passes, which wait at the first block.
 
     ``scales`` are the activation scales of layers outside the blocks.
     """
@@ -128,8 +128,8 @@ def quantize_block(started: StartedRun, sink: BlockSink, block: Block, rows: Seq
         sink: Takes the finished block.
         block: The block. Its weights are float; the weights of the blocks before it are rounded.
         rows: The layers to quantize in the block.
-        block_run: The calibration forwards, which wait at the block and afterwards at the next one. None if
-            no forwards are needed.
+        block_run: The calibration forward passes, which wait at the block and afterwards at the next one.
+            None if no forward passes are needed.
     """
     run, report, figures = started.run, CalibrationReport(), started.figures
     model, plan, phase = started.model, run.plan, figures.clock.phase
@@ -145,8 +145,8 @@ def quantize_block(started: StartedRun, sink: BlockSink, block: Block, rows: Seq
             report.transformed |= transforms.metrics
             report.applied.update(transforms.applied)
 
-    # Calibration and rounding: forwards pause at each input group until its statistics are complete and its
-    # layers are rounded.
+    # Calibration and rounding: forward passes pause at each input group until its statistics are complete and
+    # its layers are rounded.
     layers = quantized_layers(started, rows)
     attentions = [a for a in plan.attentions if block.owns(a.name)]
     scales = ActivationScales(layers, attentions, plan.config, plan.architecture, run.ranks)
@@ -182,19 +182,19 @@ def quantize_block(started: StartedRun, sink: BlockSink, block: Block, rows: Seq
 def pass_finished_block(
     started: StartedRun, sink: BlockSink, block: Block, rows: Sequence[PlanRow], block_run: BlockRun | None, finished: BlockResult
 ) -> None:
-    """Lead the forwards through a block that an interrupted run has finished.
+    """Lead the forward passes through a block that an interrupted run has finished.
 
     Nothing is calibrated or rounded again.
 
     Forwards of the quantized model pass the block that the sink has read. Forwards of the float model pass
-    the float block; so do all forwards if the rounding needs no statistics. The transforms are applied to the
-    float block again, since transformed float weights are not stored.
+    the float block; so do all forward passes if the rounding needs no statistics. The transforms are applied
+    to the float block again, since transformed float weights are not stored.
 
     Args:
         started, sink: As in `quantize_block`.
         block: The block.
         rows: As in `quantize_block`.
-        block_run: As in `quantize_block`. Without forwards, the block is not even loaded.
+        block_run: As in `quantize_block`. Without forward passes, the block is not even loaded.
         finished: The stored result of the block.
     """
     report = CalibrationReport.from_dict(finished.report)
@@ -234,7 +234,7 @@ def _calibration(
     block_run: BlockRun,
     scales: ActivationScales,
 ) -> BlockCalibration:
-    """Return the `BlockCalibration` that leads the forwards through a block and rounds its layers."""
+    """Return the `BlockCalibration` that leads the forward passes through a block and rounds its layers."""
     run, model, clock = started.run, started.model, started.figures.clock
     pairs = {name: (model.get_submodule(name), layer) for name, layer in layers.items()}
     tuning = None
@@ -254,7 +254,8 @@ def _rounded_without_statistics(
     scales: ActivationScales,
     report: CalibrationReport,
 ) -> set[str]:
-    """Let forwards pass a block, if any are needed, and round its layers by a rounding that needs no data.
+    """Let forward passes pass a block, if any are needed, and round its layers by a rounding that needs no
+    data.
 
     Returns the names of the rounded layers. Round-to-nearest comes later, when all scales are set.
     """

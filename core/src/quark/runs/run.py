@@ -100,7 +100,7 @@ class Run:
         Args:
             model: The model of the plan; meta tensors suffice.
             data: Calibration data, read if something needs them.
-            device: Device of the forwards.
+            device: Device of the forward passes.
             ranks: The processes that share the run.
             events: Tells listeners what the run does.
 
@@ -349,16 +349,16 @@ def _unmatched(algorithms: Algorithms, rows: Sequence[PlanRow], blocks: Collecti
 
 
 def needs_two_passes(model: nn.Module, plan: QuantPlan, algorithms: Algorithms, data: Sequence[Call], device: torch.device) -> bool:
-    """Return whether forwards that wait inside a block would hold more memory than allowed."""
+    """Return whether forward passes that wait inside a block would hold more memory than allowed."""
     held = held_by_forwards(model, plan, algorithms, data)
     allowed = allowed_activations(plan.config, device)
     return allowed is not None and held > allowed
 
 
 def held_by_forwards(model: nn.Module, plan: QuantPlan, algorithms: Algorithms, data: Sequence[Call]) -> int:
-    """Return an estimate of the bytes that forwards hold while they wait inside a block.
+    """Return an estimate of the bytes that forward passes hold while they wait inside a block.
 
-    0 if no forward waits inside a block.
+    0 if no forward pass waits inside a block.
     """
     if not algorithms.is_sequential:
         return 0

@@ -29,7 +29,7 @@ class RunFigures:
         report: The report, which gets the metrics as JSON values.
         events: Tells listeners.
         tokens: The number of tokens of all calibration samples.
-        streams: The number of forwards of each sample.
+        streams: The number of forward passes of each sample.
         clock: The time of the run.
         model_error: The error of the last block's output.
         flops: Lower bound of the floating-point operations of the current block's statistics.
@@ -69,11 +69,11 @@ class RunFigures:
     def compared(
         self, block_run: BlockRun | None, block: Block, rows: Sequence[PlanRow], transforms: Sequence[StartedTransform]
     ) -> Iterator[None]:
-        """Let the forwards of `ModelError` pass a float block; the body applies the transforms.
+        """Let the forward passes of `ModelError` pass a float block; the body applies the transforms.
 
-        The forwards pass before the body, since transforms that use data belong to the quantization that is
-        compared with round-to-nearest. They pass after the body if a transform without data, such as a
-        rotation, may have changed the basis of the block's input.
+        The forward passes pass before the body, since transforms that use data belong to the quantization
+        that is compared with round-to-nearest. They pass after the body if a transform without data, such as
+        a rotation, may have changed the basis of the block's input.
         """
         is_before = all(transform.needs for transform in transforms)
         for is_now in (is_before, not is_before):
@@ -89,7 +89,7 @@ class RunFigures:
         Args:
             block: The block; None for the tensors outside the blocks.
             size: Bytes of the block's float tensors.
-            passes: How often each forward computed the block.
+            passes: How often each forward pass computed the block.
             counts: The number of tokens that reached each layer of its experts.
         """
         name = OUTSIDE if block is None else block.name or "model"

@@ -54,7 +54,9 @@ class Algorithms:
 
     @property
     def is_sequential(self) -> bool:
-        """Whether a block is rounded while calibration forwards wait inside it; they see rounded weights."""
+        """Whether a block is rounded while calibration forward passes wait inside it; they see rounded
+        weights.
+        """
         return bool(self.needs or self.tunings)
 
     @property

@@ -55,7 +55,7 @@ class BlockSink(ABC):
         return None
 
     def wants(self, block: Block) -> bool:
-        """Return whether this rank has to quantize a block for which no calibration forward is needed."""
+        """Return whether this rank has to quantize a block for which no calibration forward pass is needed."""
         return True
 
     def read(self, block: Block) -> None:

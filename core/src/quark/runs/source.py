@@ -144,8 +144,8 @@ class CheckpointSource:
 
     The other blocks are on the meta device.
 
-    A model that is one block is read completely at the start, since its forwards start before the block is
-    loaded.
+    A model that is one block is read completely at the start, since its forward passes start before the block
+    is loaded.
 
     Args:
         model: The model from `quark.models.hf.skeleton.skeleton`, with no module replaced yet.

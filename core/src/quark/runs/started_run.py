@@ -47,7 +47,7 @@ class StartedRun:
         source: Loads the tensors of the blocks.
         transforms: The started transforms, in order.
         validations: Validations of the transforms, by name.
-        spilled: Storage for the tensors of forwards that wait at a block; None leaves them in memory.
+        spilled: Storage for the tensors of forward passes that wait at a block; None leaves them in memory.
         rounding: Chooses codes.
         tunings: Tunings by name, in the order in which they are applied.
         input_groups: Learns from block to block which layers share an input.
