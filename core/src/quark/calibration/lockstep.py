@@ -320,7 +320,7 @@ class BlockRun:
 
     def end_rehearsal(self) -> None:
         """End a rehearsal. Every forward pass then waits at the entry, as before the rehearsal."""
-        self._expect("left", "led back")
+        self._expect("left", "moved back to the entry")
         self._has_entered, self._keep = False, None
 
     def leave(self, outputs: Mapping[Forward, Any]) -> None:
@@ -329,7 +329,7 @@ class BlockRun:
 
         The outputs come from a rehearsal or a replay, so they need not be computed again.
         """
-        self._expect("entry", "let out")
+        self._expect("entry", "moved out")
         self._has_entered, self._outputs = True, dict(outputs)
         self._steps.advance(self._index)
 
@@ -359,7 +359,7 @@ class BlockRun:
 
     def go_on(self, forwards: Iterable[Forward]) -> None:
         """Resume forward passes that are stopped inside the block."""
-        self._expect("inside", "led on")
+        self._expect("inside", "resumed")
         self._steps.go_on(forwards)
 
     def stop(self, place: Any) -> None:
