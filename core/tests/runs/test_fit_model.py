@@ -87,14 +87,14 @@ def test_a_model_with_an_adapter_is_refused_with_what_merges_it() -> None:
     kind = type("Linear", (nn.Module,), {"__module__": "peft.tuners.lora.layer"})
     unfit = model()
     unfit.add_module("2", kind())
-    with pytest.raises(ConfigError, match=r"has an adapter of PEFT \(2\).*merge_and_unload"):
+    with pytest.raises(ConfigError, match=r"has a PEFT adapter \(2\).*merge_and_unload"):
         QUANTIZER.quantize_model(unfit)
 
 
 def test_weights_of_inference_mode_are_told_and_the_mode_of_the_caller_is_left_for_the_run() -> None:
     with torch.inference_mode():
         unfit = model()
-    with pytest.raises(ConfigError, match=r"a weight made in torch\.inference_mode\(\), which cannot be changed: load the model outside"):
+    with pytest.raises(ConfigError, match=r"a weight that was created in torch\.inference_mode\(\) and cannot be changed"):
         QUANTIZER.quantize_model(unfit)
     plain = model()
     with torch.inference_mode():
