@@ -242,7 +242,7 @@ def fails_to_be_made() -> Any:
 @pytest.mark.parametrize(
     ("mutant", "complaint"),
     [
-        (Bare, "makes a Bare. The class of this object must derive from quark.algorithms.Rounding"),
+        (Bare, "makes a Bare, whose class does not derive from quark.algorithms.Rounding"),
         (NoRound, "raised TypeError: Can't instantiate abstract class NoRound"),
         (NeedsNone, "raised TypeError: 'NoneType' object is not iterable"),
         (NeedsNothingKnown, "needs the class dict, which is not a concrete subclass of quark.algorithms.Statistic"),

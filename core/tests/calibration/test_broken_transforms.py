@@ -174,7 +174,7 @@ def test_a_transform_that_reports_nothing_sensible_is_named(quantized: Quantized
 
 
 def test_an_object_of_another_class_is_refused_before_any_work(quantized: Quantized) -> None:
-    with pytest.raises(PluginError, match=r"makes a NoTransform\. The class of this object must derive from quark\.algorithms\.Transform"):
+    with pytest.raises(PluginError, match=r"makes a NoTransform, whose class does not derive from quark\.algorithms\.Transform"):
         quantized(type("NoTransform", (), dict(vars(Sound))))
 
 
@@ -185,7 +185,7 @@ def test_a_run_of_another_class_is_refused_before_anything_is_changed(quantized:
 
     model = tiny.tiny_model()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with pytest.raises(PluginError, match=f"'breaking' {WHO} starts a object: its class must derive from .*TransformRun"):
+    with pytest.raises(PluginError, match=f"'breaking' {WHO} starts a object, whose class does not derive from .*TransformRun"):
         quantized(Starts, model=model)
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in before.items())
 

@@ -75,7 +75,7 @@ def refuse_strange(algorithm: Any, kind: str, whose: Origin) -> None:
 
 def _refuse_other_class(value: Any, base: type, does: str, whose: Origin) -> None:
     if not isinstance(value, base):
-        raise whose.error(f"{does} {described(value)}. The class of this object must derive from quark.algorithms.{base.__name__}")
+        raise whose.error(f"{does} {described(value)}, whose class does not derive from quark.algorithms.{base.__name__}")
 
 
 @attrs.frozen(eq=False)

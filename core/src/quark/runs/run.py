@@ -41,7 +41,7 @@ The function is called only if the run needs data. Its argument is a text that s
 """
 
 TWO_PASSES = (
-    "activations of all calibration samples would need more memory than allowed (activation_memory), so each block is computed twice, "
+    "activations of all calibration samples would need more memory than allowed (activation_memory), so each block runs twice, "
     "and its layers are calibrated on the outputs of float weights"
 )
 
@@ -239,7 +239,7 @@ def _own_config(config: QConfig) -> QConfig:
     config = config.copied()
     directory = config.spill_directory
     if directory is not None and not Path(directory).is_dir():
-        raise ConfigError(f"spill_directory='{directory}' does not exist. Create it, or give another on a disk with space for activations")
+        raise ConfigError(f"spill_directory='{directory}' is not a directory. Create it, or give another on a disk with space for activations")
     if config.algo_config is not None:
         config.algo_config = [own_settings(settings) for settings in config.algo_config]
     return config
@@ -268,7 +268,7 @@ def _notes(algorithms: Algorithms, plan: QuantPlan) -> list[str]:
     if notes and plan.architecture is not None and not plan.architecture.block_lists:
         notes.append(f"the blocks of '{plan.architecture.model_type}' are not known, so the whole model is changed as one block")
     if algorithms.branching is not None:
-        notes.append(f"{algorithms.branching.name} adds a branch to each layer; the tensors of the branch are computed when it is rounded")
+        notes.append(f"{algorithms.branching.name} adds branches to layers; the tensors of a branch are computed when its layer is rounded")
     return notes
 
 
