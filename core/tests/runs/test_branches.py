@@ -176,7 +176,7 @@ def test_one_run_has_one_algorithm_that_puts_branches() -> None:
 
 def test_the_plan_says_that_there_are_branches() -> None:
     (note,) = [note for note in plan_run(small_model(), config()).plan.notes if "branches" in note]
-    assert note == "outliers adds branches to layers; the tensors of a branch are computed when its layer is rounded"
+    assert note == "outliers adds branches to layers; a branch is computed when its layer is rounded"
 
 
 def test_without_the_algorithm_reading_stops_and_names_it(tmp_path: Path) -> None:

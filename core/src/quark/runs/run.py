@@ -268,7 +268,7 @@ def _notes(algorithms: Algorithms, plan: QuantPlan) -> list[str]:
     if notes and plan.architecture is not None and not plan.architecture.block_lists:
         notes.append(f"the blocks of '{plan.architecture.model_type}' are not known, so the whole model is changed as one block")
     if algorithms.branching is not None:
-        notes.append(f"{algorithms.branching.name} adds branches to layers; the tensors of a branch are computed when its layer is rounded")
+        notes.append(f"{algorithms.branching.name} adds branches to layers; a branch is computed when its layer is rounded")
     return notes
 
 
