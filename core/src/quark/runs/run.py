@@ -239,7 +239,7 @@ def _own_config(config: QConfig) -> QConfig:
     config = config.copied()
     directory = config.spill_directory
     if directory is not None and not Path(directory).is_dir():
-        raise ConfigError(f"spill_directory='{directory}' is not a directory. Create it, or give another on a disk with space for activations")
+        raise ConfigError(f"spill_directory='{directory}' is not a directory. Create it, or give one on a disk with free space")
     if config.algo_config is not None:
         config.algo_config = [own_settings(settings) for settings in config.algo_config]
     return config
