@@ -1,4 +1,4 @@
-"""Sources: classes that load the float tensors of a run, from a model in memory or a checkpoint on disk."""
+"""Sources: classes that load the float tensors of a run, from memory or block by block from a checkpoint."""
 
 from __future__ import annotations
 

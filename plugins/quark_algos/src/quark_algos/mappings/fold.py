@@ -1,4 +1,5 @@
-"""Functions that fold scales into the weights of a mapping, and that test whether this is allowed.
+"""Functions that fold scales into a mapping: a smooth layer is divided, and its balance layers are
+multiplied.
 
 Afterwards, the smooth layer returns ``y / s`` instead of ``y``, and the balance layers have the weights ``W ·
 diag(s)`` instead of ``W``. So the output of the block does not change. Parameters are replaced by new ones
