@@ -58,8 +58,8 @@ def calls(data: Iterable[Any] | None, wanted_by: str = "activations with static 
     Args:
         data: A DataLoader or any other iterable of batches, or a single tensor or dict. A batch is a tensor,
             a dict of tensors (such as a BatchEncoding), a list or tuple of tensors (the positional
-            arguments), or a list of dicts. Batches may differ in length. Token ids have the shape ``[batch,
-            tokens]`` or ``[tokens]``.
+            arguments), or a list of dicts. Batches may differ in length. Token ids have the shape
+            ``[batch, tokens]`` or ``[tokens]``.
         wanted_by: What needs the data. The error for missing data names it.
         model: The model that will be called. Its tensors may be on the meta device. If it is None, the inputs
             are not checked.

@@ -183,8 +183,8 @@ class _Sequence:
 
 
 def _positions(mask: Any) -> Tensor | None:
-    """Return which positions are not padding according to ``mask``, as a bool tensor ``[batch or 1,
-    tokens]``.
+    """Return which positions are not padding according to ``mask``, as a bool tensor
+    ``[batch or 1, tokens]``.
 
     Return None if the mask has no usable shape. If one input has several masks, for layers of different
     kinds, the first one is used.

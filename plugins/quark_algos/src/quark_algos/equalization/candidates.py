@@ -87,11 +87,11 @@ class Quadratic:
 
     This is the squared output error, summed over tokens and rows.
 
-    The exact product needs ``2 K² N`` operations. To compare many candidates, H is approximated by ``F Fᵀ +
-    diag(d)``, which needs ``2 K RANK N`` operations. F Fᵀ is a Nyström approximation from a random subspace,
-    and captures the directions in which H is large. d is the diagonal of the remainder ``H − F Fᵀ``, and is
-    never negative. The other entries of the remainder are neglected, because their contributions mostly
-    cancel.
+    The exact product needs ``2 K² N`` operations. To compare many candidates, H is approximated by
+    ``F Fᵀ + diag(d)``, which needs ``2 K RANK N`` operations. F Fᵀ is a Nyström approximation from a random
+    subspace, and captures the directions in which H is large. d is the diagonal of the remainder
+    ``H − F Fᵀ``, and is never negative. The other entries of the remainder are neglected, because their
+    contributions mostly cancel.
 
     Sources: Gittens, Mahoney, arXiv 1303.1849, for the approximation; arXiv 2210.17323, equation 1, for the
     loss.

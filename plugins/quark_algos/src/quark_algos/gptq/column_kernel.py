@@ -80,8 +80,8 @@ def _round_columns(
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Round the columns of a block one after another. Column k is rounded from ``t_k = base_k + Σ_{j<k} e_j
-    feedback_jk``, with the errors e_j of the columns before it.
+    """Round the columns of a block one after another. Column k is rounded from
+    ``t_k = base_k + Σ_{j<k} e_j feedback_jk``, with the errors e_j of the columns before it.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     is_row = row < rows

@@ -1,11 +1,12 @@
 """The correction that GPTAQ and Qronos add to GPTQ: a weight is changed to compensate the error of its
 inputs.
 
-A layer gets the input ``X̃`` instead of ``X``. The weight V that compensates this best minimizes ``‖W X − V
-X̃‖² + λ ‖W − V‖²``, and is ``V = W + W D (H + λ I)⁻¹``. So the correction replaces W by V, and V is then
-rounded as in GPTQ. α is the strength of the correction: 0 means GPTQ, and 1 means Qronos except for its first
-column. Sources: arXiv 2504.02692 (GPTAQ), arXiv 2505.11695 (Qronos). GPTAQ as published is different: it
-corrects each column only for the errors of earlier columns, with the matrix that `causal_matrix` returns.
+A layer gets the input ``X̃`` instead of ``X``. The weight V that compensates this best minimizes
+``‖W X − V X̃‖² + λ ‖W − V‖²``, and is ``V = W + W D (H + λ I)⁻¹``. So the correction replaces W by V, and V
+is then rounded as in GPTQ. α is the strength of the correction: 0 means GPTQ, and 1 means Qronos except for
+its first column. Sources: arXiv 2504.02692 (GPTAQ), arXiv 2505.11695 (Qronos). GPTAQ as published is
+different: it corrects each column only for the errors of earlier columns, with the matrix that
+`causal_matrix` returns.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ __all__ = ["ErrorMoment", "causal_matrix", "corrected", "correction", "share_for
 
 
 class ErrorMoment(CrossMoment):
-    """The statistic D. For a layer with few outputs, `OutputMoment` replaces it, with the smaller sum ``W (D
-    + H)``.
+    """The statistic D. For a layer with few outputs, `OutputMoment` replaces it, with the smaller sum
+    ``W (D + H)``.
     """
 
     of_outputs = OutputMoment

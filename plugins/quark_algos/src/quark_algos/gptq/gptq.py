@@ -55,8 +55,8 @@ thread.
 """
 
 Rounder = Callable[[Tensor, int, Tensor], Tensor]
-"""A function that rounds a column, as returned by `WeightGrid.rounder`. Its arguments are the values ``t
-[N]``, the number of the column, and a tensor for the result, which is also returned.
+"""A function that rounds a column, as returned by `WeightGrid.rounder`. Its arguments are the values
+``t [N]``, the number of the column, and a tensor for the result, which is also returned.
 """
 Chooser = Callable[[Tensor, int], GroupScales]
 
@@ -176,8 +176,8 @@ class _Prepared:
         return {"damping": self.factor.damping, "shrinkage": self.shrinkage[0], "attempts": self.factor.attempts}
 
     def moments(self, h: Tensor, group: int) -> Tensor | None:
-        """Return the diagonal of ``h [m · group, m · group]``, shrunk and damped, as a float32 tensor ``[m,
-        group]``.
+        """Return the diagonal of ``h [m · group, m · group]``, shrunk and damped, as a float32 tensor
+        ``[m, group]``.
 
         Return None if the recipe does not use it to search scales.
         """
@@ -255,8 +255,8 @@ def ldlq(
         rounded: The result of `WeightGrid.rounder` for this order.
         block: Number of columns of a block. It changes only the last bits of the result.
         order: The order, as a permutation of the channels ``[K]``. None for the original order.
-        causal: P ``[K, K]``, strictly upper triangular, in the same order. If it is given, ``w_k + Σ_{j<k}
-            t_j P_jk`` is used in place of ``w_k``.
+        causal: P ``[K, K]``, strictly upper triangular, in the same order. If it is given,
+            ``w_k + Σ_{j<k} t_j P_jk`` is used in place of ``w_k``.
     """
     done = Swept.room_for(wt, order, causal)
     with one_thread(wt.device):

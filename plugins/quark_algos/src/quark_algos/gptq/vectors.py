@@ -4,8 +4,8 @@ Vectors are rounded one after another, and the error of each vector is compensat
 LDLQ, arXiv 2402.04396). ``H + λ I = A diag(d) Aᵀ`` is the factored Hessian; A is upper triangular with a
 diagonal of ones. C is the block-diagonal part of A, with one block per vector. Then ``H + λ I = B M Bᵀ`` with
 ``B = A C⁻¹`` and ``M = C diag(d) Cᵀ``. B has identity blocks on its diagonal. M weights the error of a vector
-that remains after all later columns have compensated it. So vector v is rounded from ``t_v = w_v + Σ_u e_u
-B_uv``, a sum over earlier vectors u, as `quark_algos.gptq.gptq.ldlq` does for columns.
+that remains after all later columns have compensated it. So vector v is rounded from
+``t_v = w_v + Σ_u e_u B_uv``, a sum over earlier vectors u, as `quark_algos.gptq.gptq.ldlq` does for columns.
 """
 
 from __future__ import annotations

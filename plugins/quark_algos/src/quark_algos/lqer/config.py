@@ -23,8 +23,8 @@ class LQERConfig(AlgoConfig):
     """Settings of LQER: low-rank quantization error reconstruction.
 
     Attributes:
-        rank: Rank of the product. It is limited by the smaller side of the weight. The product stores ``rank
-            · (in + out)`` numbers in the model's dtype.
+        rank: Rank of the product. It is limited by the smaller side of the weight. The product stores
+            ``rank · (in + out)`` numbers in the model's dtype.
         scaling: How the error of each input channel is weighted. ``"abs_mean"`` uses the mean magnitude of
             the channel (L²QER). ``"hessian"`` uses the second moment of the input, which minimizes the output
             error (QERA). ``"none"`` uses no weights and needs no data (LQER).

@@ -1,9 +1,9 @@
 """LQER: adds the largest singular directions of the rounding error, as a low-rank product beside the layer.
 
-The notation follows the papers. ``W [N, K]`` is the float weight, ``Q`` is the rounded weight, and ``E = W −
-Q`` is the rounding error. ``S [K, K]`` weights the input channels. ``U [N, r]`` has the first left singular
-vectors of ``E S``. The layer computes ``Q x + B (A x)`` with ``B A = U Uᵀ E``. This is the product of rank r
-with the smallest ``‖(E − B A) S‖``.
+The notation follows the papers. ``W [N, K]`` is the float weight, ``Q`` is the rounded weight, and
+``E = W − Q`` is the rounding error. ``S [K, K]`` weights the input channels. ``U [N, r]`` has the first left
+singular vectors of ``E S``. The layer computes ``Q x + B (A x)`` with ``B A = U Uᵀ E``. This is the product
+of rank r with the smallest ``‖(E − B A) S‖``.
 
 Sources: Zhang et al., "LQER", 2024 (S is diagonal); Zhang et al., "QERA", 2024 (``S Sᵀ`` is the second moment
 of the input); Li et al., "SVDQuant", 2024 (a part of W is subtracted before rounding).

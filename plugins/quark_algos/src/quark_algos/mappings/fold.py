@@ -1,9 +1,9 @@
 """Functions that fold scales into a mapping: a smooth layer is divided, and its balance layers are
 multiplied.
 
-Afterwards, the smooth layer returns ``y / s`` instead of ``y``, and the balance layers have the weights ``W ·
-diag(s)`` instead of ``W``. So the output of the block does not change. Parameters are replaced by new ones
-and never written to, because they may be memory-mapped from a checkpoint or shared with another module.
+Afterwards, the smooth layer returns ``y / s`` instead of ``y``, and the balance layers have the weights
+``W · diag(s)`` instead of ``W``. So the output of the block does not change. Parameters are replaced by new
+ones and never written to, because they may be memory-mapped from a checkpoint or shared with another module.
 """
 
 from __future__ import annotations

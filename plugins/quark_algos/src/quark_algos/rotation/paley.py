@@ -113,8 +113,8 @@ def _paley_kind(m: int) -> int | None:
 
 
 def _paley_one(q: int) -> Tensor:
-    """Return the matrix ``I + S`` of Paley's first construction. S is skew-symmetric, and ``S · Sᵀ = q ·
-    I``.
+    """Return ``I + S``, the matrix of Paley's first construction, for a skew-symmetric S with
+    ``S · Sᵀ = q · I``.
     """
     bordered = _bordered(q)
     bordered[1:, 0] = -1
@@ -171,8 +171,8 @@ def _squares(p: int, n: int) -> Tensor:
 
 
 def _williamson(halves: tuple[str, str, str, str]) -> Tensor:
-    """Return Williamson's array of four symmetric circulants A, B, C and D with ``A² + B² + C² + D² = 4 n
-    I``.
+    """Return Williamson's array of four symmetric circulants A, B, C and D with
+    ``A² + B² + C² + D² = 4 n I``.
     """
     a, b, c, d = (_symmetric_circulant(half) for half in halves)
     rows = ((a, b, c, d), (-b, a, -d, c), (-c, d, a, -b), (-d, -c, b, a))

@@ -71,9 +71,9 @@ class OffsetLayer:
     weight, and α has a factor of at most 1 for each group. V and α are optimized. d is the distance between
     the two grid values around a weight; in integer formats, this is the scale.
 
-    The gradients are ``∂Q/∂V = d``, and ``∂Q/∂α = (Q − W) / α`` for a weight that is not clipped, or ``∂Q/∂α
-    = Q / α`` for a weight that is clipped. Source: arXiv 2309.05516, equations 3 to 5, with one α for both
-    ends of a range.
+    The gradients are ``∂Q/∂V = d``, and ``∂Q/∂α = (Q − W) / α`` for a weight that is not clipped, or
+    ``∂Q/∂α = Q / α`` for a weight that is clipped. Source: arXiv 2309.05516, equations 3 to 5, with one α for
+    both ends of a range.
 
     Args:
         weights: The rounded weights of the layer.
