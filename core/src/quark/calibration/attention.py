@@ -24,9 +24,9 @@ returns whether these tensors shall be quantized.
 
 
 def attention_quantizers(layers: Mapping[str, QuantizedLayer], attentions: Iterable[AttentionRow]) -> dict[str, dict[str, QuantizerModule]]:
-    """Return the quantizers of attention modules, as a mapping from module name to attribute to quantizer.
+    """Create the quantizers of attention modules, and return them by module name and then by attribute.
 
-    The quantizers are not installed yet.
+    The quantizers are not installed in the modules yet.
 
     Args:
         layers: The quantized layers of the block by full name. If the output of a projection is quantized

@@ -106,7 +106,7 @@ def _read(data: Iterable[Any]) -> Iterator[Any]:
     """Yield the batches of ``data``, in order.
 
     Raises:
-        CalibrationError: The data has no end, or reading it fails.
+        CalibrationError: The data seems to be endless, or it cannot be read.
     """
     if isinstance(data, Tensor | Mapping):
         yield data
@@ -138,7 +138,7 @@ def _has_length(data: Any) -> bool:
 
 
 def _arguments(batch: Any, number: int) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Yield the positional and keyword arguments of each call from a batch."""
+    """Yield the arguments of each call that a batch gives, as a pair of positional and keyword arguments."""
     if isinstance(batch, Tensor):
         yield (batch,), {}
     elif isinstance(batch, Mapping):

@@ -98,7 +98,9 @@ class BlockCalibration(ABC):
         return tuple(dict.fromkeys((*self._checked.rounding.needs, *self._branches.needs)))
 
     def _is_observed(self, name: str) -> bool:
-        """Return whether a layer is rounded only after the statistics of its input are complete."""
+        """Return whether a layer needs statistics of its input, so that it is rounded when these are
+        complete.
+        """
         return name in self._chosen or (bool(self._branches.needs) and self._layers[name][1].branch is not None)
 
     def _round_observed(self, layers: Mapping[str, QuantizedLayer], collector: Collector) -> None:
@@ -118,7 +120,9 @@ class BlockCalibration(ABC):
         """Run every forward pass through the block, and round the block's weights meanwhile."""
 
     def add_to(self, report: CalibrationReport) -> None:
-        """Add the metrics of the rounding and of the tuning, and the layers that no token has reached."""
+        """Add metrics of the rounding and the tuning to ``report``, and the names of layers that no token has
+        reached.
+        """
         report.layers |= self.metrics
         report.tuned |= {} if self._tuning is None else self._tuning.metrics
         report.unreached += [n for n in self._layers if n in self._chosen and n not in self.metrics]

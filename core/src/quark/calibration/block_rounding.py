@@ -73,7 +73,9 @@ class BlockRounding(BlockCalibration):
 
     @_group_of.default
     def _expected_groups(self) -> dict[str, list[str]]:
-        """Return, for each layer, the layers that are expected to be rounded together with it."""
+        """Return a dictionary from each layer to the layers that are expected to be rounded together with
+        it.
+        """
         expected = self._input_groups.expected([n.removeprefix(self._block.prefix) for n in self._layers])
         group_of = {self._block.prefix + n: [self._block.prefix + m for m in members] for n, members in expected.items()}
         for members in self._scales.sharing_outputs():
@@ -153,7 +155,7 @@ class BlockRounding(BlockCalibration):
             self._block_run.go_on(sorted(waiting, key=lambda f: f.is_float))
 
     def _place(self, waiting: _Waiting) -> PausePoint | _Pause | PooledExperts | None:
-        """Return this rank's object for a place.
+        """Return the object that this rank has for the place in ``waiting``.
 
         Return None if only forward passes of the float model wait. They then wait at an expert that no token
         of the quantized model reaches.

@@ -85,7 +85,9 @@ class CalibrationReport:
         self.blocks = {name: self.blocks.pop(name) for name in blocks if name in self.blocks} | self.blocks
 
     def remarks(self) -> Iterator[str]:
-        """Yield log lines for the level INFO."""
+        """Yield log lines for the level INFO. They tell the model's error and the number of tokens of
+        experts.
+        """
         if self.model_error:
             yield f"{self._compared} ({self.model_error['tokens']} tokens)."
         if self.tokens:
@@ -171,7 +173,7 @@ class CalibrationReport:
         return f"{mean:.0f}" if mean >= 10 else f"{mean:.2g}"
 
     def extend(self, other: CalibrationReport) -> None:
-        """Add the report of another block."""
+        """Add the metrics that ``other`` has for another block."""
         self._update(other, "layers", "tokens", "transformed", "tuned", "validated", "applied", "weights", "histograms", "blocks")
         self.unreached += other.unreached
 

@@ -116,6 +116,6 @@ def _compared_rows(granularity: Granularity, weight: Tensor) -> slice | None:
 
 
 def _restore(task: RoundingTask, weights: Mapping[str, nn.Parameter]) -> None:
-    """Restore the layers' float weights."""
+    """Set the weights of a task's layers to the float weights in ``weights``."""
     for name, layer in task.layers.items():
         layer.weight = weights[name]

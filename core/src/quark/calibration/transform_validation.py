@@ -153,7 +153,9 @@ class _Candidate:
 
 
 def _candidates(name: str, transform: Transform, behind: Sequence[Transform], model: nn.Module, plan: QuantPlan) -> Iterator[_Candidate]:
-    """Yield the candidates of a transform: first no transform, then its parts, last the whole transform."""
+    """Yield the candidates for a transform: first without the transform, then its parts, last the whole
+    transform.
+    """
     followers = [t for t in behind if not t.is_validated]
     options: dict[str, Transform | None] = {_NOTHING: None, **transform.alternatives(), _WHOLE: transform}
     for option, one in options.items():

@@ -301,7 +301,7 @@ def _digest(parts: Iterable[bytes]) -> str:
 
 
 def _sample(path: Path) -> Iterator[bytes]:
-    """Yield evenly spread pieces of a file."""
+    """Yield pieces of a file that are evenly spread over it."""
     size = path.stat().st_size
     with path.open("rb") as file:
         for number in range(_PIECES):

@@ -134,7 +134,7 @@ class Run:
         return calls(data, wanted_by=self.needs_data, model=model) if is_read else []
 
     def _tell(self, model: nn.Module) -> None:
-        """Log the plan, and tell listeners the size of the run."""
+        """Log the plan, and tell listeners the number of blocks, layers, samples and tokens of the run."""
         warned = warning_lines(self.plan)
         for line in plan_lines(self.plan):
             (get_logger().warning if line in warned else get_logger().info)(line)

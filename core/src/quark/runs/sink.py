@@ -208,7 +208,7 @@ class SharedSink(CheckpointSink):
         return self._owner_of[block.name] == self._ranks.rank
 
     def end_block(self, block: Block | None, result: BlockResult) -> None:
-        """Write the block, or, on the first rank, the tensors outside all blocks."""
+        """Write the block to the export. Only the first rank writes the tensors outside the blocks."""
         if block is not None or self._ranks.is_first:
             super().end_block(block, result)
 

@@ -73,7 +73,7 @@ class ReadAhead(Generic[K, V]):
         return future.result()
 
     def stop(self) -> None:
-        """Wait for the thread, and drop its value or exception."""
+        """Wait until the thread has ended, and drop the value that it has read or its exception."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None and not ahead[1].cancel():
             ahead[1].exception()

@@ -63,28 +63,28 @@ class Processor:
 
 
 class GptqProcessor(Processor):
-    """Processor with the settings of `GPTQConfig`."""
+    """The processor of GPTQ. Its settings are a `GPTQConfig`."""
 
 
 class GptaqProcessor(Processor):
-    """Processor with the settings of `GPTAQConfig`."""
+    """The processor of GPTAQ. Its settings are a `GPTAQConfig`."""
 
 
 class QronosProcessor(Processor):
-    """Processor with the settings of `QronosConfig`."""
+    """The processor of Qronos. Its settings are a `QronosConfig`."""
 
 
 class AwqProcessor(Processor):
-    """Processor with the settings of `AWQConfig`."""
+    """The processor of AWQ. Its settings are an `AWQConfig`."""
 
 
 class SmoothQuantProcessor(Processor):
-    """Processor with the settings of `SmoothQuantConfig`."""
+    """The processor of SmoothQuant. Its settings are a `SmoothQuantConfig`."""
 
 
 class AutoSmoothQuantProcessor(Processor):
-    """Processor with the settings of `AutoSmoothQuantConfig`."""
+    """The processor of AutoSmoothQuant. Its settings are an `AutoSmoothQuantConfig`."""
 
 
 class RotationProcessor(Processor):
-    """Processor with the settings of `RotationConfig`."""
+    """The processor of rotation. Its settings are a `RotationConfig`."""

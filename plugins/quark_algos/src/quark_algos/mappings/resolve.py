@@ -57,7 +57,7 @@ class Channels:
     def reduced(self, x: Tensor, by: Literal["mean", "max"]) -> Tensor:
         """Reduce values per input channel, ``[…, K]``, to values per output channel, ``[…, C]``.
 
-        The result is the mean or the maximum over repeated heads.
+        If several query heads use a key-value head, the result is the mean or the maximum of their values.
         """
         if self.repeats == 1:
             return x
@@ -230,5 +230,5 @@ def _ndim(module: nn.Module) -> int | None:
 
 
 def input_axis(module: nn.Module) -> int:
-    """Return the axis of ``module.weight`` that holds the input channels."""
+    """Return the number of the axis of ``module.weight`` on which the input channels are."""
     return 0 if is_transposed(module) else 1
