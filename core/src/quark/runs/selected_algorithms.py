@@ -123,7 +123,7 @@ def algorithms_of(config: QConfig) -> Algorithms:
     names = [registered_name(settings) for settings in config.algo_config or []]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"the algorithm '{name}' is named more than once, but a run can use it only once. Name it once")
+            raise ConfigError(f"the algorithm '{name}' is named twice, but a run can use it only once. Name it once")
     records = {name: algorithms().get(name) for name in names}
     for name in names:
         require_processor(name, named_in="algo_config")

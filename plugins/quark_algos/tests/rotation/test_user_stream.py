@@ -288,6 +288,6 @@ def test_norms_of_unknown_or_different_forms_are_refused_by_name() -> None:
     facts = attrs.evolve(facts_of("llama"), final_norm=None)
     with pytest.raises(UnsupportedError, match=r"'norm' \(Identity\) is neither"):
         with_form_of(facts, [("norm", nn.Identity())], WIDTH)
-    with pytest.raises(UnsupportedError, match="one and two have different forms"):
+    with pytest.raises(UnsupportedError, match="one and two are norms of different forms"):
         with_form_of(facts, [("one", Offset()), ("two", Offset(1.0))], WIDTH)
     assert with_form_of(facts, [("one", Offset(1.0))], WIDTH) == attrs.evolve(facts, norm_has_unit_offset=True)
