@@ -55,7 +55,7 @@ CHANGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "rewritten with its time": (rewritten_in_secret, rf"was changed during the run: {SHARD}\.sample was"),
     "cut": (lambda source: os.truncate(source / SHARD, 5000), rf"{SHARD}' has been changed .*: bytes \d+ before and 5000 now"),
     "removed": (lambda source: (source / SHARD).unlink(), rf"cannot be read from '.*{SHARD}' \(No such file"),
-    "another config": (other_config, r"was changed while it was read: config\.json was"),
+    "another config": (other_config, r"was changed during the run: config\.json was"),
 }
 
 

@@ -99,4 +99,4 @@ def test_what_another_command_has_finished_is_refused_and_the_difference_is_name
     assert files(out) == before
     (out / "model.safetensors").unlink()
     assert run(*command(source, out, "--resume"), monkeypatch=monkeypatch) == 2
-    assert "has changed since ('model.safetensors' is missing)" in capsys.readouterr().err
+    assert "but files have changed since ('model.safetensors' is missing)" in capsys.readouterr().err
