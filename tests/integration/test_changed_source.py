@@ -52,10 +52,10 @@ def other_config(source: Path) -> None:
 CHANGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "replaced": (replaced, f"{SHARD}' has been changed or replaced since it was first read"),
     "rewritten in place": (rewritten, f"{SHARD}' has been changed or replaced since it was first read: time of change"),
-    "rewritten with its time": (rewritten_in_secret, rf"was changed while it was read: {SHARD}\.sample was"),
+    "rewritten with its time": (rewritten_in_secret, rf"was changed during the run: {SHARD}\.sample was"),
     "cut": (lambda source: os.truncate(source / SHARD, 5000), rf"{SHARD}' has been changed .*: bytes \d+ before and 5000 now"),
     "removed": (lambda source: (source / SHARD).unlink(), rf"cannot be read from '.*{SHARD}' \(No such file"),
-    "another config": (other_config, r"was changed while it was read: config\.json was"),
+    "another config": (other_config, r"was changed during the run: config\.json was"),
 }
 
 

@@ -123,7 +123,7 @@ def test_a_plan_takes_the_data_or_says_what_is_wrong(program: Program) -> None:
     plan = ("plan", program.model, "--scheme", "fp8", "--no-probe", "--calib")
     assert "input_scale" not in program.quark(*plan, program.data)
     (program.folder / "text.txt").write_text("Words alone.")
-    assert "takes 'input_features', and texts alone are not enough: give --calib rows" in program.quark(
+    assert "needs the input 'input_features', so texts alone are not enough: give --calib rows" in program.quark(
         *plan, program.folder / "text.txt", code=2
     )
     (program.model / "preprocessor_config.json").unlink()

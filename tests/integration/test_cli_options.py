@@ -112,7 +112,7 @@ def test_activations_go_where_that_is_asked(
     capsys.readouterr()
     assert "each block runs twice" in " ".join(plan(*options, monkeypatch=monkeypatch, capsys=capsys)["notes"])
     assert run("plan", tiny_model_dir(), *options, "--spill-directory", tmp_path / "missing", monkeypatch=monkeypatch) == 2
-    assert "is not a directory: make it" in capsys.readouterr().err
+    assert "is not a directory. Create it" in capsys.readouterr().err
 
 
 def test_every_algorithm_that_is_named_is_applied_with_its_options(

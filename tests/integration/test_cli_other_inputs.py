@@ -62,7 +62,7 @@ def test_a_command_that_reads_text_refuses_them_and_says_the_way(
     arguments, way = COMMANDS[command]
     assert run(*arguments, monkeypatch=monkeypatch) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert f"a {name} takes '{TAKES[name]}', and texts alone are not enough: " in said
+    assert f"a {name} needs the input '{TAKES[name]}', so texts alone are not enough: " in said
     assert way in said
     assert "copy tokenizer.json" not in said
     assert not (tmp_path / "out").exists()

@@ -48,7 +48,7 @@ def test_both_options_are_a_contradiction(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(*command(source, tmp_path / "out", "--resume", "--restart"), monkeypatch=monkeypatch) == 2
-    assert "set one of the two" in capsys.readouterr().err
+    assert "Set only one of the two" in capsys.readouterr().err
 
 
 def test_the_size_of_files_is_given_as_people_write_it(
@@ -99,4 +99,4 @@ def test_what_another_command_has_finished_is_refused_and_the_difference_is_name
     assert files(out) == before
     (out / "model.safetensors").unlink()
     assert run(*command(source, out, "--resume"), monkeypatch=monkeypatch) == 2
-    assert "has changed since ('model.safetensors' is missing)" in capsys.readouterr().err
+    assert "but files have changed since ('model.safetensors' is missing)" in capsys.readouterr().err

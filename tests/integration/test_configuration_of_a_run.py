@@ -129,7 +129,7 @@ def test_settings_of_another_class_under_an_algorithms_name_are_refused_with_tex
     for name, wanted in (("gptq", "GPTQConfig"), ("awq", "AWQConfig"), ("rotation", "RotationConfig")):
         config = LLMTemplate.get("llama").get_config(scheme="int4_wo_64")
         config.algo_config = [AlgoConfig(name=name)]
-        with pytest.raises(ConfigError, match=f"a AlgoConfig named '{name}', but that algorithm's settings are a {wanted}"):
+        with pytest.raises(ConfigError, match=f"a AlgoConfig for '{name}', but this algorithm's settings must be a {wanted}"):
             ModelQuantizer(config).plan(tiny_model())
 
 

@@ -76,7 +76,7 @@ def test_ranks_that_differ_refuse_before_work(what: str, source: Path, tmp_path:
     other = tmp_path / "other"
     shutil.copytree(source, other)
     change(other)
-    with pytest.raises(RankError, match=rf"Process 1 \(here\) differs from process 0 \(there\) in: .*{complaint}"):
+    with pytest.raises(RankError, match=rf"Process 1 \(here\) differs from process 0 \(there\): .*{complaint}"):
         run(source, tmp_path / "out", other, more)
     assert not blocks_read
     assert {path.name for path in tmp_path.iterdir()} == {"other"}

@@ -54,7 +54,7 @@ def source_with(directory: Path, family: str, name: str, value: float) -> Path:
 @pytest.mark.parametrize(("family", "name"), PLACES)
 def test_a_checkpoint_is_blamed_for_what_it_holds(family: str, name: str, value: float, tmp_path: Path, quantized: list[str]) -> None:
     source = source_with(tmp_path / "source", family, name, value)
-    with pytest.raises(NonFiniteError, match="The checkpoint is damaged or comes from a diverged run") as error:
+    with pytest.raises(NonFiniteError, match="The checkpoint is damaged or comes from a diverged training") as error:
         quantize_checkpoint(source, tmp_path / "disk", config(family), dtype="float16" if value > 0 else "auto")
     assert in_model(name) in str(error.value)
     assert quantized == [] or "layers.0" in name

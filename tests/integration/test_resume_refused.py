@@ -130,7 +130,7 @@ def test_with_nothing_to_resume_a_run_starts_from_the_beginning(source: Path, tm
 
 
 def test_to_resume_and_to_restart_is_a_contradiction(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="set one of the two"):
+    with pytest.raises(ConfigError, match="Set only one of the two"):
         quantize_checkpoint(source, tmp_path / "out", config(), resume=True, restart=True)
 
 

@@ -75,7 +75,7 @@ def test_ranks_that_divide_the_blocks_write_the_bytes_of_one_and_do_not_resume(s
     assert files(tmp_path / "two") == files(tmp_path / "one")
     with interrupted_behind(1):
         shared(source, tmp_path / "out", name, 1)
-    with pytest.raises(UnsupportedError, match="2 processes divide the blocks without a journal"):
+    with pytest.raises(UnsupportedError, match="2 processes divide the blocks among them"):
         shared(source, tmp_path / "out", name, 2, resume=True)
     shared(source, tmp_path / "out", name, 1, resume=True)
     assert files(tmp_path / "out") == files(tmp_path / "one")

@@ -177,7 +177,7 @@ def test_a_finished_run_that_has_been_changed_is_not_called_finished(source: Pat
     data = bytearray(path.read_bytes())
     data[place] ^= 1
     path.write_bytes(data)
-    with pytest.raises(OutputError, match=r"was completed by this run, and has changed since \(1 tensor\(s\) in 'model-"):
+    with pytest.raises(OutputError, match=r"was completed by this run, but files have changed since \(1 tensor\(s\) in 'model-"):
         quantize_checkpoint(source, out, config(), options=OPTIONS, resume=True)
 
 

@@ -129,16 +129,16 @@ def test_token_ids_in_a_dict_get_a_batch_axis_too() -> None:
 SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
 MASK = torch.ones(3, 4, dtype=torch.long)
 BAD = {
-    "have the dtype torch.float32: give torch.int64": IDS.float(),
+    "have the dtype torch.float32. Convert them to torch.int64": IDS.float(),
     "have the dtype torch.int16": IDS.short(),
     "have the dtype torch.bool": IDS > 2,
-    r"has the token id 1024, and the model's vocabulary is 0 to 1023": IDS + 1013,
+    r"has the token id 1024, but the model's token ids are 0 to 1023": IDS + 1013,
     "has the token id -1": IDS - 1,
     r"have the shape \[1, 3, 4\]": IDS[None],
     "'attention_mask' of calibration batch 1 has the shape": {"input_ids": IDS, "attention_mask": MASK[:, :3]},
     "is on the meta device": IDS.to("meta"),
     "'attention_mask' of calibration batch 1 is on the meta device": {"input_ids": IDS, "attention_mask": MASK.to("meta")},
-    "has no 'input_ids', which this model needs; it has 'labels'": {"labels": IDS},
+    "has no 'input_ids'. Add it, because this model needs it; the batch has 'labels'": {"labels": IDS},
     "'input_ids' of calibration batch 1 is a list": {"input_ids": IDS.tolist()},
     "'input_ids' of calibration batch 1 is an empty tensor": {"input_ids": IDS[:, :0]},
     "has 40 tensors": (IDS,) * 40,
@@ -223,7 +223,7 @@ def test_a_decoder_behind_an_encoder_reads_the_same_tokens_where_the_data_has_no
     ids=["images", "two towers"],
 )
 def test_token_ids_for_a_model_that_takes_something_else_are_refused(model: torch.nn.Module, name: str) -> None:
-    with pytest.raises(CalibrationError, match=rf"has token ids, but a \w+ takes '{name}'.*ModelQuantizer"):
+    with pytest.raises(CalibrationError, match=rf"has token ids, but a \w+ needs the input '{name}'.*ModelQuantizer"):
         calls([IDS], model=model)
     data = [{"input_ids": IDS, name: torch.zeros(3, 3, 224, 224)}]
     assert set(calls(data, model=model)[0].kwargs) == {"input_ids", name}
@@ -253,7 +253,7 @@ def test_sequences_longer_than_a_table_of_positions_are_refused(model: torch.nn.
         return
     with pytest.raises((IndexError, RuntimeError)), torch.no_grad():
         model(more)
-    with pytest.raises(CalibrationError, match=r"has 17 tokens, but the model has 16 positions: .*--seq-len 16"):
+    with pytest.raises(CalibrationError, match=r"has 17 tokens, but the model has only 16 positions\. .*--seq-len 16"):
         calls([more], model=model)
 
 
@@ -270,5 +270,5 @@ def test_data_of_inference_mode_are_copied_and_others_are_not() -> None:
 
 
 def test_an_empty_dict_has_nothing() -> None:
-    with pytest.raises(CalibrationError, match="it has nothing"):
+    with pytest.raises(CalibrationError, match="the batch has nothing"):
         calls([{}], model=MODEL)

@@ -200,7 +200,7 @@ def test_several_processes_are_refused_before_any_work() -> None:
     config = LLMTemplate.get("llama").get_config(scheme="int4_wo_32", algorithm=["tuning"])
     model = tiny.tiny_model()
     planned = plan_run(model, config)
-    with pytest.raises(UnsupportedError, match="'tuning' tunes each block on all calibration samples, but 2 processes divide them"):
+    with pytest.raises(UnsupportedError, match="'tuning' tunes each block on all calibration samples, but 2 processes divide the samples"):
         planned.with_data(model, IDS, torch.device("cpu"), Ranks(size=2))
 
 

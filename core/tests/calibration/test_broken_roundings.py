@@ -195,7 +195,7 @@ def test_codes_that_a_weight_no_longer_has_are_no_error(quantized: Quantized) ->
     [
         (answering(lambda _: None), "reports None instead of a mapping"),
         (answering(lambda p: dict.fromkeys(p.layers, 1.0)), "reports a dict instead of a mapping from layer names"),
-        (answering(lambda p: {n: {"error": torch.ones(())} for n in p.layers}), "mappings of metrics, whose values are JSON"),
+        (answering(lambda p: {n: {"error": torch.ones(())} for n in p.layers}), "mappings of metrics. Metrics must be JSON values"),
         (DoesNothing, "has no scales"),
         (HalfTheLayers, "has no scales"),
         (Raising, f"raised KeyError: 'boom' .*while rounding '{FIRST}.self_attn.q_proj' and 2 more"),
@@ -242,7 +242,7 @@ def fails_to_be_made() -> Any:
 @pytest.mark.parametrize(
     ("mutant", "complaint"),
     [
-        (Bare, "makes a Bare: its class must derive from quark.algorithms.Rounding"),
+        (Bare, "makes a Bare, whose class does not derive from quark.algorithms.Rounding"),
         (NoRound, "raised TypeError: Can't instantiate abstract class NoRound"),
         (NeedsNone, "raised TypeError: 'NoneType' object is not iterable"),
         (NeedsNothingKnown, "needs the class dict, which is not a concrete subclass of quark.algorithms.Statistic"),

@@ -63,8 +63,8 @@ BLOCKS = {
     makes_inf_in_a_norm: "in which 'input_layernorm.weight' holds NaN or Inf",
     changes_shape: r"in which 'mlp.up_proj.weight' is torch.float32\[8, 256\], but was torch.float32\[384, 256\] before",
     changes_dtype: "in which 'mlp.up_proj.weight' is torch.float16",
-    adds_bias: "has added or removed 'mlp.up_proj.bias' in 'model.layers.0', but works_by_block must not",
-    deletes_a_layer: "has added or removed 'mlp.up_proj.weight' in 'model.layers.0', but works_by_block must not",
+    adds_bias: "has added or removed 'mlp.up_proj.bias' in 'model.layers.0', but a transform with works_by_block = True must not",
+    deletes_a_layer: "has added or removed 'mlp.up_proj.weight' in 'model.layers.0', but a transform with works_by_block = True must not",
     boom: "raised RuntimeError: boom",
 }
 
@@ -120,7 +120,7 @@ def takes_it_back(block: Any) -> None:
 def test_a_change_that_is_denied_is_named_with_block_and_tensor(quantized: Quantized, spoil: Callable[[Any], None], tensor: str) -> None:
     with pytest.raises(PluginError) as caught:
         quantized(type("Denying", (SaysNotApplied,), {"spoil": lambda self, block: spoil(block)}))
-    told = f"the algorithm 'breaking' {WHO} says applied: False of '{FIRST}', but has changed {tensor}: "
+    told = f"the algorithm 'breaking' {WHO} reports \"applied\": False for '{FIRST}', but has changed {tensor}. "
     assert str(caught.value).startswith(told)
 
 
@@ -130,7 +130,7 @@ def test_a_change_that_is_denied_before_it_is_made_is_found_too(quantized: Quant
             scales_a_layer(block.module)
             return {}
 
-    with pytest.raises(PluginError, match=f"says applied: False of '{FIRST}', but has changed mlp.up_proj.weight"):
+    with pytest.raises(PluginError, match=f"reports .applied.: False for '{FIRST}', but has changed mlp.up_proj.weight"):
         quantized(Late)
 
 
@@ -150,7 +150,7 @@ def test_a_transform_that_has_changed_something_outside_the_blocks_alone_is_name
 def test_a_tensor_that_what_runs_with_the_model_adds_to_a_block_is_refused(
     quantized: Quantized,
 ) -> None:
-    with pytest.raises(PluginError, match=r"has added or removed 'mlp\.up_proj\.bias' in 'model\.layers\.0', but works_by_block must not"):
+    with pytest.raises(PluginError, match=r"has added or removed 'mlp\.up_proj\.bias' in 'model\.layers\.0', but a transform with"):
         quantized(transforming(adds_bias), runs=True)
 
 
@@ -174,7 +174,7 @@ def test_a_transform_that_reports_nothing_sensible_is_named(quantized: Quantized
 
 
 def test_an_object_of_another_class_is_refused_before_any_work(quantized: Quantized) -> None:
-    with pytest.raises(PluginError, match=r"makes a NoTransform: its class must derive from quark\.algorithms\.Transform"):
+    with pytest.raises(PluginError, match=r"makes a NoTransform, whose class does not derive from quark\.algorithms\.Transform"):
         quantized(type("NoTransform", (), dict(vars(Sound))))
 
 
@@ -185,7 +185,7 @@ def test_a_run_of_another_class_is_refused_before_anything_is_changed(quantized:
 
     model = tiny.tiny_model()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with pytest.raises(PluginError, match=f"'breaking' {WHO} starts a object: its class must derive from .*TransformRun"):
+    with pytest.raises(PluginError, match=f"'breaking' {WHO} starts a object, whose class does not derive from .*TransformRun"):
         quantized(Starts, model=model)
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in before.items())
 

@@ -275,11 +275,11 @@ def test_what_does_not_belong_to_the_state_of_a_block_is_refused() -> None:
     with LockStep(model, list(model.blocks), [Call((torch.ones(1),))]) as steps:
         steps.advance(-1)
         block_run = steps.at(0)
-        with pytest.raises(RuntimeError, match="cannot be led on at a block whose state is 'entry': it has to be 'inside'"):
+        with pytest.raises(RuntimeError, match=r"cannot be resumed at a block in the state 'entry'\. The state must be 'inside'"):
             block_run.go_on([])
         block_run.enter()
         for call in (block_run.enter, lambda: block_run.release([]), lambda: block_run.replay(lambda *_: None, [])):
-            with pytest.raises(RuntimeError, match="at a block whose state is 'left': it has to be 'entry'"):
+            with pytest.raises(RuntimeError, match=r"at a block in the state 'left'\. The state must be 'entry'"):
                 call()
 
 

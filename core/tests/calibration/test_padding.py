@@ -277,7 +277,7 @@ def test_images_go_with_the_sequence_of_their_row() -> None:
 @pytest.mark.parametrize("images", [torch.zeros(5, 8), [torch.zeros(3, 4, 4)] * 3])
 def test_what_has_no_row_for_each_sequence_is_refused_and_one_sequence_has_all(images: Any) -> None:
     batch = {"input_ids": IDS, "attention_mask": IS_TOKEN, "pixel_values": images}
-    with pytest.raises(CalibrationError, match="'pixel_values' of calibration batch 1 has no row for each of the 2 sequences"):
+    with pytest.raises(CalibrationError, match="'pixel_values' of calibration batch 1 does not have one row for each of the 2 sequences"):
         calls([IDS, batch])
     (call,) = calls([{**batch, "input_ids": IDS[1:], "attention_mask": IS_TOKEN[1:]}])
     assert call.kwargs["pixel_values"] is images or call.kwargs["pixel_values"][0] is images[0]

@@ -80,7 +80,7 @@ def test_outputs_of_an_expert_without_tokens_have_the_range_of_its_siblings(sync
         assert not torch.equal(first, second), "outputs are not pooled"
         assert torch.equal(idle, torch.maximum(first, second))
     (line,) = [r.message for r in caplog.records if "reached 2 layer(s) of experts: experts.2.up_proj, experts.2.down_proj." in r.message]
-    assert "They use the ranges of the other experts" in line
+    assert "Their scales come from the ranges of the other experts" in line
 
 
 def test_where_no_expert_is_reached_the_range_would_be_made_up() -> None:

@@ -124,7 +124,7 @@ def test_where_no_codes_can_be_found_the_run_goes_on() -> None:
 def test_activations_that_overflow_end_the_run() -> None:
     bad = TOKENS.clone()
     bad[3, 5] = torch.inf
-    with pytest.raises(NonFiniteError, match=r"the input of '?0'? holds NaN or Inf: activations overflow.*another dtype"):
+    with pytest.raises(NonFiniteError, match=r"the input of '?0'? contains NaN or Inf, because activations overflow.*another dtype"):
         quantized(Harmful(), [bad])
 
 

@@ -170,13 +170,13 @@ def test_a_layout_without_a_place_refuses_before_data_are_asked_for(layout: Expo
 def test_one_run_has_one_algorithm_that_puts_branches() -> None:
     two = config()
     two.algo_config = [OutliersConfig(), OthersConfig()]
-    with pytest.raises(ConfigError, match="'outliers' and 'others' both put branches beside layers: a run has one such algorithm"):
+    with pytest.raises(ConfigError, match="'outliers' and 'others' both add branches to layers, but a run can have only one"):
         plan_run(small_model(), two)
 
 
 def test_the_plan_says_that_there_are_branches() -> None:
     (note,) = [note for note in plan_run(small_model(), config()).plan.notes if "branches" in note]
-    assert note == "outliers puts branches beside layers; their tensors are made when a layer is rounded"
+    assert note == "outliers adds branches to layers; a branch is computed when its layer is rounded"
 
 
 def test_without_the_algorithm_reading_stops_and_names_it(tmp_path: Path) -> None:

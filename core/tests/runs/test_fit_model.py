@@ -79,7 +79,7 @@ def test_a_compiled_model_is_refused_as_a_whole_and_in_part() -> None:
 @pytest.mark.parametrize("ask", [QUANTIZER.plan, QUANTIZER.quantize_model])
 def test_a_wrapper_for_several_devices_is_refused_as_a_whole_and_in_part(ask: Callable[[Any], Any]) -> None:
     wrapped = nn.DataParallel(model())
-    with pytest.raises(ConfigError, match=r"this model is a DataParallel, which renames its layers: quantize its attribute `module`"):
+    with pytest.raises(ConfigError, match=r"this model is a DataParallel, which renames its layers. Quantize its attribute `module`"):
         ask(wrapped)
     with pytest.raises(ConfigError, match=r"^1 is a DataParallel"):
         ask(nn.Sequential(nn.Linear(4, 4), wrapped))
@@ -153,14 +153,14 @@ def test_a_model_with_an_adapter_is_refused_with_what_merges_it() -> None:
     kind = type("Linear", (nn.Module,), {"__module__": "peft.tuners.lora.layer"})
     unfit = model()
     unfit.add_module("2", kind())
-    with pytest.raises(ConfigError, match=r"has an adapter of PEFT \(2\).*merge_and_unload"):
+    with pytest.raises(ConfigError, match=r"has a PEFT adapter \(2\).*merge_and_unload"):
         QUANTIZER.quantize_model(unfit)
 
 
 def test_weights_of_inference_mode_are_told_and_the_mode_of_the_caller_is_left_for_the_run() -> None:
     with torch.inference_mode():
         unfit = model()
-    with pytest.raises(ConfigError, match=r"a weight made in torch\.inference_mode\(\), which cannot be changed: load the model outside"):
+    with pytest.raises(ConfigError, match=r"a weight that was created in torch\.inference_mode\(\) and cannot be changed"):
         QUANTIZER.quantize_model(unfit)
     plain = model()
     with torch.inference_mode():

@@ -126,7 +126,7 @@ def test_many_differences_are_counted(tmp_path: Path) -> None:
 def test_a_journal_without_a_header_of_this_version_is_refused(content: bytes | None, tmp_path: Path) -> None:
     path = written(tmp_path)
     path.write_bytes(path.read_bytes().replace(b'"format":1', b'"format":7', 1) if content is None else content)
-    with pytest.raises(ResumeError, match=r"damaged, or of another version.*--restart"):
+    with pytest.raises(ResumeError, match=r"is damaged or has another version.*--restart"):
         Journal.read(tmp_path)
 
 

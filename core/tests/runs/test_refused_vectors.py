@@ -82,7 +82,7 @@ def planned(dtype: str, of: Sequence[AlgoConfig]) -> Any:
 
 @pytest.mark.parametrize(("of", "name"), [([OneByOne()], "one_by_one"), ([Tuned()], "tuned"), ([Together(), Tuned()], "tuned")])
 def test_the_algorithm_the_layer_and_the_format_are_named(of: list[AlgoConfig], name: str) -> None:
-    with pytest.raises(UnsupportedError, match=rf"'{name}' chooses .*'pairs' of 'model\.layers\.0\..*' rounds 2 of them together"):
+    with pytest.raises(UnsupportedError, match=rf"'{name}' chooses .*'pairs', the format of 'model\.layers\.0\..*', encodes 2"):
         planned("pairs", of)
 
 

@@ -76,7 +76,7 @@ def test_a_family_without_decoder_blocks_is_told_of_before_any_work(monkeypatch:
     assert facts is not None
     monkeypatch.setattr(job, "architecture_of", lambda _: attrs.evolve(facts, decoder_blocks=None))
     plan = ModelQuantizer(config()).plan(tiny.tiny_model())
-    assert "the blocks of 'llama' are not known: the whole model is changed as one block" in plan.notes
+    assert "the blocks of 'llama' are not known, so the whole model is changed as one block" in plan.notes
     assert not any(
         "no decoder blocks" in note for note in ModelQuantizer(attrs.evolve(config(), algo_config=None)).plan(tiny.tiny_model()).notes
     )

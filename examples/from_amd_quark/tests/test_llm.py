@@ -43,7 +43,7 @@ def test_several_devices_are_told_of(monkeypatch: pytest.MonkeyPatch, caplog: py
     model, _ = get_model(tiny_model_dir(), device="cpu", multi_gpu="auto")
     assert next(model.parameters()).device.type == "cpu"
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    for count, says in ((1, "multi_device changes nothing: this machine has one accelerator"), (8, "torchrun --nproc-per-node 8 -m quark")):
+    for count, says in ((1, "multi_device has no effect: this machine has one accelerator"), (8, "torchrun --nproc-per-node 8 -m quark")):
         monkeypatch.setattr(torch.accelerator, "device_count", lambda count=count: count)
         ModelQuantizer(tiny_template().get_config("int8"), multi_device=True)
         assert says in caplog.records[-1].message

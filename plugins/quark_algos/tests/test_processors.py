@@ -25,5 +25,5 @@ def test_applying_a_processor_equals_configuring_its_algorithm() -> None:
 
 
 def test_a_processor_without_a_configuration_of_the_model_says_what_to_set() -> None:
-    with pytest.raises(ConfigError, match=r"set model\.quant_config"):
+    with pytest.raises(ConfigError, match=r"Set model\.quant_config"):
         processors.QronosProcessor(tiny.tiny_model(), GPTQConfig(), DATA)

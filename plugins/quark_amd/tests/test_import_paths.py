@@ -189,7 +189,7 @@ def test_the_documented_processors_are_there() -> None:
     from quark.torch.quantization import AWQConfig
 
     assert AwqProcessor is not GptqProcessor
-    with pytest.raises(ValueError, match=r"set model\.quant_config"):
+    with pytest.raises(ValueError, match=r"Set model\.quant_config"):
         AwqProcessor(None, AWQConfig(), None)
 
 

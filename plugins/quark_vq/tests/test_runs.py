@@ -83,7 +83,7 @@ def test_a_model_reloads_to_the_bit(scheme: str, algorithm: str | None, tmp_path
 
 @pytest.mark.parametrize(("algorithm", "fields"), [("autoround", {}), ("tuning", {}), ("gptaq", {"preset": "reference"})])
 def test_what_chooses_single_elements_is_refused(algorithm: str, fields: dict[str, Any]) -> None:
-    with pytest.raises(UnsupportedError, match=rf"'{algorithm}' chooses the elements of a weight one by one, and 'vq2' of"):
+    with pytest.raises(UnsupportedError, match=rf"'{algorithm}' chooses the elements of a weight one by one, but 'vq2', the format of"):
         quantized(config("vq2", algorithm, **fields))
 
 

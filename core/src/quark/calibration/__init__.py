@@ -1,1 +1,3 @@
-"""Calibration: forwards in lock-step that pause while statistics are collected and layers are rounded."""
+"""Calibration: forward passes run in lock-step and pause while statistics are collected and layers are
+rounded.
+"""

@@ -1,8 +1,9 @@
-"""Static scales of activations: which activations share a scale, and when it is set.
+"""Static scales of activations: this module decides which activations share a scale and when it is set.
 
-Activations are inputs, outputs, pooled experts and the KV cache. No other module sets activation scales. A
-layer's scales are set before its weight is rounded, so that rounding sees the quantized input of the exported
-layer. Exporters merge KV scales with the same functions (`quark.models.plan.kv_scales`).
+An activation is the input or output of a layer, or a tensor inside attention such as a key of the KV cache.
+No other module sets scales of activations. A layer's scales are set before its weight is rounded, so that
+rounding sees the quantized input of the exported layer. Exporters merge KV scales with the same functions
+(`quark.models.plan.kv_scales`).
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from quark.numbers import Observer, QParams
 INPUT, OUTPUT = Slot.input_tensors, Slot.output_tensors
 
 Key = tuple[str, str]
-"""An activation: full name of a layer and `INPUT` or `OUTPUT`, or of an attention module and one of its
-attributes.
+"""A key that identifies an activation. It is a pair: the full name of a layer and `INPUT` or `OUTPUT`, or the
+full name of an attention module and one of its attributes.
 """
 
 
@@ -57,8 +58,8 @@ class Observation:
         owner: Full name of a layer, or of an attention module.
         slot: ``input_tensors`` or ``output_tensors`` of a layer, or an attribute of an attention module
             (`quark.models.layers.attention`).
-        module: Its quantizer, which gets the scales.
-        observer: Collects its range.
+        module: The quantizer of the activation. The computed scales are set there.
+        observer: Collects the range of the activation.
     """
 
     owner: str
@@ -73,7 +74,7 @@ class Observation:
 
     @property
     def has_seen(self) -> bool:
-        """Whether any tensor was observed."""
+        """Whether the observer has got at least one tensor."""
         try:
             self.observer.range()
         except CalibrationError:
@@ -86,7 +87,7 @@ class Observation:
         return self.module.quantizer.empty_qparams((1, 1), "meta").scale.ndim == 0
 
     def renew(self) -> None:
-        """Forget the observations."""
+        """Start again with a new observer, and so forget all observed tensors."""
         self.observer = self.module.quantizer.observer()
 
     def qparams(self) -> QParams:
@@ -99,37 +100,38 @@ class Observation:
         try:
             low, high = self.observer.range()
         except CalibrationError as error:
-            fix = "Give data that uses it" + (", or exclude it" if self.slot == "input_tensors" else "")
+            fix = "Give data that uses this layer" + (", or exclude the layer" if self.slot == "input_tensors" else "")
             raise CalibrationError(f"no calibration batch reached '{self.owner}', so its static scale is unknown. {fix}") from error
         if not bool(torch.isfinite(low).all() & torch.isfinite(high).all()):
             raise NonFiniteError(
-                f"the {self.tensor} holds NaN or Inf during calibration: the model overflows there (float16?), or weights or data are bad. "
-                "Load the model again before the next attempt, because earlier blocks are already quantized",
+                f"the {self.tensor} contained NaN or Inf during calibration. Check the weights and the data; if the model runs in float16, "
+                "use bfloat16 or float32. Load the model again before the next attempt, because earlier blocks are already quantized",
                 tensor=self.tensor,
             )
         return self.module.quantizer.qparams_from(self.observer)
 
 
 class ActivationScales:
-    """The static activations of some layers and attention modules, and their scales.
+    """Collects the ranges of the static activations of some layers and attention modules, and sets their
+    scales.
 
-    Three kinds of activations share a scale: inputs of one projection of all experts, if the configuration
-    pools them; keys and values of one attention, if they have one scale per tensor, unless
-    ``separate_kv_scales`` is set; and experts that no token has reached, which get the scale of the other
-    experts.
+    Activations share a scale in three cases. First, if the configuration pools them, the inputs of one
+    projection of all experts share a scale. Second, the keys and values of one attention module share a scale
+    if they have one scale per tensor and ``separate_kv_scales`` is not set. Third, an expert that no token
+    has reached gets the scale of the other experts.
 
     Args:
-        layers: Quantized layers by full name; existing activation scales are kept. Layers whose output is
-            quantized inside attention lose their output quantizer.
+        layers: Quantized layers by full name. Activation scales that they already have are not changed. If
+            the output of a layer is quantized inside attention, the layer loses its output quantizer.
         attentions: The attention modules of the same block or model.
         config: Decides which activations share a scale.
-        architecture: Facts about the family; None if it is not known.
-        ranks: Each rank observes the tensors of its own forwards. Scales are set on all ranks at once, from
-            the observations of all.
+        architecture: Facts about the model family, or None if the family is not known.
+        ranks: Each rank observes the tensors of its own forward passes. Scales are set on all ranks at once.
+            They are computed from the observations of all ranks.
 
     Attributes:
-        inside: The quantizers of attention modules, not yet installed.
-        experts: Finds the layers that belong to experts.
+        inside: The quantizers of attention modules. They are not installed yet.
+        experts: Tells which layers belong to experts.
     """
 
     def __init__(
@@ -154,11 +156,13 @@ class ActivationScales:
         self._caches = self._sharing(attentions, config, architecture)
 
     def __bool__(self) -> bool:
-        """Return whether there are any static activations."""
+        """Return whether any activation is static and had no scale at the start."""
         return bool(self._items)
 
     def see(self, owner: str, slot: str, x: Tensor) -> None:
-        """Observe a tensor, unless the activation is not static or already has its scale."""
+        """Observe a tensor of an activation. Do nothing if the activation is not static or already has its
+        scale.
+        """
         item = self._items.get((owner, slot))
         if item is not None and (owner, slot) not in self._done:
             item.observer.observe(x.detach())
@@ -170,7 +174,7 @@ class ActivationScales:
     def pool_of(self, layer: str) -> Sequence[Key]:
         """Return the inputs that share the scale of a layer's input, including that input.
 
-        Empty if the input has its own scale.
+        The result is empty if the input does not share its scale.
         """
         return next((members for members in self._pools if (layer, INPUT) in members), ())
 
@@ -183,8 +187,8 @@ class ActivationScales:
     def set_scales(self, wanted: Iterable[Key]) -> None:
         """Set the scales of activations.
 
-        A scale comes from the observed ranges of all activations that share it. Activations that are not
-        static, or already have their scales, are skipped.
+        A scale is computed from the observed ranges of all activations that share it. Activations that are
+        not static or that already have their scales are skipped.
 
         Raises:
             CalibrationError: Nothing was observed.
@@ -196,7 +200,7 @@ class ActivationScales:
         observed = self._of_all_ranks(dict.fromkeys(k for key in pending for k in (key, *pool_of[key], *cache_of[key])))
         for key in pending:
             if key in self._done:
-                continue  # an activation that shares its scale has set it
+                continue  # it was set together with another activation that shares the scale
             if pool_of[key]:
                 self._give_common(pool_of[key], [observed[member] for member in pool_of[key]])
             elif cache_of[key]:
@@ -205,9 +209,10 @@ class ActivationScales:
                 self._give(key, observed[key].qparams())
 
     def forget(self, layer: str) -> None:
-        """Forget the observed ranges of a layer that turned out to read another tensor than expected.
+        """Forget the scales of a layer, because the layer turned out to read another tensor than expected.
 
-        Scales that the layer shares with other experts stay.
+        The layer's activations are then observed again. A scale that the layer shares with other experts is
+        not forgotten.
         """
         for key in [(layer, INPUT), (layer, OUTPUT)]:
             if key in self._done and not self.pool_of(layer):
@@ -217,7 +222,8 @@ class ActivationScales:
     def finish(self) -> None:
         """Set the scales that are not set yet.
 
-        Experts that no token has reached get the scale of the other experts, with a warning.
+        Experts that no token has reached get the scale of the other experts. In that case, a warning is
+        logged.
         """
         observed = self._of_all_ranks([key for members in self._experts.values() for key in members])
         unseen = [key for key, item in observed.items() if not item.has_seen]
@@ -226,15 +232,16 @@ class ActivationScales:
         self.set_scales(list(self._items))
         if idle := list(dict.fromkeys(name for name, _ in unseen)):
             get_logger(__name__).warning(
-                f"No calibration token reached {len(idle)} layer(s) of experts: {folded(idle)}. They use the ranges of the other "
-                "experts; give more, or more varied, calibration data."
+                f"No calibration token reached {len(idle)} layer(s) of experts: {folded(idle)}. Their scales come from the ranges of "
+                "the other experts. Give more calibration data, or more varied data."
             )
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
-        """Observe all static activations of ``model`` in the forwards that run in the body.
+        """Observe all static activations of ``model`` in the forward passes that run in the body of the
+        ``with`` statement.
 
-        No activation is changed.
+        The activations are not quantized or changed.
         """
         with ExitStack() as stack:
             for owner, slot in self._items:
@@ -254,7 +261,10 @@ class ActivationScales:
             yield from (((name, attribute), module) for attribute, module in quantizers.items())
 
     def _by_projection(self) -> dict[Key, list[Key]]:
-        """Return experts' inputs and outputs with one scale per tensor, grouped by projection."""
+        """Return the inputs and outputs of experts that have one scale per tensor.
+
+        The result is a dictionary from projection and slot to the activations of all experts.
+        """
         groups: dict[Key, list[Key]] = {}
         for (name, slot), item in self._items.items():
             projection = self.experts.projection(name)
@@ -263,13 +273,15 @@ class ActivationScales:
         return groups
 
     def _sharing(self, attentions: Sequence[AttentionRow], config: QConfig, architecture: Architecture | None) -> list[tuple[Key, ...]]:
-        """Return the activations that feed the KV cache, in groups that share a scale."""
+        """Return groups of activations that are stored in the KV cache; the activations of a group share a
+        scale.
+        """
         keys_of = {name: [(name, slot)] for name, slot in self._items if slot == OUTPUT}
         cached = [(layer, (row.name, state)) for row in attentions for state, (layer, _) in row.states.items() if state != QUERY]
         for layer, key in cached:
             keys_of.setdefault(layer, []).append(key)
-        # The second factor of a low-rank projection reads another projection of the same attention, and does
-        # not share its scale.
+        # The second factor of a low-rank projection reads the output of another projection of the same
+        # attention module. The two projections do not share a scale.
         inner = architecture.attention_inner if architecture is not None else ()
         second_factors = [name for name in keys_of if name.endswith(tuple(f".{n}" for n in inner))]
         patterns = [*config.kv_cache_group, *config.kv_cache_quant_config]
@@ -282,14 +294,14 @@ class ActivationScales:
         return [*sharing, *((key,) for (name,) in alone for key in keys_of[name])]
 
     def _of_all_ranks(self, keys: Collection[Key]) -> dict[Key, Observation]:
-        """Return the `Observation` of some activations, merged over all ranks and the same on each."""
+        """Return the `Observation` of each activation in ``keys``, merged over all ranks."""
         if self._ranks.size == 1 or not keys:
             return {key: self._items[key] for key in keys}
         observers = self._ranks.gather({key: self._items[key].observer for key in keys})
         return {key: self._merged(key, (each[key] for each in observers)) for key in keys}
 
     def _merged(self, key: Key, observers: Iterable[Observer]) -> Observation:
-        """Return the `Observation` of an activation, merged from all these observers."""
+        """Return an `Observation` of an activation, with a new observer that merges all ``observers``."""
         merged = self._items[key].module.quantizer.observer()
         for observer in observers:
             merged.merge(observer)
@@ -305,7 +317,9 @@ class ActivationScales:
         self._done.add(key)
 
     def _give_cache(self, wanted: Key, members: Sequence[Key], observed: Mapping[Key, Observation]) -> None:
-        """Give the observed members the largest scale of all members; existing scales stay."""
+        """Give the observed members the largest scale of all members. Scales that are already set are not
+        changed.
+        """
         new = [key for key in members if key not in self._done and (key == wanted or observed[key].has_seen)]
         qparams_of = {key: observed[key].qparams() for key in new}
         known = [scale for key in members if key in self._done and (scale := self._items[key].module.scale) is not None]
@@ -314,7 +328,9 @@ class ActivationScales:
             self._give(key, QParams(scale.clone(), qparams.zero_point))
 
     def _hook(self, owner: str, slot: str) -> Any:
-        """Return a hook of a layer that observes its input or, after its forward, its output."""
+        """Return a hook for a layer. As a pre-hook it observes the layer's input, as a forward hook the
+        output.
+        """
 
         def hook(module: nn.Module, args: tuple[Any, ...], output: Tensor | None = None) -> None:
             if is_counted():

@@ -1,4 +1,4 @@
-"""Quantizers inside attention modules: created, replaced during calibration, and installed."""
+"""Functions that create the quantizers inside attention modules, observe their tensors and install them."""
 
 from __future__ import annotations
 
@@ -13,20 +13,24 @@ from quark.models.layers.attention import CALIBRATION, PROBABILITIES, STATES
 from quark.models.plan.attention import AttentionRow
 
 Inside = Mapping[str, Mapping[str, QuantizerModule]]
-"""Quantizers by full name of their attention module and by attribute (`quark.models.layers.attention`)."""
+"""A mapping from the full name of an attention module to its quantizers. The quantizers are a mapping, too:
+its keys are the attributes in `quark.models.layers.attention`.
+"""
 
 Arrived = Callable[[str, Mapping[str, Tensor]], bool]
-"""Callback that gets the name of an attention module and its tensors by attribute, and returns whether to
-quantize them.
+"""A callback with two arguments: the name of an attention module, and a mapping from attribute to tensor. It
+returns whether these tensors shall be quantized.
 """
 
 
 def attention_quantizers(layers: Mapping[str, QuantizedLayer], attentions: Iterable[AttentionRow]) -> dict[str, dict[str, QuantizerModule]]:
-    """Return the quantizers of attention modules, not yet installed.
+    """Create the quantizers of attention modules, and return them by module name and then by attribute.
+
+    The quantizers are not installed in the modules yet.
 
     Args:
-        layers: The quantized layers of the block by full name. If a projection's output is quantized inside
-            attention, its output quantizer moves to the attention module.
+        layers: The quantized layers of the block by full name. If the output of a projection is quantized
+            inside attention, the projection's output quantizer is moved to the attention module.
         attentions: The plan rows of the attention modules.
     """
     quantizers_of: dict[str, dict[str, QuantizerModule]] = {}
@@ -44,7 +48,7 @@ def attention_quantizers(layers: Mapping[str, QuantizedLayer], attentions: Itera
 
 
 def inside_block(inside: Inside, prefix: str) -> dict[str, Mapping[str, QuantizerModule]]:
-    """Return the quantizers by module names relative to a block, whose full names begin with ``prefix``."""
+    """Return the quantizers by module name in a block: ``prefix`` is removed from each full name."""
     return {name.removeprefix(prefix): quantizers for name, quantizers in inside.items()}
 
 
@@ -57,9 +61,10 @@ def install(model: nn.Module, inside: Inside) -> None:
 
 @contextmanager
 def calibrating(model: nn.Module, inside: Inside, arrived: Arrived) -> Iterator[None]:
-    """Call ``arrived`` with the tensors of each attention module while the body runs.
+    """Call ``arrived`` with the tensors of each attention module while the body of the ``with`` statement
+    runs.
 
-    They are quantized if it returns True.
+    The tensors are quantized if ``arrived`` returns True.
     """
     with ExitStack() as stack:
         for name, quantizers in inside.items():

@@ -1,4 +1,4 @@
-"""Calibration data in any supported form, as calls of the model: ``model(*args, **kwargs)`` per batch."""
+"""Conversion of calibration data to calls of the model: each call gives ``model(*args, **kwargs)``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DTYPES = (torch.int64, torch.int32)
 
 @attrs.frozen(eq=False)
 class Call:
-    """The arguments of one forward. Nothing is shared between calls.
+    """The arguments of one forward pass.
 
     Attributes:
         args: Positional arguments.
@@ -43,23 +43,26 @@ class Call:
     held_out: Tensor | None = None
 
     def run(self, model: nn.Module) -> Any:
-        """Return the model's result for these arguments, whose tensors are moved to the model's device."""
+        """Move the tensors of the arguments to the model's device, call the model, and return its result."""
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         args = tuple(_moved(a, device) for a in self.args)
         return model(*args, **{k: _moved(v, device) for k, v in self.kwargs.items()})
 
 
 def calls(data: Iterable[Any] | None, wanted_by: str = "activations with static scales", model: nn.Module | None = None) -> list[Call]:
-    """Return every batch of ``data`` as a call; a batch that is a list of dicts gives one call per dict.
+    """Return the batches of ``data`` as calls.
 
-    A batch with padding gives one call per sequence, without it (`quark.calibration.padding`).
+    A batch usually gives one call. A batch that is a list of dicts gives one call per dict. A batch with
+    padding gives one call per sequence; the padding is removed (`quark.calibration.padding`).
 
     Args:
-        data: A DataLoader or any iterable of tensors, dicts (BatchEncoding too), lists or tuples of tensors
-            (positional arguments), or lists of dicts; or one tensor or dict. Batches may differ in length;
-            token ids are ``[batch, tokens]`` or ``[tokens]``.
-        wanted_by: The consumer of the data, for the message.
-        model: The model that will be called; meta tensors suffice. Without it, the inputs are not checked.
+        data: A DataLoader or any other iterable of batches, or a single tensor or dict. A batch is a tensor,
+            a dict of tensors (such as a BatchEncoding), a list or tuple of tensors (the positional
+            arguments), or a list of dicts. Batches may differ in length. Token ids have the shape
+            ``[batch, tokens]`` or ``[tokens]``.
+        wanted_by: What needs the data. The error for missing data names it.
+        model: The model that will be called. Its tensors may be on the meta device. If it is None, the inputs
+            are not checked.
 
     Returns:
         The calls, with some tokens marked as held out.
@@ -70,8 +73,8 @@ def calls(data: Iterable[Any] | None, wanted_by: str = "activations with static 
     """
     if data is None:
         raise CalibrationError(
-            f"calibration data is needed by {wanted_by}, but none was given. Pass a DataLoader, a list of token tensors, or --calib on "
-            "the command line; or use dynamic or float activations, and no algorithm that needs layer inputs"
+            f"calibration data is needed by {wanted_by}, but none was given. Pass a DataLoader or a list of token tensors, or use the "
+            "option --calib on the command line. Without data, use dynamic or float activations, and no algorithm that needs layer inputs"
         )
     inputs = ModelInputs.of(model)
     parsed, number = list[Call](), -1
@@ -84,12 +87,15 @@ def calls(data: Iterable[Any] | None, wanted_by: str = "activations with static 
     if number < 0:
         raise CalibrationError("the calibration data is empty: no scale or statistic can be computed. Give at least one sequence")
     if not parsed:
-        raise CalibrationError("the calibration data is only padding: every attention_mask is 0 everywhere. Give at least one token")
+        raise CalibrationError("the calibration data has only padding: every attention_mask is 0 everywhere. Give at least one token")
     return _with_held_out(parsed)
 
 
 def _tracked(tensor: Tensor) -> Tensor:
-    """Return a copy of a tensor that was made in inference mode, since statistics need a version counter."""
+    """Return a tensor that has a version counter, because statistics need one.
+
+    A tensor that was created in inference mode has none and is copied. Any other tensor is returned itself.
+    """
     if not tensor.is_inference():
         return tensor
     with torch.inference_mode(mode=False):
@@ -100,7 +106,7 @@ def _read(data: Iterable[Any]) -> Iterator[Any]:
     """Yield the batches of ``data``, in order.
 
     Raises:
-        CalibrationError: The data has no end, or reading it fails.
+        CalibrationError: The data seems to be endless, or it cannot be read.
     """
     if isinstance(data, Tensor | Mapping):
         yield data
@@ -111,8 +117,8 @@ def _read(data: Iterable[Any]) -> Iterator[Any]:
         while (batch := next(batches, end)) is not end:
             if number == MOST_BATCHES and not _has_length(data):
                 raise CalibrationError(
-                    f"the calibration data has more than {MOST_BATCHES} batches, and may be endless. Limit the number of batches, as with "
-                    "itertools.islice(data, 128), or give a list"
+                    f"the calibration data has no length and more than {MOST_BATCHES} batches, so it may be endless. Limit the number of "
+                    "batches, for example with itertools.islice(data, 128), or give a list"
                 )
             yield batch
             number += 1
@@ -132,7 +138,7 @@ def _has_length(data: Any) -> bool:
 
 
 def _arguments(batch: Any, number: int) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Yield the positional and keyword arguments of each call from a batch."""
+    """Yield the arguments of each call that a batch gives, as a pair of positional and keyword arguments."""
     if isinstance(batch, Tensor):
         yield (batch,), {}
     elif isinstance(batch, Mapping):
@@ -147,9 +153,9 @@ def _arguments(batch: Any, number: int) -> Iterator[tuple[tuple[Any, ...], dict[
 
 
 def ids_of(call: Call) -> Tensor | None:
-    """Return the token ids ``[batch, tokens]`` of a call without other tensors, except a mask of two axes.
+    """Return the token ids ``[batch, tokens]`` of a call, or None if the call has further tensors.
 
-    None for any other call.
+    The call may have a mask with two axes beside the token ids.
     """
     tensors: dict[Any, Any] = {**dict(enumerate(call.args)), **call.kwargs}
     mask, ids = tensors.pop(MASK, None), next(iter(tensors.values()), None)
@@ -160,7 +166,7 @@ def ids_of(call: Call) -> Tensor | None:
 
 
 def _with_held_out(parsed: Sequence[Call]) -> list[Call]:
-    """Return the calls with masks of their held-out tokens."""
+    """Choose the held-out tokens, and return the calls with a mask of these tokens in each."""
     rows = {number: main for number, call in enumerate(parsed) if (main := main_tensor(call.args, call.kwargs)) is not None}
     masks = dict(zip(rows, held_out(list(rows.values())), strict=True))
     return [attrs.evolve(call, held_out=masks[n]) if n in masks and bool(masks[n].any()) else call for n, call in enumerate(parsed)]
@@ -175,18 +181,21 @@ def refuse_text(model: Any, instead: str) -> None:
 
     Args:
         model: A transformers model, or its class.
-        instead: The fix, for the message.
+        instead: What the user can do. The error message ends with it.
 
     Raises:
-        UnsupportedError: The model takes images or sounds.
+        UnsupportedError: The model needs images or sounds.
     """
     if (name := _other_input(model)) is not None:
         kind = model.__name__ if isinstance(model, type) else type(model).__name__
-        raise UnsupportedError(f"a {kind} takes '{name}', and texts alone are not enough: {instead}")
+        raise UnsupportedError(f"a {kind} needs the input '{name}', so texts alone are not enough: {instead}")
 
 
 def _other_input(model: Any) -> str | None:
-    """Return the name of an input that a model of transformers, or its class, needs besides ids; or None."""
+    """Return the name of the input that a model needs beside or instead of token ids, or None.
+
+    The ``model`` is a model of transformers or its class.
+    """
     main = getattr(model, "main_input_name", None)
     if main == _IDS:  # a model with two towers runs both
         return _PIXELS if hasattr(model, "get_text_features") and _PIXELS in _names_of(model) else None
@@ -198,13 +207,16 @@ class ModelInputs:
     """The known facts about a model's inputs.
 
     Attributes:
-        vocabulary: The number of token ids; None if it is unknown, or the model takes no token ids.
-        names: Names of the positional arguments, in order; empty if they are not known.
-        has_decoder: Whether it is an encoder-decoder model that creates its decoder's input from ``labels``.
-        positions: The length of the longest sequence, for a model with a table of positions; otherwise None.
-        takes: Name of the main input and of the class, if the model needs more than token ids; otherwise
-            empty.
-        shifted: Creates the decoder's token ids from the encoder's; None for a model without an encoder.
+        vocabulary: The size of the vocabulary. None if it is unknown or if the model has no token ids as
+            input.
+        names: Names of the positional arguments, in order. Empty if the names are not known.
+        has_decoder: Whether the model is an encoder-decoder model that creates the decoder's input from
+            ``labels``.
+        positions: The maximum sequence length of a model with a table of positions. None for any other model.
+        takes: Name of the main input and name of the model class, if the model needs more than token ids.
+            None for any other model.
+        shifted: Creates the decoder's token ids from the encoder's token ids. None for a model without an
+            encoder.
     """
 
     vocabulary: int | None = None
@@ -216,7 +228,7 @@ class ModelInputs:
 
     @classmethod
     def of(cls, model: nn.Module | None) -> ModelInputs:
-        """Return the inputs that a model declares; transformers models declare their main input."""
+        """Return what a model declares about its inputs. Models of transformers declare their main input."""
         if model is None:
             return cls()
         main, names, generates = _other_input(model), _names_of(model), getattr(model, "can_generate", None)
@@ -227,9 +239,10 @@ class ModelInputs:
         return cls(_vocabulary_of(model), names, has_decoder, _positions_of(model), shifted=shifted)
 
     def checked(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], batch: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of one call: token ids with a batch axis first, the others by name.
+        """Check the arguments of one call, and return them in a common form.
 
-        If names are unknown, all arguments go by position.
+        In this form, token ids have a batch axis, and only the first argument is positional. If the names of
+        the model's arguments are unknown, all positional arguments remain positional.
 
         Args:
             args: Positional arguments.
@@ -237,19 +250,21 @@ class ModelInputs:
             batch: Name of the batch in error messages.
 
         Raises:
-            CalibrationError: The model cannot be called with them.
+            CalibrationError: The model cannot be called with these arguments.
         """
         for name, value in (*enumerate(args), *kwargs.items()):
             _check_tensor(value, batch if len(args) == 1 and not kwargs else f"{name!r} of {batch}")
         if len(args) > 1 and self.names:
             if len(args) > len(self.names):
-                raise CalibrationError(f"{batch} has {len(args)} tensors, but the model takes {len(self.names)} arguments: give fewer")
+                raise CalibrationError(
+                    f"{batch} has {len(args)} tensors, but the model has {len(self.names)} arguments. Give fewer tensors in a batch"
+                )
             args, kwargs = args[:1], dict(zip(self.names[1:], args[1:], strict=False)) | dict(kwargs)
         ids = args[0] if args else kwargs.get(_IDS)
         if self.takes is not None and isinstance(ids, Tensor) and not ids.is_floating_point() and self.takes[0] not in kwargs:
             raise CalibrationError(
-                f"{batch} has token ids, but a {self.takes[1]} takes '{self.takes[0]}'. Give batches of '{self.takes[0]}' to "
-                "quark.runs.ModelQuantizer, or rows with images or sounds to --calib"
+                f"{batch} has token ids, but a {self.takes[1]} needs the input '{self.takes[0]}'. Give batches of '{self.takes[0]}' to "
+                "quark.runs.ModelQuantizer, or give rows with images or sounds to the option --calib"
             )
         if self.vocabulary is not None:
             self._check_ids(ids, kwargs, batch)
@@ -261,7 +276,10 @@ class ModelInputs:
         return first, with_batch
 
     def with_decoder_ids(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of a call without padding; a decoder without input gets the encoder's ids."""
+        """Return the arguments of a call. If the call has no input for the model's decoder, one is added.
+
+        The decoder's token ids are then created from those of the encoder. The call must not have padding.
+        """
         ids = args[0] if args else kwargs.get(_IDS)
         has_own = any("decoder" in name or name in ("labels", "encoder_outputs") for name in kwargs)
         if self.shifted is None or has_own or not isinstance(ids, Tensor):
@@ -272,19 +290,28 @@ class ModelInputs:
         if ids is None and "inputs_embeds" in kwargs:
             return
         if ids is None:
-            raise CalibrationError(f"{batch} has no '{_IDS}', which this model needs; it has {', '.join(map(repr, kwargs)) or 'nothing'}")
+            raise CalibrationError(
+                f"{batch} has no '{_IDS}'. Add it, because this model needs it; the batch has {', '.join(map(repr, kwargs)) or 'nothing'}"
+            )
         if not isinstance(ids, Tensor):
-            raise CalibrationError(f"'{_IDS}' of {batch} is a {type(ids).__name__}: give a tensor (a tokenizer's return_tensors='pt')")
+            raise CalibrationError(
+                f"'{_IDS}' of {batch} is a {type(ids).__name__}, not a tensor. Call the tokenizer with return_tensors='pt'"
+            )
         if ids.dtype not in _DTYPES:
-            raise CalibrationError(f"the token ids of {batch} have the dtype {ids.dtype}: give torch.int64, as with .long()")
+            raise CalibrationError(f"the token ids of {batch} have the dtype {ids.dtype}. Convert them to torch.int64 with .long()")
         if ids.ndim not in (1, 2):
-            raise CalibrationError(f"the token ids of {batch} have the shape {list(ids.shape)}: give [batch, tokens]")
+            raise CalibrationError(f"the token ids of {batch} have the shape {list(ids.shape)}. Give them the shape [batch, tokens]")
 
     def check_vocabulary(self, call: Call, batch: str) -> None:
-        """Check that the model has each token id of a call, without padding, and enough positions.
+        """Check that each token id of a call is in the vocabulary, and that the model has enough positions.
+
+        Args:
+            call: The call, without padding.
+            batch: Name of the batch in error messages.
 
         Raises:
-            CalibrationError: The vocabulary lacks a token id, or there are too many tokens.
+            CalibrationError: A token id is not in the vocabulary, or a sequence has more tokens than the
+                model has positions.
         """
         ids = call.args[0] if call.args else call.kwargs.get(_IDS)
         if self.vocabulary is None or ids is None:
@@ -292,13 +319,13 @@ class ModelInputs:
         lowest, highest = int(ids.min()), int(ids.max())
         if lowest < 0 or highest >= self.vocabulary:
             raise CalibrationError(
-                f"{batch} has the token id {lowest if lowest < 0 else highest}, and the model's vocabulary is 0 to {self.vocabulary - 1}: "
-                "use the tokenizer of this model"
+                f"{batch} has the token id {lowest if lowest < 0 else highest}, but the model's token ids are 0 to {self.vocabulary - 1}. "
+                "Use the tokenizer of this model"
             )
         if self.positions is not None and ids.shape[-1] > self.positions:
             raise CalibrationError(
-                f"{batch} has {ids.shape[-1]} tokens, but the model has {self.positions} positions: give at most {self.positions} tokens "
-                f"(--seq-len {self.positions})"
+                f"{batch} has {ids.shape[-1]} tokens, but the model has only {self.positions} positions. Give at most {self.positions} "
+                f"tokens (--seq-len {self.positions})"
             )
 
 
@@ -318,30 +345,36 @@ def _vocabulary_of(model: Any) -> int | None:
 
 
 def _positions_of(model: Any) -> int | None:
-    """Return the number of positions in a model's table, such as GPT-2's; None if it computes positions."""
+    """Return the number of positions in the model's table of position embeddings (as in GPT-2).
+
+    Return None for a model without such a table, for example with rotary embeddings.
+    """
     config: Any = getattr(model, "config", None)
     most = getattr(config.get_text_config() if hasattr(config, "get_text_config") else config, "max_position_embeddings", None)
     if not isinstance(most, int):
         return None
     tables = [m for m in model.modules() if isinstance(m, nn.Embedding) and most <= m.num_embeddings <= most + _OFFSET]
-    # RoBERTa counts positions from the one after padding.
+    # RoBERTa numbers positions from the number after the padding index.
     lengths = [m.num_embeddings - (0 if m.padding_idx is None else m.padding_idx + 1) for m in tables if m is not input_embeddings(model)]
     return min([most, *lengths]) if lengths else None
 
 
 def _check_tensor(value: Any, what: str) -> None:
     if isinstance(value, Tensor) and value.is_meta:
-        raise CalibrationError(f"{what} is on the meta device, where tensors have no values: give data on the CPU or the model's device")
+        raise CalibrationError(
+            f"{what} is on the meta device, so it has no values. Give tensors that are on the CPU or on the model's device"
+        )
     if isinstance(value, Tensor) and value.numel() == 0:
-        raise CalibrationError(f"{what} is an empty tensor of shape {list(value.shape)}: give at least one token")
+        raise CalibrationError(f"{what} is an empty tensor of shape {list(value.shape)}. Give at least one token")
 
 
 def _check_mask(ids: Tensor, mask: Any, batch: str) -> None:
-    """Check that a mask of up to two axes has the shape of the token ids.
+    """Check that a mask with one or two axes has the shape of the token ids.
 
-    The model checks masks of more axes.
+    Masks with more axes are not checked here: the model checks them.
     """
     if isinstance(mask, Tensor) and mask.ndim <= 2 and mask.shape != ids.shape:
         raise CalibrationError(
-            f"'{MASK}' of {batch} has the shape {list(mask.shape)}, but the token ids have {list(ids.shape)}: give a mask of that shape"
+            f"'{MASK}' of {batch} has the shape {list(mask.shape)}, but the token ids have the shape {list(ids.shape)}. Give the mask the "
+            "shape of the token ids"
         )

@@ -1,4 +1,4 @@
-"""BlockBranches: the branches of a block's layers, each made when its layer is rounded."""
+"""BlockBranches: makes the branches of a block's layers. A branch is made when its layer is rounded."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class BlockBranches:
     """Makes branches from float weights, rounded weights and statistics of inputs.
 
     Attributes:
-        branching: The branching of the run; None if layers get no branches.
-        float_layer: Returns the float layer with a full name.
+        branching: The algorithm that makes the branches, or None if layers get no branches.
+        float_layer: A function that returns the float layer with the full name that it is given.
     """
 
     branching: CheckedBranching | None
@@ -28,18 +28,21 @@ class BlockBranches:
 
     @property
     def needs(self) -> Sequence[type[Statistic]]:
-        """The statistics that branches are made from."""
+        """The classes of the statistics from which branches are made."""
         return () if self.branching is None else self.branching.branching.needs
 
     @contextmanager
     def made(
         self, layers: Mapping[str, QuantizedLayer], statistics: Mapping[type[Statistic], Statistic] = MappingProxyType({})
     ) -> Iterator[None]:
-        """Set the weights to round before the body, which rounds all layers, and fill branches after it.
+        """Prepare the weights before the body of the ``with`` statement, and fill the branches after it.
+
+        The body must round all ``layers``. Before it, each layer with a branch gets the weight that is to be
+        rounded.
 
         Args:
-            layers: Layers by full name, with float weights. Some have no branch.
-            statistics: Statistics of their input, by class.
+            layers: Layers by full name, with float weights. Layers without a branch are not changed.
+            statistics: Statistics of the layers' input, by class.
         """
         tasks = {name: self._task(name, layer, statistics) for name, layer in layers.items() if layer.branch is not None}
         for name, task in tasks.items():

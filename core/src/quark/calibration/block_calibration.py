@@ -1,4 +1,8 @@
-"""BlockCalibration: base of both ways to calibrate and round a block, with pauses or in two passes."""
+"""BlockCalibration: the base class of both ways to calibrate and round a block.
+
+One way pauses the forward passes inside the block (`quark.calibration.block_rounding`). The other runs them
+through the block twice (`quark.calibration.two_passes`).
+"""
 
 from __future__ import annotations
 
@@ -31,28 +35,33 @@ Layers = Mapping[str, tuple[nn.Module, QuantizedLayer]]
 
 @attrs.define(eq=False, slots=False)
 class BlockCalibration(ABC):
-    """Rounds the weights of one block and sets the scales of its activations, from calibration forwards.
+    """Rounds the weights of one block and sets the scales of its activations.
+
+    The data comes from calibration forward passes.
 
     Args:
-        block_run: The forwards, which wait at the block's entry.
+        block_run: The forward passes, which wait at the block's entry.
         block: The block.
-        layers: All its quantized layers, by full name: the float layer and the quantized one.
-        chosen: Full names of the layers whose codes the rounding chooses; others are rounded to nearest.
-        checked: The rounding, which chooses codes.
-        input_groups: Groups of layers that share an input; they belong to the run and learn from block to
-            block.
+        layers: A mapping from the full name of each quantized layer to the float layer and the quantized
+            layer.
+        chosen: Full names of the layers whose codes ``checked`` chooses. All other layers are rounded to
+            nearest.
+        checked: The rounding algorithm, which chooses codes.
+        input_groups: Groups of layers that share an input. The same object is used for all blocks, because
+            groups observed in one block are expected in the next.
         scales: Scales of the block's activations.
         branches: Branches of the block's layers.
         clock: Measures the time of statistics and of the rounding.
-        tuning: Tunes the rounded block before the forwards leave it; None if there is no tuning.
+        tuning: Tunes the rounded block before the forward passes leave it, or None if there is no tuning.
 
     Attributes:
-        rounded: Full names of the layers whose weight is rounded.
-        metrics: Metrics of the rounding and its validation for each layer that the rounding has rounded, with
-            the number of tokens that reached the layer.
-        inputs: Samples that plugins keep of these layers' inputs (`quark.plugins.measuring.InputSeen`).
-        flops: Lower bound of the floating-point operations of the statistics: one multiplication and one
-            addition for each entry of each second moment and each token.
+        rounded: Full names of the layers whose weight has been rounded.
+        metrics: Metrics of each layer for which statistics were collected, by full name. They are the metrics
+            of the rounding and its validation, and the number of tokens that reached the layer.
+        inputs: Samples of the rounded layers' inputs, by full name of the layer. Plugins choose the samples
+            (`quark.plugins.measuring.InputSeen`).
+        flops: Lower bound of the number of floating-point operations of the statistics. Each token costs one
+            multiplication and one addition for each entry of each second moment.
     """
 
     _block_run: BlockRun
@@ -74,26 +83,31 @@ class BlockCalibration(ABC):
 
     @_routed.default
     def _prefixes_of_experts(self) -> tuple[str, ...]:
-        """Return the prefixes of the full names of experts' layers in the block."""
+        """Return the prefixes with which the full names of the experts' layers begin."""
         names = (n for n, m in self._block.module.named_modules() if isinstance(m, SeparateExperts))
         return tuple(f"{self._block.name}.{n}.".lstrip(".") for n in names)
 
     @property
     def _ranks(self) -> Ranks:
-        """The ranks of the run; all of them round the block, each with its own forwards."""
+        """The ranks of the run. All ranks round the block together, and each runs its own forward passes."""
         return self._block_run.grid.ranks
 
     @property
     def _needs(self) -> tuple[type[Statistic], ...]:
-        """The statistics of layers' inputs that the rounding and the branches need."""
+        """The classes of statistics that the rounding and the branches need of the layers' inputs."""
         return tuple(dict.fromkeys((*self._checked.rounding.needs, *self._branches.needs)))
 
     def _is_observed(self, name: str) -> bool:
-        """Return whether a layer is rounded only after the statistics of its input are complete."""
+        """Return whether a layer needs statistics of its input, so that it is rounded when these are
+        complete.
+        """
         return name in self._chosen or (bool(self._branches.needs) and self._layers[name][1].branch is not None)
 
     def _round_observed(self, layers: Mapping[str, QuantizedLayer], collector: Collector) -> None:
-        """Round layers of an input group, whose statistics are complete, and make their branches."""
+        """Round the layers of an input group, and make their branches.
+
+        The statistics in ``collector`` must be complete.
+        """
         chosen = {name: layer for name, layer in layers.items() if name in self._chosen}
         tasks = self._tasks(chosen, collector)
         with self._clock.phase("solve"), self._branches.made(layers, collector.statistics):
@@ -103,16 +117,21 @@ class BlockCalibration(ABC):
 
     @abstractmethod
     def work(self) -> None:
-        """Lead every forward through the block, and round its weights meanwhile."""
+        """Run every forward pass through the block, and round the block's weights meanwhile."""
 
     def add_to(self, report: CalibrationReport) -> None:
-        """Add the metrics of the rounding and of the tuning, and the layers that no token has reached."""
+        """Add metrics of the rounding and the tuning to ``report``, and the names of layers that no token has
+        reached.
+        """
         report.layers |= self.metrics
         report.tuned |= {} if self._tuning is None else self._tuning.metrics
         report.unreached += [n for n in self._layers if n in self._chosen and n not in self.metrics]
 
     def _tasks(self, members: Mapping[str, QuantizedLayer], collector: Collector) -> list[RoundingTask]:
-        """Return the rounding tasks of the layers of an input group, whose statistics are complete."""
+        """Return the rounding tasks for the layers of an input group.
+
+        The statistics in ``collector`` must be complete.
+        """
         with self._clock.phase("statistics"):
             collector.flush()
         if collector is not self._counted:
@@ -120,7 +139,7 @@ class BlockCalibration(ABC):
         return rounding_tasks(members, self._input_groups.siblings, collector.statistics, collector.held_out, self._ranks)
 
     def _keep(self, metrics: Mapping[str, Mapping[str, Any]], members: Iterable[str], collector: Collector) -> None:
-        """Keep the metrics of the rounded layers of an input group."""
+        """Store the metrics and input samples of the rounded layers of an input group."""
         self.metrics |= {name: {"tokens": collector.tokens, **of_layer} for name, of_layer in metrics.items()}
         self.rounded |= set(members)
         self.inputs |= dict.fromkeys(members, collector.samples)

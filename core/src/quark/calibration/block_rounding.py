@@ -1,8 +1,9 @@
-"""Calibrate and round one block while forwards run through it.
+"""Calibrate and round one block while forward passes run through it.
 
-Each layer is rounded when all forwards wait at it, because its statistics are complete then. This is
-true-sequential calibration at the cost of one forward: the input of a layer comes from rounded layers, and
-from activations (including keys and values) that are quantized with their final scales.
+A layer is rounded when all forward passes wait in front of it, because the statistics of its input are
+complete then. The input has been computed by rounded layers, from activations (including keys and values)
+that are quantized with their final scales. So this is true-sequential calibration, but it costs only one
+forward pass per sample.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from quark.calibration.round_to_nearest import round_to_nearest
 
 @attrs.frozen(eq=False)
 class _Pause:
-    """A place inside attention where forwards wait until the scales of some activations are set.
+    """A place inside attention where forward passes wait until the scales of some activations are set.
 
     Attributes:
-        number: Its position among the pause points of the block.
-        name: Keys of the activations; they are different at each pause.
-        scales: Scales of the block.
+        number: Position of this place among the pause points of the block.
+        name: Keys of the activations. Two pauses never have the same keys.
+        scales: The scales of the block's activations.
     """
 
     number: float
@@ -41,17 +42,17 @@ class _Pause:
     scales: ActivationScales
 
     def set_scales(self) -> None:
-        """Set the scales of the activations."""
+        """Set the scales of the activations whose keys are in ``name``."""
         self.scales.set_scales(self.name)
 
 
 @attrs.frozen
 class _Waiting:
-    """The first place where forwards of a rank wait.
+    """The first place in a block where forward passes of a rank wait.
 
     Attributes:
-        number: Its position; infinite if only float forwards wait.
-        name: Name of the place; None if only float forwards wait.
+        number: Position of the place. Infinite if only forward passes of the float model wait.
+        name: Name of the place. None if only forward passes of the float model wait.
     """
 
     number: float
@@ -60,9 +61,9 @@ class _Waiting:
 
 @attrs.define(eq=False, slots=False)
 class BlockRounding(BlockCalibration):
-    """Rounds each weight and sets each scale when the inputs of all forwards are known.
+    """Rounds each weight and sets each scale as soon as every forward pass has computed the layer's input.
 
-    Arguments and attributes are as in `BlockCalibration`.
+    The arguments and attributes are those of `BlockCalibration`.
     """
 
     _group_of: dict[str, list[str]] = attrs.field(init=False)
@@ -72,18 +73,20 @@ class BlockRounding(BlockCalibration):
 
     @_group_of.default
     def _expected_groups(self) -> dict[str, list[str]]:
-        """Return, for each layer, the layers that are expected to be rounded together with it."""
+        """Return a dictionary from each layer to the layers that are expected to be rounded together with
+        it.
+        """
         expected = self._input_groups.expected([n.removeprefix(self._block.prefix) for n in self._layers])
         group_of = {self._block.prefix + n: [self._block.prefix + m for m in members] for n, members in expected.items()}
         for members in self._scales.sharing_outputs():
-            # Keys and values: for a common scale, both must be rounded before a forward passes the first of
-            # them.
+            # Keys and values have a common scale only if both of their layers are rounded before a forward
+            # pass continues beyond the first of these layers.
             for name in members:
                 group_of.setdefault(name, list(members))
         return group_of
 
     def work(self) -> None:
-        """Lead every forward through the block."""
+        """Run every forward pass through the block, and round the block's layers meanwhile."""
         others = {n: quantized for n, (_, quantized) in self._layers.items() if not self._is_observed(n)}
         with self._clock.phase("solve"), self._branches.made(others):
             self.rounded |= round_to_nearest(others, self._input_groups.siblings)
@@ -101,7 +104,7 @@ class BlockRounding(BlockCalibration):
             for module, experts in pooled_experts(self._block, self._pause_points, self._scales, self._block_run):
                 self._places[experts.name] = experts
                 if module is self._block.module:
-                    stand_in = experts.passed  # forwards wait at its entry, too late to replace its forward
+                    stand_in = experts.passed  # its forward pass has begun, so it is too late to replace its `forward`
                 else:
                     stack.enter_context(replaced_forward(module, partial(experts.passed, module.forward)))
             stack.enter_context(calibrating(self._block.module, inside_block(self._scales.inside, self._block.prefix), self._attention))
@@ -122,9 +125,9 @@ class BlockRounding(BlockCalibration):
                 self._tuning.work()
 
     def _finish_unreached(self) -> None:
-        """Finish the layers that no token has reached.
+        """Set the scales of the layers that no token has reached, and round these layers to nearest.
 
-        Forwards that run after other layers have changed may still reach them.
+        A later forward pass may still reach such a layer, because other layers have changed meanwhile.
         """
         self._scales.finish()
         unreached = {n: p.quantized for n, p in self._pause_points.items() if n not in self.rounded}
@@ -134,7 +137,9 @@ class BlockRounding(BlockCalibration):
             pause_point.done()
 
     def _first_waiting(self) -> _Waiting | None:
-        """Return the first place where forwards of any rank wait; None if none waits inside the block."""
+        """Return the first place in the block where forward passes of any rank wait, or None if no pass waits
+        there.
+        """
         stopped = self._block_run.stopped
         places = [place for f, place in stopped.items() if not f.is_float]
         by_number = attrgetter("number")
@@ -142,15 +147,18 @@ class BlockRounding(BlockCalibration):
         return min((w for w in self._ranks.gather(first) if w is not None), default=None, key=by_number)
 
     def _go_on_from(self, place: PausePoint | _Pause | PooledExperts | None) -> None:
-        """Resume the forwards of this rank that wait at a place, if any; None stands for all places."""
+        """Resume the forward passes of this rank that wait at ``place``. If it is None, resume all of
+        them.
+        """
         waiting = [f for f, place_of_forward in self._block_run.stopped.items() if place is None or place_of_forward is place]
         if waiting:
             self._block_run.go_on(sorted(waiting, key=lambda f: f.is_float))
 
     def _place(self, waiting: _Waiting) -> PausePoint | _Pause | PooledExperts | None:
-        """Return this rank's object for a place.
+        """Return the object that this rank has for the place in ``waiting``.
 
-        None if only float forwards wait: at an expert that no token of the quantized model reaches.
+        Return None if only forward passes of the float model wait. They then wait at an expert that no token
+        of the quantized model reaches.
         """
         if waiting.name is None:
             return None
@@ -158,13 +166,13 @@ class BlockRounding(BlockCalibration):
             return self._places.setdefault(waiting.name, _Pause(waiting.number, waiting.name, self._scales))
         place = self._places[waiting.name]
         if isinstance(place, PausePoint) and place.is_done:
-            place.reopen()  # as other ranks have done, because their forwards had an unexpected input
+            place.reopen()  # other ranks have reopened it, because their forward passes had an unexpected input
         return place
 
     def _attention(self, name: str, tensors: Mapping[str, Tensor]) -> bool:
-        """Return whether an attention module should quantize some tensors; see `calibrating`.
+        """Return whether an attention module shall quantize its tensors (the callback of `calibrating`).
 
-        Their scales are set when this returns.
+        When it returns True, the scales of these tensors are set.
         """
         forward = current_forward()
         if forward is None or forward.is_float:
@@ -173,22 +181,23 @@ class BlockRounding(BlockCalibration):
         for (owner, attribute), x in zip(keys, tensors.values(), strict=True):
             self._scales.see(owner, attribute, x)
         if any(self._scales.wants(*key) for key in keys):
-            # Before the pause points of the module's unfinished layers, such as its output projection.
+            # The position is before the pause points of the module's unfinished layers, such as the output
+            # projection.
             behind = [p.number for n, p in self._pause_points.items() if n.startswith(f"{self._block.prefix}{name}.") and not p.is_done]
             number = min(behind, default=len(self._pause_points)) - 0.5
             self._block_run.stop(self._places.setdefault(keys, _Pause(number, keys, self._scales)))
         return True
 
     def _round_group(self, leader: PausePoint) -> None:
-        """Set the input scales of an input group, round its layers, and let forwards pass them.
+        """Set the input scales of an input group, round its layers, and mark these layers as finished.
 
-        All forwards wait at the group's leader.
+        All forward passes must wait at ``leader``, the first layer of the group.
         """
         agreed = set.intersection(*self._ranks.gather({m.name for m in self._members(leader)}))
         members = [m for m in self._members(leader) if m.name in agreed]
         inputs = {f: x for f, x in leader.arrived.items() if not f.is_float}
         for name in (m.name for m in members):
-            self._scales.forget(name)  # the layer turned out to read another tensor than expected
+            self._scales.forget(name)  # it has scales only if the layer read another tensor than expected
             for x in inputs.values() if self._scales.wants(name, INPUT) else ():
                 self._scales.see(name, INPUT, x)
         self._scales.set_scales((m.name, INPUT) for m in members)
@@ -208,15 +217,15 @@ class BlockRounding(BlockCalibration):
         self._scales.set_scales((m.name, OUTPUT) for m in static)
 
     def _members(self, leader: PausePoint) -> list[PausePoint]:
-        """Return the pause points whose layers can be rounded together with the leader's."""
+        """Return the pause points of all layers that can be rounded together with the layer of ``leader``."""
         group = [self._pause_points[n] for n in self._group_of.get(leader.name, [leader.name])]
         spec = leader.quantized.layer_config.input_tensors
         return [p for p in group if not p.is_done and (p is leader or (not p.arrived and p.quantized.layer_config.input_tensors == spec))]
 
     def _statistics_of(self, leader: PausePoint, members: Sequence[PausePoint], inputs: Mapping[Forward, Tensor]) -> Collector:
-        """Return the statistics of the members' input.
+        """Return the statistics of the input that the layers of ``members`` share.
 
-        If the layers before read the same tensors, their statistics are used.
+        If the layers that were rounded just before read the same tensors, their statistics are returned.
         """
         names = [leader.name, *(m.name for m in members if m is not leader)]
         spec = leader.quantized.layer_config.input_tensors
@@ -233,14 +242,15 @@ class BlockRounding(BlockCalibration):
         counts = self._ranks.gather(sum(x.numel() // x.shape[-1] for x in inputs.values()))
         position = sum(counts[: self._ranks.rank])
         kinds, grid = self._needs, self._block_run.grid
-        # Tokens are routed differently in the float model, so inputs of its experts belong to other tokens.
+        # The float model may route tokens to other experts, so the inputs of its experts belong to other
+        # tokens.
         is_routed = leader.name.startswith(self._routed)
         floats = {f.number: x for f, x in leader.arrived.items() if f.is_float and not is_routed}
         all_are_known = all(f.number in floats and floats[f.number].shape == x.shape for f, x in inputs.items())
         outputs = None
         if is_alone and not is_routed and rows < columns and any(k.of_outputs for k in kinds) and self._ranks.all(all_are_known):
             outputs, floats = rows, {f.number: leader.float_output(f) for f in leader.arrived if f.is_float}
-        # The forwards wait, with their inputs, until the layers are rounded.
+        # The forward passes wait until the layers are rounded, so their inputs stay unchanged until then.
         collector = Collector(kinds, columns, weight.device, sum(counts), grid, outputs=outputs, inputs_last=True)  # type: ignore[arg-type]
         for forward, x in sorted(inputs.items(), key=lambda item: item[0].number):
             position += collector.take(x, quantizer, floats.get(forward.number), forward, position)

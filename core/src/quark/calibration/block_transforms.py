@@ -1,7 +1,7 @@
-"""Applies the transforms of a run to one block.
+"""BlockTransforms: applies the transforms of a run to one block.
 
-The transforms get statistics of its layers' float inputs, and can compute its output error on held-out
-tokens.
+The transforms get statistics of the float inputs of the block's layers. They can also compute the block's
+output error on held-out tokens.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.quant_plan import has_static_scale
 
 COMPARED = 256
-"""Minimum number of held-out tokens to compare, if there are enough. Not all are needed, because neighbouring
-tokens have nearly the same error.
+"""Minimum number of held-out tokens on which outputs are compared, if there are so many. Not all held-out
+tokens are needed, because neighbouring tokens have nearly the same error.
 """
 ONE_IN = 4
-"""At least one in this many held-out tokens is compared, since attention computes all of them anyway."""
+"""At least one of this many held-out tokens is compared. Fewer would save little, because attention computes
+all tokens anyway.
+"""
 
 
 @attrs.define(eq=False, slots=False)
@@ -40,21 +42,21 @@ class BlockTransforms:
     """Applies transforms to one block.
 
     Args:
-        block_run: The forwards, which wait at the block's entry, also afterwards. None if no transform needs
-            statistics.
+        block_run: The forward passes. They wait at the block's entry, before and after the transforms are
+            applied. None if no transform needs statistics.
         block: The block.
-        rows: Plan rows of its layers.
-        transforms: The transforms, in order.
-        architecture: Facts about the family.
+        rows: The plan rows of the block's layers.
+        transforms: The transforms, in the order in which they are applied.
+        architecture: Facts about the model family.
         model_config: As in `quark.algorithms.BlockContext.model_config`.
-        is_trial: Whether the block is a copy, on which transforms are compared. Then statistics use only the
-            held-out tokens.
+        is_trial: Whether the block is a copy on which transforms are compared. In such a trial, statistics
+            use only the held-out tokens.
 
     Attributes:
         metrics: Metrics that the transforms report, by full name of a layer or of the block.
         applied: Positions of the transforms that have changed the block.
-        error: In a trial, the output error of the transformed block if it were rounded to nearest; None if no
-            transform has asked for it.
+        error: In a trial, the output error that the transformed block has if it is rounded to nearest. None
+            if no transform has measured it.
     """
 
     _block_run: BlockRun | None
@@ -77,7 +79,8 @@ class BlockTransforms:
         self._mlp: str | None = None
         self._compared_one_in = 1
         self._input_groups = InputGroups()
-        # If no token is held out, statistics and validation both use all of them: better than no validation.
+        # If no token is held out, statistics and validation both use all tokens. Such a validation is better
+        # than none.
         holds_out = self._block_run is not None and self._block_run.holds_out
         self._for_statistics: bool | None = self._is_trial if holds_out else None
         self._for_validation: bool | None = True if holds_out else None
@@ -88,9 +91,9 @@ class BlockTransforms:
         self.error: OutputError | None = None
 
     def apply(self) -> None:
-        """Apply each transform in turn; then run their final parts in reverse order.
+        """Apply the transforms in order, and then call their ``finish`` methods in reverse order.
 
-        Statistics are collected once, after the transforms that need none have changed the block.
+        Statistics are collected once, just before the first transform that needs statistics.
         """
         first = next((i for i, t in enumerate(self._transforms) if t.needs), None)
         for position, transform in enumerate(self._transforms):
@@ -106,7 +109,7 @@ class BlockTransforms:
         self.error, self._references = self._known_error(), None
 
     def _context(self, transform: StartedTransform) -> BlockContext:
-        """Return the `BlockContext` for a transform, with the statistics so far."""
+        """Return the `BlockContext` for a transform, with the statistics that have been collected so far."""
         assert self._architecture is not None  # a plan with transforms has one
         return BlockContext(
             self._block.name,
@@ -125,16 +128,18 @@ class BlockTransforms:
             self.metrics.setdefault(name, {}).update(metrics)
 
     def _collect(self, block_run: BlockRun) -> None:
-        """Let every forward compute the float block.
+        """Let every forward pass compute the float block.
 
-        The inputs of its layers go to the statistics, and its output on held-out tokens is kept.
+        Meanwhile, collect statistics of the inputs of the block's layers, and store the block's output for
+        the held-out tokens.
         """
         with ExitStack() as stack:
             for name in self._configs:
                 layer = self._block.module.get_submodule(name)
                 stack.callback(layer.register_forward_pre_hook(self._update_statistics(name, block_run)).remove)
-            # A deterministic run drops no tokens: products of fewer tokens differ in their last bits, and the
-            # first forward of each rank computes all tokens.
+            # A deterministic run drops no tokens. A matrix product of fewer tokens differs in its last bits,
+            # and the result must not depend on the number of ranks, because the first forward pass of each
+            # rank computes all tokens.
             self._mlp = None if block_run.grid.ranks.is_deterministic else self._dense_mlp()
             if self._one_in > 1 and self._mlp is not None:
                 stack.callback(self._block.module.get_submodule(self._mlp).register_forward_pre_hook(self._thin(self._mlp)).remove)
@@ -175,7 +180,9 @@ class BlockTransforms:
         return hook
 
     def _dense_mlp(self) -> str | None:
-        """Return the name of the module with all projections of a dense MLP and no others, or None."""
+        """Return the name of the module that has all projections of a dense MLP and no other layers, or
+        None.
+        """
         facts = self._architecture
         names = [] if facts is None or facts.mlp_output is None else [*facts.mlp_inputs, facts.mlp_output]
         parents = {name.rpartition(".")[0] for name in names}
@@ -187,10 +194,10 @@ class BlockTransforms:
         return parent if own and own <= set(names) <= inside else None
 
     def _thin(self, mlp: str) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...] | None]:
-        """Return a hook that passes to an MLP only the tokens that statistics use.
+        """Return a hook that drops all tokens of an MLP's input except those that statistics use.
 
-        An MLP computes each token separately. The hook acts only if the forward ends inside the MLP, after
-        its last layer.
+        This is correct because an MLP computes each token separately. The hook does nothing unless the
+        forward pass is going to end inside the MLP, after the last layer.
         """
 
         def hook(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -208,13 +215,14 @@ class BlockTransforms:
         return hook
 
     def _is_of_statistics_alone(self, forward: Forward) -> bool:
-        """Return whether a forward serves only statistics, so that its output is not compared."""
+        """Return whether a forward pass is used only for statistics, so that its output is not compared."""
         return bool(self._for_validation) and forward.call.held_out is None
 
     def _is_done(self, forward: Forward) -> bool:
-        """Return whether a forward needs nothing of the block after the layers that it has called.
+        """Return whether a forward pass can end, because the rest of the block is not needed.
 
-        Its output is not compared, and it has called every layer once, as the first forward has.
+        This is so if its output is not compared, and if it has called every layer once, like the first
+        forward pass.
         """
         if not self._is_of_statistics_alone(forward):
             return False
@@ -223,9 +231,9 @@ class BlockTransforms:
 
     @contextmanager
     def _fewer_tokens(self) -> Iterator[None]:
-        """Make a dense MLP compute only the compared tokens of the forwards that are compared.
+        """Make a dense MLP compute only the tokens that are compared; other tokens get zeros as output.
 
-        It computes each token separately; other tokens get zeros.
+        This is correct because an MLP computes each token separately.
         """
         if self._mlp is None or self._compared_one_in == 1:
             yield
@@ -247,7 +255,9 @@ class BlockTransforms:
             yield
 
     def _step(self, forward: Forward) -> int:
-        """Return n if one of n tokens of a forward is compared; 1 unless all of them are held out."""
+        """Return n if every n-th token of a forward pass is compared. It is 1 unless all tokens are held
+        out.
+        """
         call = forward.call
         is_whole = call.held_out is not None and bool(call.held_out.all())
         return self._compared_one_in if is_whole else 1
@@ -256,7 +266,7 @@ class BlockTransforms:
         return tokens_of(tensor_of(output)[..., :: self._step(forward), :], forward.call, held_out=self._for_validation)
 
     def _output_error(self) -> OutputError:
-        """See `BlockContext.output_error`."""
+        """Return the output error, as in `BlockContext.output_error`."""
         assert self._block_run is not None
         assert self._references is not None
         with as_rounded(self._block.module, self._configs), self._fewer_tokens():
@@ -269,7 +279,7 @@ class BlockTransforms:
         return error
 
     def _known_error(self) -> OutputError | None:
-        """Return the error that was measured for the block's present values and hooks, or None."""
+        """Return the error that was measured for the current values and hooks of the block, or None."""
         if not self._measured:
             return None
         state = state_of(self._block.module)
@@ -278,7 +288,7 @@ class BlockTransforms:
         return None if self._block_run.grid.ranks.any(known is None) else known
 
     def _output(self) -> Tensor:
-        """See `BlockContext.output`."""
+        """Return the block's output, as in `BlockContext.output`."""
         assert self._block_run is not None
         assert self._references is not None
         with self._fewer_tokens():

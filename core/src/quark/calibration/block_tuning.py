@@ -1,6 +1,6 @@
-"""Applies the tunings of a run to one rounded block.
+"""BlockTuning: applies the tunings of a run to one rounded block.
 
-A tuning gets targets, outputs with gradients, and a validation on held-out tokens.
+A tuning gets targets and can compute outputs with gradients. Its result is validated on held-out tokens.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ from quark.numbers import QParams
 
 @attrs.define(eq=False, slots=False)
 class BlockTuning:
-    """Tunes one block while calibration forwards wait at its entry.
+    """Tunes one block while calibration forward passes wait at its entry.
 
     Args:
-        block_run: The forwards; forwards of the float model continue to the next block.
+        block_run: The forward passes. The passes of the float model are released to the next block.
         block: The block, with float weights.
-        layers: All its quantized layers, by full name: the float layer and the quantized one.
+        layers: A mapping from the full name of each quantized layer to the float layer and the quantized
+            layer.
         tuned: Full names of the layers whose codes the tunings may change.
-        tunings: Tunings by name, in order.
-        keeps_floats: Whether forwards of the float model must stay until the block is rounded, because the
-            rounding compares with them.
+        tunings: Tunings by name, in the order in which they are applied.
+        keeps_floats: Whether the forward passes of the float model must wait until the block is rounded,
+            because the rounding uses them.
         clock: Measures the time of the tunings.
 
     Attributes:
-        metrics: Metrics by full name of a layer or of the block, and by name of a tuning; for the block,
-            including its validation.
+        metrics: A mapping from the full name of a layer, or of the block, to a mapping from the name of a
+            tuning to its metrics. The metrics of the block include the validation of the tuning.
     """
 
     _block_run: BlockRun
@@ -67,14 +68,17 @@ class BlockTuning:
         self._block_run.release([f for f in self._block_run.forwards if f.is_float], self._see_target)
 
     def _see_target(self, forward: Forward, output: Any) -> None:
-        """Keep the output of the float block in a forward as the target of its call."""
+        """Store the output of the float block as the target for the call of a forward pass."""
         stream = tensor_of(output).detach()
         target = stream.flatten(0, -2).clone()
         held_out = held_out_ends(torch.arange(len(target), device=stream.device) // stream.shape[-2])
         self._samples[forward.is_float][forward.number] = Sample(forward.number, target, held_out)
 
     def rehearse(self, stand_in: Callable[..., Any] | None) -> None:
-        """Let forwards into the block while it is rounded, and keep their outputs (`BlockRun.rehearse`)."""
+        """Start the forward passes through the block while it is rounded, and store their outputs.
+
+        ``stand_in`` is as in `BlockRun.rehearse`.
+        """
         self._block_run.rehearse(self._see_output, stand_in)
 
     def _see_output(self, forward: Forward, output: Any) -> None:
@@ -82,9 +86,9 @@ class BlockTuning:
             self._outputs[forward] = output
 
     def work(self) -> None:
-        """Apply the tunings one after another, and let the forwards leave the block.
+        """Apply the tunings one after another, and let the forward passes leave the block.
 
-        All its layers must be finished.
+        All layers of the block must have been rounded.
         """
         with self._clock.phase("forward"):
             self._release_floats()
@@ -101,7 +105,7 @@ class BlockTuning:
     def _tune(self, name: str, tuning: Tuning) -> None:
         block = self._rounded_block(tuning)
         if not block.samples:
-            return  # no forward passes the block; for example, forwards without images skip cross-attention
+            return  # no sample goes through the block; for example, samples without images skip cross-attention
         state, before = _State.of(block), self._error(block, self._outputs)
         with self._clock.phase("tune"):
             metrics = {f"{self._block.prefix}{layer}" if layer else self._block.name: {**own} for layer, own in tuning.tune(block).items()}
@@ -129,7 +133,10 @@ class BlockTuning:
         )
 
     def _parameters(self) -> dict[str, nn.Parameter]:
-        """Return the vectors among the block's float parameters, as the finished block has them."""
+        """Return the float parameters of the block that are vectors, by name.
+
+        The bias of a quantized layer is the parameter of the quantized layer, not of the float layer.
+        """
         found = {}
         for name, parameter in self._block.module.named_parameters():
             owner, _, attribute = name.rpartition(".")
@@ -139,7 +146,7 @@ class BlockTuning:
         return found
 
     def _output(self, sample: Sample, dtype: torch.dtype | None = None) -> Tensor:
-        """See `RoundedBlock.output`."""
+        """Return the block's output for a sample, as in `RoundedBlock.output`."""
         forward = self._forwards[sample.number]
         gradients = torch.is_grad_enabled()
         device = sample.target.device.type
@@ -151,7 +158,9 @@ class BlockTuning:
 
     @contextmanager
     def _substituted(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-        """See `RoundedBlock.substituted`."""
+        """Replace parameters by tensors in the body of the ``with`` statement, as in
+        `RoundedBlock.substituted`.
+        """
         places = []
         for name, tensor in tensors.items():
             owner, _, attribute = name.rpartition(".")
@@ -166,7 +175,7 @@ class BlockTuning:
                 module._parameters[attribute] = parameter
 
     def _error(self, block: RoundedBlock, outputs: Mapping[Forward, Any]) -> OutputError:
-        """Return the output error on held-out tokens; on all tokens if none are held out."""
+        """Return the output error on the held-out tokens, or on all tokens if no token is held out."""
         is_held_out = any(bool(sample.is_held_out.any()) for sample in block.samples)
         errors = []
         for sample in block.samples:
@@ -182,7 +191,7 @@ def _tokens(_: Forward, output: Any) -> Tensor:
 
 @attrs.frozen(eq=False)
 class _State:
-    """Weights, scales and float parameters of a block before it was tuned."""
+    """A copy of the weights, scales and float parameters that a block had before it was tuned."""
 
     weights: Mapping[str, tuple[nn.Parameter, QParams | None, Tensor | None]]
     parameters: Mapping[str, Tensor]

@@ -1,7 +1,8 @@
-"""Forward: one forward of a model as a greenlet, which can pause in the middle of the model's own code.
+"""Forward: one forward pass of a model, run as a greenlet that can pause in the middle of the model's own
+code.
 
-A function that runs forwards is decorated with `conducts_forwards`. `replaced_forward` and `without_cache`
-change a model while forwards run, and restore it.
+A function that runs forward passes is decorated with `conducts_forwards`. `replaced_forward` and
+`without_cache` change a model while forward passes run, and restore it.
 """
 
 from __future__ import annotations
@@ -22,16 +23,20 @@ R = TypeVar("R")
 
 
 class _Conductor(greenlet):
-    """A function decorated with `conducts_forwards`; its parent starts and resumes the forwards."""
+    """The greenlet of a function that is decorated with `conducts_forwards`.
+
+    The parent of this greenlet starts and resumes the forward passes.
+    """
 
 
 def conducts_forwards(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a function create, start and resume forwards.
+    """Return a version of a function that may create, start and resume forward passes.
 
     When torch's C++ code raises an error, it walks down the whole stack of the thread. A greenlet owns only
-    the upper part of that stack: below are the frames of its starter. If these have ended when the greenlet
-    resumes, the walk reads overwritten memory, and the process crashes with a segmentation fault. So one
-    frame, which lasts as long as the function, starts and resumes each forward, with a single call.
+    the upper part of that stack; the lower part has the frames of the code that started the greenlet. If
+    these frames have ended when the greenlet is resumed, the walk reads overwritten memory, and the process
+    crashes with a segmentation fault. So all forward passes are started and resumed by a single call in one
+    frame, and this frame lasts as long as the function.
     """
 
     @wraps(function)
@@ -56,16 +61,17 @@ def conducts_forwards(function: Callable[P, R]) -> Callable[P, R]:
 
 
 class Forward(greenlet):
-    """One forward of a run.
+    """One forward pass of a run.
 
     Attributes:
         call: Arguments of the model.
         number: Number of the call, among the calls of all ranks.
-        is_float: Whether it computes the float model's outputs, beside a forward that computes the quantized
-            model's.
-        is_probe: Whether it is a float forward of `quark.calibration.model_error`, which advances by itself.
-        rehearsal: The object, such as a `BlockRun`, that makes it compute something now and again later; None
-            outside of such a rehearsal.
+        is_float: Whether this pass computes the outputs of the float model. Another forward pass then
+            computes the outputs of the quantized model for the same call.
+        is_probe: Whether this is a float pass of `quark.calibration.model_error`. Such a pass is advanced
+            separately.
+        rehearsal: The object, such as a `BlockRun`, that makes the pass compute something now and once more
+            later. None outside of such a rehearsal.
     """
 
     def __init__(self, call: Call, number: int, is_float: bool, is_probe: bool = False) -> None:
@@ -80,35 +86,41 @@ class Forward(greenlet):
         self.rehearsal: Any = None
 
     def go_on(self, *args: Any) -> None:
-        """Start it with ``args``, or resume it, until it pauses or ends; its errors are raised here."""
+        """Start the forward pass with ``args``, or resume it. Return when it pauses or ends.
+
+        An error of the forward pass is raised here.
+        """
         assert self.parent is not None
         error = self.parent.switch(self, args)
         if error is not None:
             raise error
 
     def pause(self) -> None:
-        """Return to the caller of `go_on`; called in the forward itself."""
+        """Pause: continue in the caller of `go_on`. Only code inside the forward pass may call this."""
         assert self.parent is not None
         if self.parent.switch():
             raise GreenletExit
 
     def end(self) -> None:
-        """End it at its pause."""
+        """End the forward pass at the place where it has paused."""
         self.go_on(True)
 
 
 def current_forward() -> Forward | None:
-    """Return the forward that this code runs in, or None outside of one."""
+    """Return the forward pass in which the calling code runs, or None if it does not run in a forward
+    pass.
+    """
     current = getcurrent()
     return current if isinstance(current, Forward) else None
 
 
 @contextmanager
 def without_cache(model: nn.Module) -> Iterator[None]:
-    """Keep a model in evaluation mode and without a KV cache, which calibration would only fill.
+    """Put a model into evaluation mode and switch off its KV cache in the body of the ``with`` statement.
 
-    The cache is switched off in every config with that switch: in a model of several parts, its text part has
-    one, and a decoder after an encoder may have its own config.
+    Calibration would only fill the cache and never read it. The cache is switched off in every config that
+    has ``use_cache``: in a model with several parts, the text part has a config, and a decoder may have
+    another.
     """
     configs = [cast("Any", module.config) for module in model.modules() if hasattr(module, "config")]
     configs += [config.get_text_config() for config in configs if hasattr(config, "get_text_config")]
@@ -127,8 +139,8 @@ def without_cache(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Let ``forward`` replace the module's own while the body runs; hooks still run."""
-    own = module.__dict__.get("forward")  # set if others have wrapped the forward
+    """Replace the ``forward`` method of a module in the body of the ``with`` statement. Hooks still run."""
+    own = module.__dict__.get("forward")  # set if other code has wrapped the method
     module.forward = forward
     try:
         yield
@@ -139,9 +151,10 @@ def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator
 
 
 def is_counted() -> bool:
-    """Return whether tokens of the current forward count.
+    """Return whether the tokens of the current forward pass are counted and observed.
 
-    Tokens of the float model and of a rehearsal, which is repeated, do not.
+    The tokens of the float model are not counted. The tokens of a rehearsal are not counted either, because
+    its computation is repeated later.
     """
     forward = current_forward()
     return forward is None or not (forward.is_float or forward.rehearsal is not None)
@@ -149,7 +162,10 @@ def is_counted() -> bool:
 
 @contextmanager
 def counting(model: nn.Module, names: Iterable[str]) -> Iterator[dict[str, int]]:
-    """Count the tokens that reach each of these layers while the body runs."""
+    """Count the tokens that reach each of these layers in the body of the ``with`` statement.
+
+    The yielded dictionary, from layer name to number of tokens, is updated meanwhile.
+    """
     tokens = dict.fromkeys(names, 0)
 
     def see(name: str) -> Any:

@@ -1,17 +1,17 @@
-"""Calibration tokens that are held out.
+"""Functions that choose the calibration tokens that are held out.
 
-An algorithm validates its decisions on tokens that it has not seen. There are three rules, for three kinds of
-decisions:
+An algorithm validates its decisions on tokens that it was not fitted to. Three kinds of algorithms choose
+these tokens by three rules:
 
-- `held_out`, for transforms, which compare whole outputs of a block: whole sequences, an eighth to a quarter
-  of all tokens. The choice depends only on the contents of the sequences, not on their order or their
-  batches.
-- `held_out_tokens`, for roundings, which compare the outputs of one layer: the first tokens of each input,
-  one in sixteen, at most 128.
-- `held_out_ends`, for tunings, which compare whole outputs of a block, and fit so much that they need every
-  sequence: the end of each.
+- `held_out` is for transforms. The validation of a transform compares the outputs of a block. Whole sequences
+  are held out, with an eighth to a quarter of all tokens. The choice depends only on the contents of the
+  sequences, and not on the order or the batches.
+- `held_out_tokens` is for roundings. The validation of a rounding compares the outputs of one layer. The
+  first tokens of each input are held out: one in sixteen, at most 128.
+- `held_out_ends` is for tunings. The validation of a tuning compares the outputs of a block. A tuning fits so
+  many parameters that it needs tokens from every sequence, so the end of each sequence is held out.
 
-`quark.algorithms.validation` says how two errors on such tokens are compared.
+`quark.algorithms.validation` compares two errors on such tokens.
 """
 
 from __future__ import annotations
@@ -24,40 +24,42 @@ import torch
 from torch import Tensor
 
 LEAST_SHARE = 1 / 8
-"""Share of all tokens that is held out for transforms."""
+"""Minimum share of the tokens that is held out for transforms."""
 MOST_SHARE = 1 / 4
-"""Maximum share of held-out tokens, which are lost to the statistics."""
+"""Maximum share of the tokens that is held out for transforms. Statistics cannot use held-out tokens."""
 FEWEST_SEQUENCES = 2
-"""Minimum number of held-out sequences, if whole sequences are held out: one sequence is not representative.
+"""Minimum number of held-out sequences, if whole sequences are held out. One sequence would not be
+representative.
 """
 
 ONE_IN = 16
-"""One in this many tokens is held out for roundings. The loss is smaller than the noise of the statistics."""
+"""One in this many tokens is held out for roundings. This changes the statistics by less than their noise."""
 MOST_TOKENS = 128
-"""Maximum number of tokens held out for a rounding: enough to compare two roundings on the same tokens."""
+"""Maximum number of tokens that are held out for a rounding. More are not needed to compare two roundings."""
 FEWEST_TOKENS = 4
 """Minimum number of held-out tokens; with fewer, the comparison would be noise."""
 TOKENS_PER_CHANNEL = 2
-"""With this many tokens for each input channel, held-out tokens are in the statistics too.
+"""If there are at least this many tokens per input channel, statistics use the held-out tokens, too.
 
-Codes then hardly overfit single tokens. On SmolLM2, leaving 128 of 2,048 tokens out of the statistics cost
-more than validation on unseen tokens could gain.
+With so many tokens, codes hardly overfit single tokens. On SmolLM2, leaving 128 of 2,048 tokens out of the
+statistics cost more than validation on unseen tokens could gain.
 """
 
 
 def held_out(batches: Sequence[Tensor]) -> list[Tensor]:
     """Return, for each batch, which of its tokens are held out.
 
-    A result is bool, on the CPU: ``[batch, tokens]`` for token ids, and ``[batch, 1]`` for rows without
-    tokens, such as images.
+    Each mask is a bool tensor on the CPU. Its shape is ``[batch, tokens]`` for token ids, and ``[batch, 1]``
+    for batches whose rows are not tokens, such as images.
 
-    Whole sequences are held out if there are enough of them (eight, if all have one length): the sequences
-    whose contents have the smallest hashes, with equal sequences together. With fewer sequences, the last
-    eighth of the tokens of each is held out. If neither is possible, as with one image, all masks are False.
+    If there are enough sequences (eight, if all have the same length), whole sequences are held out: those
+    whose contents have the smallest hashes. Sequences with equal contents are held out together. If there are
+    fewer sequences, the last eighth of the tokens of each sequence is held out. If that is not possible
+    either, as with one image, all masks are False.
 
     Args:
-        batches: All batches: token ids ``[batch, tokens]``, or any other tensors whose first axis is the
-            batch.
+        batches: All batches. A batch has token ids ``[batch, tokens]``, or is any other tensor whose first
+            axis is the batch.
     """
     rows, is_enough = _rows(batches)
     if not is_enough:
@@ -71,7 +73,7 @@ def held_out(batches: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _are_ids(batch: Tensor) -> bool:
-    """Return whether rows consist of tokens, so that some tokens can be held out."""
+    """Return whether the rows of ``batch`` are token ids, so that a part of a row can be held out."""
     return batch.ndim == 2 and not batch.is_floating_point()
 
 
@@ -80,9 +82,10 @@ def _tokens_in_row(batch: Tensor) -> int:
 
 
 def _rows(batches: Sequence[Tensor]) -> tuple[list[tuple[int, int]], bool]:
-    """Return rows to hold out, as pairs of a batch's number and a row's number, and whether they suffice.
+    """Return the rows to hold out, and whether these are enough.
 
-    They have at most `MOST_SHARE` of all tokens.
+    A row is a pair: the number of the batch and the number of the row in it. The rows have at most
+    `MOST_SHARE` of all tokens.
     """
     equal: dict[bytes, list[tuple[int, int]]] = {}
     for number, batch in enumerate(batches):
@@ -102,39 +105,44 @@ def _rows(batches: Sequence[Tensor]) -> tuple[list[tuple[int, int]], bool]:
 
 
 def _digests(batch: Tensor) -> Iterator[bytes]:
-    """Yield a hash of each row, independent of the dtype of token ids."""
+    """Yield a hash of each row. The hash of token ids does not depend on their dtype."""
     for row in batch.detach().cpu():
         content = (row.long() if _are_ids(batch) else row).contiguous()
         yield hashlib.blake2b(ctypes.string_at(content.data_ptr(), content.nbytes), digest_size=16).digest()
 
 
 def _end_of_each(batch: Tensor) -> Tensor:
-    """Return the last eighth of the tokens of each row, rounded; one token for rows of four to eleven."""
+    """Return a mask of the last eighth of the tokens of each row.
+
+    An eighth is rounded to a whole number of tokens. It is one token if a row has 4 to 11 tokens, and none if
+    it has fewer.
+    """
     tokens = _tokens_in_row(batch)
     wanted = max(1, round(tokens * LEAST_SHARE)) if tokens * MOST_SHARE >= 1 else 0
     return (torch.arange(tokens) >= tokens - wanted).expand(len(batch), -1)
 
 
 def held_out_tokens(tokens: int) -> int:
-    """Return how many of ``tokens`` tokens of a layer's input are held out for a rounding: the first ones.
+    """Return how many of the ``tokens`` tokens of a layer's input are held out for a rounding.
 
-    They are the beginning of a sequence. In many models, a token there has massive activations, and all
-    others attend to it. This token dominates the statistics, and so the rounding, but tokens from the middle
-    of sequences do not show its error. Neighbours of a held-out token are similar, so they are held out too.
-    Experts get tokens without sequences; these are held out in the same way.
+    The first tokens are held out, so they include the beginning of a sequence. In many models, a token at the
+    beginning has massive activations, and all other tokens attend to it. This token dominates the statistics
+    and therefore the rounding, but tokens from the middle of sequences do not show its error. Neighbouring
+    tokens are similar, so neighbours are held out together. The inputs of experts are not divided into
+    sequences; there, too, the first tokens are held out.
     """
     count = min(MOST_TOKENS, tokens // ONE_IN)
     return count if count >= FEWEST_TOKENS else 0
 
 
 def held_out_ends(rows: Tensor) -> Tensor:
-    """Return which tokens of a call are held out for a tuning, bool, ``[tokens]``.
+    """Return a mask of the tokens of a call that are held out for a tuning, as a bool tensor ``[tokens]``.
 
-    These are the last sixteenth of each sequence, or none. Whole sequences are not held out: a tuning
-    loses more from a quarter less data than it gains from independent tokens.
+    The last sixteenth of each sequence is held out, rounded down. Whole sequences are not held out, because a
+    tuning would lose more by having a quarter less data than the validation would gain by independent tokens.
 
     Args:
-        rows: Number of the sequence of each token, ``[tokens]``, in ascending order.
+        rows: For each token, the number of its sequence, ``[tokens]``, in ascending order.
     """
     counts = torch.bincount(rows)
     ends = counts.cumsum(0)[rows]

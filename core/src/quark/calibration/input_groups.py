@@ -1,6 +1,6 @@
-"""Input groups: layers of a block that read the same tensor, such as q, k and v projections.
+"""Input groups: groups of layers of a block that read the same tensor, such as q, k and v projections.
 
-They are predicted before a run and observed during it.
+The groups are predicted before a run and observed during the run.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from quark.config.architecture import Architecture
 
 @attrs.frozen(eq=False)
 class _Last:
-    """The tensors that were observed last.
+    """The input tensors that were observed last.
 
     Attributes:
-        leader: Leader of the group that reads them.
-        layers: Layers that read them.
-        inputs: Tensors by forward.
-        spec: The layers' quantization of these tensors.
+        leader: Leader of the group whose layers read the tensors.
+        layers: Layers that read the tensors.
+        inputs: The tensor of each forward pass.
+        spec: How the layers quantize the tensors.
     """
 
     leader: str
@@ -35,16 +35,17 @@ class _Last:
 class InputGroups:
     """Finds the layers of a block that read the same tensor, so that its statistics are collected once.
 
-    A layer belongs to the group of the layer observed just before it if both are called with the same tensor
-    objects: layers of one group are called one after another. Names are relative to the block.
+    A layer joins the group of the layer that was observed just before it if both are called with the same
+    tensor objects. So the layers of a group must be called one after another. The first layer of a group is
+    its leader. Names of layers are relative to the block.
 
     Args:
-        architecture: Facts about the family; None if it is not known.
-        siblings: Suffixes of layers that read the same tensor if they have one parent:
-            ``(("q_proj", "k_proj", "v_proj"), …)``.
+        architecture: Facts about the model family, or None if the family is not known.
+        siblings: Groups of name suffixes, such as ``(("q_proj", "k_proj", "v_proj"), …)``. Layers with the
+            same parent and these suffixes read the same tensor.
 
     Attributes:
-        siblings: The argument. Such layers also share a scale, so they are rounded together.
+        siblings: The argument ``siblings``. Such layers also share a scale, so they are rounded together.
     """
 
     def __init__(self, architecture: Architecture | None = None, siblings: Iterable[Sequence[str]] = ()) -> None:
@@ -55,12 +56,13 @@ class InputGroups:
         self._last: _Last | None = None
 
     def expected(self, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-        """Return the group of each layer that shares its input, including the layer.
+        """Return a dictionary from each layer that shares its input to all layers of its group.
 
-        Groups follow from the architecture and from earlier blocks.
+        The group includes the layer itself. Groups follow from the architecture and from earlier blocks.
 
         Args:
-            names: Layers of one block. Layers with their own input are not in the result.
+            names: Layers of one block. A layer that shares its input with no other layer is not in the
+                result.
         """
         groups: dict[str, tuple[str, ...]] = {}
         for stated in self._stated(names):
@@ -74,16 +76,17 @@ class InputGroups:
         return groups
 
     def observe(self, inputs: Mapping[Forward, Tensor], *layers: str, spec: object = None, ranks: Ranks = ALONE) -> tuple[str, bool]:
-        """Return the leader of the group of some layers, and whether their input is new to the group.
+        """Return the leader of the group of ``layers``, and whether the group reads ``inputs`` for the first
+        time.
 
         Args:
-            inputs: The tensor that the layers are about to read, by forward: of the running forward, or of
-                all forwards that wait at the layers.
-            layers: The layers; the first one decides. A layer that has been observed in this block stays in
-                its group.
-            spec: Quantization of their input; layers with different specs are in different groups.
-            ranks: The ranks that observe the same layers now, each with its own forwards. Layers share a
-                group only if they read the same tensors on every rank.
+            inputs: The tensor that the layers are about to read, for each forward pass. The dictionary has
+                the running forward pass, or all forward passes that wait at the layers.
+            layers: The layers. The first one determines the group. A layer that was observed before in this
+                block stays in its group.
+            spec: How the layers quantize their input. Layers with different specs are in different groups.
+            ranks: The ranks that observe the same layers now, each with its own forward passes. Layers are in
+                one group only if they read the same tensors on every rank.
         """
         last = self._last
         is_same = last is not None and last.spec == spec and ranks.all(_are_same(last.inputs, inputs))
@@ -95,7 +98,9 @@ class InputGroups:
         return leader, is_new
 
     def end_block(self) -> None:
-        """Forget the tensors of a block, but remember for `expected` which layers shared them."""
+        """Forget the tensors and leaders of a block. The observed groups are not forgotten: `expected` uses
+        them.
+        """
         self._leaders.clear()
         self._last = None
 
@@ -112,7 +117,7 @@ class InputGroups:
         self._learned = [*(group for group in self._learned if not group & joined), joined]
 
     def _stated(self, names: Sequence[str]) -> Iterator[list[str]]:
-        """Yield the groups that the architecture and the siblings' names state."""
+        """Yield the groups that follow from the architecture and from ``siblings``."""
         known, architecture = set(names), self._architecture
         if architecture is not None:
             parts = [architecture.attention_inputs, architecture.mlp_inputs]
@@ -127,19 +132,20 @@ class InputGroups:
 
 
 def _are_same(one: Mapping[Forward, Tensor], other: Mapping[Forward, Tensor]) -> bool:
-    """Return whether the same forwards have the same tensor objects."""
+    """Return whether both mappings have the same forward passes, each with the same tensor object."""
     return one.keys() == other.keys() and all(one[forward] is x for forward, x in other.items())
 
 
 def common_groups(leader_of: Mapping[str, str], names: Sequence[str], ranks: Ranks) -> list[tuple[list[str], str | None]]:
-    """Return groups of layers that share their input on any rank, each with its leader on this rank.
+    """Return groups of layers, each with its leader on this rank. Layers are in one group if they share their
+    input on any rank.
 
-    The leader is None if this rank knows none.
+    The leader is None if no token of this rank has reached a layer of the group.
 
     Args:
-        leader_of: The leader of each layer, whose statistics it shares, if a token of this rank has reached
-            the layer.
-        names: All layers, in the same order on all ranks. Layers that no token of any rank has reached are in
+        leader_of: A mapping from each layer that a token of this rank has reached to the leader of its group.
+            The layers of a group share the leader's statistics.
+        names: All layers, in the same order on all ranks. A layer that no token of any rank has reached is in
             no group.
         ranks: The ranks.
     """

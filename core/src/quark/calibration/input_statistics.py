@@ -1,4 +1,6 @@
-"""Collector: the statistics of the input of one input group, and a few of its tokens to validate codes on."""
+"""Collector: collects statistics of the input of one input group, and a few tokens for the validation of
+codes.
+"""
 
 from __future__ import annotations
 
@@ -17,31 +19,34 @@ from quark.plugins.catalog import catalog
 from quark.plugins.measuring import InputSeen
 
 _TOKENS_SHOWN = 128
-"""Number of tokens that plugins measure: the first tokens, because their activations are the largest."""
+"""Number of tokens on which plugins measure. These are the first tokens, because they have the largest
+activations.
+"""
 
 
 class Collector:
-    """Statistics of one input, and some of its tokens.
+    """Collects statistics of one input, and holds out some of the input's tokens.
 
-    If there are few tokens for the number of channels, no statistic contains the held-out tokens.
+    The statistics do not use the held-out tokens if there are few tokens per channel
+    (`quark.calibration.held_out.TOKENS_PER_CHANNEL`).
 
     Args:
         kinds: Classes of the statistics.
         columns: K, the number of input channels.
         device: Device of the inputs.
-        tokens: Expected number of tokens on all ranks, at least roughly.
+        tokens: Expected number of tokens on all ranks. An approximate number is enough.
         grid: The calls of the run.
-        outputs: N, the number of a layer's outputs, if the references are its outputs in the float model,
-            without bias. None if the references are inputs.
+        outputs: N, the number of outputs of the layer, if the references are outputs of the layer in the
+            float model, without bias. None if the references are inputs.
         inputs_last: Whether all inputs stay unchanged until `flush`.
 
     Attributes:
-        is_of_outputs: Whether references are outputs.
-        tokens: Number of tokens so far, including held-out ones; after `complete`, on all ranks.
-        statistics: Statistics by class, of all tokens, or of all that are not held out; empty before
-            `complete`.
-        held_out: Tokens to validate on; None if they are too few, and before `complete`.
-        samples: Samples of this rank's first tokens, by name of the plugin that keeps them.
+        is_of_outputs: Whether the references are outputs of the layer.
+        tokens: Number of tokens so far, including held-out tokens. Before `complete`, it counts the tokens of
+            this rank; afterwards those of all ranks.
+        statistics: Statistics by class. Empty before `complete`.
+        held_out: The held-out tokens. None before `complete`, and if there are too few tokens.
+        samples: Samples of the first tokens of this rank, by name of the plugin that has taken the sample.
     """
 
     def __init__(
@@ -69,26 +74,28 @@ class Collector:
 
     @property
     def flops(self) -> int:
-        """Lower bound of the statistics' floating-point operations on all ranks; 0 before `complete`."""
+        """Lower bound of the number of floating-point operations of the statistics, on all ranks. It is 0
+        before `complete`.
+        """
         return sum(statistic.flops for statistic in self.statistics.values())
 
     def flush(self) -> None:
-        """Compute the sums that the statistics have postponed."""
+        """Compute the sums whose computation the statistics have postponed."""
         for statistic in self.statistics.values():
             statistic.flush()
 
     def take(self, x: Tensor, quantizer: QuantizerModule | None, reference: Tensor | None, forward: Forward, position: int) -> int:
-        """Process the tokens of the layers' input in one forward, and return their number.
+        """Process the tokens of the layers' input in one forward pass, and return their number.
 
         Args:
-            x: The input, float.
-            quantizer: Quantizer of the input; None if statistics use the float input.
-            reference: The input in the float model, or the output; None if unknown. A reference of another
-                shape is ignored.
-            forward: The forward that has the input.
+            x: The float input.
+            quantizer: Quantizer of the input, or None if the statistics use the float input.
+            reference: The input in the float model, or the layer's output there. None if it is unknown. It is
+                ignored if it does not have the same tokens as ``x``.
+            forward: The forward pass that has computed the input.
             position: As in `update`.
         """
-        x = x.detach()  # a parameter, if a model projects its table of positions
+        x = x.detach()  # the input may be a parameter: some models project their table of positions
         plain = x.flatten(0, -2)
         seen = plain if quantizer is None else quantizer(x).flatten(0, -2)
         if not self._has_shown and len(seen):
@@ -104,9 +111,9 @@ class Collector:
 
         Args:
             x, reference: As in `Statistic.update`.
-            call: Its number; calls come in order.
-            position: Number of tokens in earlier calls, including other ranks' calls, at least roughly: the
-                first tokens are held out.
+            call: Number of the call. Calls must be processed in ascending order.
+            position: Number of tokens in earlier calls of all ranks. An approximate number is enough. It
+                decides which tokens are held out, because the first tokens are.
         """
         self.tokens += x.shape[0]
         held = max(0, self._number_held_out - position)
@@ -117,7 +124,10 @@ class Collector:
         self._sums.update(x, reference, call)
 
     def complete(self) -> None:
-        """Merge statistics and held-out tokens over all ranks; collective, after the last update."""
+        """Merge the statistics and the held-out tokens of all ranks.
+
+        Every rank must call this method, once, after its last update.
+        """
         ranks = self._grid.ranks
         self.tokens = ranks.sum(self.tokens)
         self.statistics = self._sums.of_all_ranks()

@@ -1,8 +1,8 @@
-"""Runs many forwards through one model in lock-step: all of them reach a place before any goes beyond it.
+"""Runs many forward passes through one model in lock-step: all of them reach a place before any goes on.
 
-Each forward is a greenlet that pauses in the middle of the model's own code. So no arguments are captured,
-and any module code works. A sample needs one forward in total, whatever the number of blocks and of pauses
-inside them. One forward runs at a time; its states are::
+Each forward pass is a greenlet that pauses in the middle of the model's own code. So no arguments need to be
+captured, and any module code works. Each sample needs only one forward pass, however many blocks and pauses
+there are. One forward pass runs at a time. The states of a forward pass are::
 
     fresh ─── advance ───▶ running ─── the model returns ───▶ finished
                             ▲   │
@@ -10,9 +10,9 @@ inside them. One forward runs at a time; its states are::
                             │   └─── stop(place) ───▶ stopped ─────────────────────────────┤
                             └──────────────────────────────────────────────────────────────┘
 
-A forward is stopped at a pause point inside a block, or at the entry of its block after a replay. When the
-run ends, forwards that wait or are stopped are ended. `BlockRun` describes the forwards at one block, with
-its own states.
+A forward pass is stopped at a pause point inside a block, or after a replay at the entry of its block. At the
+end of the run, all forward passes that wait or are stopped are ended. `BlockRun` controls the forward passes
+at one block, and has its own states.
 """
 
 from __future__ import annotations
@@ -35,34 +35,39 @@ from quark.calibration.spilled_inputs import SpilledInputs
 T = TypeVar("T")
 
 _ENTRY = "entry"
-"""The place where replayed forwards stop: they wait at the entry of their block as before."""
+"""The place where a forward pass stops after a replay: the entry of the block."""
 
 
 @attrs.define(eq=False, slots=False)
 class LockStep:
-    """Forwards of ``model``, one or two per call, that stop at the entry of each block and at other places.
+    """Runs the forward passes of ``model``, one or two per call. They stop at the entry of each block and at
+    other places.
 
     Args:
-        model: Called for each call, without gradients.
-        blocks: The modules to stop at, in the order of a forward.
-        calls: Arguments of the forwards of all ranks; each rank runs only its own.
-        to_the_end: Whether forwards continue after the last block; if not, they stop there, and the output
-            head is never computed.
-        with_float: Whether each call has a second forward, which computes the outputs of the float model.
-        spilled: Storage for the tensors of forwards that wait at a block; None leaves them in memory.
+        model: The model. It is called without gradients.
+        blocks: The modules at whose entry forward passes stop, in the order in which a forward pass calls
+            them.
+        calls: Arguments of the forward passes of all ranks. Each rank runs only its own part.
+        to_the_end: Whether forward passes continue after the last block. If not, they stop there, and the
+            output head is never computed.
+        with_float: Whether each call has a second forward pass, which computes the outputs of the float
+            model.
+        spilled: Storage for the tensors of forward passes that wait at a block. If it is None, the tensors
+            stay in memory.
         ranks: The processes that share the calls.
-        probed: Arguments of additional float forwards, which only `BlockRun.release` advances; the rank of
-            the first call has them.
+        probed: Arguments of additional float passes, which only `BlockRun.release` advances. They run on the
+            rank that runs the first call.
 
-    Use it as a context manager, inside a function that is decorated with
-    `quark.calibration.forwards.conducts_forwards`: it registers hooks and removes them at the end.
+    Use the object as a context manager, inside a function that is decorated with
+    `quark.calibration.forwards.conducts_forwards`. It registers hooks and removes them at the end.
 
     Attributes:
-        grid: The calls of all ranks, and the selection of calls that this rank runs.
+        grid: The calls of all ranks, divided among the ranks.
         holds_out: Whether tokens of any call are held out.
-        stopped: Forwards that have called `stop`, with their places; `go_on` removes them.
-        finished: Number of forwards that have ended.
-        probes: The forwards of ``probed``.
+        stopped: A dictionary from each forward pass that has called `stop` to its place. `go_on` removes
+            entries.
+        finished: Number of forward passes that have ended.
+        probes: The forward passes of ``probed``.
 
     Example:
         >>> from torch import ones
@@ -89,7 +94,7 @@ class LockStep:
 
     def __attrs_post_init__(self) -> None:
         self._released = -1
-        # The float forward of a call runs before the other, which may be compared with it.
+        # The float pass of a call runs first, because the other pass of the call may be compared with it.
         kinds = (True, False) if self._with_float else (False,)
         self.grid = SampleGrid(len(self._calls), self._ranks)
         own = list(enumerate(self._calls))[self.grid.own]
@@ -107,8 +112,8 @@ class LockStep:
     def __enter__(self) -> Self:
         for i, block in enumerate(self._blocks):
             self._taken_back.callback(block.register_forward_pre_hook(self._gate(i), prepend=True, with_kwargs=True).remove)
-            # A module looks its forward up before its hooks run, so a forward must be replaced before one
-            # waits there.
+            # A module looks up its `forward` method before its hooks run, so the method must be replaced
+            # before a forward pass waits there.
             self._taken_back.enter_context(replaced_forward(block, self._forward_of(i, block.forward)))
         if not self._to_the_end:
             self._taken_back.callback(self._blocks[-1].register_forward_hook(self._gate(len(self._blocks))).remove)
@@ -119,15 +124,15 @@ class LockStep:
         enabled = torch.is_grad_enabled()
         for paused in [*self._waiting, *self.stopped]:
             paused.end()
-        torch.set_grad_enabled(enabled)  # forwards that end inside a grad-mode context leave its mode set
+        torch.set_grad_enabled(enabled)  # forward passes that end inside a grad-mode context leave its mode set
         self._waiting.clear()
         self.stopped.clear()
 
     @torch.no_grad()
     def advance(self, block: int) -> None:
-        """Run every forward until it waits at a block beyond ``block``, stops, or ends.
+        """Run every forward pass until it waits at a block beyond ``block``, stops, or ends.
 
-        If a forward raises, the call that runs it raises the exception: this one or `go_on`.
+        If a forward pass raises an exception, the method that has resumed it (this one or `go_on`) raises it.
         """
         self._released = block
         fresh, self._fresh = self._fresh, []
@@ -136,18 +141,20 @@ class LockStep:
         self.go_on(f for f in self.at_entry(block) if f not in fresh)
 
     def at_entry(self, block: int) -> list[Forward]:
-        """Return the forwards that wait at the entry of a block, with the float forward of a call first."""
+        """Return the forward passes that wait at the entry of a block. The float pass of a call comes
+        first.
+        """
         waiting = [f for f, at in self._waiting.items() if at <= block and not f.is_probe]
         waiting += [f for f, place in self.stopped.items() if place is _ENTRY]
         return sorted(waiting, key=lambda f: (f.number, not f.is_float))
 
     def at(self, block: int) -> BlockRun:
-        """Return the run of all forwards through a block; they wait at its entry."""
+        """Return a `BlockRun` for a block at whose entry the forward passes wait."""
         self._block_runs = {block: BlockRun(self, block)}
         return self._block_runs[block]
 
     def stop(self, place: Any) -> None:
-        """Pause the current forward until `go_on`."""
+        """Pause the current forward pass until `go_on`."""
         current = current_forward()
         assert current is not None
         self.stopped[current] = place
@@ -157,9 +164,9 @@ class LockStep:
 
     @torch.no_grad()
     def go_on(self, forwards: Iterable[Forward]) -> None:
-        """Resume waiting or stopped forwards, one after another.
+        """Resume waiting or stopped forward passes, one after another.
 
-        Each runs until it waits, stops again, or ends.
+        Each of them runs until it waits or stops again, or until it ends.
         """
         for forward in forwards:
             self._waiting.pop(forward, None)
@@ -168,8 +175,8 @@ class LockStep:
 
     def _resume(self, forward: Forward, *args: Any) -> None:
         forward.go_on(*args)
-        # Grad mode belongs to the thread, not to the greenlet: a forward that pauses inside a grad-mode
-        # context must not leak its mode.
+        # The grad mode belongs to the thread, not to the greenlet. If a forward pass pauses inside a
+        # grad-mode context, its mode must not stay set.
         torch.set_grad_enabled(False)
         self.finished += bool(forward.dead)
 
@@ -192,17 +199,14 @@ class LockStep:
         return pause
 
 
-class EndOfBlock(Exception):  # noqa: N818 - not an error: it ends a forward early
-    """Raised by a hook inside a block to end its replay there.
-
-    The forward waits at the entry again, and nothing of it is kept.
-    """
+class EndOfBlock(Exception):  # noqa: N818 - not an error: it ends a forward pass early
+    """Exception that a hook inside a block raises to end the replay there, without a result."""
 
 
 class BlockRun:
-    """All forwards at one block, from the moment they wait at its entry until they have left it.
+    """Controls all forward passes at one block, from when they wait at its entry until they have left it.
 
-    Its state says where the forwards are; a method that does not fit the state raises RuntimeError::
+    A method that is not allowed in the current state raises RuntimeError::
 
         ┌─ replay: compute the block, come back    ┌─ go_on: to the next place
         ▼                                          ▼
@@ -211,12 +215,12 @@ class BlockRun:
         │ └───────────────── end_rehearsal: all come back, as before ─────────────────┘ │
         └───────── leave: with outputs computed before; release: some, ahead ───────────┘
 
-    In ``"entry"``, every forward waits in front of the block, with its own arguments. In ``"inside"``, some
-    are stopped by `stop`, such as at layers that are not rounded yet; `stopped` has the place of each. In
-    ``"left"``, all wait at the next block, or have ended.
+    In ``"entry"``, every forward pass waits in front of the block, with its own arguments. In ``"inside"``,
+    some forward passes have called `stop`, for example at layers that are not rounded yet; `stopped` has
+    their places. In ``"left"``, all forward passes wait at the next block or have ended.
 
     Args:
-        steps: The forwards in lock-step.
+        steps: Runs the forward passes in lock-step.
         index: Number of the block.
     """
 
@@ -233,27 +237,29 @@ class BlockRun:
 
     @property
     def state(self) -> Literal["entry", "inside", "left"]:
-        """Where the forwards are."""
+        """Where the forward passes are."""
         return "entry" if not self._has_entered else "inside" if self.stopped else "left"
 
     @property
     def forwards(self) -> list[Forward]:
-        """The forwards that wait at the entry, with the float forward of a call first."""
+        """The forward passes that wait at the block's entry. The float pass of a call comes first."""
         return self._steps.at_entry(self._index)
 
     @property
     def probes(self) -> list[Forward]:
-        """Additional float forwards, which wait at the entry until they are released."""
+        """The additional float passes, which wait at the block's entry until they are released."""
         return self._steps.probes
 
     @property
     def stopped(self) -> dict[Forward, Any]:
-        """The forwards that wait inside the block, each with its argument of `LockStep.stop`."""
+        """A dictionary from each forward pass that waits inside the block to the place that it gave to
+        `stop`.
+        """
         return {forward: place for forward, place in self._steps.stopped.items() if place is not _ENTRY}
 
     @property
     def grid(self) -> SampleGrid:
-        """The calls of the run, and the calls of this rank."""
+        """The calls of the run, divided among the ranks."""
         return self._steps.grid
 
     @property
@@ -262,15 +268,17 @@ class BlockRun:
         return self._steps.holds_out
 
     def replay(self, keep: Callable[[Forward, Any], T], forwards: Iterable[Forward], *, with_gradients: bool = False) -> dict[Forward, T]:
-        """Let forwards compute the block, each with its own arguments, and wait at the entry again.
+        """Let forward passes compute the block, each with its own arguments. They then wait at the entry
+        again.
 
         Args:
-            keep: Called in each forward with the block's output; its results are returned.
-            forwards: Some of `forwards`, in the order in which they run.
+            keep: Called for each forward pass, with the block's output. Its results are returned.
+            forwards: Some of the forward passes at the entry, in the order in which they run.
             with_gradients: Whether autograd records the computation of the block.
 
         Raises:
-            Exception: The first error of the block or of ``keep``; all forwards wait at the entry again.
+            Exception: The first error of the block or of ``keep``. All forward passes wait at the entry then,
+                too.
         """
         self._expect("entry", "replayed")
         results: dict[Forward, T] = {}
@@ -283,11 +291,12 @@ class BlockRun:
         return results
 
     def release(self, forwards: Iterable[Forward], keep: Callable[[Forward, Any], None] | None = None) -> None:
-        """Let forwards go through the block and wait at the next one, while the others stay at the entry.
+        """Let some forward passes run through the block to the next block, while the others stay at the
+        entry.
 
         Args:
-            forwards: Some of `forwards`, or of `probes`.
-            keep: Called in each forward with the block's output.
+            forwards: Some of the forward passes at the entry, or some of `probes`.
+            keep: Called for each forward pass, with the block's output.
         """
         self._expect("entry", "released")
         self._keep_on_leaving = keep
@@ -295,33 +304,38 @@ class BlockRun:
         self._keep_on_leaving = None
 
     def rehearse(self, keep: Callable[[Forward, Any], None], stand_in: Callable[..., Any] | None = None) -> None:
-        """Let all forwards into the block, where they may stop; after its end they wait at the entry again.
+        """Let all forward passes into the block, where they may stop. After the end of the block, they wait
+        at its entry again.
 
-        The state is ``"inside"`` until no forward is stopped in the block; then `end_rehearsal` makes it
-        ``"entry"``.
+        The state is ``"inside"`` as long as a forward pass is stopped in the block. When none is, call
+        `end_rehearsal`, which sets the state to ``"entry"``.
 
         Args:
-            keep: Called in each forward with the block's output.
-            stand_in: As in `enter`; `replay` then calls it too.
+            keep: Called for each forward pass, with the block's output.
+            stand_in: As in `enter`. `replay` also calls it from then on.
         """
         self._expect("entry", "let in")
         self._has_entered, self._stand_in, self._keep = True, stand_in, keep
         self._steps.go_on(self.forwards)
 
     def end_rehearsal(self) -> None:
-        """End a rehearsal, after which every forward waits at the entry as before."""
-        self._expect("left", "led back")
+        """End a rehearsal. Every forward pass then waits at the entry, as before the rehearsal."""
+        self._expect("left", "moved back to the entry")
         self._has_entered, self._keep = False, None
 
     def leave(self, outputs: Mapping[Forward, Any]) -> None:
-        """Let all forwards leave the block, each with an output from a rehearsal or a replay."""
-        self._expect("entry", "let out")
+        """Let all forward passes leave the block. Each one uses its output in ``outputs`` if it has one
+        there.
+
+        The outputs come from a rehearsal or a replay, so they need not be computed again.
+        """
+        self._expect("entry", "moved out")
         self._has_entered, self._outputs = True, dict(outputs)
         self._steps.advance(self._index)
 
     @contextmanager
     def standing_in(self, stand_in: Callable[..., Any]) -> Iterator[None]:
-        """Let `replay` call ``stand_in`` instead of the block's forward while the body runs.
+        """Let `replay` call ``stand_in`` instead of the block in the body of the ``with`` statement.
 
         ``stand_in`` is as in `enter`.
         """
@@ -333,27 +347,29 @@ class BlockRun:
             self._stand_in = before
 
     def enter(self, stand_in: Callable[..., Any] | None = None) -> None:
-        """Let all forwards into the block.
+        """Let all forward passes into the block.
 
         Args:
-            stand_in: Called instead of the block's forward, with that forward and its arguments; None for the
-                forward itself.
+            stand_in: Called instead of the block's ``forward`` method, with that method and its arguments. If
+                it is None, the method itself is called.
         """
         self._expect("entry", "let in")
         self._has_entered, self._stand_in = True, stand_in
         self._steps.advance(self._index)
 
     def go_on(self, forwards: Iterable[Forward]) -> None:
-        """Resume forwards that are stopped inside the block."""
-        self._expect("inside", "led on")
+        """Resume forward passes that are stopped inside the block."""
+        self._expect("inside", "resumed")
         self._steps.go_on(forwards)
 
     def stop(self, place: Any) -> None:
-        """Pause the current forward until `go_on`."""
+        """Pause the current forward pass until `go_on`."""
         self._steps.stop(place)
 
     def forward(self, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run in each forward instead of the block's own forward, which is ``plain``."""
+        """Do the work of the block's ``forward`` method, which this method replaces and which is
+        ``plain``.
+        """
         current = current_forward()
         while current is not None and self._keep is not None:
             current.rehearsal = None if self._has_entered else self
@@ -380,4 +396,4 @@ class BlockRun:
 
     def _expect(self, state: str, what: str) -> None:
         if self.state != state:
-            raise RuntimeError(f"forwards cannot be {what} at a block whose state is '{self.state}': it has to be '{state}'")
+            raise RuntimeError(f"forward passes cannot be {what} at a block in the state '{self.state}'. The state must be '{state}'")

@@ -1,14 +1,15 @@
-"""ModelError: the error of the last block's output, with the rounding of the run and with round-to-nearest.
+"""ModelError: the error of the last block's output, with the run's rounding and with round-to-nearest.
 
-Layers are validated one by one, but their errors add up: codes that are better in every layer can be worse in
-the model. The error on the first tokens of the first calibration sample shows that. Two short forwards,
-beside the forwards of the run, pass every block before it is changed: one through the float block, one with
-its layers rounded to nearest. The third output comes from the run's own forward: in a causal model, the
-output of these tokens does not depend on later tokens.
+Layers are validated one by one, but their errors accumulate, so codes that are better in every layer can be
+worse in the whole model. This module detects that: it compares outputs of the last block on the first tokens
+of the first calibration sample. Three outputs are needed. Two short forward passes run through every block
+before the block is changed: one through the float block, the other through the block with its layers rounded
+to nearest. The third output comes from a forward pass of the run. The model must be causal, so that the
+output of the first tokens does not depend on later tokens.
 
 If calibration has few tokens, the compared tokens are held out for roundings (`quark.calibration.held_out`).
-If it has many, statistics contain the compared tokens, like all held-out tokens: codes then hardly overfit
-single tokens.
+If it has many tokens, the statistics contain the compared tokens, as they contain all held-out tokens then.
+With so many tokens, codes hardly overfit single tokens.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.quant_plan import has_static_scale
 
 ONE_IN = 64
-"""One in this many calibration tokens is compared: two forwards of the compared tokens cost 3 % of one
-forward of all tokens.
+"""One in this many calibration tokens is compared. The two forward passes of the compared tokens then cost 3
+% of one forward pass of all tokens.
 """
 MOST_TOKENS = 512
-"""Maximum number of compared tokens; more would hardly reduce the noise."""
+"""Maximum number of compared tokens. More tokens would hardly reduce the noise."""
 FEWEST_TOKENS = 8
-"""Minimum number of compared tokens; with fewer, the comparison would be noise."""
+"""Minimum number of compared tokens. With fewer tokens, the result would be dominated by noise."""
 
 
 @attrs.define(eq=False, slots=False)
 class ModelError:
-    """Compares the outputs of the last block, on the first tokens of the first call.
+    """Compares outputs of the last block on the first tokens of the first call.
 
     Attributes:
-        calls: Calls of the two short forwards; none if nothing is compared.
+        calls: Calls of the two short forward passes. Empty if nothing is compared.
     """
 
     calls: Sequence[Call] = ()
@@ -55,15 +56,15 @@ class ModelError:
 
     @classmethod
     def of(cls, model: nn.Module, blocks: Sequence[Block], data: Sequence[Call], rows: Sequence[PlanRow]) -> Self:
-        """Return the comparison of a run; it compares nothing if that is not possible.
+        """Return the comparison for a run. If a comparison is not possible, the result compares nothing.
 
-        The model must be causal and called with only token ids. The scheme must quantize no outputs and have
-        no static scales: with these, rounding to nearest would look better than it is, because few tokens
-        have a smaller range than all.
+        A comparison is possible if the model is causal and called with only token ids, and if the scheme
+        quantizes no outputs and has no static scales. With static scales, round-to-nearest would look better
+        than it is, because a few tokens have a smaller range than all tokens.
 
         Args:
             model: The model.
-            blocks: Its blocks.
+            blocks: The blocks of the model.
             data: The calls of all ranks.
             rows: The quantized layers.
         """
@@ -79,7 +80,9 @@ class ModelError:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Keep the output of the last block for the first call, while the body runs."""
+        """Store the last block's output for the first call, if it is computed in the body of the ``with``
+        statement.
+        """
         if self._last is None:
             yield
             return
@@ -90,9 +93,10 @@ class ModelError:
             handle.remove()
 
     def pass_block(self, block_run: BlockRun | None, block: Block, rows: Sequence[PlanRow]) -> None:
-        """Lead one short forward through a float block, the other through the block rounded to nearest.
+        """Run one short forward pass through the float block, and the other through the block rounded to
+        nearest.
 
-        Both end after the last block.
+        Both forward passes end after the last block.
         """
         probes = () if block_run is None else block_run.probes
         if block_run is None or not probes:
@@ -103,13 +107,13 @@ class ModelError:
             block_run.release(probes[1:], keep)
 
     def figures(self) -> dict[str, Any]:
-        """Return the relative squared errors of the last block's output, means over tokens.
+        """Return the relative squared errors of the last block's output, averaged over tokens.
 
-        Empty if nothing was compared.
+        The result is empty if nothing was compared.
 
-        Returns:
-            ``error`` as the run rounds, ``nearest_error`` with all layers rounded to nearest, the
-                ``standard_error`` of their difference, and ``tokens``.
+        Returns: A dictionary. ``error`` is the error with the run's rounding, ``nearest_error`` the error
+        with all layers rounded to nearest, ``standard_error`` the standard error of their difference, and
+        ``tokens`` the number of compared tokens.
         """
         if len(self._outputs) < 2 or self._own is None:
             return {}
@@ -125,4 +129,4 @@ class ModelError:
     def _keep_own(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> None:
         forward = current_forward()
         if forward is not None and forward.number == 0 and not forward.is_float:
-            self._own = tensor_of(output)[0, :MOST_TOKENS].clone()  # a rehearsal comes here too: the last output counts
+            self._own = tensor_of(output)[0, :MOST_TOKENS].clone()  # a rehearsal stores its output, too; the last one remains

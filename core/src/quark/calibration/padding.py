@@ -1,19 +1,21 @@
-"""Padding: which positions of a calibration batch count, decided once, before the model is called.
+"""Padding: removes padding from calibration batches, once, before the model is called.
 
-Positions that the masks of a batch leave out are removed from its tensors, and its sequences become separate
-calls. So no forward has padding, and observers, statistics, metrics and mixtures of experts need not consider
-it: a padded batch gives the same result as its sequences one by one without padding.
+The masks of a batch tell which positions are padding. These positions are removed from the batch's tensors,
+and each sequence becomes a separate call. So no forward pass has padding, and observers, statistics, metrics
+and mixture-of-experts layers need not consider it. A padded batch gives the same result as its sequences one
+by one without padding.
 
 The rules:
 
-- The mask decides, never the token id: without a mask, the model attends to a pad token too.
-- Each mask applies to its own stream: ``attention_mask`` to the main input, ``decoder_attention_mask`` to the
-  tensors called ``decoder_…``, and so on. So in a cross-attention, the decoder's tokens count for queries,
-  and the encoder's for keys and values.
-- In an encoder-decoder model that creates its decoder's input from ``labels``, the label -100 is padding.
-- In a mask ``[batch, heads, queries, keys]``, a position counts if it attends to itself. But a position that
-  attends only to itself, and to which no other attends, does not count.
-- A sequence that is all padding gives no call.
+- The mask decides which positions are padding, never the token id. Without a mask, the model attends to pad
+  tokens, too.
+- A stream is the main input, or all tensors whose names have one prefix. Each mask applies to its own stream:
+  ``attention_mask`` to the main input, ``decoder_attention_mask`` to the tensors called ``decoder_…``, and so
+  on. So in cross-attention, the decoder's mask applies to queries, and the encoder's mask to keys and values.
+- In an encoder-decoder model that creates the decoder's input from ``labels``, the label -100 is padding.
+- In a mask ``[batch, heads, queries, keys]``, a position is not padding if it attends to itself. But it is
+  padding if it attends only to itself and no other position attends to it.
+- A sequence that has only padding gives no call.
 """
 
 from __future__ import annotations
@@ -35,24 +37,24 @@ MASK = "attention_mask"
 _DECODER = "decoder_"
 _LABELS, _NO_LABEL = "labels", -100
 _POSITIONS = "position_ids"
-"""Name of the position ids. Their last two axes are batch and tokens; a first axis may hold the axes of an
-image.
+"""Name of the position ids. The last two axes are batch and tokens. There may be a further first axis, for
+the dimensions of an image.
 """
 _BY_TOKEN = ("inputs_embeds", "hidden_states")
-"""Suffixes of float tensors that have a vector for each token. Images, such as pixel values, may have the
-same sizes as a batch of tokens by chance.
+"""Suffixes of the names of float tensors that have a vector for each token. The shape alone is not enough to
+tell: images may have the same shape by chance.
 """
 _MASKED = -9_000.0
-"""Largest value of a float mask of four axes that masks a logit. Models use -10,000 and less; distance biases
-(ALiBi) are larger.
+"""A float mask with more than two axes is added to the logits. A position is masked if its value is at most
+this. Models use -10,000 or less; distance biases (ALiBi) have larger values.
 """
 
 
 def main_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """Return the tensor whose first axis is the batch, or None.
+    """Return the tensor whose first axis is the batch, or None if there is no such tensor.
 
-    This is the first positional tensor, or else the token ids, their embeddings, or the first other named
-    tensor that is not a mask.
+    It is the first of these that the call has: a positional tensor, the token ids, the embeddings of tokens,
+    another named tensor that is not a mask.
     """
     named = [kwargs[name] for name in ("input_ids", "inputs_embeds") if name in kwargs]
     others = (value for name, value in kwargs.items() if not name.endswith("mask"))
@@ -60,18 +62,20 @@ def main_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | No
 
 
 def without_padding(args: tuple[Any, ...], kwargs: Mapping[str, Any], batch: str, *, has_decoder: bool = False) -> Iterator[Arguments]:
-    """Yield the arguments of calls that have the tokens of one batch, and no padding.
+    """Remove the padding from one batch, and yield the arguments of a call for each sequence.
 
-    A batch without padding stays whole.
+    A batch without padding gives one call.
 
     Args:
         args: Positional arguments of the model; none of them is a mask.
         kwargs: Keyword arguments.
         batch: Name of the batch in error messages.
-        has_decoder: Whether the model creates its decoder's input from ``labels`` if none is given.
+        has_decoder: Whether the model creates the decoder's input from ``labels`` if the batch has no such
+            input.
 
     Raises:
-        CalibrationError: The padding cannot be removed, because an argument has no row for each sequence.
+        CalibrationError: The padding cannot be removed, because an argument does not have one row per
+            sequence.
     """
     main = main_tensor(args, kwargs)
     streams = {} if main is None else _streams(main, kwargs, has_decoder)
@@ -85,16 +89,18 @@ def without_padding(args: tuple[Any, ...], kwargs: Mapping[str, Any], batch: str
                 yield tuple(sequence.part("", a) for a in args), {name: sequence.part(name, value) for name, value in kwargs.items()}
             except IndexError as error:
                 raise CalibrationError(
-                    f"'{error}' of {batch} has no row for each of the {len(main)} sequences, so their padding cannot be removed: "
-                    "give one sequence per batch"
+                    f"'{error}' of {batch} does not have one row for each of the {len(main)} sequences, so their padding cannot be "
+                    "removed. Give one sequence per batch"
                 ) from None
 
 
 def _streams(main: Tensor, kwargs: Mapping[str, Any], has_decoder: bool) -> dict[str, Tensor | None]:
-    """Return which positions count, bool ``[batch, tokens]`` on the CPU, by the prefix of tensors' names.
+    """Return which positions are not padding, as a dictionary from the prefix of tensor names to a bool
+    tensor.
 
-    None if there is no mask, or if no tensor is divided into the mask's positions. An example is a
-    spectrogram, which the model reads whole.
+    The tensor has the shape ``[batch, tokens]`` and is on the CPU. It is None if there is no mask, or if no
+    tensor has the mask's positions as an axis. An example of such a tensor is a spectrogram, which the model
+    reads as a whole.
     """
     streams: dict[str, Tensor | None] = {"": None, _DECODER: None, "encoder_": None}
     for name, mask in kwargs.items():
@@ -120,8 +126,9 @@ class _Sequence:
 
     Attributes:
         main: The tensor whose first axis is the batch.
-        number: Number of its row.
-        counts: Which of its positions count, ``[tokens]``, by stream; None for streams that stay whole.
+        number: Number of the sequence's row in the batch.
+        counts: A dictionary from stream to a mask ``[tokens]`` of the positions that are not padding. The
+            mask is None if nothing is removed from the stream.
         has_decoder: As in `without_padding`.
     """
 
@@ -131,10 +138,11 @@ class _Sequence:
     has_decoder: bool
 
     def part(self, name: str, value: Any) -> Any:
-        """Return the part of an argument that belongs to the sequence, with its batch axis.
+        """Return the part of the argument ``value`` that belongs to the sequence. It has a batch axis of size
+        1.
 
         Raises:
-            IndexError: It has no row for each sequence.
+            IndexError: The argument does not have one row for each sequence of the batch.
         """
         stream = _DECODER if name == _LABELS and self.has_decoder else max((p for p in self.counts if name.startswith(p)), key=len)
         if isinstance(value, list) and len(self.main) > 1:
@@ -157,7 +165,10 @@ class _Sequence:
         return x
 
     def _axes(self, name: str, x: Tensor, tokens: int, *, is_mask: bool) -> tuple[int | None, list[int]]:
-        """Return the batch axis of a tensor, or None, and the axes whose size is the number of positions."""
+        """Return the batch axis of a tensor, and the axes along which padding is removed.
+
+        The batch axis is None if the tensor has only an axis of tokens.
+        """
         batch = len(self.main)
         if x.ndim == 1 and len(x) == tokens != batch:
             return None, [0]
@@ -172,9 +183,11 @@ class _Sequence:
 
 
 def _positions(mask: Any) -> Tensor | None:
-    """Return which positions count by a mask, ``[batch or 1, tokens]``; None if the mask does not tell.
+    """Return which positions are not padding according to ``mask``, as a bool tensor
+    ``[batch or 1, tokens]``.
 
-    If one input has several masks, for layers of different kinds, the first decides.
+    Return None if the mask has no usable shape. If one input has several masks, for layers of different
+    kinds, the first one is used.
     """
     mask = next((leaf for leaf in tree_leaves(mask) if isinstance(leaf, Tensor)), None)
     if mask is None or mask.ndim not in (2, 3, 4):
@@ -191,9 +204,13 @@ def _positions(mask: Any) -> Tensor | None:
 
 
 def _attended(allowed: Tensor) -> Tensor:
-    """Return which positions count, from the keys that each query may attend to, ``[batch, queries, keys]``.
+    """Return which positions are not padding, as a bool tensor ``[batch, tokens]``.
 
-    Queries without keys are often given all keys, or themselves, so that their softmax is finite.
+    Padding must be recognized although it attends to something: models often let queries without keys attend
+    to all keys, or to themselves, so that the softmax is finite.
+
+    Args:
+        allowed: Which keys each query may attend to, bool, ``[batch, queries, keys]``.
     """
     is_open = allowed.all(2) & (allowed.triu(1) & ~allowed.mT).any(2)
     counts = allowed.diagonal(dim1=1, dim2=2) & ~is_open

@@ -1,13 +1,14 @@
-"""PausePoint: the forward of a layer while its block is calibrated.
+"""PausePoint: replaces the ``forward`` method of a layer while its block is calibrated.
 
-It waits if the layer's weight is not rounded yet.
+A forward pass waits there until the layer's weight is rounded.
 
-PooledExperts: the forward of a module that calls experts whose inputs share one scale. Forwards rehearse the
-mixture until the scale is known, before the first expert is rounded. A forward reaches an expert only after
-it has passed the previous expert, and the last projection of an expert reads the output of rounded
-projections. So the mixture runs several times: first to observe the inputs of each expert; then, with the
-first projections rounded, to observe the inputs of the next projections, and so on. Layers that depend on an
-observed layer are not computed in a rehearsal, so that it costs little.
+PooledExperts: replaces the ``forward`` method of a module that calls experts whose inputs share one scale.
+This scale must be known before the first expert is rounded. But a forward pass reaches an expert only after
+the previous expert, and the last projection of an expert reads the output of rounded projections. So forward
+passes rehearse: they compute the module several times and discard the output. The first rehearsal observes
+the inputs of each expert. The next one runs with the first projections rounded and observes the inputs of the
+next projections, and so on. A rehearsal costs little, because it does not compute the layers that depend on
+an observed layer.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ from quark.models.plan.decoder_blocks import Block
 
 
 class PausePoint:
-    """Replaces the forward of one layer.
+    """Replaces the ``forward`` method of one layer.
 
-    A forward stops here until the layer's weight is rounded and the scales of its activations are set. The
-    forward then passes through the finished layer with its quantizers. Forwards of the float model stop too,
-    so that their inputs can be compared, and pass through the float layer.
+    A forward pass stops here until the layer's weight is rounded and the scales of its activations are set.
+    It then runs through the quantized layer. The forward passes of the float model stop here, too, so that
+    their inputs can be compared, but they run through the float layer.
 
     Args:
         name: Full name of the layer.
-        number: Its position among the layers of the block.
+        number: Position of the layer among the layers of the block.
         layer: The float layer.
         quantized: The quantized layer, whose weight is not rounded yet.
-        block_run: The forwards that come here.
+        block_run: The forward passes that come here.
 
     Attributes:
-        arrived: The input of each forward that has stopped here.
+        arrived: The input of each forward pass that has stopped here.
         is_done: Whether the layer is finished.
     """
 
@@ -61,7 +62,7 @@ class PausePoint:
         self._width: int = quantized.weight.shape[0]  # type: ignore[index,assignment]
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Run instead of the layer's forward."""
+        """Do the work of the layer's ``forward`` method, which this object replaces."""
         forward = current_forward()
         if forward is None:
             return self._plain(x, *args, **kwargs)
@@ -70,12 +71,12 @@ class PausePoint:
         if not self.is_done:
             experts: PooledExperts | None = forward.rehearsal
             if experts is not None and experts.looks_at(self.name, x):
-                # A rehearsal: only the input counts, and the output is discarded.
+                # This is a rehearsal, which needs only the input. The output is discarded.
                 return x.new_zeros(*x.shape[:-1], self._width)
             self.arrived[forward] = x
             self._block_run.stop(self)
-        # Called through the class: others may have wrapped the forward of the float layer, whose attributes
-        # were copied.
+        # The method of the class is called, because the attributes of the quantized layer were copied from
+        # the float layer, and other code may have wrapped the `forward` method there.
         if not forward.is_float:
             return QuantizedLayer.forward(self.quantized, x, *args, **kwargs)
         output = self._outputs.pop(forward, None)
@@ -83,9 +84,9 @@ class PausePoint:
 
     @torch.no_grad()
     def float_output(self, forward: Forward) -> Tensor:
-        """Return the float layer's output, without bias, for a waiting float forward.
+        """Return the float layer's output, without bias, for a waiting forward pass of the float model.
 
-        The forward does not compute the output again when it continues.
+        The forward pass does not compute the output again when it continues.
         """
         output = self._outputs[forward] = self._plain(self.arrived[forward])
         bias = getattr(self.layer, "bias", None)
@@ -94,16 +95,18 @@ class PausePoint:
     def done(self, expected: Mapping[Forward, Tensor] | None = None) -> None:
         """Mark the layer as finished.
 
-        If forwards have not reached the layer yet, ``expected`` has the inputs that its rounding used.
+        If forward passes have not reached the layer yet, ``expected`` has the input on which the rounding was
+        based, for each forward pass.
         """
         self.is_done = True
         self.arrived = {}
         self._expected = None if expected is None else dict(expected)
 
     def reopen(self) -> None:
-        """Restore the float weight, and the codes if the layer came with codes.
+        """Restore the float weight, so that the layer can be rounded again. Restore codes that came with the
+        model, too.
 
-        A forward came with an unexpected input, for which the layer must be rounded again.
+        This is needed if a forward pass reaches the layer with another input than expected.
         """
         self.quantized.weight = self._float_weight
         if self.quantized.weight_quantizer is not None:
@@ -112,15 +115,16 @@ class PausePoint:
 
 
 def tokens_of(x: Tensor, call: Call, *, held_out: bool | None = None) -> Tensor:
-    """Return the tokens of an input as ``[n, K]``; none of them is padding (`quark.calibration.padding`).
-
-    The input is ``x [batch, tokens, K]`` or ``[batch · tokens, K]``.
+    """Return the tokens of an input as a tensor ``[n, K]``, optionally without or with only the held-out
+    tokens.
 
     Args:
-        x: Input in a forward of that call. If its tokens have another order, such as tokens routed to an
-            expert, all of them are held out if the whole call is held out; otherwise none.
-        call: Says which tokens are held out.
-        held_out: True for only the held-out tokens, False for the others, None for both.
+        x: Input in a forward pass of ``call``, ``[batch, tokens, K]`` or ``[batch · tokens, K]``. If its
+            tokens have another order, as tokens that are routed to an expert, all of them are held out if the
+            whole call is held out, and otherwise none.
+        call: The call. Its mask tells which tokens are held out.
+        held_out: True to return only the held-out tokens, False to return only the other tokens, None to
+            return all.
     """
     flat = x.reshape(-1, x.shape[-1])
     if held_out is None:
@@ -130,14 +134,18 @@ def tokens_of(x: Tensor, call: Call, *, held_out: bool | None = None) -> Tensor:
     mask = _laid_out(call.held_out if held_out else ~call.held_out, x.shape[:-1])
     if mask is None:
         return flat[:0] if held_out else flat
-    rows = mask.nonzero().squeeze(1)  # on the host, which has the mask and need not wait for a device
+    rows = mask.nonzero().squeeze(1)  # computed on the host, where the mask is, so it need not wait for a device
     return flat.index_select(0, rows.to(flat.device, non_blocking=True))
 
 
 def _laid_out(mask: Tensor, shape: torch.Size) -> Tensor | None:
-    """Return a mask ``[batch, tokens]`` or ``[batch, 1]`` for each vector of a tensor of that shape.
+    """Expand a mask ``[batch, tokens]`` or ``[batch, 1]`` to one value per token of a tensor.
 
-    None if the two do not fit.
+    Return None if the mask and the tensor do not fit together.
+
+    Args:
+        mask: The mask.
+        shape: Shape of the tensor without its last axis.
     """
     if len(shape) < 2:
         return mask.reshape(-1) if mask.numel() == shape.numel() else None
@@ -147,14 +155,14 @@ def _laid_out(mask: Tensor, shape: torch.Size) -> Tensor | None:
 
 
 class PooledExperts:
-    """The pause point of a module that calls experts; it replaces the module's forward.
+    """The pause point of a module that calls experts. It replaces the module's ``forward`` method.
 
     Args:
         layers: Full names of the experts' layers whose inputs share scales.
         name: Full name of the module.
-        number: Position among the pause points of the block: after every layer that the module calls.
+        number: Position among the pause points of the block. It is after every layer that the module calls.
         scales: Scales of the block's activations.
-        block_run: The forwards through the block.
+        block_run: The forward passes through the block.
     """
 
     def __init__(self, layers: Iterable[str], name: str, number: float, scales: ActivationScales, block_run: BlockRun) -> None:
@@ -170,7 +178,8 @@ class PooledExperts:
     def passed(self, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return the output of the module.
 
-        Until the shared scales are known, the forward rehearses and pauses here first.
+        As long as the shared scales are not known, the forward pass first rehearses the module and then
+        pauses here.
         """
         forward = current_forward()
         if forward is not None and not forward.is_float:
@@ -182,12 +191,16 @@ class PooledExperts:
         return plain(*args, **kwargs)
 
     def looks_at(self, layer: str, x: Tensor) -> bool:
-        """Return whether the current forward only observes a layer's input, for the shared scale."""
+        """Return whether the output of a layer is not needed in the current rehearsal.
+
+        If the shared scale of the layer's input is not known yet, the input ``x`` is observed.
+        """
         forward = current_forward()
         assert forward is not None
         first = self._first[forward]
         if layer not in self._layers or not self._scales.wants(layer, INPUT):
-            # Another layer: it can be rounded now if it does not depend on a layer that the rehearsal skips.
+            # This layer is not observed. It can be rounded now unless it depends on a layer that the
+            # rehearsal skips.
             return bool(first) if layer not in self._layers else self._scales.experts.expert(layer) in first
         if first.setdefault(self._scales.experts.expert(layer), x) is x:
             self._scales.see(layer, INPUT, x)
@@ -195,7 +208,9 @@ class PooledExperts:
         return True
 
     def set_scales(self) -> None:
-        """Set the scales of the observed inputs, after all forwards of all ranks have rehearsed."""
+        """Set the scales of the observed inputs. All forward passes of all ranks must have rehearsed
+        before.
+        """
         seen = sorted({key for keys in self._block_run.grid.ranks.gather(self._seen) for key in keys})
         self._scales.set_scales(seen)
         self._is_known = not seen or not any(self._scales.wants(layer, INPUT) for layer in self._layers)
@@ -206,13 +221,13 @@ class PooledExperts:
 def pooled_experts(
     block: Block, names: Iterable[str], scales: ActivationScales, block_run: BlockRun
 ) -> Iterator[tuple[nn.Module, PooledExperts]]:
-    """Yield the modules of a block that call experts whose inputs share scales, each with its pause point.
+    """Yield each module of a block that calls experts whose inputs share scales, with a pause point for it.
 
     Args:
-        block: The block, at whose entry forwards wait.
-        names: Full names of its layers, in order.
+        block: The block. Forward passes wait at its entry.
+        names: Full names of the block's layers, in order.
         scales: Scales of the block's activations.
-        block_run: The forwards through the block.
+        block_run: The forward passes through the block.
     """
     ordered = {name: number for number, name in enumerate(names)}
     layers_of: dict[str, list[str]] = {}
@@ -226,9 +241,13 @@ def pooled_experts(
 
 
 def _caller(block: Block, experts: str) -> str:
-    """Return the name in the block of the module whose forward calls the experts.
+    """Return the name of the module that calls the experts, relative to the block.
 
-    It is their parent, or the parent's parent if the parent is a list.
+    The module is the parent of the experts, or the parent's parent if the parent is a list or a dictionary.
+
+    Args:
+        block: The block.
+        experts: Full name of the experts' parent.
     """
     inside = experts.removeprefix(block.prefix)
     holder = block.module.get_submodule(inside)
@@ -236,6 +255,6 @@ def _caller(block: Block, experts: str) -> str:
 
 
 def _behind(ordered: Mapping[str, int], block: Block, caller: str) -> float:
-    """Return a position after all layers of a module."""
+    """Return a position after all layers of the module ``caller``."""
     prefix = ".".join(part for part in (block.name, caller) if part)
     return max(number for name, number in ordered.items() if not prefix or name.startswith(f"{prefix}.")) + 0.5

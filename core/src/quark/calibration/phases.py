@@ -1,6 +1,6 @@
-"""PhaseClock: the seconds that a run spends in each phase.
+"""PhaseClock: measures the seconds that a run spends in each phase.
 
-A phase that is entered inside another is not counted in the outer one.
+The time of a phase that is entered inside another phase is not counted for the outer phase.
 """
 
 from __future__ import annotations
@@ -10,22 +10,23 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 PHASES = ("load", "transforms", "forward", "statistics", "solve", "tune", "write", "report")
-"""The phases of a block, in the order of a report; ``report`` is the time of measuring for the report.
+"""The phases of a block, in the order of a report. In the phase ``report``, metrics for the report are
+measured.
 """
 
 
 class PhaseClock:
-    """Measures seconds by phase.
+    """Measures the seconds that are spent in each phase.
 
-    On a GPU, kernels run asynchronously: their time counts in the phase that waits for them. Nothing is
-    synchronized for the clock.
+    GPU kernels run asynchronously, and the clock does not synchronize. So the time of a kernel is counted for
+    the phase that waits for it.
 
     Args:
-        now: Returns the time in seconds.
-        changed: Called with the current phase whenever it changes.
+        now: A function that returns the time in seconds.
+        changed: A callback that gets the current phase whenever the phase changes.
 
     Attributes:
-        seconds: Seconds by phase since the clock was created.
+        seconds: A dictionary from phase to the seconds spent in it since the clock was created.
 
     Example:
         >>> times = iter([0.0, 1.0, 4.0, 6.0])
@@ -47,7 +48,7 @@ class PhaseClock:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count the time of the body in the phase of that name."""
+        """Add the time of the body of the ``with`` statement to the phase ``name``."""
         self._count()
         self._phases.append(name)
         self._changed(name)
@@ -60,22 +61,22 @@ class PhaseClock:
                 self._changed(self._phases[-1])
 
     def lap(self) -> dict[str, float]:
-        """Return the seconds of each phase since the previous call of this method.
+        """Return the seconds that were spent in each phase since the previous call of this method.
 
-        The time since the phase last changed is not counted yet.
+        The time since the last change of the phase is not included yet.
         """
         lap = {name: seconds - self._at_lap.get(name, 0.0) for name, seconds in self.seconds.items()}
         self._at_lap = dict(self.seconds)
         return {name: seconds for name, seconds in lap.items() if seconds > 0}
 
     def add(self, seconds: Mapping[str, float]) -> None:
-        """Count the seconds of an earlier lap."""
+        """Add the seconds that `lap` returned for each phase, for example in an earlier process."""
         for name, value in seconds.items():
             self.seconds[name] = self.seconds.get(name, 0.0) + value
             self._at_lap[name] = self._at_lap.get(name, 0.0) + value
 
     def _count(self) -> None:
-        """Add the time since the last change to the current phase."""
+        """Add the time since the previous call of this method to the current phase."""
         now = self._now()
         if self._phases:
             phase = self._phases[-1]

@@ -1,13 +1,14 @@
-"""Checks of the results of plugin algorithms before the run continues: errors that no test suite can find.
+"""Checks of the results of plugin algorithms, made before the run continues.
 
-The conformance suite (quark-devkit) finds an algorithm that breaks the rules. This module checks facts that
-depend on the model and its data: weights and parameters are finite, weights lie on their grids and have their
-scales, metrics can be written, and a block that a transform reports as unchanged is unchanged.
+The conformance suite (quark-devkit) finds algorithms that break the rules of an interface. This module finds
+errors that depend on the model and its data, which no test suite can find. It checks that weights and
+parameters are finite, that weights are on their quantization grids and have scales, that metrics can be
+written, and that a block is unchanged if a transform reports that.
 
-Weights from algorithms of other projects are encoded completely, and the layer keeps the codes for the
-export; weights from this project's algorithms are encoded for a sample of rows
-(`quark.plugins.attribution.Origin.is_checked_whole`). An error is raised at its layer, with the names of the
-algorithm, its distribution and its version. Otherwise the run would write a wrong checkpoint.
+If the algorithm comes from another project, each weight is encoded completely, and the layer stores the codes
+for the export. If it comes from this project, only a sample of rows is encoded
+(`quark.plugins.attribution.Origin.is_checked_whole`). An error names the layer, and the algorithm with its
+distribution and version. Without these checks, the run would write a wrong checkpoint.
 """
 
 from __future__ import annotations
@@ -47,23 +48,24 @@ from quark.plugins.attribution import Origin, attributed
 from quark.plugins.record_fields import described
 
 _COLUMNS, _ROWS = 509, 512
-"""Words of 8 bytes in a row (a prime number), and number of rows in a block: 2 MB, which fits into a cache.
+"""Number of words of 8 bytes in a row (a prime number), and number of rows in a block. A block has 2 MB, so
+that it fits into a cache.
 """
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_state_dict_hooks", "_load_state_dict_pre_hooks")
 _BASES = {"rounding": Rounding, "transform": Transform, "block_tuning": Tuning}
 
 
 def refuse_strange(algorithm: Any, kind: str, whose: Origin) -> None:
-    """Check that the result of an algorithm's processor is an algorithm of its kind.
+    """Check that an algorithm that a plugin's processor has returned is of the kind that the plugin declares.
 
     Args:
-        algorithm: A rounding, a transform or a tuning.
-        kind: ``"rounding"``, ``"transform"`` or ``"block_tuning"``, as in its record.
-        whose: The plugin that it comes from.
+        algorithm: The result of the processor. It should be a rounding, a transform or a tuning.
+        kind: ``"rounding"``, ``"transform"`` or ``"block_tuning"``, as in the record of the plugin.
+        whose: The plugin that the algorithm comes from.
 
     Raises:
-        PluginError: It is not an instance of the base class, or ``needs`` has an element that is not a
-            concrete `Statistic` class.
+        PluginError: The algorithm is not an instance of the base class for its kind, or its ``needs`` has an
+            element that is not a concrete `Statistic` class.
     """
     _refuse_other_class(algorithm, _BASES[kind], "makes", whose)
     for need in getattr(algorithm, "needs", ()):
@@ -73,16 +75,16 @@ def refuse_strange(algorithm: Any, kind: str, whose: Origin) -> None:
 
 def _refuse_other_class(value: Any, base: type, does: str, whose: Origin) -> None:
     if not isinstance(value, base):
-        raise whose.error(f"{does} {described(value)}: its class must derive from quark.algorithms.{base.__name__}")
+        raise whose.error(f"{does} {described(value)}, whose class does not derive from quark.algorithms.{base.__name__}")
 
 
 @attrs.frozen(eq=False)
 class CheckedRounding:
-    """A rounding with checked results; errors name its plugin.
+    """A rounding whose results are checked. Errors name the plugin that it comes from.
 
     Attributes:
-        rounding: Chooses codes.
-        whose: The plugin it comes from; None for the core's own, which is not checked.
+        rounding: The rounding algorithm.
+        whose: The plugin that the rounding comes from. None for a rounding of the core, which is not checked.
     """
 
     rounding: Rounding
@@ -90,10 +92,10 @@ class CheckedRounding:
 
     @contextmanager
     def checks(self, task: RoundingTask) -> Iterator[None]:
-        """Check the layers of a task, which the body rounds.
+        """Check the layers of a task after the body of the ``with`` statement has rounded them.
 
         Raises:
-            PluginError: The rounding leaves a layer in a wrong state, or raised an exception.
+            PluginError: A layer is in a wrong state after the rounding, or the rounding raised an exception.
         """
         if self.whose is None:
             yield
@@ -105,7 +107,7 @@ class CheckedRounding:
         """Return the metrics of each layer of a task from the ``report`` of the rounding.
 
         Raises:
-            PluginError: The rounding reports something else.
+            PluginError: The report is not a mapping from layer names to metrics.
         """
         if self.whose is not None:
             checked_metrics(report, self.whose)
@@ -113,13 +115,14 @@ class CheckedRounding:
 
 
 class CheckedTuning(Tuning):
-    """A tuning with checked results.
+    """A tuning whose results are checked.
 
-    The block's layers are checked as after a rounding, and its float parameters must be finite.
+    The layers of a block are checked as after a rounding. In addition, the float parameters of the block must
+    be finite.
 
     Args:
-        tuning: The tuning to check.
-        whose: The plugin it comes from.
+        tuning: The tuning whose results are checked.
+        whose: The plugin that the tuning comes from.
     """
 
     def __init__(self, tuning: Tuning, whose: Origin) -> None:
@@ -131,7 +134,7 @@ class CheckedTuning(Tuning):
         """Tune a block and return metrics, as `quark.algorithms.Tuning.tune`.
 
         Raises:
-            PluginError: The tuning leaves the block in a wrong state, or raised an exception.
+            PluginError: The block is in a wrong state after the tuning, or the tuning raised an exception.
         """
         does = f"has tuned '{block.name}', in which '{{}}'"
         with _checked_layers(block.layers, does, self._whose), attributed(f"tuning '{block.name}'", self._whose):
@@ -144,9 +147,9 @@ class CheckedTuning(Tuning):
 
 @contextmanager
 def _checked_layers(layers: Mapping[str, QuantizedLayer], does: str, whose: Origin) -> Iterator[None]:
-    """Check weights, scales and codes of layers that the body rounds.
+    """Check weights, scales and codes of layers after the body of the ``with`` statement has rounded them.
 
-    Errors begin with ``does``, in which ``{}`` stands for the name of a layer.
+    Error messages begin with ``does``, in which ``{}`` is replaced by the name of a layer.
     """
     forms = {name: (float_weight(layer).shape, float_weight(layer).dtype) for name, layer in layers.items()}
     yield
@@ -163,9 +166,10 @@ def _checked_layers(layers: Mapping[str, QuantizedLayer], does: str, whose: Orig
 
 
 def _grid_error(module: QuantizerModule, weight: Tensor, *, whole: bool) -> str | None:
-    """Return why a weight is not on the grid of its quantizer, as a verb phrase, or None.
+    """Return why a weight is not on the grid of its quantizer, or None if it is on the grid.
 
-    Codes that the weight no longer has are dropped. A weight that is checked whole gets its codes.
+    The result is the end of a sentence that begins with the weight's name. If the stored codes do not belong
+    to the weight, they are dropped. If all rows are checked (``whole``), the codes of the weight are stored.
     """
     quantizer, qparams = module.quantizer, module.qparams
     if module.codes is not None and grid_error(quantizer, qparams, weight, module.codes, sampled=not whole) is None:
@@ -181,17 +185,19 @@ def _grid_error(module: QuantizerModule, weight: Tensor, *, whole: bool) -> str 
 
 @attrs.define(eq=False)
 class StartedTransform:
-    """A transform that was started with one model, with checked results; errors name its plugin.
+    """A transform that was started with one model and whose results are checked.
 
-    All parameters must be finite and keep their shapes and dtypes. A block that the transform reports as
-    unchanged must have its earlier values.
+    All parameters must be finite, and their shapes and dtypes must not change. If the transform reports that
+    it has not changed a block, the values of the block must be as before. Errors name the plugin that the
+    transform comes from.
 
     Attributes:
-        run: Changes the blocks.
-        needs: Statistics of layers' inputs.
-        whose: The plugin that it comes from; None if it is not checked.
-        works_by_block: Whether the run has one block in memory at a time, so that it must not add tensors.
-        has_changed_outside: Whether it has changed tensors outside the decoder blocks.
+        run: The started transform, which changes the blocks.
+        needs: Classes of the statistics of layers' inputs that the transform needs.
+        whose: The plugin that the transform comes from. None for a transform that is not checked.
+        works_by_block: Whether the transform can run with one block in memory at a time. Such a transform
+            must not add tensors.
+        has_changed_outside: Whether the transform has changed tensors outside the decoder blocks.
     """
 
     run: TransformRun
@@ -203,10 +209,10 @@ class StartedTransform:
 
     @classmethod
     def of(cls, transform: Transform, model: nn.Module, plan: QuantPlan, whose: Origin | None = None) -> Self:
-        """Start a transform.
+        """Start a transform with a model and its plan.
 
         Raises:
-            PluginError: The transform returns no run, or raised an exception.
+            PluginError: The transform did not return a `TransformRun`, or raised an exception.
         """
         with attributed("being started with the model", whose):
             run = transform.start(model, plan)
@@ -226,7 +232,8 @@ class StartedTransform:
         """Change a block and return metrics, as `quark.algorithms.TransformRun.apply`.
 
         Raises:
-            PluginError: The transform leaves the block in a wrong state, or raised an exception.
+            PluginError: The block is in a wrong state after the transform, or the transform raised an
+                exception.
         """
         return self.run.apply(block) if self.whose is None else self._checked(block, self.run.apply, self.whose)
 
@@ -234,7 +241,7 @@ class StartedTransform:
         """Change a block once more, as `quark.algorithms.TransformRun.finish`.
 
         Raises:
-            PluginError: As `apply`.
+            PluginError: The reasons are those of `apply`.
         """
         if self.whose is None or type(self.run).finish is TransformRun.finish:
             return self.run.finish(block)
@@ -243,7 +250,11 @@ class StartedTransform:
     def _checked(
         self, block: BlockContext, change: Callable[[BlockContext], Mapping[str, Metrics]], whose: Origin
     ) -> Mapping[str, Metrics]:
-        """Let the run change a block, and return its metrics; raise PluginError if its state is wrong."""
+        """Let the transform change a block, check the block's state, and return the metrics.
+
+        Raises:
+            PluginError: The block is in a wrong state after the change, or ``change`` raised an exception.
+        """
         module, changed = block.module, f"has changed '{block.name}', in which"
         forms = {name: (p.dtype, list(p.shape)) for name, p in module.named_parameters()}
         names, sums = module.state_dict().keys(), digests_of(module)
@@ -257,73 +268,81 @@ class StartedTransform:
                 raise whose.error(f"{changed} '{name}' holds NaN or Inf")
         if self.works_by_block and (added := sorted(module.state_dict().keys() ^ names)):
             raise whose.error(
-                f"has added or removed '{added[0]}' in '{block.name}', but works_by_block must not, because files are laid out "
-                "before blocks run: keep the tensors, or set works_by_block = False"
+                f"has added or removed '{added[0]}' in '{block.name}', but a transform with works_by_block = True must not do that, "
+                "because the layout of the files is fixed before blocks are changed. Keep the tensors, or set works_by_block = False"
             )
         report = checked_metrics(report, whose)
         if not report.get(block.name, {}).get("applied", True):
             self._not_applied.add(block.name)
         if block.name in self._not_applied and (denied := [n for n, s in digests_of(module).items() if sums.get(n) != s]):
             raise whose.error(
-                f"says applied: False of '{block.name}', but has changed {folded(denied)}: restore the values, or say applied: True"
+                f"reports \"applied\": False for '{block.name}', but has changed {folded(denied)}. Restore the values, or report "
+                '"applied": True'
             )
         return report
 
     def learned(self) -> Any:
-        """Return the facts learned from blocks, as `quark.algorithms.TransformRun.learned`."""
+        """Return the facts that the transform has learned from blocks, as
+        `quark.algorithms.TransformRun.learned`.
+        """
         with attributed("keeping what it has learned", self.whose):
             return self.run.learned()
 
     def recall(self, learned: Any) -> None:
-        """Restore the facts that a run has learned, as `quark.algorithms.TransformRun.recall`."""
+        """Restore facts that `learned` returned in an interrupted run, as
+        `quark.algorithms.TransformRun.recall`.
+        """
         with attributed("recalling what it had learned", self.whose):
             self.run.recall(learned)
 
 
 def checked_metrics(report: Any, whose: Origin) -> Mapping[str, Metrics]:
-    """Return the metrics of an algorithm, if they can be written into a report.
+    """Check that the metrics of an algorithm can be written into a report, and return them.
 
     Raises:
-        PluginError: It is not a mapping of names to mappings of JSON values.
+        PluginError: ``report`` is not a mapping from names to mappings of JSON values.
     """
     try:
         json.dumps({name: dict(metrics) for name, metrics in report.items()})
     except (AttributeError, TypeError, ValueError) as error:
         raise whose.error(
-            f"reports {described(report)} instead of a mapping from layer names to mappings of metrics, whose values are JSON: floats, "
-            f"integers and strings ({error})"
+            f"reports {described(report)} instead of a mapping from layer names to mappings of metrics. Metrics must be JSON values, "
+            f"such as floats, integers and strings ({error})"
         ) from error
     return report
 
 
 def _some(names: Iterable[str]) -> str:
-    """Return the first name, and the number of the others."""
+    """Return a text with the first name and the number of the other names."""
     first, *rest = names
     return f"'{first}'" + (f" and {len(rest)} more" if rest else "")
 
 
 def state_of(module: nn.Module) -> tuple[Any, ...]:
-    """Return the state of a module; two states are equal if submodules, hooks and values are the same."""
+    """Return the state of a module. Two states are equal if submodules, hooks and values of tensors are
+    equal.
+    """
     parts = tuple((name, id(part), _hooks(part)) for name, part in module.named_modules())
     return parts, digests_of(module)
 
 
 def _has_finite_values(parameter: Tensor) -> bool:
-    """Return whether no element is NaN or infinite; true for integers, and on the meta device."""
+    """Return whether no element is NaN or infinite. Return True for integers and for meta tensors."""
     return parameter.is_meta or not parameter.is_floating_point() or is_finite(parameter.detach())
 
 
 def digests_of(module: nn.Module, *, without: tuple[str, ...] = ()) -> dict[str, bytes]:
-    """Return a digest of the values of each tensor of a module, by name, without meta tensors.
+    """Return a dictionary from the name of each tensor of a module to a digest of its values.
 
-    The words of a tensor form rows of a prime number of words, and its digest is the sum of each column of
-    each block of rows. So a change of one value changes the digest. So does an exchange of channels: their
-    distance is not a multiple of that prime number, unless they are thousands of channels apart. Each byte is
-    read once, and the host waits for an accelerator once.
+    The words of a tensor are arranged in rows whose length is a prime number. The digest has the sum of each
+    column for each block of rows. A change of one value changes the digest. An exchange of two channels
+    changes it, too, because the distance of the channels is not a multiple of the prime number, unless they
+    are thousands of channels apart. Each byte is read once, and the host waits for an accelerator only once.
+    Meta tensors are left out.
 
     Args:
         module: The module.
-        without: Prefixes of the names of tensors that are left out.
+        without: Tensors whose names begin with one of these prefixes are left out.
     """
     tensors = chain(module.named_parameters(), module.named_buffers())
     with one_thread():
@@ -334,7 +353,9 @@ def digests_of(module: nn.Module, *, without: tuple[str, ...] = ()) -> dict[str,
 
 
 def _column_sums(tensor: Tensor) -> Tensor:
-    """Return the sums of the columns of each block of a tensor's words, int64 ``[n]``."""
+    """Arrange a tensor's words in blocks of rows, and return the sum of each column of each block, int64
+    ``[n]``.
+    """
     data = tensor.reshape(-1).view(torch.uint8)
     if data.storage_offset() % 8 or data.data_ptr() % 8:
         data = data.clone()
@@ -345,5 +366,5 @@ def _column_sums(tensor: Tensor) -> Tensor:
 
 
 def _hooks(module: nn.Module) -> tuple[Any, ...]:
-    """Return the hooks of a module, of every kind, with their numbers."""
+    """Return the hooks of a module, for each kind of hook, with their ids."""
     return tuple(tuple((getattr(module, name, None) or {}).items()) for name in _HOOKS)

@@ -1,4 +1,4 @@
-"""Round layers, or copies of them, to nearest; and divide layers into rounding tasks."""
+"""Functions that round layers or copies of layers to nearest, and that divide layers into rounding tasks."""
 
 from __future__ import annotations
 
@@ -23,15 +23,19 @@ def rounding_tasks(
     held_out: HeldOut | None = None,
     ranks: Ranks = ALONE,
 ) -> list[RoundingTask]:
-    """Return the rounding tasks of layers: one for each spec, dtype, class, shared scale and table.
+    """Divide layers into rounding tasks.
+
+    Layers are in one task if they have the same spec, dtype and class. Layers that share a scale are a task
+    of their own, and so is a layer with a table of values.
 
     Args:
-        layers: Layers by full name; layers without a weight quantizer, or with codes already, are left out.
-            With statistics, all have one input.
-        siblings: Suffixes of layers that share one scale over the whole tensor.
+        layers: Layers by full name. A layer without a weight quantizer, or one that already has codes, is
+            left out. If ``statistics`` are given, all layers have the same input.
+        siblings: Groups of name suffixes. Layers with these suffixes and the same parent share one scale over
+            the whole tensor.
         statistics: Statistics of the layers' input.
-        held_out: Held-out tokens of that input.
-        ranks: Ranks that have the same tasks.
+        held_out: Held-out tokens of the layers' input.
+        ranks: The ranks that have the same tasks.
     """
     remaining = {name: layer for name, layer in layers.items() if (q := layer.weight_quantizer) is not None and q.codes is None}
     tasks: list[RoundingTask] = []
@@ -56,9 +60,12 @@ def _has_tensor_scale(layer: QuantizedLayer) -> bool:
 
 
 def round_to_nearest(layers: Mapping[str, QuantizedLayer], siblings: Sequence[Sequence[str]], *, defers: bool = False) -> set[str]:
-    """Round the weights of layers to nearest, siblings with one scale; return the layers' names.
+    """Round the weights of layers to nearest, and return the names of the layers.
 
-    ``defers`` is as in `quark.algorithms.RoundToNearest`.
+    Args:
+        layers: Layers by full name.
+        siblings: As in `rounding_tasks`.
+        defers: As in `quark.algorithms.RoundToNearest`.
     """
     nearest = RoundToNearest(defers=defers)
     for task in rounding_tasks(layers, siblings):
@@ -67,21 +74,24 @@ def round_to_nearest(layers: Mapping[str, QuantizedLayer], siblings: Sequence[Se
 
 
 def configs_of(block: str, rows: Sequence[PlanRow]) -> dict[str, QLayerConfig]:
-    """Return the configuration of each linear layer with a quantized weight, by its name in the block."""
+    """Return a dictionary from each linear layer with a quantized weight to its configuration.
+
+    Names of layers are relative to the block.
+    """
     prefix = f"{block}." if block else ""
     return {r.name.removeprefix(prefix): r.quantized_to for r in rows if r.has_quantized_matrix}
 
 
 @contextmanager
 def as_rounded(block: nn.Module, configs: Mapping[str, QLayerConfig], *, compensated: bool = False) -> Iterator[None]:
-    """Let copies that are rounded to nearest replace layers of a block while the body runs.
+    """Replace layers of a block by copies that are rounded to nearest, in the body of the ``with`` statement.
 
     Args:
         block: The block.
-        configs: Configurations of its layers.
+        configs: Configurations of the block's layers, by name in the block.
         compensated: Whether the weights of layers with quantized inputs stay float. This approximates a
-            rounding that compensates its errors: it leaves little error in the directions of the inputs, but
-            it cannot compensate errors of activations.
+            rounding that compensates its errors: such a rounding leaves little error in the directions of the
+            inputs, but cannot compensate the errors of quantized activations.
     """
     layers = {name: block.get_submodule(name) for name in configs}
     copies = {name: quantized_class(layer).from_float(layer, configs[name]) for name, layer in layers.items()}
@@ -94,14 +104,16 @@ def as_rounded(block: nn.Module, configs: Mapping[str, QLayerConfig], *, compens
 
 
 def tensor_of(output: Any) -> Tensor:
-    """Return the residual stream after a block: its output, or the first element of a tuple."""
+    """Return the residual stream after a block: the block's ``output``, or its first element if it is a
+    tuple.
+    """
     return output if isinstance(output, Tensor) else output[0]
 
 
 def _forward_through(quantized: QuantizedLayer) -> Callable[..., Any]:
-    """Return a forward through a rounded copy of a layer.
+    """Return a ``forward`` function that computes a rounded copy of a layer.
 
-    A static input scale is computed from the input of each call.
+    If the input has a static scale, it is computed from the input of each call.
     """
 
     def forward(x: Tensor, *args: Any, **kwargs: Any) -> Any:

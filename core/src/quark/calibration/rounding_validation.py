@@ -1,6 +1,6 @@
-"""Round layers and validate the codes on held-out tokens.
+"""Functions that round layers and validate the codes on held-out tokens.
 
-A layer whose output error is larger than with round-to-nearest is rounded to nearest.
+If the output error of a layer is larger than with round-to-nearest, the layer is rounded to nearest.
 """
 
 from __future__ import annotations
@@ -24,26 +24,27 @@ from quark.numbers import Granularity
 from quark.numbers.on_grid import sample_of_rows
 
 REASON = "to_nearest_because"
-"""Name of the metric with the reason why a layer was rounded to nearest."""
+"""Name of the metric that says why a layer was rounded to nearest."""
 
 
 @torch.no_grad()
 def round_validated(checked: CheckedRounding, tasks: Iterable[RoundingTask]) -> dict[str, dict[str, Any]]:
-    """Round the layers of ``tasks``, and return their metrics, by layer.
+    """Round the layers of ``tasks``, and return a dictionary from layer name to metrics.
 
-    If tokens are held out, ``held_out_error`` is the squared error of the layer's outputs on them ÷ the error
-    of round-to-nearest. ``output_snr_db`` and ``nearest_snr_db`` are the signal-to-noise ratios of these
-    outputs with the final codes and with round-to-nearest. For a layer with more outputs than inputs, about
-    half as many outputs as it has inputs are compared. Layers that must share a scale are compared, and
-    replaced, together.
+    If tokens are held out, three metrics are added for each layer. ``held_out_error`` is the squared error of
+    the layer's outputs for the held-out tokens, divided by the error of round-to-nearest. ``output_snr_db``
+    is the signal-to-noise ratio of these outputs with the final codes, and ``nearest_snr_db`` with
+    round-to-nearest. If a layer has N outputs and K inputs with N > K, only about K / 2 outputs are compared.
+    Layers that must share a scale are compared together; either all or none of them are rounded to nearest.
 
     Args:
-        checked: The rounding; if it raises RoundingError, all layers are rounded to nearest.
+        checked: The rounding algorithm. If it raises RoundingError for a task, the layers of the task are
+            rounded to nearest.
         tasks: The tasks. Their layers get new weights, and the weight quantizers get scales.
 
     Raises:
         PluginError: The rounding of a plugin has left a layer in a wrong state, or raised an exception.
-        NonFiniteError: The held-out tokens hold NaN or Inf.
+        NonFiniteError: The held-out tokens contain NaN or Inf.
     """
     metrics: dict[str, dict[str, Any]] = {}
     for task in tasks:
@@ -67,14 +68,16 @@ def round_validated(checked: CheckedRounding, tasks: Iterable[RoundingTask]) -> 
 
 
 def _validated(task: RoundingTask, weights: Mapping[str, nn.Parameter], held_out: HeldOut) -> dict[str, Any]:
-    """Keep the layers' codes or round-to-nearest, whichever is better; return the metrics."""
+    """Compare the codes of the layers with round-to-nearest, keep the better result, and return the
+    metrics.
+    """
     quantizers = {name: weight_quantizer(layer) for name, layer in task.layers.items()}
     rounded = {name: (layer.weight, quantizers[name].qparams, quantizers[name].codes) for name, layer in task.layers.items()}
     rows = {name: _compared_rows(quantizers[name].quantizer.granularity, weight) for name, weight in weights.items() if name in rounded}
     outputs = {name: held_out.outputs(weights[name].data[part or slice(None)]) for name, part in rows.items()}
 
     def output_error() -> Tensor:
-        """Return the squared error of all layers together for each token, ``[n]``."""
+        """Return the squared error of each token, summed over all layers, ``[n]``."""
         compared = {name: quantizers[name].rows_of(float_weight(layer), rows[name]) for name, layer in task.layers.items()}
         return torch.stack([held_out.squared_error(weight, outputs[name]) for name, weight in compared.items()]).sum(0)
 
@@ -86,8 +89,8 @@ def _validated(task: RoundingTask, weights: Mapping[str, nn.Parameter], held_out
     noise, nearest_noise, *energy = numbers(errors.sum(), nearest.sum(), *energies)
     if not (math.isfinite(sum(energy)) or is_finite(held_out.x)):
         raise NonFiniteError(
-            f"the input of {folded(task.layers)} holds NaN or Inf: activations overflow during calibration. Use another dtype or other "
-            "data, and load the model again before the next attempt, because earlier blocks are already quantized",
+            f"the input of {folded(task.layers)} contains NaN or Inf, because activations overflow during calibration. Use another dtype "
+            "or other data. Load the model again before the next attempt, because earlier blocks are already quantized",
             tensor=f"{next(iter(task.layers))}.input",
         )
     ratio = noise / max(nearest_noise, torch.finfo(torch.float32).tiny)
@@ -104,15 +107,15 @@ def _validated(task: RoundingTask, weights: Mapping[str, nn.Parameter], held_out
 
 
 def _compared_rows(granularity: Granularity, weight: Tensor) -> slice | None:
-    """Return the rows of a weight ``[N, K]`` whose outputs are compared; None for all.
+    """Return the rows of a weight ``[N, K]`` whose outputs are compared, or None if all rows are compared.
 
-    Layers that write to the residual stream have N ≤ K. A few of its channels outweigh all others, so none
-    may be left out.
+    All rows are compared if N ≤ K. Layers that write to the residual stream are of this kind, and a few
+    channels of this stream outweigh all others, so no channel may be left out.
     """
     return sample_of_rows(granularity, tuple(weight.shape), weight.shape[1] ** 2 // 2) if weight.shape[0] > weight.shape[1] else None
 
 
 def _restore(task: RoundingTask, weights: Mapping[str, nn.Parameter]) -> None:
-    """Restore the layers' float weights."""
+    """Set the weights of a task's layers to the float weights in ``weights``."""
     for name, layer in task.layers.items():
         layer.weight = weights[name]

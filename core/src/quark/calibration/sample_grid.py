@@ -1,13 +1,13 @@
-"""SampleGrid: which calibration calls a rank runs.
+"""SampleGrid: decides which calibration calls a rank runs.
 
-Sums: statistics of a layer's input, summed over calls and ranks.
+Sums: sums the statistics of a layer's input over calls and ranks.
 
-The calls of a run are divided into at most `CELLS` cells of consecutive calls, whatever the number of ranks,
-and a rank has consecutive cells. In a deterministic run, the statistics of cells are merged as the leaves of
-a binary tree over all cells. So the order of additions, and every bit of the sum, is the same for any number
-of ranks. Ranks exchange the sums of the largest subtrees that they hold completely: one for each rank if
-there are 2, 4, 8… ranks. In other runs, each rank has one sum of its calls, and the ranks' sums are added in
-any order.
+The calls of a run are divided into at most `CELLS` cells of consecutive calls, whatever the number of ranks.
+Each rank runs consecutive cells. In a deterministic run, the cells are the leaves of a binary tree, and
+statistics are merged along this tree. So the order of additions is the same for any number of ranks, and the
+sum has the same bits. Each rank computes the sums of the largest subtrees all of whose cells it has run, and
+sends these sums to the other ranks. If the number of ranks is a power of two, each rank has one such subtree.
+In runs that are not deterministic, each rank has one sum of its calls, and these sums are added in any order.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from quark.algorithms import Statistic
 from quark.base.ranks import ALONE, Ranks
 
 CELLS = 64
-"""Number of cells of a grid, a power of two. In a deterministic run, at most this many ranks get samples, and
-up to 7 sums of an input are in memory at a time.
+"""Number of cells of a grid, a power of two. In a deterministic run, at most this many ranks run calls, and
+at most 7 sums per input are in memory at a time.
 """
 
 
 @attrs.frozen(eq=False)
 class SampleGrid:
-    """The calls of a run, divided among its ranks.
+    """Divides the calls of a run among its ranks.
 
     Attributes:
         calls: Number of calls.
@@ -50,21 +50,21 @@ class SampleGrid:
 
     @property
     def own_cells(self) -> slice:
-        """The numbers of the cells of this rank, in a deterministic run."""
+        """The numbers of the cells that this rank runs in a deterministic run."""
         used = min(CELLS, self.calls)
         part = self.ranks.part(used)
         return slice(part.start, CELLS if part.stop == used else part.stop)
 
     def cell(self, call: int) -> int:
-        """Return the number of the cell of a call."""
+        """Return the number of the cell that contains the call with the number ``call``."""
         return call * min(CELLS, self.calls) // max(self.calls, 1)
 
 
 @attrs.frozen(eq=False)
 class _Subtree:
-    """Statistics of ``size`` cells from ``start`` on.
+    """Statistics of ``size`` consecutive cells. The first one is ``start``.
 
-    ``size`` is a power of two, and ``start`` a multiple of it.
+    ``size`` is a power of two, and ``start`` is a multiple of ``size``.
     """
 
     start: int
@@ -73,14 +73,16 @@ class _Subtree:
 
 
 class Sums:
-    """Statistics of one input over this rank's calls; `of_all_ranks` returns them over all calls.
+    """Collects statistics of one input over this rank's calls. `of_all_ranks` returns the statistics over all
+    calls.
 
     Args:
         kinds: Classes of the statistics.
         columns: K, the number of input channels.
         device: Device of the inputs.
-        grid: The calls.
-        outputs: N, if statistics of outputs replace others (`Statistic.of_outputs`); else None.
+        grid: The calls, divided among the ranks.
+        outputs: N, the number of outputs, if statistics of inputs are replaced by statistics of outputs
+            (`Statistic.of_outputs`). Otherwise None.
         inputs_last: As in `Statistic`.
     """
 
@@ -105,12 +107,12 @@ class Sums:
         self._subtrees: list[_Subtree] = []
 
     def update(self, x: Tensor, reference: Tensor | None, call: int, one_in: int = 1) -> None:
-        """Add tokens of a call to the statistics; calls come in order.
+        """Add tokens of a call to the statistics. Calls must be added in ascending order.
 
         Args:
             x, reference: As in `Statistic.update`.
             call: Number of the call.
-            one_in: ``x`` has every ``one_in``-th token of the call.
+            one_in: States that ``x`` has only every ``one_in``-th token of the call.
         """
         if self._grid.ranks.is_deterministic and (cell := self._grid.cell(call)) != self._cell:
             self._end_cell(cell)
@@ -120,7 +122,9 @@ class Sums:
             statistic.update(x[::step], None if reference is None else reference[::step])
 
     def of_all_ranks(self) -> dict[type[Statistic], Statistic]:
-        """Return the statistics of all calls, by class; collective, and called once."""
+        """Return the statistics of the calls of all ranks, by class. Every rank must call this method,
+        once.
+        """
         ranks = self._grid.ranks
         if not ranks.is_deterministic:
             return {kind: statistic.of_all_ranks(ranks) for kind, statistic in self._statistics.items()}
@@ -130,7 +134,10 @@ class Sums:
         return whole[0].statistics if whole else self._new()
 
     def _end_cell(self, next_cell: int) -> None:
-        """Keep the sums of the cell that has ended, and merge all complete subtrees before ``next_cell``."""
+        """Store the statistics of the cell that has ended, and merge the subtrees that are complete.
+
+        A subtree is complete if all its cells are before ``next_cell``.
+        """
         if self._cell >= 0:
             self._subtrees.append(_Subtree(self._cell, 1, self._statistics))
             self._statistics = self._new()
@@ -150,9 +157,10 @@ class Sums:
 
 
 def _joined(subtrees: Sequence[_Subtree], start: int, stop: int) -> list[_Subtree]:
-    """Return subtrees, in order, with siblings merged if their parent lies within ``start`` to ``stop``.
+    """Merge sibling subtrees whose parent has only cells from ``start`` up to, but not including, ``stop``.
 
-    A subtree without tokens is missing, and its sibling has the sums of their parent.
+    Return the resulting subtrees in order. A subtree without tokens may be missing. The statistics of the
+    parent are then those of the sibling.
     """
     joined = list(subtrees)
     size = 1

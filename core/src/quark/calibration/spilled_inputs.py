@@ -1,8 +1,9 @@
-"""Inputs that forwards hold in front of a block, kept in files if memory is short.
+"""SpilledInputs: moves the inputs of forward passes that wait at a block to files, if memory is short.
 
-A calibration set may exceed memory. A waiting forward holds the arguments of the block, mainly its hidden
-states, in local variables of the model's own code. The tensor objects stay the same, but their storage
-becomes a private mapping of a file, whose pages the system reads when the forward continues.
+The inputs of all calibration samples may need more memory than there is. Local variables of the model's own
+code refer to the arguments of the block, mainly the hidden states, while a forward pass waits. So the tensor
+objects must stay the same. Only their storage is replaced, by a private mapping of a file. The system reads
+the pages of the file when the forward pass continues.
 """
 
 from __future__ import annotations
@@ -22,17 +23,18 @@ from quark.base.files import release_pages, write_at
 from quark.errors import CalibrationError
 
 LEAST_SPILLED = 1 << 16
-"""Minimum size in bytes of a tensor that is written to a file."""
+"""Minimum size, in bytes, of a tensor that is moved to a file."""
 
 
 class SpilledInputs:
-    """Block inputs of waiting forwards: in memory up to a number of bytes, the others in files.
+    """Moves the block inputs of waiting forward passes to files if they need more than ``allowed`` bytes.
 
-    The system removes each file when its tensor is freed, and all when the process is killed.
+    The system removes a file when its tensor is freed, and all files when the process ends.
 
     Args:
-        directory: Directory of the files. A directory in memory (tmpfs) would be useless.
-        allowed: Bytes that may stay in memory.
+        directory: Directory of the files. It must be on a disk: a directory in memory (tmpfs) would be
+            useless.
+        allowed: Number of bytes of inputs that may stay in memory.
     """
 
     def __init__(self, directory: Path, allowed: int) -> None:
@@ -43,14 +45,16 @@ class SpilledInputs:
         self._mapped: WeakKeyDictionary[Hashable, WeakSet[mmap.mmap]] = WeakKeyDictionary()
 
     def hold(self, forward: Hashable, arguments: Any) -> None:
-        """Move the tensors among ``arguments`` to files, unless memory has room for them.
+        """Move the tensors in ``arguments`` to files, unless they are within the allowed number of bytes.
 
-        Tensors on other devices than the CPU, views of larger tensors, and tensors below `LEAST_SPILLED`
-        bytes stay where they are.
+        A tensor stays where it is if it is not on the CPU, if it is a view of a larger tensor, or if it has
+        fewer than `LEAST_SPILLED` bytes.
 
         Args:
-            forward: The waiting forward; it waits nowhere else.
-            arguments: Tensors, in tuples, lists and dictionaries. Their storage changes, but no value.
+            forward: The waiting forward pass. The bytes that it needed at its previous block are no longer
+                counted.
+            arguments: Tuples, lists and dictionaries of tensors. The storage of the tensors is replaced, but
+                their values stay the same.
         """
         self._kept.pop(forward, None)
         tensors = {id(t): t for t in tree_leaves(arguments) if _is_movable(t)}.values()
@@ -64,9 +68,9 @@ class SpilledInputs:
         self.leave(forward)
 
     def leave(self, forward: Hashable) -> None:
-        """Drop from memory the pages that a forward has read from its files, because it waits again.
+        """Release the memory of the pages that a forward pass has read from its files. The files stay.
 
-        The files keep them.
+        Call this when the forward pass waits again.
         """
         for memory in self._mapped.get(forward, ()):
             release_pages(memory)
@@ -80,8 +84,8 @@ class SpilledInputs:
                 memory = mmap.mmap(file.fileno(), len(data))
         except OSError as error:
             raise CalibrationError(
-                f"the inputs of blocks cannot be written to '{self._directory}' ({error.strerror}): free some space there, or keep more of "
-                "them in memory with activation_memory (--activation-memory)"
+                f"the inputs of blocks cannot be written to '{self._directory}' ({error.strerror}). Free some space there, or keep more "
+                "inputs in memory with activation_memory (--activation-memory)"
             ) from error
         del data
         tensor.set_(torch.frombuffer(memory, dtype=tensor.dtype).view(tensor.shape))  # type: ignore[call-overload]
@@ -89,7 +93,11 @@ class SpilledInputs:
 
 
 def _is_movable(tensor: Any) -> bool:
-    """Return whether a tensor is all of its storage, in the process's memory, allocated by torch."""
+    """Return whether a tensor can be moved to a file.
+
+    It must be a large, contiguous CPU tensor that fills its storage, and torch must have allocated this
+    storage.
+    """
     if type(tensor) is not Tensor or tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.nbytes < LEAST_SPILLED:
         return False
     storage = tensor.untyped_storage()

@@ -1,6 +1,6 @@
-"""Validation of transforms of the whole model, before anything is changed.
+"""Validation of transforms of the whole model, before the model is changed.
 
-Their effect is measured by the output error of copies of the model's blocks.
+The effect of a transform is measured by the output error of transformed copies of the model's blocks.
 """
 
 from __future__ import annotations
@@ -33,30 +33,40 @@ from quark.models.plan.quant_plan import QuantPlan
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 _NOTHING, _WHOLE = "nothing", "all"
-"""Names of the candidates that always exist: without the transform, and the whole transform."""
+"""Names of the two candidates that every validation has: the model without the transform, and the model with
+the whole transform.
+"""
 
 
 class BlockSource(Protocol):
-    """Loads the tensors of a block into the modules of a model, and releases them again."""
+    """An object that loads the tensors of a block into the modules of a model, and later releases the
+    tensors.
+    """
 
     def load(self, block: Block | None) -> None:
-        """Load the parameters and buffers of a block; None loads the tensors outside all blocks."""
+        """Load the parameters and buffers of a block, or the tensors outside all blocks if ``block`` is
+        None.
+        """
 
     def release(self, block: Block) -> None:
-        """Release the tensors of a block, after every forward has left it and the sink has accepted it."""
+        """Release the tensors of a block. Every forward pass has left the block, and the sink has accepted
+        it.
+        """
 
 
 @attrs.frozen
 class TransformValidation:
-    """The decision whether a transform of the whole model is applied, with its reasons.
+    """The decision whether a transform of the whole model is applied, and the errors on which it is based.
 
     Attributes:
-        validation: The output error of quantized blocks before and after the transform, relative per token,
-            averaged over blocks; None without calibration data or quantized layers in a block.
+        validation: The output error of quantized blocks before and after the transform. It is the relative
+            error of each token, averaged over the blocks. None if there is no calibration data or no block
+            has quantized layers.
         is_accepted: Whether the transform, or the chosen part of it, is applied.
-        chosen: Name of the alternative that is applied instead of the whole transform; None for the whole.
-        settings: Settings of that alternative.
-        errors: Mean error after each alternative, by name.
+        chosen: Name of the alternative that is applied instead of the whole transform. None if the whole
+            transform is chosen.
+        settings: Settings of the chosen alternative.
+        errors: A dictionary from the name of each alternative to its mean error.
     """
 
     validation: Validation | None
@@ -66,7 +76,7 @@ class TransformValidation:
     errors: Mapping[str, float] = attrs.field(factory=dict)
 
     def metrics(self) -> dict[str, Any]:
-        """Return the metrics for the calibration report; empty if nothing was compared."""
+        """Return the metrics for the calibration report. The result is empty if nothing was compared."""
         if self.validation is None:
             return {}
         chosen = (self.chosen or _WHOLE) if self.is_accepted else _NOTHING
@@ -84,26 +94,28 @@ def validate_transforms(
     *,
     compensated: bool = False,
 ) -> dict[str, TransformValidation]:
-    """Validate each transform that ``is_validated`` on held-out calibration tokens, with its alternatives.
+    """Validate transforms and their alternatives on held-out calibration tokens, and return the decisions.
 
-    The model is not changed. Later transforms that are not validated themselves also change the copies of the
-    blocks, with and without the validated one, using statistics of the same tokens.
+    Only transforms with the attribute ``is_validated`` are validated. The model is not changed: candidates
+    change copies of its blocks. Transforms that follow the validated one and are not validated themselves are
+    also applied to the copies, with and without the validated transform. They use statistics of the same
+    tokens.
 
-    The cost is one float forward of the calls with held-out tokens. In addition, each candidate transforms
-    each block, and a rounded copy of the block runs, unless the transform has measured its own error. If no
-    token is held out, all calls are used.
+    The cost is one forward pass of the float model for each call with held-out tokens. In addition, each
+    candidate transforms each block, and a rounded copy of the block is computed, unless the transform has
+    measured its own error. If no token is held out, all calls are used.
 
     Args:
-        model: The float model, with the tensors outside its blocks in memory.
+        model: The float model. The tensors outside its blocks must be in memory.
         plan: The plan of the model.
-        transforms: Transforms by registered name, in order; the result leaves out transforms that are not
-            validated.
-        data: Calibration samples; without any, each transform decides without a validation.
-        source: Loads the tensors of each block, only while forwards are in the block; None if the model has
-            them.
+        transforms: Transforms by registered name, in order. Transforms that are not validated are not in the
+            result.
+        data: Calibration samples. If there are none, each transform decides without a validation.
+        source: Loads the tensors of each block, only while forward passes are in the block; None if the model
+            has them.
         ranks: Ranks that share the samples, and get the same result.
-        compensated: Whether the rounding of the run compensates its errors; see
-            `quark.calibration.round_to_nearest.as_rounded`.
+        compensated: Whether the rounding of the run compensates its errors (see
+            `quark.calibration.round_to_nearest.as_rounded`).
     """
     to_validate = {name: t for name, t in transforms.items() if t.is_validated}
     if not to_validate or not data:
@@ -125,10 +137,11 @@ class _Candidate:
     Attributes:
         transform_name: Registered name of the transform.
         name: Name of the candidate.
-        transform: The transform; None if it is left out.
-        run: The transform, started with the model whose blocks are copied.
-        started: All transforms of the candidate: the transform and the later ones, all started.
-        errors: Output error of each block.
+        transform: The transform or the part of it. None if the transform is left out.
+        run: The started ``transform``. None if the transform is left out.
+        started: All transforms that are applied to the candidate's blocks, in order: ``transform`` and the
+            transforms that follow it.
+        errors: The output error of each block.
     """
 
     transform_name: str
@@ -140,7 +153,9 @@ class _Candidate:
 
 
 def _candidates(name: str, transform: Transform, behind: Sequence[Transform], model: nn.Module, plan: QuantPlan) -> Iterator[_Candidate]:
-    """Yield the candidates of a transform: first no transform, then its parts, last the whole transform."""
+    """Yield the candidates for a transform: first without the transform, then its parts, last the whole
+    transform.
+    """
     followers = [t for t in behind if not t.is_validated]
     options: dict[str, Transform | None] = {_NOTHING: None, **transform.alternatives(), _WHOLE: transform}
     for option, one in options.items():
@@ -151,9 +166,10 @@ def _candidates(name: str, transform: Transform, behind: Sequence[Transform], mo
 def _choice(candidates: Sequence[_Candidate]) -> TransformValidation:
     """Return the decision about a transform.
 
-    The best candidate so far is replaced by the next one whose error is smaller by more than the standard
-    error. If none is better than no transform, the choice is the part without ``is_validated``, or else the
-    whole transform.
+    The candidates are compared in order. A candidate becomes the best one if its error is smaller than that
+    of the best one so far, by more than the standard error. If no candidate is better than the model without
+    the transform, the result is about a part of the transform that needs no validation, or about the whole
+    transform if there is no such part. The transform then decides whether it is accepted.
     """
     nothing, whole = candidates[0], candidates[-1]
     assert whole.transform is not None
@@ -184,9 +200,9 @@ def _compare(
     ranks: Ranks,
     compensated: bool,
 ) -> None:
-    """Add to each candidate its output error in each block.
+    """Measure the output error of each candidate in each block, and add it to the candidate's ``errors``.
 
-    Blocks without layers to quantize, and blocks that no call passes, are left out.
+    A block is left out if it has no layer to quantize or if no call runs through it.
     """
     assert plan.architecture is not None  # a plan with transforms has one
     blocks = decoder_blocks(model, plan.architecture)
@@ -207,16 +223,16 @@ def _compare(
 
 
 class _BlockComparison:
-    """Compares transformed copies of one block while the forwards wait at its entry.
+    """Compares transformed copies of one block while the forward passes wait at the block's entry.
 
-    The forwards leave the block with the outputs of the float model.
+    Afterwards, the forward passes leave the block with the outputs of the float model.
 
     Args:
-        block_run: The forwards.
-        block: The block, which is not changed.
-        rows: Plan rows of its layers.
+        block_run: The forward passes.
+        block: The block. It is not changed.
+        rows: The plan rows of the block's layers.
         plan: The plan of the model.
-        config: The model's configuration.
+        config: The text configuration of the model.
         compensated: As in `validate_transforms`.
     """
 
@@ -230,10 +246,10 @@ class _BlockComparison:
         self._held_out = True if block_run.holds_out else None
 
     def compare(self, candidates: Sequence[_Candidate]) -> None:
-        """Add the block's output error to each candidate.
+        """Measure the block's output error for each candidate, and add it to the candidate's ``errors``.
 
-        Nothing is added if no layer will be quantized or no call passes the block. For example, calls without
-        an image skip cross-attention.
+        Nothing is added if no layer of the block is to be quantized or if no call runs through the block. For
+        example, calls without an image skip blocks of cross-attention.
         """
         block_run, ranks = self._block_run, self._block_run.grid.ranks
         have_stream: list[bool] = []
@@ -250,9 +266,10 @@ class _BlockComparison:
         block_run.leave(outputs)
 
     def _error(self, candidate: _Candidate, outputs: Mapping[Forward, Any]) -> OutputError:
-        """Return the output error of a copy, changed by a candidate's transforms and rounded to nearest.
+        """Return the output error of a copy of the block. The copy is transformed and then rounded to
+        nearest.
 
-        Arguments and outputs are hidden states of the transformed model.
+        Its arguments and outputs are hidden states of the transformed model.
         """
         run, copied = candidate.run, _copy(self._block.module)
 
@@ -282,9 +299,9 @@ class _BlockComparison:
 
 
 def _moved(arguments: Arguments, run: TransformRun | None) -> Arguments | None:
-    """Return a block's arguments with the residual stream of the transformed model.
+    """Return a block's arguments, with the residual stream converted to that of the transformed model.
 
-    None if none of them is the stream.
+    Return None if the arguments do not have a residual stream.
     """
     args, kwargs = arguments
     if args and isinstance(args[0], Tensor):
@@ -296,8 +313,8 @@ def _moved(arguments: Arguments, run: TransformRun | None) -> Arguments | None:
 
 
 def _copy(block: nn.Module) -> nn.Module:
-    """Return a copy of a block; the model's configuration, which its modules refer to, is not copied."""
+    """Return a copy of a block. The modules of the copy refer to the same configuration of the model."""
     shared = {id(m.config): m.config for m in block.modules() if hasattr(m, "config")}
     copied = copy.deepcopy(block, shared)
-    copied.__dict__.pop("forward", None)  # the run's pausing forward, which would call the original block
+    copied.__dict__.pop("forward", None)  # the method that `LockStep` has set, which would call the original block
     return copied

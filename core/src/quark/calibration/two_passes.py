@@ -1,10 +1,11 @@
-"""Rounds the weights of one block between two passes of all forwards.
+"""TwoPasses: rounds the weights of one block after a first run of all samples through the block.
 
-This is for runs whose memory cannot hold the state of forwards that wait inside a block. In the first pass,
-all weights of the block are float: it shows each layer's input and every activation with a static scale. The
-second pass uses rounded weights, and activations quantized as in the finished model. Only the block's inputs
-are held for every sample. This costs twice the forwards of `quark.calibration.block_rounding`, and the
-rounding of a layer does not see the rounding errors of the layers before it in the same block.
+It is used if memory cannot hold the state of forward passes that wait inside a block. All samples run through
+the block twice. In the first run, all weights of the block are float, and the inputs of layers and the
+activations with static scales are observed. In the second run, weights are rounded, and activations are
+quantized as in the finished model. Only the block's inputs are stored for every sample. Compared with
+`quark.calibration.block_rounding`, this computes each block twice, and the statistics of a layer do not
+contain the rounding errors of earlier layers of the same block.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from quark.models.layers import QuantizedLayer
 
 @attrs.define(eq=False, slots=False)
 class TwoPasses(BlockCalibration):
-    """Rounds weights and sets scales between two passes of all forwards.
+    """Rounds weights and sets scales after a first and before a second run of all samples through the block.
 
-    Arguments and attributes are as in `BlockCalibration`.
+    The arguments and attributes are those of `BlockCalibration`.
     """
 
     _leaders: dict[str, str] = attrs.field(init=False, factory=dict)
@@ -40,7 +41,7 @@ class TwoPasses(BlockCalibration):
     _is_finished: bool = attrs.field(init=False, default=False)
 
     def work(self) -> None:
-        """Lead every forward through the block twice, and round between the two passes."""
+        """Run every forward pass through the block twice, and round the block's layers in between."""
         with ExitStack() as stack:
             for name, (layer, quantized) in self._layers.items():
                 stack.enter_context(replaced_forward(layer, self._forward_of(name, layer.forward, quantized)))
@@ -59,12 +60,12 @@ class TwoPasses(BlockCalibration):
                 self._tuning.work()
 
     def _pass(self, forwards: Sequence[Forward]) -> None:
-        """Lead forwards of the quantized model through the float block.
+        """Run forward passes of the quantized model through the float block, back to the block's entry.
 
-        Forwards of the float model continue to the next block.
+        The forward passes of the float model continue to the next block.
         """
         for forward in forwards:
-            if forward.is_float:  # a call's float forward comes first, for comparison with the quantized model's inputs
+            if forward.is_float:  # the float pass of a call comes first, so that its inputs can be compared with the other pass
                 self._block_run.release([forward])
             else:
                 if forward.number == 0:
@@ -91,7 +92,9 @@ class TwoPasses(BlockCalibration):
         return forward_of_layer
 
     def _attention(self, name: str, tensors: Mapping[str, Tensor]) -> bool:
-        """Observe tensors of an attention module in the first pass; return whether to quantize them."""
+        """Observe tensors of an attention module in the first run. Return whether the tensors shall be
+        quantized.
+        """
         forward = current_forward()
         if forward is None or forward.is_float:
             return False
@@ -102,7 +105,7 @@ class TwoPasses(BlockCalibration):
     def _collect(self, name: str, quantized: QuantizedLayer, x: Tensor, forward: Forward) -> None:
         """Update the statistics of the layer's input group.
 
-        Nothing is done if another layer of the group has already had this input.
+        Do nothing if another layer of the group has already updated the statistics with this input.
         """
         inside, spec = name.removeprefix(self._block.prefix), quantized.layer_config.input_tensors
         leader, is_new = self._input_groups.observe({forward: x}, inside, spec=spec)
@@ -113,7 +116,7 @@ class TwoPasses(BlockCalibration):
         assert first is not None  # the first call runs before all others
         if forward.number == 0:
             first.setdefault(leader, x.numel() // x.shape[-1])
-        count = first.get(leader, 0)  # about as many as in the first call
+        count = first.get(leader, 0)  # each call is expected to have about as many tokens as the first one
         if leader not in self._collectors:
             self._collectors[leader] = Collector(self._needs, x.shape[-1], x.device, grid.calls * count, grid)
         quantizer = quantized.input_quantizer
@@ -132,7 +135,7 @@ class TwoPasses(BlockCalibration):
             with self._clock.phase("statistics"):
                 collector.complete()
             self._round_observed({name: self._layers[name][1] for name in names}, collector)
-        # The second pass may route tokens to an expert that the first did not reach.
+        # In the second run, tokens may reach an expert that no token has reached in the first run.
         others = {n: quantized for n, (_, quantized) in self._layers.items() if n not in self.rounded}
         with self._branches.made(others):
             self.rounded |= round_to_nearest(others, self._input_groups.siblings)

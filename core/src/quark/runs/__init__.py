@@ -1,4 +1,6 @@
-"""The quantization pipeline: a source of blocks, calibration in lock-step, rounding, and a sink."""
+"""The quantization pipeline: a source loads blocks, blocks are calibrated and rounded, and a sink takes
+them.
+"""
 
 from quark.runs.from_disk import quantize_checkpoint
 from quark.runs.model_quantizer import ModelQuantizer

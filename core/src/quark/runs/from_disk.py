@@ -1,4 +1,4 @@
-"""Runs from a checkpoint to a checkpoint, with one block in memory at a time."""
+"""Runs that quantize a checkpoint on disk to a new checkpoint, with one block in memory at a time."""
 
 from __future__ import annotations
 
@@ -42,15 +42,18 @@ if TYPE_CHECKING:
     from transformers.core_model_loading import WeightConverter
 
 Report = Callable[[FinishedRun, Path, str, Callable[[], CheckpointSource]], None]
-"""Writes files about a run into its complete checkpoint, which may not have its final name yet.
+"""A callable that writes files about a run into the complete checkpoint. The checkpoint may not have its
+final name yet.
 
-The arguments are the run, the checkpoint, the torch device of the run, and a function that opens the float
-checkpoint once more. `quark_workbench.report.ReportOptions` is an example.
+The arguments are the finished run, the directory of the checkpoint, the torch device of the run, and a
+function that opens the float checkpoint once more. `quark_workbench.report.ReportOptions` is an example.
 """
 
 
 Build = Callable[..., nn.Module]
-"""Returns the float model of a checkpoint on the meta device, as `quark.models.hf.skeleton.skeleton` does."""
+"""A callable that returns the float model of a checkpoint, on the meta device.
+`quark.models.hf.skeleton.skeleton` is the default.
+"""
 
 
 def quantize_checkpoint(
@@ -73,50 +76,53 @@ def quantize_checkpoint(
 ) -> QuantPlan:
     """Quantize a checkpoint.
 
-    The result equals, byte for byte, an export after loading and `ModelQuantizer.quantize_model`.
+    The result has the same bytes as if you load the model, quantize it with `ModelQuantizer.quantize_model`
+    and export it.
 
-    One decoder block at a time is in memory, besides the tensors outside the blocks. Some exporters and
-    transforms need the whole model.
+    Only the tensors outside the decoder blocks and one block at a time are in memory. Some exporters and
+    transforms need the whole model in memory.
 
     If a run fails or is killed, its finished blocks and a journal stay on the disk. The same call with
-    ``resume=True`` continues with the next block; if ``out`` is finished, it does nothing.
+    ``resume=True`` continues with the next block. If ``out`` is finished, the call does nothing.
 
     Args:
-        source: Directory of a checkpoint in Hugging Face form: float, or quantized in a layout that an
-            installed plugin dequantizes.
-        out: Directory to write. It must not exist or must be empty, unless ``options.overwrite`` is set. It
-            appears when it is complete.
+        source: Directory of a checkpoint in Hugging Face form. It is float, or quantized in a layout that an
+            installed plugin can dequantize.
+        out: Directory for the result. It must not exist or must be empty, unless ``options.overwrite`` is
+            set. It gets its name only when it is complete.
         config: The quantization configuration.
         data: Calibration data (see `quark.calibration.batches.calls`), or a function that returns them. The
             function is called only if something needs data.
         device: Torch device to work on.
-        dtype: Dtype of the float model: float32, bfloat16 or float16; ``auto`` takes the checkpoint's dtype.
+        dtype: Dtype of the float model: float32, bfloat16 or float16. With ``auto``, it is the checkpoint's
+            dtype.
         exporter: Name of an exporter.
-        options: Options of the export, including the exporter's own options.
+        options: Options of the export. They include the options that only this exporter has.
         weight_converters: Conversions from stored tensors to the model's tensors
-            (``transformers.core_model_loading`` and `quark.models.hf.weight_converters`). None takes the
-            template's.
-        trust_remote_code: Whether code that comes with the checkpoint may run.
-        resume: Whether to continue after the finished blocks of an earlier run to ``out``. If there are none,
-            the run starts from the beginning.
-        restart: Whether to discard finished blocks of an earlier run to ``out``.
-        report: Writes the report of the finished run beside the weights; None writes none.
+            (``transformers.core_model_loading`` and `quark.models.hf.weight_converters`). If it is None, the
+            converters of the template are used.
+        trust_remote_code: Whether code that comes with the checkpoint is allowed to run.
+        resume: Whether to continue after the finished blocks of an earlier run with the same ``out``. If
+            there are no such blocks, the run starts from the beginning.
+        restart: Whether to discard the finished blocks of an earlier run with the same ``out``.
+        report: Writes the report of the finished run beside the weights. If it is None, no report is written.
         ranks: The processes that share the run and its files
             (`quark_workbench.process_group.ranks_of_environment`).
-        build: Makes the model without its weights; by default the class that config.json names.
+        build: Creates the model without its weights. By default, the model has the class that config.json
+            names.
 
-    Returns:
-        The plan as it was carried out. If ``out`` was already finished, the plan of the run.
+    Returns: The plan as it was carried out. If ``out`` was already finished, it is the plan before the run.
 
     Raises:
         OutputError: ``out`` is in use, another process is writing to it, or it cannot be written.
-        ResumeError: ``out`` has finished blocks, but neither ``resume`` nor ``restart`` is set. Or the blocks
-            or ``out`` belong to another run; the message names the differences.
+        ResumeError: An earlier run with the same ``out`` has finished blocks, but neither ``resume`` nor
+            ``restart`` is set. Or the finished blocks or ``out`` belong to a run with other settings. The
+            message names the differences.
         CheckpointError: The checkpoint is damaged, incomplete, or does not fit its config.json.
         ConfigError, UnknownNameError, UnsupportedError, CalibrationError: A setting is wrong, unknown or
             unsupported, or calibration data are missing.
         RankError: Another rank has failed, or was started with other settings.
-        NonFiniteError: A weight or an activation holds NaN or Inf.
+        NonFiniteError: A weight or an activation contains NaN or Inf.
         PluginError: A plugin raised an error or returned an invalid result. The message names the plugin, its
             version, the algorithm and the layer.
     """
@@ -152,11 +158,11 @@ def opened_checkpoint(
     trust_remote_code: bool = False,
     build: Build = skeleton,
 ) -> tuple[Sequence[Shard], CheckpointSource]:
-    """Return the files of a checkpoint, and its tensors with the model on the meta device.
+    """Open a checkpoint: return its files, and a `CheckpointSource` whose model is on the meta device.
 
-    Only headers have been read.
+    Only the headers of the files are read.
 
-    Arguments and errors are as in `quantize_checkpoint`.
+    The arguments and errors are those of `quantize_checkpoint`.
     """
     torch_dtype(dtype)
     shards = check_shards(source)
@@ -168,15 +174,15 @@ def opened_checkpoint(
 
 @attrs.frozen(eq=False)
 class CheckpointRun:
-    """A `Run` from a checkpoint to an output, planned and with its data.
+    """A planned `Run` that reads from a checkpoint and writes to an output.
 
     Attributes:
-        run: The run.
-        opened: Opens the checkpoint once more, as `opened_checkpoint`.
+        run: The run, with its data.
+        opened: A function that opens the checkpoint once more, as `opened_checkpoint` does.
         shards: The files of the checkpoint.
-        tensors: Its tensors, prepared for the plan.
-        output: Where to write to.
-        identity: Everything that the result depends on.
+        tensors: The tensors of the checkpoint, assigned to the blocks of the plan.
+        output: The output that the run writes to.
+        identity: All facts that the result depends on.
     """
 
     run: Run
@@ -196,9 +202,9 @@ class CheckpointRun:
         events: RunEvents,
         converters: Sequence[WeightConverter] | None = None,
     ) -> Self:
-        """Plan a run; nothing is written.
+        """Plan a run. Nothing is written.
 
-        Arguments and errors are as in `quantize_checkpoint`.
+        The errors are those of `quantize_checkpoint`.
         """
         ranks, (shards, tensors) = output.ranks, opened()
         run = plan_run(tensors.model, config, tensors.codes_of, tensors.carried)
@@ -214,18 +220,19 @@ class CheckpointRun:
 
     @property
     def works_by_block(self) -> bool:
-        """Whether one block after another is read, quantized and written."""
+        """Whether each block is read, quantized and written before the next block is read."""
         return self.run.algorithms.works_by_block and self.output.writer.streams
 
     @contextmanager
     def streamed(self, directory: Path) -> Iterator[tuple[StartedRun, BlockSink]]:
-        """Start the run, or continue an interrupted one; yield the started run and its sink.
+        """Start the run or continue an interrupted run, and yield the started run and its sink.
 
-        The sink writes each block as soon as it is quantized, and enters it in a journal if the run keeps
-        one.
+        The sink writes each block as soon as it is quantized. If the run has a journal, the sink then adds
+        the block to the journal.
 
         Args:
-            directory: The directory that becomes the output; it may have finished blocks.
+            directory: The directory that becomes the output. It may have finished blocks of an interrupted
+                run.
         """
         run = self.run
         journal = Journal.read(directory.parent) if run.ranks.is_first and finished_blocks(directory.parent) else None
@@ -243,10 +250,12 @@ class CheckpointRun:
 
     @contextmanager
     def _opened_stream(self, started: StartedRun, directory: Path, *, is_resumed: bool) -> Iterator[BlockStream | None]:
-        """Yield the export on each rank that writes to its files, or reads finished blocks from them."""
+        """Yield the opened export, or None on a rank that neither writes its files nor reads finished
+        blocks.
+        """
         ranks = started.run.ranks
         if not ranks.is_first:
-            ranks.barrier()  # the first rank has made the files then
+            ranks.barrier()  # afterwards, the first rank has created the files
         if not (ranks.is_first or is_resumed or self.output.is_shared(started.run)):
             yield None
             return
@@ -256,11 +265,12 @@ class CheckpointRun:
             yield stream
 
     def _sink(self, started: StartedRun, stream: BlockStream | None, journal: Journal | None) -> BlockSink:
-        """Return the sink of a rank.
+        """Return the sink of this rank.
 
-        In a run with calibration data, every rank computes the same layers, and the first rank writes them.
-        Without data, one rank reads, rounds and writes each block. If the exporter cannot share its files
-        (`quark.checkpoint.Exporter.shares`), the first rank reads, rounds and writes all blocks.
+        In a run with calibration data, every rank computes all layers, and the first rank writes them. In a
+        run without data, each block is read, rounded and written by one rank. If the exporter cannot write
+        files from several processes (`quark.checkpoint.Exporter.shares`), the first rank reads, rounds and
+        writes all blocks.
         """
         run, model, output = started.run, started.model, self.output
         blocks = decoder_blocks(model, started.plan.architecture)
@@ -280,9 +290,9 @@ class CheckpointRun:
         return sink
 
     def work_on_whole(self, report: Report | None) -> QuantPlan:
-        """Read the whole model, quantize it in memory, then write it on the first rank.
+        """Read the whole model, quantize it in memory, and return the plan as it was carried out.
 
-        Returns the plan as it was carried out.
+        The first rank writes the result.
         """
         run, output, model = self.run, self.output, self.tensors.model
         run.events.phase("load")
@@ -300,9 +310,10 @@ class CheckpointRun:
         return content.plan
 
     def complete(self, finished: FinishedRun, directory: Path, report: Report | None) -> None:
-        """Check the written checkpoint, and add the files about the run, before it gets its final name.
+        """Check the written checkpoint and add the files about the run. Afterwards, the checkpoint gets its
+        final name.
 
-        Every rank calls this; the first one writes.
+        Every rank must call this method. The first rank writes the files.
         """
         refuse_changed_source(self.run.ranks, self.identity, self.shards)
         if not self.run.ranks.is_first:

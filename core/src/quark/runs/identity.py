@@ -1,7 +1,7 @@
-"""Identity of a run: everything that its result depends on, as JSON values.
+"""Identity of a run: all facts that the result of the run depends on, as JSON values.
 
-A run is resumed only if its identity equals that of the earlier run. The output keeps the identity, so that
-the same call recognizes a finished run.
+A run can be resumed only with the same identity. The identity is also stored in the output, so that a
+repeated call recognizes a finished run.
 """
 
 from __future__ import annotations
@@ -35,28 +35,30 @@ if TYPE_CHECKING:
     from transformers.core_model_loading import WeightConverter
 
 _NOT_OF_THE_WEIGHTS = ("overwrite", "tokenizer", "own")
-"""Export options that change no tensor. An exporter's own options are listed separately."""
+"""Export options that are left out of the identity. The first two change no tensor. ``own`` has the options
+that only one exporter has, which are added in another way.
+"""
 
 _LISTED = 8
-"""The number of differences that a message lists."""
+"""The maximum number of differences that a message lists."""
 _PIECES, _PIECE = 64, 4096
-"""The number of pieces that are read of each file of the source, and their size in bytes.
+"""The number of pieces that are read from each file of the source, and the size of a piece in bytes.
 
-The pieces are small compared with the file, and spread over all blocks.
+The pieces are small compared with the file, and are spread over all blocks.
 """
 
 
 @attrs.frozen
 class RunIdentity:
-    """Everything that the result of a run depends on, as JSON values by name.
+    """All facts that the result of a run depends on. Each attribute is a dictionary of JSON values.
 
     Attributes:
-        settings: The configuration, resolved for the model; the exporter and its options; converters, device,
-            dtype and order of sums.
-        versions: Versions of torch, transformers and the distributions whose formats, observers, algorithms
-            and exporter the run uses.
-        source: The size of each file of the checkpoint, with digests of its header and of a sample of its
-            bytes; and a digest of config.json. The sample differs if a model has been trained further.
+        settings: The configuration (resolved for the model), the exporter and its options, the converters,
+            the device, the dtype, and whether sums are deterministic.
+        versions: The versions of torch and transformers, and of the distributions whose formats, observers,
+            algorithms and exporter the run uses.
+        source: A digest of config.json, and for each file of the checkpoint its size and digests of its
+            header and of a sample of its bytes. If a model has been trained further, the sample differs.
         data: A digest of the calibration data.
     """
 
@@ -81,8 +83,8 @@ class RunIdentity:
         """Return the identity of a run.
 
         Args:
-            model: The float model; meta tensors suffice.
-            plan: The plan of the run, whose configuration is resolved for the model.
+            model: The float model. Its tensors may be on the meta device.
+            plan: The plan of the run. Its configuration is resolved for the model.
             shards: The files of the checkpoint.
             data: Calibration calls.
             exporter: Name of the exporter.
@@ -106,8 +108,8 @@ class RunIdentity:
             "deterministic": is_deterministic,
             "dtype": str(next(p.dtype for p in model.parameters())),
         }
-        # Written as JSON and read again, so that it equals an identity from a file; objects become their
-        # repr.
+        # The settings are converted to JSON and back, so that they equal the settings of an identity that was
+        # read from a file. Objects are replaced by their repr.
         settings = json.loads(json.dumps(settings, default=repr))
         return cls(settings, _versions(plan, exporter), _identity_of_source(shards), _identity_of_data(data))
 
@@ -115,12 +117,12 @@ class RunIdentity:
         """Check that an earlier run has this identity.
 
         Args:
-            which: The earlier run, for the message.
+            which: A phrase that names the earlier run. The message begins with it.
             before: The identity of the earlier run, as JSON values.
-            fix: The fix for the message.
+            fix: What the user can do. The message ends with it.
 
         Raises:
-            ResumeError: The identities differ; the message names the differences.
+            ResumeError: The identities differ. The message names the differences.
         """
         if lines := differences(before, attrs.asdict(self)):
             raise ResumeError(f"{which} differs from this run: {listed(lines)}. {fix}", differences=lines)
@@ -142,9 +144,11 @@ def _identity_of_source(shards: Sequence[Shard]) -> dict[str, Any]:
 
 
 def refuse_changed_source(ranks: Ranks, identity: RunIdentity, shards: Sequence[Shard]) -> None:
-    """Check at the end of a run that its source has not changed, even if file times are the same.
+    """Check at the end of a run that the files of its source have not changed, even if their times are the
+    same.
 
-    Collective. Each rank checks the files that it has read; they may be copies of the first rank's files.
+    Every rank must call this function. Each rank checks the files that it has read, which may be copies of
+    the first rank's files.
 
     Raises:
         CheckpointError: A file has been changed, replaced or removed.
@@ -168,20 +172,21 @@ def _refuse_changed(identity: RunIdentity, shards: Sequence[Shard]) -> None:
     try:
         lines = differences(identity.source, _identity_of_source(shards))
     except OSError as error:
-        raise CheckpointError(f"'{directory}' cannot be read any more ({error.strerror}): restore the checkpoint") from error
+        raise CheckpointError(f"'{directory}' can no longer be read ({error.strerror}). Restore the checkpoint") from error
     if lines:
         raise CheckpointError(
-            f"'{directory}' was changed while it was read: {listed(lines)}. Restore it, and start again with restart=True (--restart)"
+            f"'{directory}' was changed during the run: {listed(lines)}. Restore it, and start again with restart=True (--restart)"
         )
 
 
 def is_finished_run(out: Path, identity: RunIdentity, *, overwrite: bool) -> bool:
-    """Return whether an output directory is the finished output of the run of that identity.
+    """Return whether the directory ``out`` is the finished output of a run with the identity ``identity``.
 
-    False if the directory is free, may be replaced, or was not written by a run from disk.
+    Return False if the directory does not exist or is empty, if another run has written it and it may be
+    overwritten, or if it was not written by a run from disk.
 
     Raises:
-        ResumeError: The output belongs to another run; the message names the differences.
+        ResumeError: The output belongs to another run. The message names the differences.
         OutputError: A file of the output is missing or damaged. All files are read.
         CheckpointError: The checksums of the output are missing, or cannot be read.
     """
@@ -189,13 +194,13 @@ def is_finished_run(out: Path, identity: RunIdentity, *, overwrite: bool) -> boo
     if "run" not in values:
         return False
     if not isinstance(values["run"], dict):
-        raise OutputError(f"'{out / RUN_FILE}' is damaged: choose another output directory, or pass overwrite=True to replace it")
+        raise OutputError(f"'{out / RUN_FILE}' is damaged. Choose another output directory, or pass overwrite=True to replace this one")
     if values["run"] != attrs.asdict(identity) and overwrite:
         return False
-    fix = "choose another output directory, or pass overwrite=True to replace it"
+    fix = "choose another output directory, or pass overwrite=True to replace this one"
     identity.refuse_other(f"the run that has written '{out}'", values["run"], fix[:1].upper() + fix[1:])
     if changes := verify(out).changes:
-        raise OutputError(f"'{out}' was completed by this run, and has changed since ({listed(changes)}): {fix}")
+        raise OutputError(f"'{out}' was completed by this run, but files have changed since ({listed(changes)}): {fix}")
     return True
 
 
@@ -204,7 +209,11 @@ def _identity_of_data(calls: Sequence[Call]) -> dict[str, Any]:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], form: str = "{} was {} and is {}") -> list[str]:
-    """Return a line for each value that differs, such as ``"settings.dtype was float16 and is float32"``.
+    """Return a line for each value that differs between two nested dictionaries.
+
+    Args:
+        before, now: The dictionaries.
+        form: Form of a line. It has a place for the name and for each of both values.
 
     >>> differences({"a": {"x": 1, "y": [1, 2]}}, {"a": {"x": 2, "y": [1, 2]}, "b": "new"})
     ['a.x was 1 and is 2', "b was not there and is 'new'"]
@@ -215,20 +224,22 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], form: str = "
 
 
 def listed(lines: Sequence[str]) -> str:
-    """Return the first differences for a message, and how many more there are."""
+    """Return a text for a message: the first of these lines, and the number of further lines."""
     return "; ".join([*lines[:_LISTED], *([f"and {len(lines) - _LISTED} more"] if len(lines) > _LISTED else [])])
 
 
 def refuse_different_ranks(ranks: Ranks, identity: RunIdentity, **more: str) -> None:
-    """Check, before work begins, that all processes of a run have the same identity; collective.
+    """Check, before work begins, that all processes of a run have the same identity.
+
+    Every rank must call this function.
 
     Args:
         ranks: The processes.
         identity: Identity of the run in this process.
-        more: Further values that have to be the same in all processes.
+        more: Further values that must be the same in all processes.
 
     Raises:
-        RankError: Another process has other files, data, settings or versions; the message names them.
+        RankError: A process has other files, data, settings or versions. The message names the differences.
     """
     own = json.dumps({**attrs.asdict(identity), **more}, sort_keys=True)
     if len(set(ranks.gather(_digest([own.encode()])))) == 1:
@@ -237,8 +248,8 @@ def refuse_different_ranks(ranks: Ranks, identity: RunIdentity, **more: str) -> 
     each = enumerate((differences(first, other, "{} is {} there and {} here") for other in others), 1)
     rank, lines = next((rank, lines) for rank, lines in each if lines)
     raise RankError(
-        f"the processes of this run differ. Process {rank} (here) differs from process 0 (there) in: {listed(lines)}. "
-        "Start all of them with the same checkpoint, data, options and installed versions"
+        f"the processes of this run were started differently. Process {rank} (here) differs from process 0 (there): {listed(lines)}. "
+        "Start all processes with the same checkpoint, data, options and installed versions"
     )
 
 
@@ -259,9 +270,9 @@ def _shown(values: Mapping[str, Any], name: str) -> str:
 
 
 def _bytes_of(value: Any) -> Iterator[bytes]:
-    """Yield bytes that differ if arguments of a model differ.
+    """Yield bytes that represent an argument of a model: different arguments give different bytes.
 
-    Objects other than tensors and plain values differ only if their classes differ.
+    For an object that is neither a tensor nor a plain value, the bytes depend only on its class.
     """
     if isinstance(value, Tensor):
         dense = value.detach().cpu().contiguous()
@@ -290,7 +301,7 @@ def _digest(parts: Iterable[bytes]) -> str:
 
 
 def _sample(path: Path) -> Iterator[bytes]:
-    """Yield evenly spread pieces of a file."""
+    """Yield pieces of a file that are evenly spread over it."""
     size = path.stat().st_size
     with path.open("rb") as file:
         for number in range(_PIECES):

@@ -1,9 +1,10 @@
-"""Journal of a run from disk: the identity of the run and its finished blocks, to resume it.
+"""Journal of a run from disk: a file with the identity of the run and its finished blocks, from which the run
+can be resumed.
 
-The journal is a file of JSON lines beside the directory in which the export is built. The first line is a
-header (`quark.runs.identity`); each further line is the entry of a finished block. An entry is written and
-synchronized after its block is on the disk. Each line has a checksum, so that an incomplete last line is
-recognized and ignored.
+The journal has JSON lines and is beside the directory in which the export is built. The first line is a
+header with the identity of the run (`quark.runs.identity`). Each further line is the entry of a finished
+block. The entry is written and synchronized when the block is on the disk. Each line has a checksum, so that
+an incomplete last line is recognized and ignored.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ class FinishedBlock:
 
     Attributes:
         name: Full name of the block.
-        checksums: Checksums of its stored tensors, by name (`quark.checkpoint.BlockStream.when_stored`).
+        checksums: Checksums of the block's stored tensors, by name
+            (`quark.checkpoint.BlockStream.when_stored`).
         report: The block's part of the calibration report.
-        learned: State of the run after this block, which later blocks need.
+        learned: The state of the run after this block. Later blocks need this state.
     """
 
     name: str
@@ -44,16 +46,17 @@ class FinishedBlock:
 
 
 class Journal:
-    """The journal of one run, open for more entries. Entries may be added from another thread, one at a time.
+    """The journal of one run. Entries can be added, one at a time, also from another thread.
 
     Args:
         path: The file.
         header: The header, with the identity of the run.
-        finished: The finished blocks.
-        end: Size of the valid part of the file; the rest is cut off.
+        finished: The entries of the finished blocks.
+        end: Size of the valid part of the file. The rest is cut off when the next entry is added.
 
     Attributes:
-        header, finished: The arguments of these names. Added entries are not in ``finished``.
+        header, finished: The arguments with these names. Entries that are added later are not in
+            ``finished``.
     """
 
     def __init__(self, path: Path, header: Mapping[str, Any], finished: Sequence[FinishedBlock], end: int) -> None:
@@ -64,13 +67,14 @@ class Journal:
 
     @classmethod
     def begin(cls, directory: Path, identity: RunIdentity, *, two_passes: bool) -> Self:
-        """Return the journal of a run that starts from the beginning.
+        """Create the journal of a run that starts from the beginning.
 
         Args:
-            directory: Directory in which the export is built; its files have been created. The journal is
-                beside it.
+            directory: Directory in which the export is built. Its files have been created. The journal is
+                written beside this directory.
             identity: Identity of the run.
-            two_passes: Memory mode of the run, which depends on the free memory at its start.
+            two_passes: Memory mode of the run. It is stored because it depends on the free memory at the
+                start.
         """
         files = sorted(path.name for path in directory.iterdir())
         header = {"format": FORMAT, "run": attrs.asdict(identity), "two_passes": two_passes, "files": files}
@@ -82,56 +86,59 @@ class Journal:
 
     @classmethod
     def read(cls, partial: Path) -> Self:
-        """Return the journal of an interrupted run, up to its first incomplete line.
+        """Read the journal of an interrupted run, up to the first incomplete line.
+
+        Args:
+            partial: The directory that the journal is in.
 
         Raises:
-            ResumeError: The header or an entry cannot be read, or has another version.
+            ResumeError: The header or an entry cannot be read, or the journal has another version.
         """
         path = partial / JOURNAL
         lines, ends = _lines(path.read_bytes())
         if not lines or lines[0].get("format") != FORMAT or not _are_entries(lines):
             raise ResumeError(
-                f"the journal '{path}' is damaged, or of another version: set restart=True (--restart) to start from the beginning"
+                f"the journal '{path}' is damaged or has another version. Set restart=True (--restart) to start from the beginning"
             )
         return cls(path, lines[0], [FinishedBlock(**line) for line in lines[1:]], ends[-1])
 
     @property
     def two_passes(self) -> bool:
-        """The memory mode of the run."""
+        """Whether the run computes each block twice (`quark.runs.run.Run.two_passes`)."""
         return bool(self.header["two_passes"])
 
     def refuse_other_run(self, identity: RunIdentity) -> None:
-        """Check that the interrupted run has this identity.
+        """Check that the interrupted run has the identity ``identity``.
 
         Raises:
-            ResumeError: The identities differ; the message names the differences.
+            ResumeError: The identities differ. The message names the differences.
         """
         identity.refuse_other(
             f"the interrupted run in '{self._path.parent}'",
             self.header["run"],
-            "Ask for the same again to resume it, or start from the beginning with restart=True (--restart), which discards its "
-            f"{len(self.finished)} finished block(s)",
+            "Use the same settings to resume that run. Or start from the beginning with restart=True (--restart), which discards the "
+            f"{len(self.finished)} finished block(s) of that run",
         )
 
     def remove_later_files(self, directory: Path) -> None:
-        """Remove the files of an export that did not exist when the run began.
+        """Remove the files of an export that were not there when the journal was created.
 
-        They are written at the end of the run, and may be incomplete.
+        Such files are written at the end of a run, and may be incomplete.
         """
         for path in directory.iterdir():
             if path.name not in self.header["files"]:
                 if path.is_dir() and not path.is_symlink():
-                    raise ResumeError(f"'{path}' is a directory that was not made by a run: remove it to resume the run")
+                    raise ResumeError(f"'{path}' is a directory that no run has created. Remove it to resume the run")
                 path.unlink()
 
     def cut(self, count: int) -> None:
-        """Forget all but the first ``count`` finished blocks."""
+        """Drop all entries except those of the first ``count`` finished blocks."""
         self.finished = self.finished[:count]
         _, ends = _lines(self._path.read_bytes())
         self._end = ends[count]
 
     def add(self, block: FinishedBlock) -> None:
-        """Add a finished block, and return when the entry is on the disk."""
+        """Add the entry of a finished block. When the method returns, the entry is on the disk."""
         self._append(attrs.asdict(block, recurse=False))
 
     def _append(self, line: Mapping[str, Any]) -> None:
@@ -148,7 +155,9 @@ class Journal:
 
 
 def _are_entries(lines: Sequence[Any]) -> bool:
-    """Return whether lines have the form of a header followed by entries."""
+    """Return whether the first line has the form of a header, and all other lines have the form of
+    entries.
+    """
     header, *entries = lines
     kinds = {"name": str, "checksums": dict, "report": dict, "learned": dict}
     return (
@@ -160,7 +169,7 @@ def _are_entries(lines: Sequence[Any]) -> bool:
 
 
 def _lines(data: bytes) -> tuple[list[dict[str, Any]], list[int]]:
-    """Return the lines before the first incomplete one, and the end of each line in bytes."""
+    """Return the lines before the first incomplete line, and the position of each line's end, in bytes."""
     lines: list[dict[str, Any]] = []
     ends: list[int] = []
     end = 0

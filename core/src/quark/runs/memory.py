@@ -1,4 +1,6 @@
-"""Memory: estimates for activations, free memory of a device, and the return of freed memory."""
+"""Functions that estimate the memory of activations, tell the free memory of a device, and return freed
+memory.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +19,16 @@ from quark.models.plan.family import text_config
 from quark.models.plan.quant_plan import QuantPlan
 
 SHARE = 0.5
-"""The default share of the free memory that activations may take."""
+"""The share of the free memory that activations may use by default."""
 
 LEAST_RETURNED = 64 << 20
-"""Number of freed bytes after which memory is returned to the system."""
+"""When this many bytes have been freed, memory is returned to the system."""
 
 
 def tokens_in(calls: Iterable[Call]) -> int:
-    """Return the number of tokens of all calls.
+    """Return the number of tokens in all calls.
 
-    A token is an element of token ids, or a vector of a floating-point input.
+    Each token id is a token. If an input is floating-point, each vector along its last axis is a token.
     """
     tokens = 0
     for call in calls:
@@ -37,15 +39,15 @@ def tokens_in(calls: Iterable[Call]) -> int:
 
 
 def held_bytes(model: nn.Module, plan: QuantPlan, tokens: int, streams: int) -> int:
-    """Return an estimate of the bytes that forwards hold while they pause inside a block.
+    """Return an estimate of the bytes that forward passes need while they pause inside a block.
 
-    The estimate counts the residual stream, its normed form, layer inputs and other outputs.
+    The estimate includes the residual stream, the normed residual stream, and inputs and outputs of layers.
 
     Args:
-        model: The model, whose dtype is used.
+        model: The model. The estimate uses its dtype.
         plan: The plan of the model.
         tokens: The number of tokens of all calls together.
-        streams: The number of forwards of each call.
+        streams: The number of forward passes of each call.
     """
     widest = 0
     for rows in rows_by_block(decoder_blocks(model, plan.architecture), plan.quantized):
@@ -57,10 +59,12 @@ def held_bytes(model: nn.Module, plan: QuantPlan, tokens: int, streams: int) -> 
 
 
 def held_probabilities(model: nn.Module, calls: Iterable[Call]) -> int:
-    """Return an estimate of the bytes of float32 attention logits and probabilities of paused forwards.
+    """Return an estimate of the bytes that paused forward passes need for attention logits and probabilities.
+
+    Both are assumed to be float32.
 
     Args:
-        model: The model. If its configuration has no number of heads, one head is assumed.
+        model: The model. If its configuration does not state the number of heads, one head is assumed.
         calls: The calibration calls.
     """
     heads = int(getattr(text_config(model), "num_attention_heads", None) or 1)
@@ -73,9 +77,9 @@ def held_probabilities(model: nn.Module, calls: Iterable[Call]) -> int:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Return the free memory of a device, including memory that torch has reserved.
+    """Return the free memory of a device in bytes, or None if it is unknown.
 
-    None if it is not known.
+    Memory that torch has reserved but does not use is counted as free.
     """
     if device.type not in ("cpu", "meta"):
         module = torch.get_device_module(device)
@@ -87,13 +91,16 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 class FreedMemory:
-    """Counts freed bytes, and returns them to the system at `LEAST_RETURNED`; returning takes time."""
+    """Counts freed bytes, and returns memory to the system after each `LEAST_RETURNED` bytes.
+
+    Memory is not returned more often, because that takes time.
+    """
 
     def __init__(self) -> None:
         self._bytes = 0
 
     def add(self, size: int) -> None:
-        """Count ``size`` freed bytes, and return memory to the system at the threshold."""
+        """Record that ``size`` bytes were freed. If the threshold is reached, return memory to the system."""
         self._bytes += size
         if self._bytes >= LEAST_RETURNED:
             return_freed()
@@ -102,9 +109,9 @@ class FreedMemory:
 
 @contextmanager
 def collecting_later() -> Iterator[None]:
-    """Disable Python's garbage collection while the body runs.
+    """Disable Python's garbage collection in the body of the ``with`` statement.
 
-    While many modules are created, it would scan all objects again and again.
+    Use it while many modules are created: the garbage collector would scan all objects again and again.
     """
     was_enabled = gc.isenabled()
     gc.disable()

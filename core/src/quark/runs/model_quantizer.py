@@ -1,4 +1,4 @@
-"""ModelQuantizer, the documented entry point: quantize a model in memory, in place."""
+"""ModelQuantizer: the documented class that quantizes a model in memory, in place."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from quark.runs.source import InMemorySource
 M = TypeVar("M", bound=nn.Module)
 
 _NOT_FINITE = (
-    "Nothing has been changed. The checkpoint is damaged or comes from a diverged run, or its values were cast to a dtype that cannot hold "
-    "them, such as float16 beyond 65504: repair it, or load it in another dtype"
+    "Nothing has been changed. The checkpoint is damaged, comes from a diverged training, or has values that the dtype cannot represent "
+    "(float16 ends at 65504). Repair the checkpoint, or load it in another dtype"
 )
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -45,9 +45,9 @@ class ModelQuantizer:
     """Quantizes models with one configuration.
 
     Args:
-        config: The quantization configuration; it is never changed.
-        multi_device: Accepted with a warning that says how several devices are used. Each layer is quantized
-            on its own device.
+        config: The quantization configuration. It is never changed.
+        multi_device: An option of AMD Quark without effect here. If it is True, a warning says how to use
+            several devices. Each layer is quantized on the device that it is on.
 
     Example:
         >>> from quark.config.templates import LLMTemplate
@@ -59,18 +59,21 @@ class ModelQuantizer:
     def __init__(self, config: QConfig, multi_device: bool = False) -> None:
         refuse_unfit_environment()
         if not isinstance(config, QConfig):
-            raise ConfigError(f"ModelQuantizer needs a QConfig, not a {type(config).__name__}: see LLMTemplate.get(…).get_config(…)")
+            raise ConfigError(
+                f"ModelQuantizer needs a QConfig, not a {type(config).__name__}. LLMTemplate.get(…).get_config(…) returns a QConfig"
+            )
         self.config = config
         self.multi_device = multi_device
         if multi_device:
             get_logger(__name__).warning(several_devices("multi_device"))
 
     def plan(self, model: nn.Module) -> Any:
-        """Return the `QuantPlan` of ``model``, or the plan of its quantization mode; meta tensors suffice.
+        """Return the `QuantPlan` of ``model``. Its tensors may be on the meta device.
 
-        Raises ConfigError with all problems.
+        If the configuration has another mode than eager mode, that mode makes the plan. The method raises
+        ConfigError with all errors of the configuration.
 
-        Fused experts that are to be quantized are split into separate layers; the model's outputs do not
+        Fused experts that are to be quantized are split into separate layers. The outputs of the model do not
         change.
         """
         refuse_no_model(model)
@@ -84,38 +87,37 @@ class ModelQuantizer:
     def quantize_model(self, model: M, dataloader: Data = None) -> M:
         """Quantize ``model`` in place, block by block, and return it.
 
-        A transformers model that was loaded quantized (FP8, compressed-tensors) is dequantized first, one
-        module at a time. Its layers that are not to be quantized keep their quantization, unless
+        If a transformers model was loaded quantized (FP8, compressed-tensors), it is dequantized first, one
+        module at a time. Layers that the configuration does not quantize keep their quantization, unless
         ``keep_prequantized_layers`` is False.
 
-        Checks come before changes. A later error, such as in a plugin's algorithm, leaves the model partly
-        quantized: it cannot be used or quantized again, so load the float model again.
-        (`quark.runs.quantize_checkpoint` leaves no partial output when it fails.)
+        All checks are made before the model is changed. After a later error, for example in a plugin's
+        algorithm, the model is partly quantized. It cannot be used or quantized again then, so load the float
+        model again. (`quark.runs.quantize_checkpoint` leaves no partial output when it fails.)
 
-        In another quantization mode (``quant_mode``), such as FX graph mode, the documentation of that mode
-        applies. The returned model may be another object.
+        If the configuration has another quantization mode (``quant_mode``), such as FX graph mode, see the
+        documentation of that mode. The returned model may then be another object.
 
         Args:
-            model: Any module tree. A transformers model of a known family is quantized block by block,
-                another model as one block. If the model is itself a layer, the plan calls it ``layer``, and
-                the quantized layer is returned.
+            model: Any module. A transformers model of a known family is quantized block by block, and any
+                other model as one block. If the model is itself a layer, the plan calls it ``layer``, and the
+                quantized layer is returned.
             dataloader: Calibration data (see `quark.calibration.batches.calls`), or a function that returns
-                them; its argument says what needs data. Read only if something needs data, such as static
-                activation scales.
+                calibration data. The function gets a text that says what needs data. Data are read only if
+                something needs them, such as static activation scales.
 
-        Returns:
-            The same object, its layers replaced, with the attributes ``quant_config``, ``quark_plan`` and
-            ``quark_quantized``.
+        Returns: The same object. Its layers are replaced, and it has the attributes ``quant_config``,
+        ``quark_plan`` and ``quark_quantized``.
 
         Raises:
             ConfigError: The configuration does not fit the model. Or the model is not a module, is compiled,
                 or has weights that are not plain floats.
-            CalibrationError: Static scales need calibration data, and there are none.
-            NonFiniteError: A weight or an activation holds NaN or Inf.
+            CalibrationError: Calibration data are needed, for example for static scales, but there are none.
+            NonFiniteError: A weight or an activation contains NaN or Inf.
             PluginError: A plugin raised an error or returned an invalid result. The message names the plugin,
                 its version, the algorithm and the layer.
-            UnsupportedError: No installed distribution implements an algorithm; or attention is to be
-                quantized, but the model's attention cannot be replaced.
+            UnsupportedError: No installed distribution implements an algorithm. Or the configuration
+                quantizes attention, but the attention modules of the model cannot be replaced.
         """
         refuse_no_model(model)
         if self.config.quant_mode is not QuantizationMode.eager_mode:
@@ -125,8 +127,8 @@ class ModelQuantizer:
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         if device.type == "meta" and all(p.is_meta for p in model.parameters()):
             raise ConfigError(
-                "this model is on the meta device and has no weights to quantize: load them first, or quantize the checkpoint itself with "
-                "quark.runs.quantize_checkpoint, which has one block in memory at a time"
+                "this model is on the meta device and has no weights to quantize. Load the weights first, or quantize the checkpoint with "
+                "quark.runs.quantize_checkpoint, which loads one block at a time"
             )
         whole = as_model(model)
         with own_torch_state(), running("quantize", source=type(model).__name__, **settings_told(self.config)) as events:
@@ -134,8 +136,8 @@ class ModelQuantizer:
             run, coded = self._planned(whole)
             if isinstance(model, fx.GraphModule) and not run.plan.rows:
                 raise ConfigError(
-                    "this graph has operators, but eager mode quantizes layers: set quant_mode=QuantizationMode.fx_graph_mode in "
-                    "the configuration, or quantize the model that was captured"
+                    "this model is a graph of operators, but eager mode quantizes layers. Set quant_mode=QuantizationMode.fx_graph_mode in "
+                    "the configuration, or quantize the model from which the graph was captured"
                 )
             run = run.with_data(whole, dataloader, device, events=events)
             refuse_unfit(whole, run.plan.quantized)
@@ -145,12 +147,15 @@ class ModelQuantizer:
         return model
 
     def _planned(self, model: nn.Module) -> tuple[Run, Mapping[str, CodedLayer]]:
-        """Make a model float, and return its run and the codes of the layers that keep their quantization."""
+        """Dequantize a model if it is quantized, and return its `Run`.
+
+        Also return the codes and scales of the layers that keep their quantization, by name.
+        """
         source = QuantizedModel.of(model)
         if source is None:
             return plan_run(model, self.config), {}
         codes_of = source.codes_of
-        kept = plan_run(source.twin, self.config, codes_of).plan.kept  # refuses what does not fit before anything is changed
+        kept = plan_run(source.twin, self.config, codes_of).plan.kept  # raises an error, if any, before the model is changed
         coded = source.coded(kept)
         source.dequantize()
         return plan_run(model, self.config, codes_of), coded
@@ -167,41 +172,42 @@ class ModelQuantizer:
         resume: bool = False,
         restart: bool = False,
     ) -> None:
-        """Quantize a checkpoint to a checkpoint, without calibration data.
+        """Read a checkpoint, and write a quantized checkpoint, without calibration data.
 
         If your settings need data, use `quark.runs.quantize_checkpoint`.
 
         Args:
             pretrained_model_path: Directory of a checkpoint, float or quantized, as in
                 `quark.runs.quantize_checkpoint`.
-            save_path: Directory to write; it must not exist or must be empty.
-            keep_excluded_layers_as_original_model_state: Excluded layers of a quantized checkpoint stay
-                quantized, even if the configuration's ``keep_prequantized_layers`` is False.
+            save_path: Directory for the result. It must not exist or must be empty.
+            keep_excluded_layers_as_original_model_state: Whether excluded layers of a quantized checkpoint
+                stay quantized, even if the configuration's ``keep_prequantized_layers`` is False.
             legacy_device_args: ``device`` as a positional argument.
-            weight_converters: As in `quark.runs.quantize_checkpoint`. Converters that split fused experts are
-                ignored if the model has fused experts, which are split when they are quantized.
-            device: Torch device. None means "cuda", or the CPU if there is no CUDA device. Of several
-                devices, the first is used.
-            presharded_weights: Documented by AMD Quark; not supported.
+            weight_converters: As in `quark.runs.quantize_checkpoint`. If the model has fused experts,
+                converters that split fused experts are ignored: the experts are split when they are
+                quantized.
+            device: Torch device. If it is None, "cuda" is used, or the CPU if there is no CUDA device. If it
+                is a sequence of devices, the first one is used.
+            presharded_weights: An argument of AMD Quark that is not supported. It must be None.
             resume: As in `quark.runs.quantize_checkpoint`.
             restart: As in `quark.runs.quantize_checkpoint`.
 
         Raises:
-            UnsupportedError: ``presharded_weights`` are given; or the layout cannot hold a layer that keeps
-                its quantization.
+            UnsupportedError: ``presharded_weights`` is not None. Or the layout of the export cannot store a
+                layer that keeps its quantization.
             CalibrationError: The configuration needs calibration data.
-            QuarkError: As in `quark.runs.quantize_checkpoint`.
+            QuarkError: The other errors are those of `quark.runs.quantize_checkpoint`.
         """
         if presharded_weights is not None:
-            raise UnsupportedError("presharded_weights cannot be read: give the checkpoint as one directory, without them")
+            raise UnsupportedError("the argument presharded_weights is not supported. Give the checkpoint as one directory, without it")
         if self.config.quant_mode is not QuantizationMode.eager_mode:
             raise UnsupportedError(
-                "a checkpoint is quantized layer by layer, in eager mode: for another mode load the model and use quantize_model"
+                "a checkpoint can be quantized only in eager mode. For another quant_mode, load the model and use quantize_model"
             )
         wanted = device if device is not None else next(iter(legacy_device_args), None)
         several = isinstance(wanted, Sequence) and not isinstance(wanted, str)
         if several:
-            get_logger().info("Of several devices the first is used.")
+            get_logger().info("Several devices are given. Only the first one is used.")
         first: Any = wanted[0] if several else wanted  # type: ignore[index]
         default = "cuda" if torch.cuda.is_available() else "cpu"
         choices: Any = {"weight_converters": weight_converters, "resume": resume, "restart": restart}
@@ -211,72 +217,78 @@ class ModelQuantizer:
 
     @staticmethod
     def freeze(model: M, quantize: bool | None = None, runtime_options: object = None) -> M:
-        """Set ``requires_grad`` to False; AMD Quark rounds weights in this step before an export.
+        """Set ``requires_grad`` of all parameters to False.
 
-        Here, `quantize_model` has already rounded them.
+        AMD Quark rounds the weights in this step. Here, `quantize_model` has already rounded the weights.
 
         Args:
-            model: A quantized model, changed in place.
-            quantize: Documented by AMD Quark; no effect.
-            runtime_options: Documented by AMD Quark; no effect.
+            model: A quantized model. It is changed in place.
+            quantize: An argument of AMD Quark without effect here.
+            runtime_options: An argument of AMD Quark without effect here.
 
         Raises:
             ConfigError: The model has not been quantized.
         """
         if not getattr(model, "quark_quantized", False):
-            raise ConfigError("freeze needs a model that quantize_model has returned: quantize this one first")
+            raise ConfigError("freeze needs a model that quantize_model has returned. Quantize this model first")
         return model.requires_grad_(False)
 
 
 def several_devices(wish: str) -> str:
-    """Return a sentence about AMD Quark's option that spreads a model over devices."""
+    """Return a message that says how to use several devices.
+
+    Args:
+        wish: Name of the option of AMD Quark that the user has set.
+    """
     count = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
     if count < 2:
-        return f"{wish} changes nothing: this machine has {'one accelerator' if count else 'no accelerator'}, and one device is used."
+        return f"{wish} has no effect: this machine has {'one accelerator' if count else 'no accelerator'}, and one device is used."
     return (
-        f"{wish}: the model is on one of {count} devices. To use all of them, with one block in the memory of each, quantize from disk: "
-        f"torchrun --nproc-per-node {count} -m quark quantize MODEL OUT --device cuda --scheme …"
+        f"{wish} has no effect: only one of {count} devices is used. To use all devices, with one block in the memory of each, quantize "
+        f"from disk: torchrun --nproc-per-node {count} -m quark quantize MODEL OUT --device cuda --scheme …"
     )
 
 
 def refuse_no_model(model: object) -> None:
     """Check that a model is a ``torch.nn.Module`` that runs its own Python code.
 
+    Compiled modules cannot be quantized: calibration cannot pause forward passes inside compiled code, and
+    compiled code would continue to use the float layers.
+
     Raises:
-        ConfigError: The object is not a module. Or it or a submodule has a PEFT adapter, wraps a model for
-            several devices, or is compiled: calibration cannot pause a forward pass inside compiled code,
-            and compiled code would keep the graph of the float layers.
+        ConfigError: The object is not a module, or it or a submodule is compiled, has a PEFT adapter, or wraps
+            a model for several devices.
     """
     if not isinstance(model, nn.Module):
         what = "None" if model is None else f"the string {model!r}" if isinstance(model, str) else f"a {type(model).__name__}"
         raise ConfigError(
-            f"a model is a torch.nn.Module, not {what}: load it first, or give its directory to quark.runs.quantize_checkpoint"
+            f"a model must be a torch.nn.Module, not {what}. Load the model first, or give its directory to quark.runs.quantize_checkpoint"
         )
     for name, module in model.named_modules():
         if type(module).__module__.partition(".")[0] == "peft":
             raise ConfigError(
-                f"this model has an adapter of PEFT ({name or type(module).__name__}), which would stay beside the rounded weights: merge "
-                "it into them with model = model.merge_and_unload(), and quantize the result"
+                f"this model has a PEFT adapter ({name or type(module).__name__}), which would stay beside the rounded weights. Merge the "
+                "adapter into the weights with model = model.merge_and_unload(), and quantize the result"
             )
         if isinstance(module, _WRAPPERS) or type(module).__name__ in _SHARDED:
             raise ConfigError(
-                f"{name or 'this model'} is a {type(module).__name__}, which renames its layers: quantize its attribute `module`, and wrap "
+                f"{name or 'this model'} is a {type(module).__name__}, which renames its layers. Quantize its attribute `module`, and wrap "
                 "the result"
             )
         if _is_compiled(module):
             what = f"'{name}' is" if name else "this model is"
             raise ConfigError(
-                f"{what} compiled (torch.compile): quantize the original module, its _orig_mod, or a model whose compile() was not "
-                "called, and compile the result"
+                f"{what} compiled with torch.compile. Quantize the original module (model._orig_mod; or load the model again if you called "
+                "model.compile()), and then compile the result"
             )
 
 
 def refuse_unfit(model: nn.Module, rows: Iterable[PlanRow]) -> None:
-    """Check the parameters of every layer that will be quantized; layers may differ in their dtypes.
+    """Check the parameters of every layer that will be quantized. Different layers may have different dtypes.
 
     Raises:
-        ConfigError: A parameter is not loaded, or is not a dense floating-point tensor of 16 bits or more; or
-            a layer's parameters differ in dtype.
+        ConfigError: A parameter is not loaded, or is not a dense floating-point tensor of 16 bits or more. Or
+            the parameters of one layer have different dtypes.
     """
     layers_of: dict[str, list[str]] = {}
     for row in rows:
@@ -291,28 +303,28 @@ def _errors(layer: nn.Module) -> Iterator[str]:
     parameters: dict[str, Any] = dict(layer.named_parameters(recurse=False))
     if "forward" in vars(layer):
         yield (
-            "a forward that was set on the object, which would go on with the float weight: remove it. Hooks of accelerate set it on "
-            "models with a device_map: load the model on one device, or use quark.runs.quantize_checkpoint"
+            "a forward that was set on the object and would go on with the float weight (if hooks of accelerate have set it because of a "
+            "device_map, load the model on one device, or use quark.runs.quantize_checkpoint; otherwise remove it)"
         )
     if "weight" in vars(layer):
         yield (
-            "a weight that is no parameter, because a hook computes it before each forward: make it a parameter, for example with "
-            "torch.nn.utils.remove_weight_norm or torch.nn.utils.prune.remove"
+            "a weight that is no parameter, because a hook computes it before each forward pass (make it a parameter, for example with "
+            "torch.nn.utils.remove_weight_norm or torch.nn.utils.prune.remove)"
         )
     for name, parameter in parameters.items():
         if is_traceable_wrapper_subclass(parameter):
-            yield f"a {name} of the class {type(parameter).__name__}, which has no values of its own: load it as an ordinary tensor"
+            yield f"a {name} of the class {type(parameter).__name__}, which has no values of its own (load it as an ordinary tensor)"
         elif parameter.is_inference():
-            yield f"a {name} made in torch.inference_mode(), which cannot be changed: load the model outside of it"
+            yield f"a {name} that was created in torch.inference_mode() and cannot be changed (load the model outside this mode)"
         elif parameter.is_meta:
-            yield f"a {name} on the meta device, without values: load it, or use quark.runs.quantize_checkpoint"
+            yield f"a {name} on the meta device, without values (load the model, or use quark.runs.quantize_checkpoint)"
         elif parameter.layout is not torch.strided:
-            yield f"a sparse {name} ({parameter.layout}): make it dense, with to_dense()"
+            yield f"a sparse {name} of {parameter.layout} (make it dense with to_dense())"
         elif parameter.dtype not in _FLOATS:
-            yield f"a {name} of {_short(parameter)}, which is already quantized or cannot be rounded: use the float model, or exclude them"
+            yield f"a {name} of {_short(parameter)}, which is already quantized or cannot be rounded (use the float model, or exclude them)"
     dtypes = {_short(p) for p in parameters.values()}
     if len(dtypes) > 1 and all(p.dtype in _FLOATS for p in parameters.values()):
-        yield f"a weight and a bias of different dtypes ({', '.join(sorted(dtypes))}), with which they cannot run: convert one of them"
+        yield f"parameters of different dtypes, {', '.join(sorted(dtypes))} (convert them to one dtype)"
 
 
 _WRAPPERS, _SHARDED = (nn.DataParallel, nn.parallel.DistributedDataParallel), {"FullyShardedDataParallel"}
@@ -324,6 +336,6 @@ def _short(tensor: Tensor) -> str:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    # torch.compile(module) wraps the module in a class of dynamo, which may not be imported yet;
+    # torch.compile(module) wraps the module in a class of dynamo, and dynamo may not be imported yet.
     # module.compile() sets an attribute.
     return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None

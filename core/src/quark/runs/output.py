@@ -1,4 +1,4 @@
-"""Output: the directory that a run from disk writes to, with its exporter and the ranks that share it."""
+"""Output: the directory that a run from disk writes to, and the exporter and ranks that write to it."""
 
 from __future__ import annotations
 
@@ -25,16 +25,18 @@ from quark.runs.skeleton import quantized_skeleton
 
 @attrs.frozen(eq=False)
 class Output:
-    """The output of a run: its directory, exporter and options.
+    """The output of a run: the directory, the exporter and the options of the export.
 
     Attributes:
         path: The output directory.
         exporter: Name of the exporter.
         writer: The exporter.
         options: Options of the export.
-        leftover: Whether finished blocks of an earlier run are resumed or discarded, or stop the run.
-        ranks: The processes that write to it. The first creates its directory and renames it at the end.
-        source: The float checkpoint. The output may have copies of its files.
+        leftover: What happens to finished blocks of an earlier run: they are resumed, they are discarded, or
+            the run is refused.
+        ranks: The processes that write to the output. The first one creates the directory and renames it at
+            the end.
+        source: The float checkpoint. Some of its files may be copied to the output.
     """
 
     path: Path
@@ -57,22 +59,22 @@ class Output:
         restart: bool = False,
         ranks: Ranks = ALONE,
     ) -> Self:
-        """Return the output, after checks that a run may write to it.
+        """Check that a run is allowed to write to ``path``, and return the output.
 
-        Arguments and errors are as in `quark.runs.quantize_checkpoint`.
+        The arguments and errors are those of `quark.runs.quantize_checkpoint`.
         """
         if resume and restart:
-            raise ConfigError("resume keeps the finished blocks of an earlier run, and restart discards them: set one of the two")
+            raise ConfigError("resume uses the finished blocks of an earlier run, and restart discards them. Set only one of the two")
         leftover: Leftover = "resume" if resume else "restart" if restart else "refuse"
-        if ranks.is_first:  # other ranks would take the locks of this check for another run's
+        if ranks.is_first:  # on other ranks, the check would fail, because the first rank has locked the directory
             refuse_used_directory(path, exporter, overwrite=options.overwrite, resume=resume, source=source)
             refuse_unfinished_run(path, leftover)
         return cls(path, exporter, exporter_of(exporter, options), options, leftover, ranks, source)
 
     def is_finished(self, identity: RunIdentity) -> bool:
-        """Return whether the run of that identity is to be resumed, but is already finished.
+        """Return whether the run with the identity ``identity`` shall be resumed but is already finished.
 
-        Raises the errors of `is_finished_run`.
+        The errors are those of `is_finished_run`.
         """
         if self.leftover != "resume":
             return False
@@ -82,18 +84,20 @@ class Output:
         return self.ranks.broadcast(is_finished)
 
     def built(self) -> AbstractContextManager[Path]:
-        """Return a context with the directory that the first rank writes to. It becomes the output."""
+        """Return a context manager that yields the directory that becomes the output. Only the first rank
+        uses it.
+        """
         return exporting(self.exporter, self.path, overwrite=self.options.overwrite, leftover=self.leftover, source=self.source)
 
     @contextmanager
     def opened(self) -> Iterator[Path]:
-        """Yield, on every rank, the directory to write to. It becomes the output."""
+        """Yield the directory to write to, on every rank. This directory becomes the output."""
         if not self.ranks.is_first:
             directory = Path(self.ranks.broadcast(""))
             if not directory.is_dir():
                 raise OutputError(
-                    f"rank {self.ranks.rank} cannot see '{directory}', in which rank 0 builds the output: all processes need the same "
-                    "file system, under the same path"
+                    f"process {self.ranks.rank} cannot find '{directory}', in which process 0 builds the output. Run all processes with "
+                    "the same file system, mounted at the same path"
                 )
             yield directory
             return
@@ -102,7 +106,10 @@ class Output:
             yield directory
 
     def refuse_unstorable(self, model: nn.Module, plan: QuantPlan) -> None:
-        """Raise UnsupportedError if the layout cannot hold the model. The model is on the meta device."""
+        """Raise UnsupportedError if the exporter's layout cannot store the quantized model.
+
+        The tensors of ``model`` are on the meta device.
+        """
         content = CheckpointContent(model, plan.config, plan)
         refuse_unstorable(self.exporter, self.writer, content, quantized_skeleton(model, plan), self.options)
 
@@ -111,9 +118,10 @@ class Output:
         return run.algorithms.works_by_block and self.writer.resumes and not self.is_divided(run)
 
     def is_divided(self, run: Run) -> bool:
-        """Return whether each block is quantized by one rank.
+        """Return whether each block is quantized by only one of several ranks.
 
-        True if there are several ranks, and no calibration forward has to pass all blocks.
+        This is so if no calibration is needed: a calibration forward pass would have to run through all
+        blocks.
         """
         return self.ranks.size > 1 and not run.needs_data
 
@@ -122,12 +130,12 @@ class Output:
         return self.writer.shares and self.is_divided(run)
 
     def refuse_to_resume(self, run: Run) -> None:
-        """Raise UnsupportedError if a run is to be resumed but keeps no journal."""
+        """Raise UnsupportedError if the user wants to resume a run that has no journal."""
         if self.leftover != "resume" or self.has_journal(run):
             return
-        reason = f"the exporter '{self.exporter}' cannot continue an interrupted export (it does not say resumes = True)"
+        reason = f"the exporter '{self.exporter}' cannot continue an interrupted export (it does not declare resumes = True)"
         if not run.algorithms.works_by_block:
-            reason = "one of its algorithms changes the whole model, so nothing is written before all of it is quantized"
+            reason = "one of its algorithms changes the whole model, so nothing is written before the whole model is quantized"
         elif self.is_divided(run):
-            reason = f"it needs no calibration data, and its {self.ranks.size} processes divide the blocks without a journal"
+            reason = f"its {self.ranks.size} processes divide the blocks among them, because it needs no data, and write no journal"
         raise UnsupportedError(f"this run cannot be resumed: {reason}. Leave out resume=True (--resume) to start from the beginning")

@@ -1,4 +1,6 @@
-"""Quantize a model block by block. `quantize_block` has all steps for one block, in order."""
+"""Functions that quantize a model block by block. `quantize_block` shows all steps for one block, in
+order.
+"""
 
 from __future__ import annotations
 
@@ -50,17 +52,17 @@ def quantize_run(run: Run, model: nn.Module, sink: BlockSink, source: RunSource 
 @attributed("quantizing the model")
 @conducts_forwards
 def quantize_blocks(started: StartedRun, sink: BlockSink) -> CalibrationReport:
-    """Quantize the model of a run, block by block.
+    """Quantize the model of a run, block by block, and return the calibration report.
 
-    Layers outside the blocks come last, and are rounded to nearest.
+    Layers outside the blocks are quantized last. They are rounded to nearest.
 
-    When this returns, the sink has all layers; `quark.runs.started_run.finish_run` finishes the sink.
+    Afterwards, the sink has accepted all layers. Call `quark.runs.started_run.finish_run` to finish the sink.
 
     Args:
-        started: The run. Transforms, rounding and sink change its model in place. The tensors outside the
-            blocks have been loaded. Each rank has its part of the calls; without calls, it quantizes the
-            blocks that its sink wants.
-        sink: Takes finished layers.
+        started: The run. Its model is changed in place. The tensors outside the blocks must have been loaded.
+            If there are calls, each rank runs its part of them. If not, each rank quantizes the blocks that
+            its sink wants.
+        sink: Accepts the finished layers.
     """
     run, model, figures = started.run, started.model, started.figures
     plan, ranks = run.plan, run.ranks
@@ -96,9 +98,9 @@ def quantize_blocks(started: StartedRun, sink: BlockSink) -> CalibrationReport:
 
 @contextmanager
 def _forwards(started: StartedRun, blocks: Sequence[Block], scales: ActivationScales) -> Iterator[LockStep]:
-    """Yield the calibration forwards, which wait at the first block.
+    """Start the calibration forward passes, and yield them when they wait at the first block.
 
-    ``scales`` are the activation scales of layers outside the blocks.
+    ``scales`` are the activation scales of the layers outside the blocks.
     """
     run, model, figures = started.run, started.model, started.figures
     with_float = run.algorithms.streams == 2
@@ -125,11 +127,11 @@ def quantize_block(started: StartedRun, sink: BlockSink, block: Block, rows: Seq
 
     Args:
         started: The run.
-        sink: Takes the finished block.
-        block: The block. Its weights are float; the weights of the blocks before it are rounded.
-        rows: The layers to quantize in the block.
-        block_run: The calibration forwards, which wait at the block and afterwards at the next one. None if
-            no forwards are needed.
+        sink: Accepts the finished block.
+        block: The block. Its weights are float. The weights of earlier blocks are rounded.
+        rows: The plan rows of the layers to quantize in the block.
+        block_run: The calibration forward passes. They wait at the entry of this block, and afterwards at
+            that of the next block. None if no forward passes are needed.
     """
     run, report, figures = started.run, CalibrationReport(), started.figures
     model, plan, phase = started.model, run.plan, figures.clock.phase
@@ -137,7 +139,7 @@ def quantize_block(started: StartedRun, sink: BlockSink, block: Block, rows: Seq
         started.source.load(block)
     size = size_of(block)
 
-    # Transforms, such as equalization and rotation, validated on held-out tokens.
+    # Transforms, such as equalization and rotation, change the block. They are validated on held-out tokens.
     with figures.compared(block_run, block, rows, started.transforms), phase("transforms"):
         if started.transforms:
             transforms = BlockTransforms(block_run, block, rows, started.transforms, plan.architecture, text_config(model))
@@ -145,8 +147,8 @@ def quantize_block(started: StartedRun, sink: BlockSink, block: Block, rows: Seq
             report.transformed |= transforms.metrics
             report.applied.update(transforms.applied)
 
-    # Calibration and rounding: forwards pause at each input group until its statistics are complete and its
-    # layers are rounded.
+    # Now the block is calibrated and rounded. Forward passes pause at each input group until the statistics
+    # of the group are complete and its layers are rounded.
     layers = quantized_layers(started, rows)
     attentions = [a for a in plan.attentions if block.owns(a.name)]
     scales = ActivationScales(layers, attentions, plan.config, plan.architecture, run.ranks)
@@ -162,19 +164,18 @@ def quantize_block(started: StartedRun, sink: BlockSink, block: Block, rows: Seq
     counts = run.ranks.gather(dict(own_tokens)) if own_tokens else []
     report.tokens |= {name: sum(count[name] for count in counts) for name in own_tokens}
 
-    # Scales of activations, and weights that are rounded to nearest.
+    # The remaining scales of activations are set, and the remaining weights are rounded to nearest.
     finish_layers(started, sink, layers, scales, block, rounded, inputs)
     passes = 0 if block_run is None else 2 if run.two_passes else 1
 
-    # The sink takes the block: in place, or packed into a shard, with a journal entry and the block's
-    # metrics.
+    # The sink ends the block. It may write the block into a file and add an entry to the journal.
     figures.end_block(block, size, passes, report.tokens)
     started.report.extend(report)
     with phase("write"):
         sink.end_block(block, BlockResult(figures.of_block(block, layers, report).to_dict(), started.learned()))
     for row in rows:
         if not row.is_kept and (quantizer := layers[row.name].weight_quantizer) is not None:
-            quantizer.codes = None  # the sink has them; a model in memory should not hold its weights twice
+            quantizer.codes = None  # the sink has stored the codes, and a model in memory should not have its weights twice
     started.source.release(block)
     started.freed.add(size)
 
@@ -182,19 +183,17 @@ def quantize_block(started: StartedRun, sink: BlockSink, block: Block, rows: Seq
 def pass_finished_block(
     started: StartedRun, sink: BlockSink, block: Block, rows: Sequence[PlanRow], block_run: BlockRun | None, finished: BlockResult
 ) -> None:
-    """Lead the forwards through a block that an interrupted run has finished.
+    """Run the forward passes through a block that an interrupted run has finished.
 
-    Nothing is calibrated or rounded again.
-
-    Forwards of the quantized model pass the block that the sink has read. Forwards of the float model pass
-    the float block; so do all forwards if the rounding needs no statistics. The transforms are applied to the
-    float block again, since transformed float weights are not stored.
+    The block is not calibrated or rounded again. The forward passes of the quantized model run through the
+    finished block, which the sink reads. The forward passes of the float model run through the float block.
+    If the rounding needs no statistics, all forward passes run through the float block. Transforms are
+    applied to the float block again, because transformed float weights are not stored.
 
     Args:
-        started, sink: As in `quantize_block`.
+        started, sink, rows: As in `quantize_block`.
         block: The block.
-        rows: As in `quantize_block`.
-        block_run: As in `quantize_block`. Without forwards, the block is not even loaded.
+        block_run: As in `quantize_block`. If there are no forward passes, the block is not even loaded.
         finished: The stored result of the block.
     """
     report = CalibrationReport.from_dict(finished.report)
@@ -234,7 +233,9 @@ def _calibration(
     block_run: BlockRun,
     scales: ActivationScales,
 ) -> BlockCalibration:
-    """Return the `BlockCalibration` that leads the forwards through a block and rounds its layers."""
+    """Return the `BlockCalibration` that runs the forward passes through a block and rounds the block's
+    layers.
+    """
     run, model, clock = started.run, started.model, started.figures.clock
     pairs = {name: (model.get_submodule(name), layer) for name, layer in layers.items()}
     tuning = None
@@ -254,9 +255,10 @@ def _rounded_without_statistics(
     scales: ActivationScales,
     report: CalibrationReport,
 ) -> set[str]:
-    """Let forwards pass a block, if any are needed, and round its layers by a rounding that needs no data.
+    """Round the layers of a block with a rounding that needs no statistics, and return their names.
 
-    Returns the names of the rounded layers. Round-to-nearest comes later, when all scales are set.
+    If there are forward passes, they run through the block first, so that ranges of activations are observed.
+    Round-to-nearest rounds no layer here: its layers are rounded when all scales are set.
     """
     if block_run is not None:
         with scales.watching(started.model):
@@ -272,13 +274,14 @@ def _rounded_without_statistics(
 
 
 def quantized_layers(started: StartedRun, rows: Iterable[PlanRow], *, is_read: bool = False) -> dict[str, QuantizedLayer]:
-    """Return quantized layers by full name. Their weights are not rounded, and they are not in the model yet.
+    """Create the quantized layers of plan rows, and return them by full name.
 
-    Their branches are empty. Layers that keep their quantization get their codes and scales from the run's
-    source, unless ``is_read`` says that the finished block will be read.
+    The layers are not in the model yet. Their weights are not rounded, and their branches are empty. A layer
+    that keeps its quantization gets its codes and scales from the source of the run. It does not get them if
+    ``is_read`` is True, because the whole finished block will be read then.
 
     Raises:
-        CheckpointError: The codes do not give the values of the dequantized weight.
+        CheckpointError: The codes of a layer do not give the values of its dequantized weight.
     """
     layers: dict[str, QuantizedLayer] = {}
     kept = []
@@ -299,12 +302,12 @@ def quantized_layers(started: StartedRun, rows: Iterable[PlanRow], *, is_read: b
 
 def _refuse_other_values(name: str, values: Tensor, expected: Tensor) -> None:
     limits = torch.finfo(expected.dtype)
-    # Two products of code and scale in float32 may differ in their last bit, and then by one more when they
-    # are cast.
+    # Two float32 products of the same code and scale may differ in the last bit. Casting them may add a
+    # difference of one more bit.
     if not torch.allclose(values, expected, rtol=2 * limits.eps, atol=limits.tiny):
         raise CheckpointError(
-            f"the codes of '{name}' decode to values that differ from its dequantized weight by up to "
-            f"{float((values - expected).abs().max())}: the dequantizer of its layout assigns them to the "
+            f"the codes of '{name}' decode to values that differ from the layer's dequantized weight by up to "
+            f"{float((values - expected).abs().max())}, because the dequantizer of the checkpoint's layout assigns codes to the "
             "wrong layer. Set keep_prequantized_layers=False (--no-keep-prequantized)"
         )
 
@@ -319,10 +322,17 @@ def finish_layers(
     rounded: Collection[str] = (),
     inputs: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> None:
-    """Set missing activation scales, and round biases and all weights except ``rounded``.
+    """Set missing activation scales, round the biases, and round all weights that are not rounded yet.
 
-    Plugins measure the layers of ``block``, or the layers outside all blocks if it is None; then the sink
-    gets all of them. ``inputs`` has the samples that plugins keep of layers' inputs, by layer name.
+    Afterwards, plugins measure the layers, and the sink accepts the layers.
+
+    Args:
+        started, sink: As in `quantize_block`.
+        layers: The quantized layers of ``block`` by full name.
+        scales: The activation scales of the layers.
+        block: The block that the layers are in, or None for the layers outside all blocks.
+        rounded: Names of the layers whose weights have been rounded.
+        inputs: Samples of layers' inputs that plugins have taken, by layer name.
     """
     with started.figures.clock.phase("solve"):
         scales.finish()

@@ -1,4 +1,4 @@
-"""Run: plan, algorithms, data and memory mode, decided together before any weight is changed."""
+"""Run: the plan, algorithms, data and memory mode of a run. They are decided before any weight is changed."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ from quark.runs.selected_algorithms import Algorithms, algorithms_of, own_settin
 from quark.runs.source import carried_by
 
 Data = Iterable[Any] | Callable[[str], Iterable[Any] | None] | None
-"""Calibration data (see `quark.calibration.batches.calls`), or a function that returns them.
+"""Calibration data (see `quark.calibration.batches.calls`), or a function that returns calibration data.
 
-If a run needs no data, the function is not called. Its argument says what needs data, such as ``"gptq"``.
+The function is called only if the run needs data. Its argument is a text that says what needs data.
 """
 
 TWO_PASSES = (
-    "activations of all calibration samples would take more memory than allowed (activation_memory): each block runs twice, and its "
-    "layers are calibrated on the outputs of float weights"
+    "activations of all calibration samples would need more memory than allowed (activation_memory), so each block runs twice, "
+    "and its layers are calibrated on the outputs of float weights"
 )
 
 
 @attrs.frozen(eq=False)
 class Run:
-    """The plan, algorithms, data and memory mode of the quantization of one model.
+    """The plan, algorithms, data and memory mode of a run that quantizes one model.
 
-    Its states, and the functions between them::
+    A run goes through these states. The names between them are functions::
 
         Run         plan and algorithms: `plan_run` makes it from a configuration
          │ with_data
@@ -60,14 +60,13 @@ class Run:
          │ quantize_blocks, finish_run
         FinishedRun the quantized model, or its checkpoint, and the report
 
-    Nothing in the model is changed before the run is started. The other two classes are in
-    `quark.runs.started_run`.
+    The model is not changed before the run is started. The other two classes are in `quark.runs.started_run`.
 
     Attributes:
-        plan: The plan of this model, or of one of the same structure.
+        plan: The plan of the model, or of a model with the same structure.
         algorithms: Transforms, rounding and tunings of the run.
-        data: Calibration calls of all ranks; empty if nothing needs data.
-        two_passes: Whether each block runs twice, to save memory.
+        data: Calibration calls of all ranks. Empty if nothing needs data.
+        two_passes: Whether each block is computed twice, to save memory.
         ranks: The processes that share the run. Each has the same model, configuration and data.
         events: Tells listeners what the run does.
     """
@@ -81,39 +80,40 @@ class Run:
 
     @property
     def needs_data(self) -> str:
-        """A description of all that needs calibration data, for messages; empty if nothing does."""
+        """A text for messages that says what needs calibration data. Empty if nothing needs them."""
         static = ["activations with static scales"] if self.plan.calibrated else []
         return " and ".join([*static, *(f"the algorithm '{name}'" for name in self.algorithms.in_need_of_data)])
 
     def chosen(self, rows: Iterable[PlanRow]) -> set[str]:
-        """Return the full names of the layers whose codes the rounding chooses, according to the plan.
+        """Return the full names of the layers in ``rows`` whose codes the rounding of the run chooses.
 
-        Round-to-nearest chooses the codes of all layers.
+        If that is round-to-nearest, these are all layers that do not have codes already.
         """
         is_nearest = self.algorithms.rounding_name is None
         return {r.name for r in rows if (r.has_codes_to_choose if is_nearest else r.algorithm is not None)}
 
     @attributed("planning the run")
     def with_data(self, model: nn.Module, data: Data, device: torch.device, ranks: Ranks = ALONE, events: RunEvents = SILENT) -> Run:
-        """Return the run with its data and its memory mode, and log its plan. Nothing is changed.
+        """Read the data, choose the memory mode, log the plan, and return the run with data and mode.
 
         Args:
-            model: The model of the plan; meta tensors suffice.
-            data: Calibration data, read if something needs them.
-            device: Device of the forwards.
+            model: The model of the plan. It is not changed, and its tensors may be on the meta device.
+            data: Calibration data. They are read only if something needs them.
+            device: Device of the forward passes.
             ranks: The processes that share the run.
             events: Tells listeners what the run does.
 
         Raises:
             CalibrationError: Data are needed, but there are none.
-            UnsupportedError: Attention is to be quantized, but the model's attention cannot be replaced.
+            UnsupportedError: The plan quantizes attention, but the model's attention cannot be replaced. Or
+                several processes run a tuning.
         """
         if self.plan.attentions:
             refuse_unswitchable(model, [a.name for a in self.plan.attentions])
         if ranks.size > 1 and self.algorithms.tunings:
             raise UnsupportedError(
                 f"'{next(iter(self.algorithms.tunings))}' tunes each block on all calibration samples, but {ranks.size} processes "
-                "divide them: run one process, or leave the algorithm out"
+                "divide the samples. Run one process, or leave out the algorithm"
             )
         batches = self._read(data, model, events)
         # In a deterministic run, the memory mode does not depend on the number of ranks.
@@ -124,7 +124,7 @@ class Run:
         return run
 
     def _read(self, data: Data, model: nn.Module, events: RunEvents) -> Sequence[Call]:
-        """Return the calls that calibration data give; none if nothing needs data."""
+        """Return the calibration data as calls. Return an empty list if nothing needs data."""
         if callable(data) and not isinstance(data, Iterable):
             if self.needs_data:
                 events.phase("data")
@@ -134,7 +134,7 @@ class Run:
         return calls(data, wanted_by=self.needs_data, model=model) if is_read else []
 
     def _tell(self, model: nn.Module) -> None:
-        """Log the plan, and tell listeners the size of the run."""
+        """Log the plan, and tell listeners the number of blocks, layers, samples and tokens of the run."""
         warned = warning_lines(self.plan)
         for line in plan_lines(self.plan):
             (get_logger().warning if line in warned else get_logger().info)(line)
@@ -143,20 +143,22 @@ class Run:
         self.events.tell(RunPlanned, **sizes, two_passes=self.two_passes)
 
     def for_data(self, model: nn.Module, data: Sequence[Call], device: torch.device) -> Run:
-        """Return the run, without data, in the memory mode that these calls need on a device.
+        """Return the run with the memory mode that it would have for ``data``, but without these data.
 
-        `with_data` decides the mode again.
+        `with_data` chooses the mode again.
         """
         return self.in_memory_mode(True) if needs_two_passes(model, self.plan, self.algorithms, data, device) else self
 
     def in_memory_mode(self, two_passes: bool) -> Run:
-        """Return the run with that memory mode, whatever memory is free now."""
+        """Return the run with the memory mode ``two_passes``, whatever memory is free now."""
         notes = tuple(note for note in self.plan.notes if note != TWO_PASSES)
         plan = attrs.evolve(self.plan, notes=(*notes, TWO_PASSES) if two_passes else notes)
         return attrs.evolve(self, plan=plan, two_passes=two_passes)
 
     def as_validated(self, model: nn.Module, validations: Mapping[str, TransformValidation]) -> Run:
-        """Return the run without refused transforms and refused parts of transforms."""
+        """Return the run without the transforms, and the parts of transforms, that ``validations`` do not
+        accept.
+        """
         left_out = [name for name, validation in validations.items() if not validation.is_accepted]
         parts = {name: v.settings for name, v in validations.items() if v.is_accepted and v.settings is not None}
         if not left_out and not parts:
@@ -170,15 +172,15 @@ class Run:
         return attrs.evolve(run, plan=plan, data=self.data, two_passes=self.two_passes, ranks=self.ranks, events=self.events)
 
     def without_idle(self, names: Sequence[str]) -> QuantPlan:
-        """Return the plan without the transforms in ``names``, which have changed no block; warn of each.
+        """Return the plan without transforms that have changed no block, and log a warning for each.
 
-        A transform that also rounds stays in the plan.
+        A transform that also rounds stays in the plan. ``names`` has the names of the transforms.
         """
         plan = self.plan
         for name in names:
             is_rounding = name == self.algorithms.rounding_name
             effect = "only its rounding is in the result" if is_rounding else "the result does not name it"
-            get_logger().warning(f"The algorithm '{name}' has changed no block, so {effect}; model.quark_report.transformed says why.")
+            get_logger().warning(f"The algorithm '{name}' has changed no block, so {effect}. model.quark_report.transformed says why.")
             if not is_rounding:
                 settings = [a for a in plan.config.algo_config or [] if registered_name(a) != name]
                 notes = (*(n for n in plan.notes if n != _note(name)), f"left out, since it has changed no block: {name}")
@@ -188,20 +190,20 @@ class Run:
 
 @attributed("planning the run")
 def plan_run(model: nn.Module, config: QConfig, codes_of: CodesOf = MappingProxyType({}), carried: Sequence[str] | None = None) -> Run:
-    """Plan a run: return the `Run` of a configuration on ``model``, with its algorithms.
+    """Plan a run: return a `Run` with the plan and the algorithms for a model and a configuration.
 
-    `Run.with_data` adds data and memory mode.
+    `Run.with_data` adds the data and the memory mode.
 
-    The model is not changed, except that fused experts that are to be quantized become separate layers. The
-    plan has a copy of ``config``: later changes of ``config`` have no effect on the run.
+    The model is not changed, except that fused experts become separate layers if they are to be quantized.
+    The plan has a copy of ``config``, so later changes of ``config`` have no effect on the run.
 
     Args:
-        model: The model; meta tensors suffice.
+        model: The model. Its tensors may be on the meta device.
         config: The quantization configuration.
-        codes_of: Layers that are quantized in the source. Layers that are not to be quantized keep this
-            quantization, unless the configuration says otherwise.
-        carried: Names of the checkpoint's tensors that the model class does not use. None looks in the
-            checkpoint from which the model was loaded.
+        codes_of: The layers that are quantized in the source. If the configuration does not quantize such a
+            layer, the layer keeps its quantization, unless ``keep_prequantized_layers`` is False.
+        carried: Names of the checkpoint's tensors that the model class does not use. If it is None, they are
+            looked up in the checkpoint from which the model was loaded.
 
     Raises:
         ConfigError: The configuration does not fit the model.
@@ -216,8 +218,8 @@ def plan_run(model: nn.Module, config: QConfig, codes_of: CodesOf = MappingProxy
     _refuse_transforms(list(algorithms.transforms), plan, model)
     if algorithms.branching is not None and plan.kept:
         raise ConfigError(
-            f"'{algorithms.branching.name}' puts branches beside layers that the run rounds, but {len(plan.kept)} layer(s) keep the "
-            f"quantization of the source: {folded(plan.kept)}. Set keep_prequantized_layers=False (--no-keep-prequantized), or leave it out"
+            f"'{algorithms.branching.name}' adds branches to layers that the run rounds, but {len(plan.kept)} layer(s) keep the source's "
+            f"quantization: {folded(plan.kept)}. Set keep_prequantized_layers=False (--no-keep-prequantized), or leave out the algorithm"
         )
     if algorithms.branching is not None:
         plan = plan.with_own_codes(plan.sharing({row.name for row in plan.rows}))
@@ -229,51 +231,52 @@ def plan_run(model: nn.Module, config: QConfig, codes_of: CodesOf = MappingProxy
 
 
 def _own_config(config: QConfig) -> QConfig:
-    """Return a copy of a configuration, with each algorithm's settings in the algorithm's own class.
+    """Return a copy of a configuration in which the settings of each algorithm have the algorithm's own
+    class.
 
-    Raise ConfigError if the configuration cannot be run on any model.
+    Raise ConfigError if the configuration is wrong for every model.
     """
     config = config.copied()
     directory = config.spill_directory
     if directory is not None and not Path(directory).is_dir():
-        raise ConfigError(f"spill_directory='{directory}' is not a directory: make it, or give one on a disk with room for activations")
+        raise ConfigError(f"spill_directory='{directory}' is not a directory. Create it, or give one on a disk with free space")
     if config.algo_config is not None:
         config.algo_config = [own_settings(settings) for settings in config.algo_config]
     return config
 
 
 def _refuse_transforms(names: Sequence[str], plan: QuantPlan, model: nn.Module) -> None:
-    """Raise ConfigError if transforms of these names cannot change the model of a plan."""
+    """Raise ConfigError if the transforms ``names`` cannot be applied to the model of a plan."""
     if names and plan.kept:
         raise ConfigError(
-            f"'{names[0]}' changes weights, and {len(plan.kept)} layer(s) keep the quantization of the source: {folded(plan.kept)}. "
-            f"Set keep_prequantized_layers=False (--no-keep-prequantized), so that they become float, or leave '{names[0]}' out"
+            f"'{names[0]}' changes float weights, but {len(plan.kept)} layer(s) keep the quantization of the source: {folded(plan.kept)}. "
+            f"Set keep_prequantized_layers=False (--no-keep-prequantized), so that these layers become float, or leave out '{names[0]}'"
         )
     if names and plan.architecture is None:
         raise ConfigError(
-            f"'{names[0]}' needs facts about the model's family, but this {type(model).__name__} has no template: "
-            "register a template for it, or leave the algorithm out"
+            f"'{names[0]}' needs facts about the model's family, but this {type(model).__name__} has no template. "
+            "Register a template for the family, or leave out the algorithm"
         )
 
 
 def _notes(algorithms: Algorithms, plan: QuantPlan) -> list[str]:
-    """Return notes for a plan about its transforms, tunings and branches."""
+    """Return notes for a plan about the transforms, tunings and branches of a run."""
     notes = [_note(name) for name in algorithms.transforms]
     notes += [
         f"after rounding, each block is tuned by {name}, so that its output is closer to the float block's" for name in algorithms.tunings
     ]
     if notes and plan.architecture is not None and not plan.architecture.block_lists:
-        notes.append(f"the blocks of '{plan.architecture.model_type}' are not known: the whole model is changed as one block")
+        notes.append(f"the blocks of '{plan.architecture.model_type}' are not known, so the whole model is changed as one block")
     if algorithms.branching is not None:
-        notes.append(f"{algorithms.branching.name} puts branches beside layers; their tensors are made when a layer is rounded")
+        notes.append(f"{algorithms.branching.name} adds branches to layers; a branch is computed when its layer is rounded")
     return notes
 
 
 def _with_rounding(plan: QuantPlan, algorithms: Algorithms, blocks: Collection[str]) -> QuantPlan:
-    """Return the plan in which layers of ``blocks`` are assigned to the rounding.
+    """Return the plan, with layers of ``blocks`` assigned to the rounding algorithm.
 
     Raises:
-        ConfigError: The rounding gets no layer.
+        ConfigError: The rounding applies to no layer of the model.
         UnsupportedError: The rounding cannot round the scheme of a layer.
     """
     assert algorithms.rounding_name is not None
@@ -282,11 +285,11 @@ def _with_rounding(plan: QuantPlan, algorithms: Algorithms, blocks: Collection[s
     others = _by_type([r for r in rows if r.name in named and not r.is_linear])
     if not any(r.name in named and r.is_linear for r in rows):
         inside = next((r.name.removeprefix(f"{block}.") for r in plan.quantized if (block := _block_of(r, blocks)) is not None), None)
-        of_types = f" (it rounds linear layers, and here are {others})" if others else ""
+        of_types = f" (the algorithm rounds linear layers, but these names match {others})" if others else ""
         raise ConfigError(
-            f"the algorithm '{algorithms.rounding_name}' matches no layer of this model{of_types}: the names in its configuration are "
-            f"relative to a block, such as '{inside or '(none)'}' here. Give settings of your own (inside_layer_modules), or "
-            "a template that names the family's projections (--template-file)"
+            f"the algorithm '{algorithms.rounding_name}' matches no layer of this model{of_types}. The names in its configuration must be "
+            f"relative to a block, such as '{inside or '(none)'}' in this model. Set inside_layer_modules, or "
+            "use a template that names the family's projections (--template-file)"
         )
     refuse_excluded_schemes(algorithms.rounding_name, rows)
     by_type = [f"'{algorithms.rounding_name}' rounds linear layers; {others} are rounded to nearest"] if others else []
@@ -295,27 +298,27 @@ def _with_rounding(plan: QuantPlan, algorithms: Algorithms, blocks: Collection[s
 
 
 def with_algorithm(plan: QuantPlan, algorithms: Algorithms, blocks: Collection[str]) -> tuple[PlanRow, ...]:
-    """Return the rows of a plan with the name of the rounding that chooses their codes.
+    """Return the rows of a plan. Each row has the name of the algorithm that chooses the layer's codes.
 
-    Only layers in ``blocks`` get the name. A run rounds each layer as its row says.
+    Only layers in ``blocks`` get a name. A run uses this name when it rounds the layer.
     """
     name, rounding = algorithms.rounding_name, algorithms.rounding
     return tuple(attrs.evolve(r, algorithm=name) if r.has_codes_to_choose and _is_named_by(rounding, r, blocks) else r for r in plan.rows)
 
 
 def _is_named_by(rounding: Rounding, row: PlanRow, blocks: Collection[str]) -> bool:
-    """Return whether the rounding would choose the codes of a layer if the layer is linear."""
+    """Return whether the rounding applies to a layer by its name, whatever the type of the layer."""
     block = _block_of(row, blocks) if row.has_quantized_weight and not row.is_kept else None
     return block is not None and rounding.applies_to(row.name.removeprefix(f"{block}."))
 
 
 def _block_of(row: PlanRow, blocks: Collection[str]) -> str | None:
-    """Return the full name of the decoder block that a layer lies in."""
+    """Return the full name of the decoder block that contains a layer, or None if no block contains it."""
     return next((name for name in owners(row.name) if name in blocks), None)
 
 
 def _by_type(rows: Iterable[PlanRow]) -> str:
-    """Return layers by type, for messages; empty if there are none."""
+    """Return a text for messages with the number and the names of the layers of each type."""
     names_of: dict[str, list[str]] = {}
     for row in rows:
         names_of.setdefault(row.layer_type, []).append(row.name)
@@ -323,12 +326,14 @@ def _by_type(rows: Iterable[PlanRow]) -> str:
 
 
 def _note(name: str) -> str:
-    """Return a plan's note about a transform."""
+    """Return the note that a plan has for a transform."""
     return f"before rounding, each block is transformed by {name} (its output is unchanged)"
 
 
 def _resolved(model: nn.Module, plan: QuantPlan, algorithms: Algorithms) -> tuple[QuantPlan, Algorithms]:
-    """Return the plan with the transforms' settings for this model, and transforms with these settings."""
+    """Resolve the settings of the transforms for this model, and return the plan and algorithms that use
+    them.
+    """
     for name, transform in algorithms.transforms.items():
         if (resolved := transform.resolve_for_model(model, plan)) is not None:
             settings = [resolved.settings if a.name == name else a for a in plan.config.algo_config or []]
@@ -338,27 +343,27 @@ def _resolved(model: nn.Module, plan: QuantPlan, algorithms: Algorithms) -> tupl
 
 
 def _unmatched(algorithms: Algorithms, rows: Sequence[PlanRow], blocks: Collection[str]) -> Iterator[str]:
-    """Yield a warning if the rounding's settings name layers that no decoder block has."""
+    """Yield a warning if the settings of the rounding name layers that no decoder block has."""
     names = [r.name.removeprefix(f"{block}.") for r in rows if (block := _block_of(r, blocks)) is not None]
     if unmatched := algorithms.rounding.unmatched(names):
         left = sum(1 for r in rows if r.has_quantized_weight and not r.is_kept and not r.algorithm)
         yield (
-            f"'{algorithms.rounding_name}' names layers that no decoder block has: {', '.join(unmatched)}. {left} quantized layers are "
-            f"rounded to nearest; a layer here is '{names[-1] if names else '(none)'}'"
+            f"the settings of '{algorithms.rounding_name}' name layers that no decoder block has: {', '.join(unmatched)}. {left} quantized "
+            f"layers are rounded to nearest. A layer name in this model is '{names[-1] if names else '(none)'}'"
         )
 
 
 def needs_two_passes(model: nn.Module, plan: QuantPlan, algorithms: Algorithms, data: Sequence[Call], device: torch.device) -> bool:
-    """Return whether forwards that wait inside a block would hold more memory than allowed."""
+    """Return whether forward passes that wait inside a block would need more memory than allowed."""
     held = held_by_forwards(model, plan, algorithms, data)
     allowed = allowed_activations(plan.config, device)
     return allowed is not None and held > allowed
 
 
 def held_by_forwards(model: nn.Module, plan: QuantPlan, algorithms: Algorithms, data: Sequence[Call]) -> int:
-    """Return an estimate of the bytes that forwards hold while they wait inside a block.
+    """Return an estimate of the bytes that forward passes need while they wait inside a block.
 
-    0 if no forward waits inside a block.
+    It is 0 if no forward pass waits inside a block.
     """
     if not algorithms.is_sequential:
         return 0
@@ -369,9 +374,9 @@ def held_by_forwards(model: nn.Module, plan: QuantPlan, algorithms: Algorithms, 
 
 
 def allowed_activations(config: QConfig, device: torch.device) -> int | None:
-    """Return the bytes that activations may take.
+    """Return the number of bytes that activations may use.
 
-    None if there is no limit and free memory is not known.
+    Return None if the configuration sets no limit and the free memory is unknown.
     """
     if config.activation_memory is not None:
         return config.activation_memory

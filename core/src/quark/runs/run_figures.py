@@ -1,4 +1,6 @@
-"""RunFigures: time, bytes and errors of each block, for the report and the listeners of a run."""
+"""RunFigures: collects the time, bytes and errors of each block, for the report and the listeners of a
+run.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +20,22 @@ from quark.models.plan.plan_row import PlanRow
 from quark.plugins.run_events import SILENT, RunEvents
 
 OUTSIDE = "(outside the blocks)"
-"""The report's name for layers outside all blocks."""
+"""The name that the report uses for the layers outside all blocks."""
 
 
 @attrs.define(eq=False)
 class RunFigures:
-    """Collects the metrics of a run in its report, block by block, and tells listeners of the blocks.
+    """Collects the metrics of each block in the report of a run, and tells listeners about the blocks.
 
     Attributes:
-        report: The report, which gets the metrics as JSON values.
-        events: Tells listeners.
-        tokens: The number of tokens of all calibration samples.
-        streams: The number of forwards of each sample.
-        clock: The time of the run.
-        model_error: The error of the last block's output.
-        flops: Lower bound of the floating-point operations of the current block's statistics.
+        report: The report. Metrics are added to it as JSON values.
+        events: Tells listeners about the blocks.
+        tokens: The number of tokens in all calibration samples.
+        streams: The number of forward passes for each sample.
+        clock: Measures the time of each phase of the run.
+        model_error: Measures the error of the last block's output.
+        flops: Lower bound of the number of floating-point operations that the statistics of the current block
+            need.
     """
 
     report: CalibrationReport
@@ -44,18 +47,22 @@ class RunFigures:
     flops: int = 0
 
     def expect(self, blocks: Sequence[Block], outcomes: Sequence[str]) -> None:
-        """Prepare for all blocks; ``outcomes`` are as in `quark.plugins.BlockFinished`."""
+        """Tell listeners the sizes of all blocks, so that they can estimate the remaining time.
+
+        ``outcomes`` are as in `quark.plugins.BlockFinished`.
+        """
         is_heard = self.events.is_heard
         self.events.expect([size_of(b) if is_heard and outcome == "done" else 0 for b, outcome in zip(blocks, outcomes, strict=True)])
 
     @contextmanager
     def block(self, number: int, block: Block, layers: int, outcome: str) -> Iterator[None]:
-        """Report the start of a block to listeners. If the body succeeds, report its end.
+        """Tell listeners that a block starts and, if the body of the ``with`` statement succeeds, that it has
+        ended.
 
         Args:
-            number: 0 for the first block.
+            number: Number of the block. The first block has the number 0.
             block: The block.
-            layers: How many of its layers are quantized.
+            layers: The number of layers of the block that are quantized.
             outcome: As in `quark.plugins.BlockFinished`.
         """
         name = block.name or "model"
@@ -69,11 +76,13 @@ class RunFigures:
     def compared(
         self, block_run: BlockRun | None, block: Block, rows: Sequence[PlanRow], transforms: Sequence[StartedTransform]
     ) -> Iterator[None]:
-        """Let the forwards of `ModelError` pass a float block; the body applies the transforms.
+        """Run the forward passes of `ModelError` through a float block. The body of the ``with`` statement
+        must apply the transforms.
 
-        The forwards pass before the body, since transforms that use data belong to the quantization that is
-        compared with round-to-nearest. They pass after the body if a transform without data, such as a
-        rotation, may have changed the basis of the block's input.
+        Usually, the forward passes run before the body. Transforms that use data are then a part of the
+        quantization that is compared with round-to-nearest. If there is a transform without data, such as a
+        rotation, the forward passes run after the body, because the transform may have changed the basis of
+        the block's input.
         """
         is_before = all(transform.needs for transform in transforms)
         for is_now in (is_before, not is_before):
@@ -84,13 +93,13 @@ class RunFigures:
                 yield
 
     def end_block(self, block: Block | None, size: int, passes: int, counts: Mapping[str, int]) -> None:
-        """Add the metrics of a block that the sink has taken.
+        """Add the time, the bytes and the floating-point operations of a finished block to the report.
 
         Args:
-            block: The block; None for the tensors outside the blocks.
-            size: Bytes of the block's float tensors.
-            passes: How often each forward computed the block.
-            counts: The number of tokens that reached each layer of its experts.
+            block: The block, or None for the tensors outside the blocks.
+            size: The number of bytes of the block's float tensors.
+            passes: How often each forward pass has computed the block.
+            counts: For each layer of the block's experts, the number of tokens that reached it.
         """
         name = OUTSIDE if block is None else block.name or "model"
         row: dict[str, Any] = {"bytes": size, "seconds": self.clock.lap()}
@@ -101,7 +110,9 @@ class RunFigures:
         self.report.seconds = dict(self.clock.seconds)
 
     def of_block(self, block: Block, names: Iterable[str], report: CalibrationReport) -> CalibrationReport:
-        """Return the report of one block with the metrics of its layers, ``names``."""
+        """Return the ``report`` of one block, with the metrics that this object has for the block and its
+        layers.
+        """
         own = set(names)
         return attrs.evolve(
             report,
@@ -111,20 +122,20 @@ class RunFigures:
         )
 
     def recall(self, report: CalibrationReport) -> None:
-        """Count the time of a block that an interrupted run has finished."""
+        """Add the time of a block that an interrupted run has finished to the clock."""
         for row in report.blocks.values():
             self.clock.add(row["seconds"])
 
 
 def size_of(block: Block) -> int:
-    """Return the bytes of the parameters of a block."""
+    """Return the number of bytes of a block's parameters."""
     return sum(parameter.nbytes for parameter in block.module.parameters())
 
 
 def _products(block: Block, tokens: int, counts: Mapping[str, int]) -> int:
-    """Return the floating-point operations of the matrix products of one forward of all samples.
+    """Return the number of floating-point operations of a block's layers in one forward pass of all samples.
 
-    Products inside attention are not counted.
+    Matrix products inside attention are not counted.
     """
     flops = 0
     for name, module in block.module.named_modules():

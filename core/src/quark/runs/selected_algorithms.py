@@ -1,6 +1,6 @@
-"""The algorithms of one run, made from the settings in a QConfig.
+"""Algorithms: the algorithms of one run, created from the settings in a QConfig.
 
-They are transforms and tunings, each in order, and one rounding.
+A run has one rounding. It may also have transforms, tunings and a branching.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Algorithms:
 
     Attributes:
         transforms: Transforms by registered name, in the order in which they are applied.
-        rounding: Chooses codes.
-        rounding_name: Registered name of the rounding; None for round-to-nearest.
+        rounding: The rounding, which chooses the codes of weights.
+        rounding_name: Registered name of the rounding. None for round-to-nearest.
         tunings: Tunings by registered name, in the order in which they are applied.
-        branching: Adds branches to layers; None if there are none.
+        branching: Adds branches to layers. None if layers get no branches.
     """
 
     transforms: Mapping[str, Transform] = attrs.field(factory=dict)
@@ -49,39 +49,41 @@ class Algorithms:
 
     @property
     def needs(self) -> tuple[type[Statistic], ...]:
-        """Statistics of layers' inputs that the rounding and the branching need."""
+        """The classes of the statistics that the rounding and the branching need of layers' inputs."""
         return tuple(dict.fromkeys((*self.rounding.needs, *(self.branching.branching.needs if self.branching is not None else ()))))
 
     @property
     def is_sequential(self) -> bool:
-        """Whether a block is rounded while calibration forwards wait inside it; they see rounded weights."""
+        """Whether a block is rounded while calibration forward passes are in it. They then continue with
+        rounded weights.
+        """
         return bool(self.needs or self.tunings)
 
     @property
     def compensates(self) -> bool:
-        """Whether the rounding compensates its errors with statistics of layers' inputs."""
+        """Whether the rounding uses statistics of layers' inputs to compensate rounding errors."""
         return bool(self.rounding.needs)
 
     @property
     def rounding_wants_float(self) -> bool:
-        """Whether the rounding or the branching compares layers' inputs with the inputs in the float
-        model.
-        """
+        """Whether the rounding or the branching compares layers' inputs with those in the float model."""
         return any(kind.wants_float for kind in self.needs)
 
     @property
     def streams(self) -> int:
-        """Forwards of each calibration sample: two if something compares with the float model."""
+        """The number of forward passes per calibration sample: 2 if an algorithm also needs those of the
+        float model.
+        """
         return 1 + (self.rounding_wants_float or any(t.wants_float for t in self.tunings.values()))
 
     @property
     def works_by_block(self) -> bool:
-        """Whether one block in memory at a time is enough for all algorithms."""
+        """Whether all algorithms can run with one block in memory at a time."""
         return all(t.works_by_block for t in self.transforms.values())
 
     @property
     def in_need_of_data(self) -> list[str]:
-        """Names of the algorithms that need statistics of layers' inputs."""
+        """Names of the algorithms that need calibration data."""
         names = [name for name, transform in self.transforms.items() if transform.needs]
         if self.compensates and self.rounding_name not in names:
             names.append(self.rounding_name or type(self.rounding).__name__)
@@ -90,43 +92,46 @@ class Algorithms:
         return [*names, *self.tunings]
 
     def with_settings(self, settings: AlgoConfig) -> Algorithms:
-        """Return these algorithms, with one transform made again from other settings."""
+        """Return these algorithms, with one transform replaced by a transform with the given settings."""
         return attrs.evolve(self, transforms={**self.transforms, registered_name(settings): _processor(settings)})
 
     def checked_rounding(self) -> CheckedRounding:
-        """Return the rounding with its results checked."""
+        """Return the rounding as an object that checks its results."""
         name = self.rounding_name
         return CheckedRounding(self.rounding, None if name is None else origin("algorithms", name))
 
     def checked_tunings(self) -> dict[str, Tuning]:
-        """Return the tunings with their results checked."""
+        """Return the tunings as objects that check their results."""
         return {name: CheckedTuning(tuning, origin("algorithms", name)) for name, tuning in self.tunings.items()}
 
     def started_transforms(self, model: nn.Module, plan: QuantPlan) -> list[StartedTransform]:
-        """Start the transforms of a plan on its model; their results are checked."""
+        """Start the transforms with a model and its plan, and return them as objects that check their
+        results.
+        """
         return [StartedTransform.of(transform, model, plan, origin("algorithms", name)) for name, transform in self.transforms.items()]
 
 
 def algorithms_of(config: QConfig) -> Algorithms:
-    """Make the algorithms that a configuration names.
+    """Create the algorithms that a configuration names.
 
     Raises:
-        UnsupportedError: An algorithm's distribution registers its configuration only.
-        ConfigError: An algorithm is named twice; or there are two roundings, two transforms of one role, or
-            an impossible order.
+        UnsupportedError: A distribution registers the configuration of an algorithm but does not implement
+            it.
+        ConfigError: An algorithm is named twice, there are two roundings or two transforms with the same
+            role, or no order of the algorithms is allowed.
     """
     names = [registered_name(settings) for settings in config.algo_config or []]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"the algorithm '{name}' is named twice: a run has it once. Leave all but one out")
+            raise ConfigError(f"the algorithm '{name}' is named twice, but a run can use it only once. Name it once")
     records = {name: algorithms().get(name) for name in names}
     for name in names:
         require_processor(name, named_in="algo_config")
     roundings = [name for name, record in records.items() if record.kind == "rounding"]
     branchings = [name for name, record in records.items() if record.kind == "branch"]
-    for alike, do in ((roundings, "choose the codes of weights"), (branchings, "put branches beside layers")):
+    for alike, do in ((roundings, "choose the codes of weights"), (branchings, "add branches to layers")):
         if len(alike) > 1:
-            raise ConfigError(f"'{alike[0]}' and '{alike[1]}' both {do}: a run has one such algorithm. Name one of them")
+            raise ConfigError(f"'{alike[0]}' and '{alike[1]}' both {do}, but a run can have only one such algorithm. Name one of them")
     order_of = {kind: in_order({n: r for n, r in records.items() if r.kind == kind}) for kind in ("transform", "block_tuning")}
     branching = branching_of(config)
     settings_of = {registered_name(settings): own_settings(settings) for settings in config.algo_config or []}
@@ -142,22 +147,23 @@ def algorithms_of(config: QConfig) -> Algorithms:
 
 
 def in_order(records: Mapping[str, AlgorithmRecord]) -> list[str]:
-    """Return the names of transforms, or of tunings, in an order that ``before`` and ``after`` allow.
+    """Return the names of transforms, or of tunings, in an order that their records allow.
 
-    Apart from that, the order of the settings is kept.
+    The attributes ``before`` and ``after`` of the records restrict the order. Otherwise, the order of the
+    settings is kept.
 
     Args:
-        records: Records of these algorithms, by the names in their settings.
+        records: Records of the algorithms, by the names in the settings.
 
     Raises:
-        ConfigError: Two have one role; or the required order is circular.
+        ConfigError: Two algorithms have the same role, or the required order is circular.
     """
     roles: dict[str, str] = {}
     for name, record in records.items():
         if record.role is not None and (other := roles.setdefault(record.role, name)) != name:
             sources = " and ".join(dict.fromkeys((_source(other), _source(name))))
             raise ConfigError(
-                f"'{records[other].name}' and '{record.name}' (of {sources}) have the same role '{record.role}': the "
+                f"'{records[other].name}' and '{record.name}' (of {sources}) have the same role '{record.role}', so the "
                 "second would undo the first. Name only one of them"
             )
     earlier = {name: _earlier(name, records) for name in records}
@@ -168,15 +174,15 @@ def in_order(records: Mapping[str, AlgorithmRecord]) -> list[str]:
             circle = _circle({n: names - set(order) for n, names in earlier.items() if n not in order})
             names = " and ".join(f"'{n}' (of {_source(n)})" for n in circle)
             raise ConfigError(
-                f"no order suits {names}: by 'before' and 'after' of their records, each goes before the next, and the last before the "
-                "first. Leave one of them out"
+                f"no order of {names} is possible: their records ('before' and 'after') require each before the next, and the last before "
+                "the first. Leave out one of these algorithms"
             )
         order.append(ready)
     return order
 
 
 def _earlier(name: str, records: Mapping[str, AlgorithmRecord]) -> set[str]:
-    """Return the names of the algorithms that have to come before ``name``."""
+    """Return the names of the algorithms that must come before the algorithm ``name``."""
     own = records[name]
     return {
         other
@@ -186,14 +192,15 @@ def _earlier(name: str, records: Mapping[str, AlgorithmRecord]) -> set[str]:
 
 
 def _names(record: AlgorithmRecord) -> set[str]:
-    """Return the names that other records may use for an algorithm: its own, its aliases, its role."""
+    """Return the names that other records may use for an algorithm: its name, its aliases and its role."""
     return {record.name, *record.aliases, *([record.role] if record.role else [])}
 
 
 def _circle(earlier: Mapping[str, set[str]]) -> Sequence[str]:
-    """Return a cycle of algorithms, each of which has to go before the next one.
+    """Return a cycle of algorithms: each of them must come before the next one.
 
-    ``earlier`` has only algorithms that have to follow another.
+    Args:
+        earlier: For each algorithm, the algorithms that must come before it. Each has at least one.
     """
     path = [next(iter(earlier))]
     while (before := min(earlier[path[-1]])) not in path:
@@ -202,28 +209,27 @@ def _circle(earlier: Mapping[str, set[str]]) -> Sequence[str]:
 
 
 def registered_name(settings: AlgoConfig) -> str:
-    """Return the registered name of an algorithm, whose settings may have an alias.
+    """Return the registered name of the algorithm whose settings are given. The settings may have an alias.
 
-    If the algorithm is not installed, return the name in its settings.
+    If the algorithm is not installed, return the name in the settings.
     """
     return algorithms().get(settings.name).name if settings.name in algorithms() else str(settings.name)
 
 
 def own_settings(settings: AlgoConfig) -> AlgoConfig:
-    """Return settings in the algorithm's own class, resolved.
-
-    Settings that were read from JSON are converted.
+    """Convert settings that were read from JSON to the algorithm's own class, and return the resolved
+    settings.
 
     Raises:
         ConfigError: The settings have another class, or keys that the algorithm does not have.
-        UnknownNameError: No installed distribution has an algorithm of that name.
+        UnknownNameError: No installed distribution has an algorithm with this name.
     """
     if isinstance(settings, StoredAlgoConfig):
         settings = algo_config_from_dict(settings.to_dict())
     own = algorithms().load_config(settings.name)
     if not isinstance(settings, own):
         raise ConfigError(
-            f"algo_config holds a {type(settings).__name__} named '{settings.name}', but that algorithm's settings are a {own.__name__}"
+            f"algo_config has a {type(settings).__name__} for '{settings.name}', but this algorithm's settings must be a {own.__name__}"
         )
     return settings.resolved()
 
@@ -234,7 +240,7 @@ def _source(name: str) -> str:
 
 
 def _processor(settings: AlgoConfig) -> Any:
-    """Return the checked transform, rounding or tuning of an algorithm's settings."""
+    """Create the transform, rounding or tuning for an algorithm's settings, and check its class."""
     whose = origin("algorithms", settings.name)
     processor = algorithms().load_processor(settings.name)
     with attributed("being made of its settings", whose):
@@ -249,10 +255,10 @@ def settings_told(config: QConfig) -> dict[str, Any]:
 
 
 def refuse_excluded_schemes(rounding: str, rows: Iterable[PlanRow]) -> None:
-    """Check that a rounding gets no weights of a scheme that its record excludes.
+    """Check that a rounding gets no weight whose scheme the record of the rounding excludes.
 
-    A configuration does not name its scheme. Weights match a scheme if the number formats, granularities,
-    symmetry and scale formats of all levels are equal, whatever the group size.
+    A layer's configuration does not name a scheme. A weight matches a scheme if the number formats,
+    granularities, symmetry and scale formats of all levels are equal. The group size may differ.
 
     Args:
         rounding: Name of the rounding.
@@ -273,20 +279,20 @@ def refuse_excluded_schemes(rounding: str, rows: Iterable[PlanRow]) -> None:
         name = kinds.get(_kind(row.config.weight))
         if name is not None:
             raise UnsupportedError(
-                f"the rounding '{rounding}' cannot round '{row.name}', whose weight is of the scheme '{name}': {excluded[name]}. Choose "
-                "another scheme for this layer, or leave the algorithm out"
+                f"the rounding '{rounding}' cannot round '{row.name}', whose weight has the scheme '{name}': {excluded[name]}. Choose "
+                "another scheme for this layer, or leave out the algorithm"
             )
 
 
 def refuse_vectors(algorithms: Algorithms, rows: Iterable[PlanRow]) -> None:
-    """Raise if an algorithm would choose single elements of a format that rounds several together.
+    """Check that no algorithm chooses single elements in a format that encodes several elements together.
 
     Args:
         algorithms: The algorithms of the run.
         rows: The rows of the plan, each with the name of its rounding.
 
     Raises:
-        UnsupportedError: An algorithm would do so; the message names it, a layer and the format.
+        UnsupportedError: An algorithm would do that. The message names the algorithm, a layer and the format.
     """
     tuning = next(iter(algorithms.tunings), None)
     for row in rows:
@@ -296,13 +302,13 @@ def refuse_vectors(algorithms: Algorithms, rows: Iterable[PlanRow]) -> None:
         number_format = quantizer_for(row.config.weight, activation=False).stored_level.format
         if number_format.vector > 1:
             raise UnsupportedError(
-                f"'{name or tuning}' chooses the elements of a weight one by one, and '{number_format.name}' of '{row.name}' rounds "
-                f"{number_format.vector} of them together. Choose gptq, or no rounding, or another scheme for this layer"
+                f"'{name or tuning}' chooses the elements of a weight one by one, but '{number_format.name}', the format of '{row.name}', "
+                f"encodes {number_format.vector} elements together. Choose gptq, no rounding algorithm, or another scheme for this layer"
             )
 
 
 def _kind(weight: QTensorConfig | Sequence[QTensorConfig] | None) -> Kind:
-    """Return a key that is equal for weights of one scheme."""
+    """Return a key for the scheme of a weight. It is equal for all weights with the same scheme."""
     if weight is None:
         return ()
     return tuple((level.dtype, level.qscheme, level.symmetric, level.scale_format, level.is_scale_quant) for level in levels(weight))

@@ -1,4 +1,6 @@
-"""Sinks of finished blocks. All replace layers in the model; some also write to an export."""
+"""Sinks: classes that accept finished blocks. All replace layers in the model; some also write to an
+export.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,12 @@ from quark.runs.journal import FinishedBlock, Journal
 
 @attrs.frozen
 class BlockResult:
-    """The report and the learned state of a block, which a run keeps besides its tensors, as JSON values.
+    """The results of a block that a run stores beside the block's tensors, as JSON values.
 
     Attributes:
         report: The block's part of the calibration report
             (`quark.calibration.report.CalibrationReport.to_dict`).
-        learned: State of the run after this block, which later blocks need.
+        learned: The state of the run after this block. Later blocks need this state.
     """
 
     report: Mapping[str, Any] = attrs.field(factory=dict)
@@ -34,11 +36,12 @@ class BlockResult:
 
 
 class BlockSink(ABC):
-    """Accepts the finished layers of one block after another.
+    """Base class of sinks. A sink accepts the finished layers of one block after another.
 
     Attributes:
-        needs_values: Whether weights have to be rounded before they are accepted. Otherwise some weights may
-            be float, with scales for a later rounding (`quark.models.layers.QuantizerModule.is_deferred`).
+        needs_values: Whether weights must be rounded before they are accepted. If not, some weights may still
+            be float, and their scales allow to round them later
+            (`quark.models.layers.QuantizerModule.is_deferred`).
     """
 
     needs_values = True
@@ -48,32 +51,34 @@ class BlockSink(ABC):
         """Accept quantized layers, by full name."""
 
     def finished(self, block: Block) -> BlockResult | None:
-        """Return the result of a block that an interrupted run has finished; None for other blocks.
+        """Return the result of a block if an interrupted run has finished the block; otherwise None.
 
-        The answer of the first rank counts: if it has a result, all ranks read the block.
+        The result of the first rank decides for all ranks: if it is not None, every rank reads the block.
         """
         return None
 
     def wants(self, block: Block) -> bool:
-        """Return whether this rank has to quantize a block for which no calibration forward is needed."""
+        """Return whether this rank quantizes ``block``. It is called only if no calibration forward pass is
+        needed.
+        """
         return True
 
     def read(self, block: Block) -> None:
-        """Set the values of a block for which `finished` has a result.
+        """Read the values of a block for which `finished` returns a result.
 
-        Its layers have been accepted with float weights.
+        The layers of the block must have been accepted, with float weights.
         """
         return
 
     def end_block(self, block: Block | None, result: BlockResult) -> None:
-        """End a block: all its layers have been accepted, and its other tensors are final.
+        """End a block. All layers of the block have been accepted, and its other tensors are final.
 
-        None ends the tensors outside the blocks.
+        If ``block`` is None, the tensors outside the blocks are final.
         """
         return
 
     def finish(self, content: CheckpointContent) -> None:
-        """End the run; ``content`` is the quantized model with its final plan."""
+        """End the run. ``content`` has the quantized model and its final plan."""
         return
 
 
@@ -85,7 +90,7 @@ class InPlaceSink(BlockSink):
         self._other_names = other_names(model)
 
     def accept(self, layers: Mapping[str, QuantizedLayer]) -> None:
-        """Replace the float layer of each name by the quantized layer, wherever the model uses it."""
+        """Replace each float layer by the quantized layer with the same name, wherever the model uses it."""
         for name, layer in layers.items():
             for place in (name, *self._other_names.get(name, ())):
                 self._model.set_submodule(place, layer)
@@ -96,7 +101,7 @@ class ReadingSink(InPlaceSink):
 
     Args:
         model: The model that contains the layers.
-        stream: The export.
+        stream: The opened export.
     """
 
     def __init__(self, model: nn.Module, stream: BlockStream) -> None:
@@ -109,9 +114,9 @@ class ReadingSink(InPlaceSink):
 
 
 class CheckpointSink(ReadingSink):
-    """Writes each block to an export when it is finished.
+    """Writes each block to an export when the block is finished.
 
-    At that time, the layers of the block are in the model, where exporters look for them.
+    The layers of the block are in the model by then, because exporters look for them there.
 
     Args:
         model: The model that contains the layers.
@@ -123,9 +128,10 @@ class CheckpointSink(ReadingSink):
         self.needs_values = not stream.encodes
 
     def begin(self) -> None:
-        """Write the tensors that are final before the first block, if the export accepts them this early.
+        """Write the tensors that are already final before the first block, if the export accepts them so
+        early.
 
-        Call it on one rank only.
+        Call this method on one rank only.
         """
         self._stream.write_float()
 
@@ -139,10 +145,11 @@ class CheckpointSink(ReadingSink):
 
 
 class JournaledSink(CheckpointSink):
-    """Writes each block to an export and, when its tensors are on the disk, to a journal.
+    """Writes each block to an export. When the block's tensors are on the disk, it adds an entry to a
+    journal.
 
     A resumed run continues after the blocks that the journal lists. If the checksums of a block do not match,
-    that block and all later blocks are quantized again, since later blocks depend on its values.
+    this block and all later blocks are quantized again, because later blocks depend on its values.
 
     Args:
         model: The model that contains the layers.
@@ -168,11 +175,13 @@ class JournaledSink(CheckpointSink):
             self._finished[block.name] = BlockResult(entry.report, entry.learned)
 
     def finished(self, block: Block) -> BlockResult | None:
-        """Return the journal's entry of a block."""
+        """Return the result that the journal has for a block, or None if the journal does not have the
+        block.
+        """
         return self._finished.get(block.name)
 
     def end_block(self, block: Block | None, result: BlockResult) -> None:
-        """Write the block to the export, and enter it in the journal when it is on the disk."""
+        """Write the block to the export. When it is on the disk, an entry is added to the journal."""
         self._stream.write(block)
         if block is not None:
             name = block.name
@@ -180,12 +189,12 @@ class JournaledSink(CheckpointSink):
 
 
 class SharedSink(CheckpointSink):
-    """Writes the blocks of one rank. Each rank has blocks of about the same total size.
+    """Writes the blocks that one rank quantizes. The blocks of each rank have about the same total size.
 
     Args:
         model: The model that contains the layers.
-        stream: The export.
-        ranks: All of them write to the stream.
+        stream: The opened export.
+        ranks: The ranks of the run. All of them write to the export.
         blocks: All blocks of the run.
     """
 
@@ -195,11 +204,11 @@ class SharedSink(CheckpointSink):
         self._owner_of = _owners(model, blocks, ranks)
 
     def wants(self, block: Block) -> bool:
-        """Return whether the block is this rank's."""
+        """Return whether the block is assigned to this rank."""
         return self._owner_of[block.name] == self._ranks.rank
 
     def end_block(self, block: Block | None, result: BlockResult) -> None:
-        """Write the block, or, on the first rank, the tensors outside all blocks."""
+        """Write the block to the export. Only the first rank writes the tensors outside the blocks."""
         if block is not None or self._ranks.is_first:
             super().end_block(block, result)
 
@@ -216,12 +225,12 @@ class IdleSink(InPlaceSink):
     """The sink of a rank that quantizes no blocks."""
 
     def wants(self, block: Block) -> bool:
-        """Return False."""
+        """Return False: this rank quantizes no block."""
         return False
 
 
 def _owners(model: nn.Module, blocks: list[Block], ranks: Ranks) -> Mapping[str, int]:
-    """Return the rank that quantizes each block, by full name."""
+    """Return a dictionary from the full name of each block to the rank that quantizes it."""
     sizes = [sum(p.nbytes for p in block.module.parameters()) for block in blocks]
     outside = sum(p.nbytes for p in model.parameters()) - sum(sizes)
     return dict(zip((block.name for block in blocks), owners(sizes, ranks.size, outside), strict=True))

@@ -1,4 +1,6 @@
-"""The quantized skeleton: the quantized model on the meta device. It gives the layout of an export."""
+"""Quantized skeleton: a quantized model on the meta device, from which the layout of an export is
+computed.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from quark.numbers import QParams, TensorQuantizer
 
 @torch.no_grad()
 def quantized_skeleton(model: nn.Module, plan: QuantPlan) -> nn.Module:
-    """Return a copy of ``model``, quantized by ``plan``, with scales of the final shapes and dtypes.
+    """Return a copy of ``model`` that is quantized as ``plan`` says. All scales have their final shapes and
+    dtypes.
 
     Args:
         model: The float model, with its parameters on the meta device.
@@ -46,10 +49,10 @@ def quantized_skeleton(model: nn.Module, plan: QuantPlan) -> nn.Module:
 
 
 def _quantized_layers(modules: Mapping[str, nn.Module], rows: Iterable[PlanRow]) -> dict[str, QuantizedLayer]:
-    """Return the quantized layer of each row.
+    """Create the quantized layer of each row, and return the layers by full name.
 
-    For equal layers, such as experts, one layer is made and copied. Each copy has its own parameters, since a
-    shared tensor would count as tied.
+    For equal layers, such as experts, one layer is created and copied. Each copy has its own parameters,
+    because shared parameters would be treated as tied weights.
     """
     layers: dict[str, QuantizedLayer] = {}
     first_of: dict[object, tuple[nn.Module, QuantizedLayer]] = {}
@@ -71,7 +74,10 @@ def _shapes(tensors: Mapping[str, Tensor | None]) -> Iterator[object]:
 
 
 def _structure(model: nn.Module) -> nn.Module:
-    """Return a copy of the module tree that shares its tensors; a module that occurs twice is copied once."""
+    """Return a copy of the module tree. The copy has the same tensor objects.
+
+    A module that occurs twice in the tree is copied once.
+    """
     copies: dict[int, nn.Module] = {}
     for module in model.modules():
         copies[id(module)] = copied(module, type(module))
@@ -92,7 +98,7 @@ def _give_scale(module: QuantizerModule, shape: tuple[int, ...]) -> None:
         module.set_qparams(_empty(module.quantizer, shape))
 
 
-# Cached, since layers of one kind share a quantizer, and operations on meta tensors are slow.
+# The result is cached, because layers of one kind share a quantizer, and operations on meta tensors are slow.
 @lru_cache(maxsize=1024)
 def _empty(quantizer: TensorQuantizer, shape: tuple[int, ...]) -> QParams:
     return quantizer.empty_qparams(shape, "meta")

@@ -1,4 +1,4 @@
-"""Sources of float tensors: a model in memory, or a checkpoint that is read block by block."""
+"""Sources: classes that load the float tensors of a run, from memory or block by block from a checkpoint."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from quark.models.plan.quant_plan import QuantPlan
 from quark.runs.memory import free_bytes
 
 LEAST_ROOM = 4
-"""A block is read ahead if the free memory is at least this many times its size.
+"""The next block is read ahead if the free memory is at least this many times the size of that block.
 
-The quantization of the block before it needs memory, too.
+The quantization of the current block needs memory, too.
 """
 
 
@@ -45,10 +45,10 @@ V = TypeVar("V")
 class ReadAhead(Generic[K, V]):
     """Reads at most one value ahead, in a thread.
 
-    The thread ends when it has read the value. `take` raises the thread's exceptions.
+    The thread ends when it has read the value. If it raises an exception, `take` raises this exception.
 
     Args:
-        read: Reads the value of a key.
+        read: A function that reads the value for a key.
     """
 
     def __init__(self, read: Callable[[K], V]) -> None:
@@ -56,14 +56,16 @@ class ReadAhead(Generic[K, V]):
         self._ahead: tuple[K, Future[V]] | None = None
 
     def start(self, key: K) -> None:
-        """Begin to read a key's value in a thread; a value that was read ahead and not taken is dropped."""
+        """Begin to read the value for a key in a thread. A value that was read before but not taken is
+        dropped.
+        """
         self.stop()
         executor = ThreadPoolExecutor(1, thread_name_prefix="quark-read-ahead")
         self._ahead = key, executor.submit(self._read, key)
-        executor.shutdown(wait=False)  # the thread ends when it has read
+        executor.shutdown(wait=False)  # the thread ends when it has read the value
 
     def take(self, key: K) -> V:
-        """Return the value of a key. If it was not read ahead, read it now."""
+        """Return the value for a key. If the value was not read ahead, it is read now."""
         if self._ahead is None or self._ahead[0] != key:
             self.stop()
             return self._read(key)
@@ -71,24 +73,25 @@ class ReadAhead(Generic[K, V]):
         return future.result()
 
     def stop(self) -> None:
-        """Wait for the thread, and drop its value or exception."""
+        """Wait until the thread has ended, and drop the value that it has read or its exception."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None and not ahead[1].cancel():
             ahead[1].exception()
 
 
 class RunSource(BlockSource, Protocol):
-    """The source of a run. Its layers may be quantized, and may keep their quantization."""
+    """A block source whose layers may be quantized. Such layers may keep their quantization in the run."""
 
     def coded(self, names: Sequence[str]) -> Mapping[str, CodedLayer]:
-        """Return the codes and scales of layers that keep their quantization. Called once for each layer.
+        """Return the codes and scales of layers that keep their quantization, by name.
 
-        These are the layers with `quark.models.plan.plan_row.PlanRow.is_kept`.
+        These are the layers with `quark.models.plan.plan_row.PlanRow.is_kept`. A run asks for each layer
+        once.
         """
 
 
 class InMemorySource:
-    """The source of a model in memory: nothing is loaded or released.
+    """The source for a model that is in memory. It loads and releases nothing.
 
     Args:
         coded: Codes and scales of the layers that are quantized in the source, by full name.
@@ -104,16 +107,16 @@ class InMemorySource:
         """Do nothing: all tensors stay in memory."""
 
     def coded(self, names: Sequence[str]) -> Mapping[str, CodedLayer]:
-        """Return codes and scales as `RunSource.coded` does."""
+        """Return codes and scales, as `RunSource.coded` does."""
         return {name: self._coded.pop(name) for name in names}
 
 
 def carried_by(model: nn.Module) -> tuple[str, ...]:
-    """Return the full names of the checkpoint's tensors that the class of a model in memory does not use.
+    """Return the names of the tensors that a model's checkpoint has but the class of the model does not use.
 
-    The names are as in `StoredTensors.carried`. The class is the one in the checkpoint's ``config.json``,
-    so that parts that were removed from the model are not included. Empty if the model was not loaded from
-    safetensors files.
+    The names are as in `StoredTensors.carried`. The class is named by the checkpoint's ``config.json``. So
+    the tensors of a part that was removed from ``model`` are not included. The result is empty if the model
+    was not loaded from safetensors files.
     """
     directory = directory_of(getattr(model, "config", None))
     if directory is None or not any((directory / name).is_file() for name in (INDEX, SINGLE)):
@@ -125,14 +128,14 @@ def carried_by(model: nn.Module) -> tuple[str, ...]:
         with silenced():
             own = _class_of(directory) or model
             stored = StoredTensors(own, shards, directory, weight_converters_of(own), float_tensors_of(directory, shards))
-    except QuarkError as error:  # the checkpoint has changed, or was loaded by other code
+    except QuarkError as error:  # the checkpoint has changed, or other code has loaded it
         get_logger(__name__).info(f"Cannot tell whether '{directory}' has tensors that the model does not use: {error}")
         return ()
     return stored.carried
 
 
 def _class_of(directory: Path) -> nn.Module | None:
-    """Return the model of a checkpoint on the meta device; None if it needs the checkpoint's own code."""
+    """Return the model of a checkpoint on the meta device, or None if it needs code from the checkpoint."""
     try:
         return meta_model(directory)
     except UnsupportedError:
@@ -140,20 +143,22 @@ def _class_of(directory: Path) -> nn.Module | None:
 
 
 class CheckpointSource:
-    """Reads the tensors of a block when it is quantized and releases them afterwards.
+    """Reads the tensors of a block from a checkpoint when the block is quantized, and releases them
+    afterwards.
 
-    The other blocks are on the meta device.
+    All other blocks are on the meta device.
 
-    A model that is one block is read completely at the start, since its forwards start before the block is
+    If the whole model is one block, it is read at the start, because forward passes start before a block is
     loaded.
 
     Args:
-        model: The model from `quark.models.hf.skeleton.skeleton`, with no module replaced yet.
+        model: The model that `quark.models.hf.skeleton.skeleton` has returned. No module has been replaced
+            yet.
         stored: The tensors of the checkpoint, for this model.
-        device: The device that tensors are read to.
+        device: The device to which tensors are read.
 
     Attributes:
-        model, device: The arguments of these names.
+        model, device: The arguments with these names.
         codes_of, carried: As in `quark.models.hf.stored_tensors.StoredTensors`.
     """
 
@@ -169,8 +174,8 @@ class CheckpointSource:
         self._dtype_of = {name: tensor.dtype for name, tensor in self._state.items()}
         self._owners = owners_of(model)
         self._buffers = buffers_of(model)
-        # Fused mixtures will be separated: their fused parameters are read, and the separate weights become
-        # views of these.
+        # Fused experts will be separated. Their fused parameters are read, and the weights of the separate
+        # layers become views of these parameters.
         self._fused = fused_mixtures(model)
         self._recipes: dict[str | None, list[Recipe]] = {}
         self._outside: list[nn.Module] = []
@@ -184,7 +189,7 @@ class CheckpointSource:
 
         Raises:
             CheckpointError: A file cannot be read.
-            NonFiniteError: A tensor holds NaN or Inf.
+            NonFiniteError: A tensor contains NaN or Inf.
         """
         for recipes in self._recipes.values():
             for target, tensor in self._checked(recipes):
@@ -193,9 +198,9 @@ class CheckpointSource:
             _share(fused, self.model.get_submodule(mixture))
 
     def prepare(self, plan: QuantPlan) -> None:
-        """Assign stored tensors to the blocks of a plan.
+        """Assign the stored tensors to the blocks of a plan.
 
-        Call it after the fused experts of the model have been separated.
+        Call this method after the fused experts of the model have been separated.
         """
         names = [b.name for b in decoder_blocks(self.model, plan.architecture) if b.name]
         self._next = dict(zip((None, *names), names, strict=False))
@@ -212,13 +217,13 @@ class CheckpointSource:
             self._recipes.setdefault(_common_block(users, names), []).append(recipe)
 
     def load(self, block: Block | None) -> None:
-        """Load the tensors of a block; None loads the tensors outside all blocks.
+        """Load the tensors of a block, or those outside all blocks if ``block`` is None.
 
         Then start to read the next block ahead.
 
         Raises:
             CheckpointError: A file cannot be read.
-            NonFiniteError: A tensor holds NaN or Inf.
+            NonFiniteError: A tensor contains NaN or Inf.
         """
         if block is not None and not block.name:
             return
@@ -233,13 +238,15 @@ class CheckpointSource:
                 _share(fused, self.model.get_submodule(mixture))
 
     def release(self, block: Block) -> None:
-        """Replace a block's tensors by meta tensors, except tensors that modules outside it share."""
+        """Replace a block's tensors by meta tensors, except tensors that modules outside the block also
+        use.
+        """
         if not block.name:
             return
         for recipe in self._recipes.get(block.name, ()):
             for target in recipe.targets:
                 self._place(target, self._state[target])
-        # Looked up now, since transforms have replaced tensors.
+        # These tensors are looked up now, because transforms may have replaced tensors since the start.
         outside = (t for module in self._outside for t in (*module._parameters.values(), *module._buffers.values()))
         kept = {id(tensor) for tensor in (*outside, *self._computed.values())}
         for module in block.module.modules():
@@ -251,7 +258,9 @@ class CheckpointSource:
                     module._buffers[leaf] = _meta(buffer.shape, buffer.dtype)
 
     def coded(self, names: Sequence[str]) -> Mapping[str, CodedLayer]:
-        """Return codes and scales as `RunSource.coded` does. Raises CheckpointError as `load` does."""
+        """Return codes and scales, as `RunSource.coded` does. Raise CheckpointError if a file cannot be
+        read.
+        """
         return self._stored.read_codes(names, self.device)
 
     def close(self) -> None:
@@ -259,43 +268,48 @@ class CheckpointSource:
         self._ahead.stop()
 
     def _read(self, name: str | None) -> list[tuple[str, Tensor]]:
-        """Return the tensors of a block by name. All of them have been read, and checked for NaN and Inf."""
-        if name is None:  # norms and biases of all blocks are small: they are checked before work on a block is lost
+        """Read the tensors of a block, check them for NaN and Inf, and return pairs of name and tensor."""
+        if name is None:  # norms and biases of all blocks are small, so they are checked now, before any work could be lost
             inside = (recipe for block, recipes in self._recipes.items() if block is not None for recipe in recipes)
             self._checked([recipe for recipe in inside if all(self._state[target].ndim < 2 for target in recipe.targets)])
         return self._checked(self._recipes.get(name, ()))
 
     def _checked(self, recipes: Sequence[Recipe]) -> list[tuple[str, Tensor]]:
-        """Return the tensors of recipes with their names, checked for NaN and Inf."""
+        """Read the tensors of recipes, check them for NaN and Inf, and return pairs of name and tensor."""
         tensors = list(self._stored.read(recipes, self._dtype_of, self.device))
         refuse_non_finite(dict(tensors), self._buffers, lambda names: self._blame(names, recipes))
         return tensors
 
     def _blame(self, names: Sequence[str], recipes: Sequence[Recipe]) -> str:
-        """Return the cause of NaN or Inf, for a message: the checkpoint, or the cast to the dtype."""
+        """Return a text for a message that says why tensors contain NaN or Inf.
+
+        The cause is the checkpoint, or the conversion to the dtype of the run.
+        """
         wanted = [recipe for recipe in recipes if not set(names).isdisjoint(recipe.targets)]
         stored = dict(self._stored.read(wanted, dict.fromkeys(self._dtype_of, torch.float64), torch.device("cpu")))
         dtypes = sorted({str(self._dtype_of[name]).removeprefix("torch.") for name in names})
         if not all(is_finite(stored[name]) for name in names):
-            return "The checkpoint is damaged or comes from a diverged run: fetch it again, or repair it"
+            return "The checkpoint is damaged or comes from a diverged training. Download it again, or repair it"
         largest = max(float(stored[name].abs().max()) for name in names)
         return (
-            f"The checkpoint is intact, but has values up to {largest:.6g} there, which {' and '.join(dtypes)} cannot hold: choose another "
-            "dtype for the run, such as dtype='bfloat16' (--dtype bfloat16)"
+            f"The checkpoint is intact, but has values up to {largest:.6g} there, which {' and '.join(dtypes)} cannot represent. Choose "
+            "another dtype for the run, such as dtype='bfloat16' (--dtype bfloat16)"
         )
 
     def _has_room_for(self, name: str) -> bool:
-        """Return whether there is enough memory to read a block ahead."""
+        """Return whether there is enough free memory to read the block ``name`` ahead."""
         targets = [self._state[target] for recipe in self._recipes.get(name, ()) for target in recipe.targets]
         free = free_bytes(self.device)
         return free is not None and free >= LEAST_ROOM * sum(tensor.numel() * tensor.itemsize for tensor in targets)
 
     def _place(self, name: str, tensor: Tensor) -> Tensor:
-        """Put a tensor into all modules that use it, such as tied ones, and return it."""
+        """Set the tensor ``name`` in all modules that use it, such as modules with tied weights, and return
+        it.
+        """
         return put_tensor(self._owners[id(self._state[name])], tensor)
 
     def _untie(self) -> None:
-        """Untie modules whose tensors differ in the checkpoint, as transformers does."""
+        """Untie the weights of modules whose tensors differ in the checkpoint, as transformers does."""
         state: dict[str, Tensor] = self.model.state_dict(keep_vars=True)
         dtype_of = {name: tensor.dtype for name, tensor in state.items()}
         first_of: dict[int, Recipe] = {}
@@ -306,27 +320,27 @@ class CheckpointSource:
             (_, one), (name, other) = self._stored.read([first, recipe], dtype_of, torch.device("cpu"))
             if not torch.equal(one, other):
                 get_logger(__name__).warning(
-                    f"the config says that '{first.targets[0]}' and '{name}' are one tensor, but the checkpoint stores two: "
-                    "quark keeps both"
+                    f"The config says that '{first.targets[0]}' and '{name}' are one tensor, but the checkpoint stores two different ones. "
+                    "quark uses both tensors."
                 )
                 owner, _, leaf = name.rpartition(".")
                 self.model.get_submodule(owner)._parameters[leaf] = nn.Parameter(torch.empty_like(state[name]), requires_grad=False)
 
 
-# Cached, since blocks have equal shapes, and meta tensors are slow to create.
+# The result is cached, because blocks have equal shapes, and meta tensors are slow to create.
 @lru_cache(maxsize=256)
 def _meta(shape: torch.Size, dtype: torch.dtype) -> Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def _common_block(names: Iterable[str], blocks: Iterable[str]) -> str | None:
-    """Return the block that contains all of these tensors, or None."""
+    """Return the name of the block that contains all of these tensors, or None if there is no such block."""
     containing = {next((b for b in blocks if name.startswith(f"{b}.")), None) for name in names}
     return containing.pop() if len(containing) == 1 else None
 
 
 def _share(fused: FusedMixture, apart: nn.Module) -> None:
-    """Set the weights of separate experts to views of the fused weights."""
+    """Replace the weights of the separate experts in ``apart`` by views of the fused weights."""
     for (_, to), (_, read) in zip(_layers(apart), _layers(separated(fused.parts())), strict=True):
         to._parameters.update(read._parameters)
 

@@ -1,4 +1,4 @@
-"""StartedRun and FinishedRun: how a run starts, what it has while it quantizes blocks, and how it ends."""
+"""StartedRun and FinishedRun: the states of a run after its start and after its end."""
 
 from __future__ import annotations
 
@@ -39,20 +39,22 @@ from quark.runs.source import InMemorySource, RunSource
 
 @attrs.frozen(eq=False)
 class StartedRun:
-    """A run whose transforms have changed tensors outside the decoder blocks.
+    """A run that has been started: its transforms have changed the tensors outside the decoder blocks.
 
     Attributes:
-        run: The run, without the transforms that validation refused.
-        model: The model. Outside the blocks, it has the modules and tensors of the finished model.
+        run: The run, without the transforms that were rejected by their validation.
+        model: The model. The modules and tensors outside its blocks are those of the finished model.
         source: Loads the tensors of the blocks.
-        transforms: The started transforms, in order.
-        validations: Validations of the transforms, by name.
-        spilled: Storage for the tensors of forwards that wait at a block; None leaves them in memory.
-        rounding: Chooses codes.
+        transforms: The started transforms, in the order in which they are applied.
+        validations: The validations of transforms, by name.
+        spilled: Storage for the tensors of forward passes that wait at a block. If it is None, the tensors
+            stay in memory.
+        rounding: The rounding, which chooses the codes of weights.
         tunings: Tunings by name, in the order in which they are applied.
-        input_groups: Learns from block to block which layers share an input.
+        input_groups: The groups of layers that share an input. Groups observed in one block are expected in
+            the next.
         freed: Returns freed memory to the system.
-        figures: Collects metrics of layers and blocks in the report, and has the run's clock.
+        figures: Collects the metrics of layers and blocks, and has the clock of the run.
     """
 
     run: Run
@@ -87,7 +89,7 @@ class StartedRun:
 
     @property
     def branches(self) -> BlockBranches:
-        """The branches of the model's layers."""
+        """An object that makes the branches of the model's layers."""
         return BlockBranches(self.run.algorithms.branching, self.model.get_submodule)
 
     @property
@@ -97,20 +99,20 @@ class StartedRun:
 
     @property
     def report(self) -> CalibrationReport:
-        """The report of the blocks so far."""
+        """The calibration report, with the metrics of the blocks that are finished so far."""
         return self.figures.report
 
     def stream(self, exporter: Exporter, directory: Path, options: ExportOptions) -> AbstractContextManager[BlockStream]:
-        """Return the context of the export of the model to a directory."""
+        """Return a context manager that opens an export of the model to ``directory``."""
         content = CheckpointContent(self.model, self.plan.config, self.plan)
         return exporter.stream(content, quantized_skeleton(self.model, self.plan), directory, options)
 
     def learned(self) -> dict[str, Any]:
-        """Return the state that later blocks need, as JSON values."""
+        """Return the state of the run that later blocks need, as JSON values."""
         return {"input_groups": self.input_groups.learned(), "transforms": [t.learned() for t in self.transforms]}
 
     def recall(self, learned: Mapping[str, Any]) -> None:
-        """Restore the state of an interrupted run."""
+        """Restore the state that `learned` returned in an interrupted run."""
         self.input_groups.recall(learned["input_groups"])
         for transform, own in zip(self.transforms, learned["transforms"], strict=True):
             transform.recall(own)
@@ -122,7 +124,7 @@ class FinishedRun:
 
     Attributes:
         run: The run, with its data.
-        content: The quantized model, and its plan as it was carried out.
+        content: The quantized model, with the plan as it was carried out.
         report: The metrics of the run.
     """
 
@@ -133,12 +135,12 @@ class FinishedRun:
 
 @attributed("transforming the model")
 def start_run(run: Run, model: nn.Module, source: RunSource | None = None) -> StartedRun:
-    """Start a run: validate transforms, and apply the accepted ones outside the decoder blocks.
+    """Start a run: validate the transforms, and apply the accepted transforms outside the decoder blocks.
 
     Args:
         run: The run, with its data.
-        model: The model of the plan.
-        source: Source of the tensors of ``model``. None if the model is in memory.
+        model: The model of the plan. It is changed in place.
+        source: Loads the tensors of ``model``. None if the model is in memory.
     """
     source = source or InMemorySource()
     spilled = _spilled(run.plan.config)
@@ -153,16 +155,17 @@ def start_run(run: Run, model: nn.Module, source: RunSource | None = None) -> St
     layers = model.get_submodule
     shared = run.plan.sharing({row.name for row in run.plan.rows})
     if apart := [name for name, source in shared.items() if not have_same_weight(layers(name), layers(source))]:
-        get_logger(__name__).info(f"A transform has given {folded(apart)} a weight of its own, which gets codes of its own.")
+        get_logger(__name__).info(f"A transform has untied the weight of {folded(apart)}, so that the weight gets codes of its own.")
         run = attrs.evolve(run, plan=run.plan.with_own_codes(apart))
     return StartedRun(run, model, source, started, validations, spilled)
 
 
 def start_transforms(model: nn.Module, plan: QuantPlan, algorithms: Algorithms) -> list[StartedTransform]:
-    """Start transforms: each changes the tensors outside the decoder blocks, which must be in memory.
+    """Start transforms. Each one changes the tensors outside the decoder blocks; these tensors must be in
+    memory.
 
-    Afterwards, the model has the same tensors outside the blocks as the finished model. Exports need this for
-    their layout.
+    Afterwards, the tensors outside the blocks have the names, shapes and dtypes of the finished model.
+    Exports need this for their layout.
     """
     started = algorithms.started_transforms(model, plan)
     for transform in started:
@@ -172,9 +175,9 @@ def start_transforms(model: nn.Module, plan: QuantPlan, algorithms: Algorithms) 
 
 @attributed("quantizing the model")
 def finish_run(started: StartedRun, sink: BlockSink, report: CalibrationReport) -> FinishedRun:
-    """Finish the sink of a run whose blocks are quantized, and return the `FinishedRun`.
+    """Finish a run whose blocks are quantized: finish the sink, and return the `FinishedRun`.
 
-    Its plan leaves out transforms that have changed nothing. The model gets the results as attributes:
+    Transforms that have changed nothing are left out of the plan. The model gets the results as attributes:
     ``quant_config``, ``quark_plan``, ``quark_report`` and ``quark_quantized``.
     """
     run, model = started.run, started.model
@@ -190,7 +193,9 @@ def finish_run(started: StartedRun, sink: BlockSink, report: CalibrationReport) 
 
 
 def _spilled(config: QConfig) -> SpilledInputs | None:
-    """Return the store of block inputs that exceed the allowed memory, or None."""
+    """Return the storage for block inputs that do not fit into memory, or None if the run has no such
+    storage.
+    """
     if config.spill_directory is None:
         return None
     allowed = allowed_activations(config, torch.device("cpu"))

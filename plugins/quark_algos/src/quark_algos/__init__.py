@@ -1,1 +1,1 @@
-"""Quantization algorithms of quark and their configuration classes."""
+"""The quantization algorithms of quark, and their configuration classes."""

@@ -1,4 +1,6 @@
-"""Field metadata, validators and positional arguments that several configuration classes share."""
+"""Field metadata, validators and a decorator for positional arguments, used by several configuration
+classes.
+"""
 
 from __future__ import annotations
 
@@ -14,51 +16,54 @@ __all__ = ["LEGACY", "OWN", "PRESETS", "UNUSED", "given", "is_given", "of_preset
 T = TypeVar("T")
 
 LEGACY = {"legacy": True}
-"""Metadata of a field that is read from configurations of older AMD Quark releases and never written."""
+"""Metadata of a field of older AMD Quark releases. It is read from configurations and never written."""
 
 UNUSED = {"unused": True}
-"""Metadata of a field of AMD Quark's configurations that nothing here reads: configurations keep it, but it
-is no option.
+"""Metadata of a field of AMD Quark's configurations that has no effect here. Configurations store it, but it
+is not an option.
 """
 
 OWN = {"own": True}
-"""Metadata of a field that AMD Quark's class does not have; it is written only if its value is not the
+"""Metadata of a field that AMD Quark's class does not have. It is written only if its value is not the
 default.
 """
 
 positive: Callable[[Any, Any, Any], Any] = validators.gt(0)
-"""Validator of numbers above 0."""
+"""Validator for numbers that must be above 0."""
 
 PRESETS = ("best", "reference")
-"""Presets: ``"best"`` by held-out perplexity, and ``"reference"``, the algorithm as published with AMD
-Quark's defaults.
+"""The presets. ``"best"`` has the settings with the lowest perplexity on held-out text. ``"reference"`` is
+the published algorithm with AMD Quark's defaults.
 """
 
 
 class _OfPreset(float):
-    """A default (AMD Quark's number) that a preset may override."""
+    """A default value, from AMD Quark, that a preset may override."""
 
 
 def of_preset(value: float) -> float:
-    """Return a default that a preset may override.
+    """Return ``value`` marked as a default that a preset may override.
 
-    A number from the user is a plain float, even if equal, and no preset changes it.
+    A number that the user gives is a plain float, even if it equals the default, and no preset changes it.
     """
     return _OfPreset(value)
 
 
 def given(value: float, preset: float | None = None) -> float:
-    """Return a number from the user; replace a default by the preset's number, if any."""
+    """Return ``value`` if the user gave it; otherwise the number of the preset, or the default if there is
+    none.
+    """
     return preset if preset is not None and not is_given(value) else float(value)
 
 
 def is_given(value: float) -> bool:
-    """Return whether the user gave the number."""
+    """Return whether the user gave ``value``, so that it is not a default."""
     return not isinstance(value, _OfPreset)
 
 
 def with_positional(*names: str) -> Callable[[type[T]], type[T]]:
-    """Let a class with keyword arguments take them by position too, in AMD Quark's order.
+    """Return a class decorator: the class then accepts the arguments ``names`` also by position, in this
+    order.
 
     >>> @with_positional("x", "y")
     ... class Point:
@@ -80,7 +85,7 @@ def with_positional(*names: str) -> Callable[[type[T]], type[T]]:
             if len(args) > len(names):
                 raise TypeError(f"{cls.__name__} takes at most {len(names)} positional arguments, but got {len(args)}")
             if twice := [name for name in names[: len(args)] if name in kwargs]:
-                raise TypeError(f"{cls.__name__} got '{twice[0]}' both by position and by name: leave one out")
+                raise TypeError(f"{cls.__name__} got '{twice[0]}' both by position and by name. Give it only once")
             by_name(self, **dict(zip(names, args, strict=False)), **kwargs)
 
         initialize.__signature__ = signature.replace(parameters=[*by_position, *keywords.values()])  # type: ignore[attr-defined]

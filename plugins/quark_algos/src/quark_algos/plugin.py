@@ -53,10 +53,10 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
 
 
 def _equalization(name: str, transform: str, settings: str, module: str, summary: str, **fields: Any) -> AlgorithmRecord:
-    """Return the record of an equalization.
+    """Return the record of an equalization algorithm.
 
-    ``transform`` is its file and class in `quark_algos.equalization`; ``module`` is AMD Quark's module of the
-    processor.
+    ``transform`` has the names of the file and the class in `quark_algos.equalization`. ``module`` is the
+    module in which AMD Quark has the processor.
     """
     return _record(
         name,
@@ -71,7 +71,9 @@ def _equalization(name: str, transform: str, settings: str, module: str, summary
 
 
 def _rounding(name: str, processor: str, settings: str, summary: str) -> AlgorithmRecord:
-    """Return the record of an algorithm that rounds columns; ``processor`` is AMD Quark's class."""
+    """Return the record of an algorithm that rounds columns. ``processor`` is the name of AMD Quark's
+    class.
+    """
     return _record(
         name,
         summary,
@@ -113,12 +115,12 @@ def _record(name: str, summary: str, config: str, documented: str, more_settings
 
     Args:
         name: Name of the algorithm.
-        summary: Its summary.
-        config: Reference to its settings; AMD Quark's class has the same name.
-        documented: AMD Quark's reference to the processor; the class in `quark_algos.processors` has the same
-            name.
+        summary: Summary of the algorithm.
+        config: Reference to the settings class. AMD Quark's class has the same name.
+        documented: Reference to AMD Quark's processor class. The class in `quark_algos.processors` has the
+            same name.
         more_settings: Names of further settings classes.
-        fields: Other fields of the record; by default it needs calibration data.
+        fields: Other fields of the record. By default, the algorithm needs calibration data.
     """
     module, _, settings = config.partition(":")
     exports = {name: f"{module}:{name}" for name in (settings, *more_settings)}

@@ -1,4 +1,4 @@
-"""The processor classes of AMD Quark's public API: each applies one algorithm to a model."""
+"""The processor classes of AMD Quark's public API. Each class applies one algorithm to a model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Processor:
 
     Args:
         model: A float model with a `QConfig` as its ``quant_config`` attribute.
-        quant_algo_config: The algorithm's settings.
+        quant_algo_config: The settings of the algorithm.
         calib_data: Calibration data, as for `quark.runs.ModelQuantizer.quantize_model`.
 
     Raises:
@@ -40,7 +40,7 @@ class Processor:
         >>> from torch import nn
         >>> GptqProcessor(nn.Linear(8, 8), None, [])
         Traceback (most recent call last):
-        quark.errors.ConfigError: GptqProcessor has no scheme for this Linear: set model.quant_config to
+        quark.errors.ConfigError: GptqProcessor has no scheme for this Linear. Set model.quant_config to
         a QConfig first...
     """
 
@@ -48,7 +48,7 @@ class Processor:
         config = getattr(model, "quant_config", None)
         if not isinstance(config, QConfig):
             raise ConfigError(
-                f"{type(self).__name__} has no scheme for this {type(model).__name__}: set model.quant_config to a QConfig first, or call "
+                f"{type(self).__name__} has no scheme for this {type(model).__name__}. Set model.quant_config to a QConfig first, or use "
                 f"ModelQuantizer with get_config(scheme=…, algorithm=…)"
             )
         self.model = model
@@ -57,34 +57,34 @@ class Processor:
         self._config = config
 
     def apply(self) -> None:
-        """Quantize the model in place; raises as `quark.runs.ModelQuantizer.quantize_model`."""
+        """Quantize the model in place. The errors are those of `quark.runs.ModelQuantizer.quantize_model`."""
         config = attrs.evolve(self._config, algo_config=[self.quant_algo_config])
         ModelQuantizer(config).quantize_model(self.model, self.calib_data)
 
 
 class GptqProcessor(Processor):
-    """Processor with the settings of `GPTQConfig`."""
+    """The processor of GPTQ. Its settings are a `GPTQConfig`."""
 
 
 class GptaqProcessor(Processor):
-    """Processor with the settings of `GPTAQConfig`."""
+    """The processor of GPTAQ. Its settings are a `GPTAQConfig`."""
 
 
 class QronosProcessor(Processor):
-    """Processor with the settings of `QronosConfig`."""
+    """The processor of Qronos. Its settings are a `QronosConfig`."""
 
 
 class AwqProcessor(Processor):
-    """Processor with the settings of `AWQConfig`."""
+    """The processor of AWQ. Its settings are an `AWQConfig`."""
 
 
 class SmoothQuantProcessor(Processor):
-    """Processor with the settings of `SmoothQuantConfig`."""
+    """The processor of SmoothQuant. Its settings are a `SmoothQuantConfig`."""
 
 
 class AutoSmoothQuantProcessor(Processor):
-    """Processor with the settings of `AutoSmoothQuantConfig`."""
+    """The processor of AutoSmoothQuant. Its settings are an `AutoSmoothQuantConfig`."""
 
 
 class RotationProcessor(Processor):
-    """Processor with the settings of `RotationConfig`."""
+    """The processor of rotation. Its settings are a `RotationConfig`."""

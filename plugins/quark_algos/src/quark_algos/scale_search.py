@@ -1,12 +1,13 @@
-"""Search scales by output error: ``δ H_gg δᵀ`` for each row and group, with the rounding error δ.
+"""Functions that search the scales of groups with the smallest output error.
 
-A rounding that compensates errors in other columns also handles correlations, so it uses only the diagonal of
-H_gg.
+The output error of a group g in one row is ``δ H_gg δᵀ``. δ is the rounding error of the group, and H_gg is
+the block of the Hessian for the channels of the group. A rounding that compensates errors in other columns
+already handles correlations, so it uses only the diagonal of H_gg.
 
-Ranges are shrunk, or stretched, by a few factors, and the best of each group is taken. Shrinking makes all
-steps finer and cuts off the largest value. Stretching helps formats with a gap below their largest value,
-above all FP4, which has no value between 4 and 6: rounding the largest value of a group to 4 is sometimes
-better ("four over six", arXiv 2512.02010).
+The range of each group is multiplied by several factors, and the best factor of each group is chosen. A
+factor below 1 makes all steps finer and clips the largest values. A factor above 1 helps formats with a gap
+below their largest value, above all FP4, which has no value between 4 and 6: it is sometimes better to round
+the largest value of a group to 4 ("four over six", arXiv 2512.02010).
 """
 
 from __future__ import annotations
@@ -38,47 +39,55 @@ __all__ = [
 
 STEP = 0.075
 COARSE = tuple(1 - i * STEP for i in range(7))
-"""Factors of a range, from 1 to slightly above 0.5: the first search takes the best of these and of
+"""Factors of a range, from 1 to slightly above 0.5. The first search chooses the best of these factors and of
 `stretched`.
 """
 TO_A_QUARTER = tuple(1 - i * STEP for i in range(11))
-"""Factors down to 0.25, for roundings that compensate errors: a finer step may be worth more than the largest
-weights if their inputs are small.
+"""Factors of a range, from 1 to 0.25, for roundings that compensate errors. If the inputs of the largest
+weights are small, it may be better to clip these weights and to have finer steps.
 """
 FINE = (-0.025, 0.025)
-"""Offsets from the best factor of the first search, for the second search."""
+"""The second search adds these offsets to the best factor of the first search."""
 POWERS = (1.0, 0.5, 2.0)
-"""Factors for power-of-two scales, which replace both searches."""
+"""Factors of a range for scales that are powers of two. They are tried instead of both searches."""
 PATIENCE = 2
-"""The search of scales that span rows ends after this many factors without improvement."""
+"""If scales span rows, the search ends after this many factors without an improvement."""
 NARROWEST = 0.05
-"""The smallest factor of the ranges of scales that span rows."""
+"""If scales span rows, this is the smallest factor of a range."""
 WIDEST = 256
-"""Wider groups use only H's diagonal: blocks of H would cost more than the column loop.
+"""For groups with more channels, only the diagonal of H is used. With blocks of H, the search would take
+longer than the rounding of the columns.
 """
 PIECE = 1 << 20
-"""Weights that a thread works on at a time.
+"""Number of weights that a thread processes at a time.
 
-With a quarter of it, calls and group scales take 50 % longer. A larger piece would exceed the shared cache,
-and few layers would have work for two threads.
+With a quarter of this number, the search takes 50 % longer. With a larger number, a piece would not fit into
+the shared cache, and few layers would have enough weights for two threads.
 """
 LARGE_PIECE = 1 << 26
-"""Weights per step on devices other than the CPU, 256 MiB in float32."""
+"""Number of weights that are processed at a time on devices other than the CPU. They need 256 MiB in
+float32.
+"""
 
 
 def stretched(grid: WeightGrid) -> tuple[float, ...]:
-    """Return factors above 1.
+    """Return factors above 1 for the ranges of groups.
 
-    The largest factor scales a group's largest value to the second largest value of the format.
+    With the largest factor, the largest value of a group is rounded to the second largest value of the
+    format.
     """
     steps = int((grid.gap - 1) / STEP + 0.5)
     return tuple(grid.gap - i * STEP for i in range(steps))
 
 
 def group_moments(h: Tensor, group: int) -> Tensor:
-    """Return a copy of the blocks on the diagonal of ``h [m · group, m · group]``, ``[m, group, group]``.
+    """Return the blocks on the diagonal of a Hessian as a new tensor ``[m, group, group]``.
 
-    For groups wider than `WIDEST`, return only the diagonal, ``[m, group]``.
+    For groups with more than `WIDEST` channels, return only the diagonal, ``[m, group]``.
+
+    Args:
+        h: H ``[m · group, m · group]``.
+        group: Number of channels of a group.
     """
     if group > WIDEST:
         return h.diagonal().reshape(-1, group).clone()
@@ -87,16 +96,17 @@ def group_moments(h: Tensor, group: int) -> Tensor:
 
 
 def search(wt: Tensor, grid: WeightGrid, moments: Tensor | None, coarse: Sequence[float] = COARSE) -> GroupScales:
-    """Return the best of several scales for each group.
+    """Try several scales for each group, and return the scales with the smallest error.
 
-    Scales that span rows are compared over all their groups.
+    If a scale spans several rows, its error is the sum over all groups that use the scale.
 
     Args:
-        wt: Wᵀ ``[m · group, N]``, float32; all channels if scales span rows.
-        grid: Grid of ``wt``.
-        moments: H of the same channels: its blocks ``[m, group, group]``, as in `group_moments`, or its
-            diagonal ``[m, group]``; None for squared errors.
-        coarse: Factors for the first search, starting with 1.
+        wt: Wᵀ ``[m · group, N]``, float32. If scales span rows, it must have all channels.
+        grid: The quantization grid of ``wt``.
+        moments: The Hessian H of the same channels: the blocks on its diagonal, ``[m, group, group]``
+            (`group_moments`), or only the diagonal, ``[m, group]``. If it is None, the error is the squared
+            error of the weights.
+        coarse: Factors for the first search. The first factor is 1.
     """
     if grid.spans is not None:
         return _search_spanning(wt, grid, grid.spans, moments)
@@ -107,16 +117,16 @@ def search(wt: Tensor, grid: WeightGrid, moments: Tensor | None, coarse: Sequenc
 
 
 def _pieces(wt: Tensor) -> list[slice]:
-    """Return the slices of rows for threads."""
+    """Return slices of the rows of W; each slice is the work of one thread."""
     return row_slices(wt.shape[1], wt.shape[0], PIECE if wt.device.type == "cpu" else LARGE_PIECE)
 
 
 class _Best:
-    """The best factors so far, of any shape, and their losses.
+    """The best factors that have been tried, and their losses.
 
     Args:
-        loss: Returns the loss of each factor.
-        like: A tensor of the factors' shape.
+        loss: A function that returns the loss for each factor in a tensor.
+        like: A tensor with the shape of the factors.
     """
 
     def __init__(self, loss: Callable[[Tensor], Tensor], like: Tensor) -> None:
@@ -125,9 +135,9 @@ class _Best:
         self.least = loss(self.factor)
 
     def attempt(self, factor: Tensor, where: Tensor | None = None) -> Tensor:
-        """Keep factors that improve the loss, only if ``where`` holds.
+        """Try new factors. Store the factors that improve the loss, if ``where`` is None or True for them.
 
-        Returns a bool mask of improvements.
+        Return a mask of the factors that were stored.
         """
         loss = self._loss(factor)
         better = loss < self.least if where is None else (loss < self.least) & where
@@ -138,9 +148,9 @@ class _Best:
 def _search_rows(
     wt: Tensor, grid: WeightGrid, moments: Tensor | None, factors: tuple[float, ...], in_powers: bool, rows: slice
 ) -> GroupScales:
-    """Return the best scales of some rows.
+    """Return the best scales for some rows.
 
-    It tries ``factors`` first, then factors near the best unless scales are powers of two.
+    ``factors`` are tried first. Then factors near the best one are tried, unless scales are powers of two.
     """
     w, grid = wt[:, rows].contiguous(), grid.of_rows(rows)
     low, high = grid.ranges(w)
@@ -159,9 +169,10 @@ def _search_rows(
 
 
 def _search_spanning(wt: Tensor, grid: WeightGrid, spans: Tensor, moments: Tensor | None) -> GroupScales:
-    """Shrink ranges while any of them improves.
+    """Return the best scales if scales span rows.
 
-    One outlier can make a range many times too wide.
+    Ranges are reduced as long as any error improves, because a single outlier can make a range many times too
+    wide.
     """
 
     def loss_of(factor: Tensor) -> Tensor:
@@ -178,8 +189,8 @@ def _search_spanning(wt: Tensor, grid: WeightGrid, spans: Tensor, moments: Tenso
     for factor in stretched(grid):
         best.attempt(torch.full_like(best.factor, factor))
     factor, failures = 1.0, torch.zeros((), dtype=torch.int32, device=wt.device)
-    # Only a CPU reads the flag: on other devices reading it takes longer than a search. They try all factors,
-    # and ignore factors after the end.
+    # The number of failures is read only on a CPU. On other devices, reading it would take longer than a
+    # search, so all factors are tried, and factors after the end are ignored.
     while factor > NARROWEST and not (wt.device.type == "cpu" and int(failures) >= PATIENCE):
         factor *= 1 - STEP
         better = best.attempt(torch.full_like(best.factor, factor), failures < PATIENCE)
@@ -188,7 +199,7 @@ def _search_spanning(wt: Tensor, grid: WeightGrid, spans: Tensor, moments: Tenso
 
 
 def _loss(w: Tensor, grid: WeightGrid, scales: GroupScales, moments: Tensor | None, scratch: Tensor) -> Tensor:
-    """Return the weighted squared error of each group of each row, ``[m, n]``."""
+    """Return the error of each group in each row, weighted by ``moments``, as a tensor ``[m, n]``."""
     error = grid.error(w, grid.with_subscales(w, scales), scratch).view(-1, grid.group, w.shape[1])  # [m, g, n]
     if moments is None:
         return error.square_().sum(1)

@@ -156,7 +156,7 @@ def test_names_that_no_layer_has_are_told_of_before_any_work() -> None:
     config.algo_config = [GPTQConfig(inside_layer_modules=names)]
     (warning,) = ModelQuantizer(config).plan(float_model()).warnings
     assert warning.startswith(
-        f"'gptq' names layers that no decoder block has: block_sparse_moe.experts.*.w1. {LAYERS - BLOCKS} quantized layers are rounded"
+        f"the settings of 'gptq' name layers that no decoder block has: block_sparse_moe.experts.*.w1. {LAYERS - BLOCKS} quantized"
     )
     for found in (names[:1], []):
         config.algo_config = [GPTQConfig(inside_layer_modules=found)]

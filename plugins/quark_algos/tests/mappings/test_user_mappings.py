@@ -115,7 +115,7 @@ def test_a_mapping_whose_shapes_do_not_fit_is_reported(caplog: pytest.LogCapture
     with caplog.at_level(logging.WARNING, logger="quark"):
         smoothed(tiny.tiny_model(), [*DOCUMENTED[2:], {"prev_op": "mlp.up_proj", "layers": ["self_attn.q_proj"]}])
     (message,) = [r.message for r in caplog.records if "does not exist" in r.message]
-    assert "384 outputs do not match 256" in message
+    assert "384 outputs of this layer do not match the 256" in message
 
 
 def test_names_of_another_family_are_refused() -> None:

@@ -138,7 +138,7 @@ def test_what_is_rotated_is_not_written_to(order: int) -> None:
 def test_sizes_that_cannot_be_are_refused_with_what_can() -> None:
     with pytest.raises(ConfigError, match="not a multiple of rotation_size"):
         Rotation.of(96, 36)
-    with pytest.raises(ConfigError, match="take 52"):
+    with pytest.raises(ConfigError, match="Choose 52"):
         Rotation.of(312, 156)
     with pytest.raises(ConfigError, match="blocks of 4"):
         transform(torch.zeros(188), 188)

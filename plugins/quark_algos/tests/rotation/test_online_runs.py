@@ -229,8 +229,8 @@ def test_the_best_preset_applies_r3_whatever_it_finds_of_the_others(
     assert (found.r1, found.r2, found.r3, found.r4) == (False, False, True, False)
     keys = [m.get_submodule("model.layers.0.self_attn").key_quantizer.scale for m in (model, plain)]
     assert not torch.equal(*keys)
-    assert any("(r3); validation cannot tell" in note for note in model.quark_plan.notes)
-    assert any("No rotation but r3 is applied" in r.message for r in caplog.records) == bool(others)
+    assert any("(r3); validation does not measure" in note for note in model.quark_plan.notes)
+    assert any("Only r3 is applied" in r.message for r in caplog.records) == bool(others)
     assert model.quark_report.validated.get("rotation", {"chosen": "r3"})["chosen"] == "r3"
     export_safetensors(model, tmp_path / "out")
     assert torch.equal(logits(import_model_from_safetensors(None, tmp_path / "out", device="cpu")), logits(model))
@@ -250,7 +250,7 @@ def test_r3_is_refused_before_any_work_where_heads_have_no_hadamard_matrix() -> 
     sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 22}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", num_key_value_heads=2, **sizes)).eval()
     before = model.lm_head.weight.clone()
-    with pytest.raises(UnsupportedError, match=r"'model.layers.0.self_attn' cannot be rotated \(r3\): heads have 22 channels"):
+    with pytest.raises(UnsupportedError, match=r"'model.layers.0.self_attn' cannot be rotated \(r3\), because heads have 22 channels"):
         ModelQuantizer(rotated("int4_wo_per_channel", asked={"r3": True}, **CACHE)).quantize_model(model)
     assert torch.equal(model.lm_head.weight, before)
     assert "quark_plan" not in vars(model)

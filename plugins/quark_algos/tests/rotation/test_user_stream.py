@@ -153,7 +153,7 @@ def test_stars_stand_for_experts() -> None:
 
 HERE = "model.layers.layer_id"
 LEFT_OUT = [
-    (f"{HERE}.self_attn.v_proj", r"model\.layers\.\{0-1\}\.self_attn\.v_proj, which also"),
+    (f"{HERE}.self_attn.v_proj", r"model\.layers\.\{0-1\}\.self_attn\.v_proj\. These layers"),
     (f"{HERE}.mlp.up_proj", r"lack model\.layers\.\{0-1\}\.mlp\.up_proj"),
 ]
 
@@ -182,7 +182,7 @@ def test_a_writer_that_is_left_out_is_named() -> None:
     entries["last_layer"][0]["prev_modules"] = []
     with pytest.raises(ConfigError, match=r"lack model\.layers\.1\.mlp\.down_proj"):
         read(entries)
-    with pytest.raises(ConfigError, match="nothing writes to the residual stream outside the blocks"):
+    with pytest.raises(ConfigError, match="no layer writes to the residual stream outside the blocks"):
         read(changed("model.embed_tokens", "model.layers.0.self_attn.o_proj"))
 
 
@@ -195,7 +195,7 @@ def test_a_writer_that_is_left_out_is_named() -> None:
         ),
         (lambda: changed(f"{HERE}.input_layernorm", f"{HERE}.ln_1"), r"no block of this model has 'model\.layers\.layer_id\.ln_1'"),
         (lambda: changed("lm_head", "lm_heda"), "the closest name is 'lm_head'"),
-        (without_last, "nothing reads the residual stream outside the blocks"),
+        (without_last, "no layer reads the residual stream outside the blocks"),
         (lambda: with_entry(norm_module=f"{HERE}.input_layernorm"), r"reads the residual stream through 'post_attention_layernorm', not"),
         (lambda: with_entry(norm_module="model.norm"), "are not in the same block"),
         (
@@ -220,13 +220,13 @@ def test_what_does_not_fit_the_model_is_refused_with_a_reason(make: Callable[[],
     [
         (
             [{"prev_op": "input_layernorm", "layers": ["self_attn.q_proj"]}],
-            "first_layer, middle_layers, last_layer, each a list, but this is a list",
+            "a list for first_layer, middle_layers, last_layer, but this is a list",
         ),
         ({"first_layer": [{}], "middle_layers": []}, "but this has first_layer, middle_layers"),
-        ({"first_layer": [{}], "middle_layers": [], "last_layer": []}, r"first_layer\[0\]: an entry is a dict with prev_modules"),
+        ({"first_layer": [{}], "middle_layers": [], "last_layer": []}, r"first_layer\[0\]: an entry must be a dict with prev_modules"),
         (with_entry(norm_modul="x"), r"middle_layers\[1\]: an entry has no key 'norm_modul'; did you mean 'norm_module'"),
-        (with_entry(prev_modules="model.embed_tokens"), "'prev_modules' is a list of full names"),
-        (with_entry(norm_module=["a", "b"]), "'norm_module' is one full name"),
+        (with_entry(prev_modules="model.embed_tokens"), "'prev_modules' must be a list of full names"),
+        (with_entry(norm_module=["a", "b"]), "'norm_module' must be one full name"),
     ],
 )
 def test_another_form_is_refused_by_the_entry_and_the_key(entries: Any, words: str) -> None:
@@ -288,6 +288,6 @@ def test_norms_of_unknown_or_different_forms_are_refused_by_name() -> None:
     facts = attrs.evolve(facts_of("llama"), final_norm=None)
     with pytest.raises(UnsupportedError, match=r"'norm' \(Identity\) is neither"):
         with_form_of(facts, [("norm", nn.Identity())], WIDTH)
-    with pytest.raises(UnsupportedError, match="one and two have different forms"):
+    with pytest.raises(UnsupportedError, match="one and two are norms of different forms"):
         with_form_of(facts, [("one", Offset()), ("two", Offset(1.0))], WIDTH)
     assert with_form_of(facts, [("one", Offset(1.0))], WIDTH) == attrs.evolve(facts, norm_has_unit_offset=True)

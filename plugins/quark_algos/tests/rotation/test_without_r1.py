@@ -76,7 +76,7 @@ def test_the_default_is_to_rotate_values(model_type: str) -> None:
 @pytest.mark.parametrize("online", [None, OnlineRotationConfig(shared_parallel=False)])
 def test_a_rotation_of_the_residual_stream_alone_is_refused(online: OnlineRotationConfig | None) -> None:
     facts, model = facts_of("gemma2"), model_of("gemma2")
-    with pytest.raises(UnsupportedError, match=rf"{REASON}.*Set r1=False, which keeps r2, r3 and r4"):
+    with pytest.raises(UnsupportedError, match=rf"{REASON}.*Set r1=False to use only r2, r3 and r4"):
         rotate(model, facts, RotationConfig(scaling_layers={}, online_config=online))
 
 

@@ -53,5 +53,5 @@ def test_autoround_by_its_processor() -> None:
 def test_without_settings_nothing_is_done_and_a_float_model_is_refused() -> None:
     model = tiny_model()
     assert blockwise_tuning_algo(model, model, None, None, None) is model
-    with pytest.raises(ConfigError, match="quantize this LlamaForCausalLM with ModelQuantizer first"):
+    with pytest.raises(ConfigError, match="Quantize this LlamaForCausalLM with ModelQuantizer first"):
         blockwise_tuning_algo(tiny_model(), model, BlockwiseJointTuningConfig(), None, DATA)

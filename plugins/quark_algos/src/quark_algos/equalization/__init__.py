@@ -1,4 +1,4 @@
-"""Equalization: scales that move between a smooth layer and its balance layers.
+"""Equalization: moves scale from the outputs of a smooth layer to the weights of its balance layers.
 
-The modules find the mappings, search the scales and fold them.
+The modules choose the mappings, search the scales and fold the scales into weights.
 """

@@ -1,4 +1,4 @@
-"""AWQ and AutoSmoothQuant: scales of each mapping are searched by the error of its outputs."""
+"""AWQ and AutoSmoothQuant: search the scales of each mapping that give the smallest output error."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ __all__ = ["AutoSmoothQuant", "Awq"]
 _S = TypeVar("_S", bound=Statistic)
 
 _ROWS = 512
-"""Rows of the balance layers, evenly spaced, on which candidates are compared.
+"""Candidates are compared on about this many rows of the balance layers, evenly spaced.
 
-They are enough for the ranking, at a fraction of the time.
+These rows are enough to find the best candidate, and need only a fraction of the time.
 """
 
 
 class _Searched(Equalization):
-    """Base of AWQ and AutoSmoothQuant, which compare candidates by closed forms in the Hessian."""
+    """Base class of AWQ and AutoSmoothQuant. Both compute the error of each candidate from the Hessian."""
 
     def _parts(self, modules: ResolvedMapping, block: BlockContext) -> dict[str, Part]:
         """Return the balance layers, grouped by input and weight spec.
 
-        The key of a group is the name of its first layer.
+        The result is a dictionary. The key of a group is the name of its first layer.
         """
         groups: dict[tuple[int, Any], list[str]] = {}
         for name in self._read(modules, block):
@@ -56,13 +56,13 @@ class _Searched(Equalization):
         return parts
 
     def _errors(self, parts: Collection[str], block: BlockContext, sample: type[TokenSample]) -> list[ActivationErrors]:
-        """Return the rounding errors of the inputs of each part."""
+        """Return the rounding errors of the inputs, for each part."""
         ranges = {n: _read_by(n, block, ChannelRanges) for n in parts} if ChannelRanges in self.needs else {}
         return [errors_of_inputs(block.configs[n], _read_by(n, block, sample), ranges.get(n), len(parts)) for n in parts]
 
 
 def _read_by(layer: str, block: BlockContext, kind: type[_S]) -> _S:
-    """Return the statistic of a layer that tokens have reached."""
+    """Return the statistic of a layer. At least one token must have reached the layer."""
     return cast("_S", block.statistic(layer, kind))
 
 
@@ -70,12 +70,12 @@ def _part(layers: Sequence[nn.Module], config: QLayerConfig, quadratic: Quadrati
     assert config.weight is not None
     quantizer = quantizer_for(config.weight, activation=False)
     weights = [linear_weight(layer) for layer in layers]
-    # A scale that spans rows depends on all of them, so rows cannot be sampled.
+    # A scale that spans rows depends on all rows, so no sample of rows can be used.
     step = max(1, sum(w.shape[0] for w in weights) // _ROWS) if quantizer.granularity.is_local else 1
     weights = [w[::step] for w in weights]
     rows = [w.shape[0] for w in weights]
     if quantizer.stored_level.format.table_shape is not None:
-        rows = [sum(rows)]  # the search shares a table between layers that have one each
+        rows = [sum(rows)]  # each layer has its own table, but the search uses one for all layers
 
     def grid_of(wt: Tensor) -> WeightGrid:
         return WeightGrid([quantizer] * len(rows), rows, wt)
@@ -84,15 +84,18 @@ def _part(layers: Sequence[nn.Module], config: QLayerConfig, quadratic: Quadrati
 
 
 class Awq(_Searched):
-    """AWQ (arXiv 2306.00978): searches ``s`` among powers of the mean input magnitude.
+    """AWQ (arXiv 2306.00978): searches the scales among powers of the mean magnitude of each input channel.
 
-    If inputs are rounded too, the loss includes their error. AWQ's clipping is the default rounding.
+    If inputs are rounded, too, the loss includes their rounding error. If the run names no other rounding,
+    AWQ's clipping is used.
     """
 
     needs = (HessianOfSample, AbsMeanOfSample, SampleOfSample)
 
     def rounding(self) -> Rounding | None:
-        """Return AWQ's clipping: round-to-nearest under scales searched by the output error."""
+        """Return AWQ's clipping: round-to-nearest with the weight scales that give the smallest output
+        error.
+        """
         return SearchedNearest()
 
     def scale(self, modules: ResolvedMapping, block: BlockContext) -> Tensor | None:
@@ -107,9 +110,9 @@ class Awq(_Searched):
 
 
 class AutoSmoothQuant(_Searched):
-    """SmoothQuant with a searched alpha per mapping.
+    """AutoSmoothQuant: SmoothQuant with the alpha of each mapping found by a search.
 
-    The loss is the output error from rounding weights and activations.
+    The search minimizes the output error that results from rounding both weights and activations.
     """
 
     needs = (HessianOfSample, ChannelRanges, TokenSample)

@@ -1,4 +1,4 @@
-"""Candidate scales of a mapping, one per channel, and the squared output error by which they are compared."""
+"""Candidates for the scales of a mapping, and the squared output error by which candidates are compared."""
 
 from __future__ import annotations
 
@@ -11,58 +11,59 @@ __all__ = ["EIGENVALUE_FLOOR", "RANK", "SMALLEST", "Quadratic", "by_activations"
 
 
 SMALLEST = 1e-4
-"""Smallest scale of AWQ before normalization.
+"""The smallest scale of AWQ before normalization.
 
-The reference implementation of AWQ clamps at the same value.
+The reference implementation of AWQ uses the same limit.
 """
 
 
 def by_activations(x: Tensor, ratios: Tensor) -> Tensor:
-    """Return AWQ's scales, ``x^r``, with the geometric mean of largest and smallest normalized to 1.
+    """Return AWQ's scales, ``x^r``. They are normalized: the geometric mean of the largest and the smallest
+    is 1.
 
     Source: arXiv 2306.00978, eq. 5.
 
     Args:
         x: Mean or largest magnitude of each channel of the activations, ``[C]``, float32.
-        ratios: Exponents, ``[R]``; 0 gives scales of 1.
+        ratios: The exponents r, ``[R]``. The exponent 0 gives scales of 1.
 
-    Returns:
-        Scales ``[R, C]``, float32; 1 for channels that are always 0.
+    Returns: Scales ``[R, C]``, float32. The scale is 1 for channels that are always 0.
     """
     return _normalized(x.float().pow(ratios[:, None].float()), is_known(x))
 
 
 def by_both(x: Tensor, w: Tensor, ratios: Tensor) -> Tensor:
-    """Return scales from activations and weights ("duo scaling"), ``x^r / w^(1−r)``, normalized.
+    """Return scales from activations and weights ("duo scaling"), ``x^r / w^(1−r)``.
 
-    AWQ passes `relative_weights` as ``w``.
+    The scales are normalized as in `by_activations`. For AWQ, ``w`` is the result of `relative_weights`.
 
     Args:
         x: As in `by_activations`.
-        w: Mean relative magnitude, or the largest magnitude, of each channel of the weights, ``[C]``,
-            float32.
-        ratios: Exponents, ``[R]``.
+        w: Mean relative magnitude, or largest magnitude, of the weights of each channel, ``[C]``, float32.
+        ratios: The exponents r, ``[R]``.
 
-    Returns:
-        Scales ``[R, C]``, float32; 1 for channels whose activations or weights are all 0.
+    Returns: Scales ``[R, C]``, float32. The scale is 1 for channels whose activations or weights are all 0.
     """
     ratios = ratios[:, None].float()
     return _normalized(x.float().pow(ratios) / (w.float().pow(1 - ratios) + SMALLEST), is_known(x) & is_known(w))
 
 
 def relative_weights(wt: Tensor, group: int) -> Tensor:
-    """Return the mean over rows of ``|w| ÷ max|w| of its group and row``, per input channel: ``[K]``, 0 to 1.
+    """Return the mean relative magnitude of the weights of each input channel, ``[K]``, from 0 to 1.
+
+    The relative magnitude of a weight is its magnitude divided by the largest magnitude in its group and row.
+    The mean is over the rows.
 
     Args:
         wt: Wᵀ ``[K, N]``, float32.
-        group: Input channels that share a scale.
+        group: Number of input channels that share a scale.
     """
     size = wt.abs().view(-1, group, wt.shape[1])
     return size.div_(size.amax(1, keepdim=True).clamp_min(torch.finfo(wt.dtype).tiny)).mean(2).flatten()
 
 
 def is_known(x: Tensor) -> Tensor:
-    """Return which channels are finite and not 0."""
+    """Return a mask of the channels whose value is finite and above 0."""
     return (x > 0) & torch.isfinite(x)
 
 
@@ -73,29 +74,30 @@ def _normalized(s: Tensor, known: Tensor) -> Tensor:
 
 
 RANK = 64
-"""Rank of the approximation of H; the rest of H is approximated by its diagonal."""
+"""Rank of the low-rank approximation of H. The remainder of H is approximated by its diagonal."""
 
 EIGENVALUE_FLOOR = 1e-6
-"""Eigenvalues below this share of the largest are rounding noise of float32; their reciprocals would be
-large, so they are dropped.
+"""Eigenvalues below this share of the largest one are rounding noise of float32. They are dropped, because
+their reciprocals would be large.
 """
 
 
 class Quadratic:
-    """Computes ``tr(ΔW H ΔWᵀ)`` for the Hessian ``H = Σ x xᵀ``.
+    """Computes ``tr(ΔW H ΔWᵀ)`` for the Hessian ``H = Σ x xᵀ`` and a rounding error ΔW.
 
-    It is the squared output error, summed over tokens and rows.
+    This is the squared output error, summed over tokens and rows.
 
-    The exact product costs ``2 K² N``. To screen many candidates, H is approximated by ``F Fᵀ + diag(d)``,
-    which costs ``2 K RANK N``: F Fᵀ is the Nyström approximation from a random subspace, which captures the
-    large directions of H, and d is the diagonal of the remainder, which is never negative. Off the diagonal
-    of the remainder, rounding errors mostly cancel.
+    The exact product needs ``2 K² N`` operations. To compare many candidates, H is approximated by
+    ``F Fᵀ + diag(d)``, which needs ``2 K RANK N`` operations. F Fᵀ is a Nyström approximation from a random
+    subspace, and captures the directions in which H is large. d is the diagonal of the remainder
+    ``H − F Fᵀ``, and is never negative. The other entries of the remainder are neglected, because their
+    contributions mostly cancel.
 
-    Source: for the approximation Gittens, Mahoney, arXiv 1303.1849; for the loss arXiv 2210.17323, equation
-    1.
+    Sources: Gittens, Mahoney, arXiv 1303.1849, for the approximation; arXiv 2210.17323, equation 1, for the
+    loss.
 
     Args:
-        h: H ``[K, K]``, symmetric, positive semidefinite, float32 or float64; stored by reference, not
+        h: H ``[K, K]``, symmetric and positive semidefinite, float32 or float64. It is not copied and not
             changed.
 
     Attributes:
@@ -106,12 +108,12 @@ class Quadratic:
         self.h = h
 
     def prepare(self) -> None:
-        """Compute the approximation of H once, before several threads use it."""
+        """Compute the approximation of H. Call this method before several threads use the object."""
         if not self._is_small:
             _ = self._parts
 
     def rows(self, delta: Tensor) -> Tensor:
-        """Return the loss of each row ``[N]``, for ``ΔWᵀ [K, N]``; it is exact if K ≤ 2 · `RANK`."""
+        """Return the loss of each row, ``[N]``, for ``ΔWᵀ [K, N]``. The loss is exact if K ≤ 2 · `RANK`."""
         if self._is_small:
             return (self.h @ delta).mul_(delta).sum(0)
         factor, rest = self._parts
@@ -123,8 +125,8 @@ class Quadratic:
 
     @cached_property
     def _parts(self) -> tuple[Tensor, Tensor]:
-        """Return F ``[K, RANK]`` and d ``[K]``."""
-        # Drawn on the CPU, so that the approximation is the same on every device.
+        """Return F ``[K, RANK]`` and d ``[K]`` of the approximation ``F Fᵀ + diag(d)``."""
+        # Random numbers are drawn on the CPU, so that the approximation is the same on every device.
         drawn = torch.randn(self.h.shape[0], RANK, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
         subspace = self.h @ drawn.to(self.h)
         basis, _ = torch.linalg.qr(subspace)

@@ -1,4 +1,6 @@
-"""Settings of AWQ, SmoothQuant and AutoSmoothQuant, which move scale between activations and weights."""
+"""Settings of AWQ, SmoothQuant and AutoSmoothQuant. These algorithms move scale from activations to
+weights.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +20,22 @@ __all__ = ["BEST_ALPHA", "COMPUTE_SCALE_LOSSES", "AWQConfig", "AutoSmoothQuantCo
 
 COMPUTE_SCALE_LOSSES = ("MSE", "MAE", "RMSE")
 BEST_ALPHA = 0.5
-"""Migration strength of the preset "best".
+"""The migration strength of SmoothQuant with the preset "best".
 
-AMD Quark's default of 1 moves the whole range.
+AMD Quark's default, 1, moves the whole range of the activations into the weights.
 """
 
 
 @attrs.define(kw_only=True)
 class _EqualizationConfig(AlgoConfig):
-    """Base of the three configurations: ``scaling_layers`` lists the mappings.
+    """Base class of the three configurations. Their field ``scaling_layers`` lists the mappings.
 
     Attributes:
-        embedding_layers: Accepted from configurations before 0.6; ignored.
-        num_attention_heads: Accepted from configurations before 0.12; ignored, the model's configuration has
-            it.
-        num_key_value_heads: Accepted from configurations before 0.12; ignored, the model's configuration has
-            it.
+        embedding_layers: A field of configurations before 0.6. It is ignored.
+        num_attention_heads: A field of configurations before 0.12. It is ignored, because the model's
+            configuration has the number.
+        num_key_value_heads: A field of configurations before 0.12. It is ignored, because the model's
+            configuration has the number.
     """
 
     embedding_layers: list[str] | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
@@ -42,9 +44,9 @@ class _EqualizationConfig(AlgoConfig):
 
     @classmethod
     def for_architecture(cls, architecture: Architecture) -> Self | None:
-        """Return settings with all mappings of the architecture, as entries of ``scaling_layers``.
+        """Return settings whose ``scaling_layers`` have all mappings of the architecture.
 
-        None if it has none.
+        Return None if the architecture has no mappings.
         """
         if cls.refusal(architecture) is not None:
             return None
@@ -53,7 +55,9 @@ class _EqualizationConfig(AlgoConfig):
 
     @classmethod
     def refusal(cls, architecture: Architecture) -> str | None:
-        """Return a reason if the architecture names no layer into which a scale can be folded."""
+        """Return a reason if the architecture names no layer into which a scale can be folded; otherwise
+        None.
+        """
         if architecture.decoder_blocks and mappings_of(architecture):
             return None
         return "its template names no operation that can absorb a scale"
@@ -63,18 +67,18 @@ class _EqualizationConfig(AlgoConfig):
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class AWQConfig(_EqualizationConfig):
-    """Activation-aware weight quantization (arXiv 2306.00978).
+    """Settings of AWQ, activation-aware weight quantization (arXiv 2306.00978).
 
-    Scales protect the channels with large activations.
+    AWQ uses scales to protect the channels with large activations.
 
     Attributes:
-        scaling_layers: One dict per mapping: ``prev_op`` is the smooth layer, ``layers`` are the balance
-            layers; ``inp`` and ``module2inspect`` are accepted as in AMD Quark. Names are relative to a
-            decoder block.
-        model_decoder_layers: Full name of the list of decoder blocks; part of AMD Quark's public API, not
-            used: the template has it.
-        preset: ``"best"`` undoes the scales of a block that do not reduce its held-out error; ``"reference"``
-            keeps them and warns.
+        scaling_layers: A list with one dict per mapping. ``prev_op`` is the name of the smooth layer, and
+            ``layers`` are the names of the balance layers. ``inp`` and ``module2inspect`` are accepted as in
+            AMD Quark. Names are relative to a decoder block.
+        model_decoder_layers: Full name of the list of decoder blocks. It belongs to AMD Quark's public API
+            and is not used, because the template has this name.
+        preset: With ``"best"``, the scales of a block are undone if they do not reduce the block's held-out
+            error. With ``"reference"``, they are kept, and a warning is logged.
     """
 
     name: str = "awq"
@@ -87,21 +91,20 @@ class AWQConfig(_EqualizationConfig):
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class SmoothQuantConfig(_EqualizationConfig):
-    """SmoothQuant: moves part of the activations' range into the weights (arXiv 2211.10438).
+    """Settings of SmoothQuant, which moves a part of the activations' range into the weights (arXiv
+    2211.10438).
 
     Attributes:
-        alpha: Migration strength, 0 to 1: the exponent of the activations' range. AMD Quark's default of 1
-            makes int8 much worse if activations have outliers in many channels; by default, the preset
-            ``"best"`` uses 0.5, as in the paper.
-        scale_clamp_min: Smallest scale, above 0.
+        alpha: Migration strength, from 0 to 1. It is the exponent of the activations' range. AMD Quark's
+            default, 1, makes int8 much worse if activations have outliers in many channels. By default, the
+            preset ``"best"`` uses 0.5, as the paper does.
+        scale_clamp_min: The smallest scale. It must be above 0.
         scaling_layers: As in `AWQConfig`.
-        model_decoder_layers: Full name of the list of decoder blocks; part of AMD Quark's public API, not
-            used: the template has it.
-        preset: ``"best"`` undoes the scales of a block that do not reduce its held-out error; ``"reference"``
-            keeps them and warns.
+        model_decoder_layers: As in `AWQConfig`.
+        preset: As in `AWQConfig`.
 
     Raises:
-        ValueError: ``alpha`` or ``scale_clamp_min`` is out of its range.
+        ValueError: ``alpha`` or ``scale_clamp_min`` is outside its range.
     """
 
     name: str = "smooth"
@@ -116,7 +119,9 @@ class SmoothQuantConfig(_EqualizationConfig):
     model_decoder_layers: str = attrs.field(default="", metadata=UNUSED)
 
     def resolved(self) -> Self:
-        """Return the settings with the preset's migration strength."""
+        """Return the settings with the migration strength of the preset, unless the user has given
+        ``alpha``.
+        """
         return attrs.evolve(self, alpha=given(self.alpha, BEST_ALPHA if self.preset == "best" else None))
 
 
@@ -124,15 +129,13 @@ class SmoothQuantConfig(_EqualizationConfig):
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class AutoSmoothQuantConfig(_EqualizationConfig):
-    """AutoSmoothQuant: SmoothQuant with alpha searched per mapping.
+    """Settings of AutoSmoothQuant, which is SmoothQuant with the alpha of each mapping found by a search.
 
     Attributes:
-        scaling_layers: As in `AWQConfig`; None for all mappings of the architecture.
-        model_decoder_layers: Full name of the list of decoder blocks; part of AMD Quark's public API, not
-            used: the template has it.
-        compute_scale_loss: Loss that the search minimizes: one of `COMPUTE_SCALE_LOSSES`.
-        preset: ``"best"`` undoes the scales of a block that do not reduce its held-out error; ``"reference"``
-            keeps them and warns.
+        scaling_layers: As in `AWQConfig`. If it is None, all mappings of the architecture are used.
+        model_decoder_layers: As in `AWQConfig`.
+        compute_scale_loss: The loss that the search minimizes. It is one of `COMPUTE_SCALE_LOSSES`.
+        preset: As in `AWQConfig`.
 
     Raises:
         ValueError: ``compute_scale_loss`` is not in `COMPUTE_SCALE_LOSSES`.

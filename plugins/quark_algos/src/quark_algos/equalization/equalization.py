@@ -1,4 +1,4 @@
-"""Equalization: moves scale at the mappings of each block, validated; the base of SmoothQuant and AWQ."""
+"""Equalization: the base class of SmoothQuant and AWQ. It folds scales into the mappings of each block."""
 
 from __future__ import annotations
 
@@ -39,44 +39,42 @@ from quark_algos.mappings.user_mappings import UserMapping, check_user_mappings,
 __all__ = ["Equalization", "EqualizationRun"]
 
 _PROBE_MARGIN = 16
-"""A mapping is skipped if probing changes the output by more than this multiple of the tolerance.
+"""A mapping is skipped if probe scales change the output by more than this multiple of the tolerance.
 
-It exceeds 1, because rounding errors add up in a whole block.
+The number is above 1, because the rounding errors of a whole block accumulate.
 """
 
 
 class Equalization(Transform, ABC):
-    """Moves scale at the mappings of each block.
+    """Folds scales into the mappings of each block, and compares the block's held-out error before and after.
 
-    The block's error on held-out tokens is compared before and after.
-
-    Each mapping is probed once, with random scales, before it is used: if the model is a variant that differs
-    from its architecture's facts, the block's output changes, and the mapping is skipped with a warning. If
+    Each mapping is tested once, with random scales, before it is used. If the model differs from the facts of
+    its architecture, the test changes the output of the block. The mapping is then skipped with a warning. If
     the scales of a block do not reduce its output error by more than a standard error, the preset ``"best"``
-    restores the weights; ``"reference"`` keeps the scales and warns.
+    restores the weights. The preset ``"reference"`` keeps the scales and logs a warning.
 
     Args:
         settings: An `AWQConfig`, `SmoothQuantConfig` or `AutoSmoothQuantConfig`.
 
     Attributes:
-        preset: Preset of the settings.
-        user_entries: ``scaling_layers`` of the settings; empty for all mappings of the architecture.
+        preset: The preset of the settings.
+        user_entries: The ``scaling_layers`` of the settings. If they are empty, all mappings of the
+            architecture are used.
 
     Raises:
-        ConfigError: An entry of ``scaling_layers`` is incomplete, or its condition is not understood.
+        ConfigError: An entry of ``scaling_layers`` is incomplete, or its condition has a wrong form.
     """
 
     def __init__(self, settings: AlgoConfig) -> None:
-        assert isinstance(settings, AWQConfig | SmoothQuantConfig | AutoSmoothQuantConfig)  # its record's class
+        assert isinstance(settings, AWQConfig | SmoothQuantConfig | AutoSmoothQuantConfig)  # the classes in the records
         self._settings = settings
         self.preset = settings.preset
         self.user_entries = tuple(settings.scaling_layers or [])
-        user_mappings_of(list(self.user_entries), ())  # errors come before any work
+        user_mappings_of(list(self.user_entries), ())  # raises errors in the settings before any work is done
 
     def resolve_for_model(self, model: nn.Module, plan: QuantPlan) -> ResolvedSettings:
-        """Return the settings unchanged, with plan notes.
-
-        There is a note for each mapping that does not apply to some blocks of the model.
+        """Return the settings unchanged, with a note for the plan for each mapping that some blocks do not
+        have.
 
         Raises:
             ConfigError: None of the user mappings applies to any block of the model.
@@ -88,26 +86,29 @@ class Equalization(Transform, ABC):
         return ResolvedSettings(self._settings, skipped_mappings(self.mappings(facts), model, facts, heads))
 
     def start(self, model: nn.Module, plan: QuantPlan) -> EqualizationRun:
-        """Return the run for a model; nothing outside its blocks is changed."""
+        """Return the run for a model. Nothing outside the blocks is changed."""
         return EqualizationRun(self, _heads_of(model))
 
     def mappings(self, facts: Architecture) -> tuple[UserMapping, ...]:
-        """Return the user mappings; without any, all mappings of the architecture."""
+        """Return the user mappings, or all mappings of the architecture if there are no user mappings."""
         known = mappings_of(facts)
         return user_mappings_of(list(self.user_entries) or [mapping.documented() for mapping in known], known)
 
     @abstractmethod
     def scale(self, modules: ResolvedMapping, block: BlockContext) -> Tensor | None:
-        """Return the scale of a mapping, ``[C]``; None if no tokens reached its quantized balance layers."""
+        """Return the scales of a mapping, ``[C]``.
+
+        Return None if no token has reached a quantized balance layer of the mapping.
+        """
 
     def _read(self, modules: ResolvedMapping, block: BlockContext) -> dict[str, nn.Module]:
-        """Return the balance layers that are quantized and that tokens reached."""
+        """Return the balance layers that are quantized and that tokens have reached, by name."""
         return {n: m for n, m in modules.balance_layers.items() if n in block.configs and n in block.statistics}
 
     def _combined(self, modules: ResolvedMapping, block: BlockContext, kind: type[AbsMax | AbsMeanOfSample | ChannelRanges]) -> Tensor:
-        """Return the maximum of a statistic over the inputs of the balance layers, ``[K]``.
+        """Return the maximum of a statistic over the balance layers, for each input channel, ``[K]``.
 
-        Experts read different tokens.
+        The statistic differs between experts, because experts get different tokens.
         """
         values = [s.value for n in self._read(modules, block) if (s := block.statistic(n, kind)) is not None]
         return torch.stack(values).amax(0)
@@ -117,7 +118,7 @@ class EqualizationRun(TransformRun):
     """The run of an `Equalization` on one model.
 
     Args:
-        transform: Chooses the mappings and their scales.
+        transform: The transform, which chooses the mappings and their scales.
         heads: Number of query heads of the model's attention.
     """
 
@@ -129,9 +130,9 @@ class EqualizationRun(TransformRun):
 
     @torch.no_grad()
     def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
-        """Fold scales into the mappings of a block.
+        """Fold scales into the mappings of a block, and return metrics.
 
-        Restore the weights if the output error does not fall (preset "best").
+        With the preset "best", the weights are restored if the output error does not decrease.
         """
         before = block.output_error() if block.output_error else None
         saved: list[SavedParameters] = []
@@ -167,25 +168,22 @@ class EqualizationRun(TransformRun):
             get_logger(__name__).warning(
                 f"'{block.name}': equalization changes the output error of the rounded block by a factor of {validation.factor:.2f} on "
                 f"{validation.tokens} held-out tokens ({validation.before:.2g} to {validation.after:.2g}, standard error "
-                f"{validation.standard_error:.1g}). preset='best' would leave it out"
+                f"{validation.standard_error:.1g}). With preset='best', equalization would be left out here"
             )
         return metrics | {block.name: {**validation.metrics(), "applied": True}}
 
     def learned(self) -> dict[str, Any]:
-        """As `quark.algorithms.TransformRun.learned`.
-
-        The state has the probed and the refused mappings.
-        """
+        """Return the mappings that were tested and those that were refused, as `TransformRun.learned`."""
         return {"probed": [attrs.asdict(m) for m in self._probed], "refused": [attrs.asdict(m) for m in self._refused]}
 
     def recall(self, learned: Mapping[str, Any]) -> None:
-        """As `quark.algorithms.TransformRun.recall`."""
+        """Restore the state that `learned` returned, as `quark.algorithms.TransformRun.recall`."""
         self._probed, self._refused = ({LayerMapping(**fields) for fields in learned[name]} for name in ("probed", "refused"))
 
     def _mappings(self, block: BlockContext) -> list[ResolvedMapping]:
-        """Return the mappings that apply to a block and have a balance layer to quantize."""
+        """Return the mappings that apply to a block and that have a balance layer that is quantized."""
         mappings: list[ResolvedMapping] = []
-        output: list[Tensor] = []  # of the block before changes; computed if a mapping is probed
+        output: list[Tensor] = []  # the block's output before changes; computed only if a mapping is tested
         for entry in self._transform.mappings(block.architecture):
             mapping = entry.mapping
             if mapping in self._refused or (entry.condition is not None and not entry.condition.holds(block.module)):
@@ -202,8 +200,8 @@ class EqualizationRun(TransformRun):
     def _is_sound(self, modules: ResolvedMapping, block: BlockContext, mapping: LayerMapping, output: list[Tensor]) -> bool:
         """Return whether scales of the mapping leave the block's output unchanged.
 
-        If not, the mapping is skipped in all later blocks. ``output`` has the block's output, once that is
-        known.
+        If they do not, the mapping is skipped in all later blocks, too. ``output`` is empty until the block's
+        output has been computed, and then has this output.
         """
         if block.output is None:
             return True
@@ -216,12 +214,12 @@ class EqualizationRun(TransformRun):
             return True
         self._refused.add(mapping)
         get_logger(__name__).warning(
-            f"'{block.name}.{modules.name}' is left out, since a scale there changes the block's output (by {change:.1e}). The model "
-            f"differs from its template: correct the template, or set scaling_layers"
+            f"'{block.name}.{modules.name}' is not equalized, because a scale there changes the block's output (by {change:.1e}). "
+            f"The model differs from its template. Correct the template, or set scaling_layers"
         )
         return False
 
 
 def _heads_of(model: nn.Module) -> int:
-    """Return the number of query heads of a model; 1 if its configuration has none."""
+    """Return the number of query heads of a model, or 1 if its configuration does not state the number."""
     return int(getattr(text_config(model), "num_attention_heads", 1) or 1)

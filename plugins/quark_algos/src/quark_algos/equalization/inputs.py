@@ -1,4 +1,6 @@
-"""Inputs of balance layers: a sample of tokens, the range of each channel, and how a layer rounds them."""
+"""Statistics of the inputs of balance layers (a sample of tokens and ranges), and the rounding of these
+inputs.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +18,21 @@ from quark_algos.equalization.search import ActivationErrors
 __all__ = ["BATCHES", "FEWEST", "SAMPLE", "ChannelRanges", "SampleOfSample", "TokenSample", "errors_of_inputs", "rounding_of_inputs"]
 
 SAMPLE = 256
-"""Tokens on which the rounding of activations is tried."""
+"""Number of tokens on which the rounding error of activations is measured."""
 BATCHES = 8
-"""Batches that the sample is spread over, so that no single text dominates."""
+"""Number of batches from which the sample is taken, so that no single text dominates."""
 FEWEST = 32
-"""Smallest number of sampled tokens per input.
+"""Minimum number of sampled tokens per input.
 
-It matters for mappings with many inputs, such as experts.
+This minimum is relevant for mappings with many inputs, such as mappings of experts.
 """
 
 
 class TokenSample(Statistic):
-    """A sample of tokens, float32.
+    """A statistic that stores a sample of tokens in float32.
 
-    Up to `SAMPLE` / `BATCHES` evenly spaced tokens of each batch are taken, until there are `SAMPLE`.
+    From each batch, at most `SAMPLE` / `BATCHES` evenly spaced tokens are taken, until there are `SAMPLE`
+    tokens.
     """
 
     def __init__(self, columns: int, device: torch.device) -> None:
@@ -45,13 +48,13 @@ class TokenSample(Statistic):
 
 
 class SampleOfSample(TokenSample):
-    """`TokenSample` among a quarter of the tokens."""
+    """A `TokenSample` that is taken from a quarter of the tokens."""
 
     one_in: ClassVar[int] = 4
 
 
 class ChannelRanges(Statistic):
-    """The smallest and the largest value of each input channel, ``[2, K]``, float32."""
+    """A statistic with the smallest and the largest value of each input channel, ``[2, K]``, float32."""
 
     def __init__(self, columns: int, device: torch.device) -> None:
         super().__init__(columns, device)
@@ -76,9 +79,9 @@ def errors_of_inputs(config: QLayerConfig, sample: TokenSample, ranges: ChannelR
     """Return the rounding errors of a balance layer's inputs.
 
     Args:
-        config: Config of the layer.
-        sample: Tokens, which are divided among the parts of a mapping.
-        ranges: Ranges of all tokens; None for the range of the sample.
+        config: The configuration of the layer.
+        sample: A sample of tokens. If a mapping has several parts, fewer tokens are used for each.
+        ranges: The ranges over all tokens. If it is None, the ranges of the sample are used.
         parts: Number of parts of the mapping.
     """
     of_all = torch.stack(torch.aminmax(sample.value, dim=0)) if ranges is None else ranges.range
@@ -86,12 +89,11 @@ def errors_of_inputs(config: QLayerConfig, sample: TokenSample, ranges: ChannelR
 
 
 def rounding_of_inputs(config: QLayerConfig) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return a function that rounds a sample of a layer's inputs ``[T, K]`` as the layer will.
+    """Return a function that rounds a sample of a layer's inputs ``[T, K]`` as the quantized layer will do.
 
-    Its second argument is the range of all tokens, ``[2, K]``.
-
-    The scale of a static spec comes from the range of all tokens if the observer uses extremes, else from the
-    sample.
+    The second argument of the function is the range over all tokens, ``[2, K]``. If the inputs have a static
+    scale and its observer uses only extremes, the scale is computed from this range. With any other observer,
+    the static scale is computed from the sample.
     """
     if config.input_tensors is None:
         return lambda x, _: x

@@ -1,7 +1,8 @@
-"""Search for the best scales of a mapping among candidates, and round-to-nearest under searched scales.
+"""Functions that search the best scales of a mapping among candidates, and a rounding that searches group
+scales.
 
-Losses are closed forms in the statistics, so no forwards are run. `SearchedNearest` is AWQ's clipping (arXiv
-2306.00978) as a rounding.
+Losses are computed from the statistics, so no forward passes are needed. `SearchedNearest` is the rounding;
+it is AWQ's clipping (arXiv 2306.00978).
 """
 
 from __future__ import annotations
@@ -42,25 +43,28 @@ Loss = Literal["MSE", "MAE", "RMSE"]
 AWQ_RATIOS = tuple(i / 20 for i in range(20))
 AUTOSMOOTH_RATIOS = tuple(i / 10 for i in range(11))
 _STRIDE = 4
-"""First step of the ratios in a coarse-to-fine search; a power of two, halved until it is 1."""
+"""A coarse-to-fine search first tries every ratio at this distance. The distance is a power of two, and is
+halved until it is 1.
+"""
 
 
 class HessianOfSample(Hessian):
-    """`Hessian` of a quarter of the tokens, for comparing candidates."""
+    """The `Hessian` of a quarter of the tokens. It is used to compare candidates."""
 
     one_in: ClassVar[int] = 4
 
 
 class AbsMeanOfSample(AbsMean):
-    """`AbsMean` of the tokens of `HessianOfSample`."""
+    """The `AbsMean` of the same tokens as `HessianOfSample`."""
 
     one_in: ClassVar[int] = 4
 
 
 class HessianForGroups(Hessian):
-    """`Hessian` of half of the tokens, for scales of groups.
+    """The `Hessian` of half of the tokens. It is used to search the scales of groups.
 
-    Group scales need more tokens than candidates, but fewer than codes.
+    This search needs more tokens than the comparison of candidates, but fewer tokens than the choice of
+    codes.
     """
 
     one_in: ClassVar[int] = 2
@@ -68,18 +72,18 @@ class HessianForGroups(Hessian):
 
 @attrs.frozen(eq=False)
 class Part:
-    """Balance layers of a mapping that share their input and their weight spec.
+    """The balance layers of a mapping that share their input and their weight spec.
 
-    All parts of a mapping have the same scale: experts, each with the tokens routed to it, are parts of one
-    mapping.
+    All parts of a mapping get the same scales. For example, each expert is a part, because it gets other
+    tokens.
 
     Attributes:
-        wt: Stacked weights of the layers, Wᵀ ``[K, N]``, float32. A sample of the rows is enough if
-            ``grid_of`` matches it.
-        quadratic: Loss from the Hessian of the unscaled input. Parts and mappings with the same input should
-            share the object.
-        grid_of: Returns the grid for weights with the shape of ``wt``.
-        tokens: Number of tokens that the Hessian was summed over.
+        wt: The stacked weights of the layers, Wᵀ ``[K, N]``, float32. They may be a sample of the rows of W,
+            if ``grid_of`` is for the same rows.
+        quadratic: Computes the loss from the Hessian of the unscaled input. Parts and mappings with the same
+            input should share this object.
+        grid_of: A function that returns the quantization grid for a weight with the shape of ``wt``.
+        tokens: Number of tokens in the Hessian.
     """
 
     wt: Tensor
@@ -88,7 +92,7 @@ class Part:
     tokens: int = 1
 
     def error(self, s: Tensor) -> Tensor:
-        """Return the rounding error ``ΔWᵀ [K, N] = Q(W ∘ s) / s − W`` for scales ``[K]``."""
+        """Return the rounding error ``ΔWᵀ [K, N]`` for scales s ``[K]``. It is ``Q(W ∘ s) / s − W``."""
         column = s[:, None]
         scaled = self.wt * column
         grid = self.grid_of(scaled)
@@ -100,14 +104,14 @@ class Part:
 class ActivationErrors:
     """Computes the rounding error δ of the layers' inputs.
 
-    The loss is ``tr(W Σ_δ Wᵀ)``, with Σ_δ the Hessian of δ.
+    The loss is ``tr(W Σ_δ Wᵀ)``. Σ_δ is the Hessian of δ.
 
     Attributes:
-        sample: Sample of tokens, x ``[T, K]``, float32; some hundreds are enough.
-        range: Smallest and largest value of each channel over all tokens, ``[2, K]``, float32; static scales
-            come from it.
-        round_: Returns inputs ``[T, K]`` rounded as the layers will round them, given the range ``[2, K]``;
-            must not change its argument.
+        sample: A sample of tokens, x ``[T, K]``, float32. Some hundred tokens are enough.
+        range: Smallest and largest value of each channel over all tokens, ``[2, K]``, float32. Static scales
+            are computed from this range.
+        round_: A function with two arguments: inputs ``[T, K]`` and the range ``[2, K]``. It returns the
+            inputs, rounded as the layers will round them, and must not change its arguments.
     """
 
     sample: Tensor
@@ -115,7 +119,9 @@ class ActivationErrors:
     round_: Callable[[Tensor, Tensor], Tensor]
 
     def error(self, s: Tensor) -> Tensor:
-        """Return the error of ``x / s`` multiplied back by s, ``[T, K]``, for scales ``[K]``."""
+        """Return the rounding error of ``x / s``, multiplied by s, as a tensor ``[T, K]``, for scales s
+        ``[K]``.
+        """
         x = self.sample / s
         return (self.round_(x, self.range / s) - x).mul_(s)
 
@@ -125,10 +131,10 @@ class Choice:
     """The result of a search.
 
     Attributes:
-        scale: The best scales ``[C]``, float32; ones if no candidate is better than no scaling.
-        loss: Loss with these scales.
-        plain: Loss without scaling, at least ``loss``.
-        tried: Losses of the candidates, by form and ratio, ``[F, R]``; NaN for candidates that
+        scale: The best scales ``[C]``, float32. All scales are 1 if no candidate is better than no scaling.
+        loss: The loss with these scales.
+        plain: The loss without scaling. It is not below ``loss``.
+        tried: The losses of the candidates, ``[F, R]``, for each form and each ratio. NaN for candidates that
             were not evaluated.
     """
 
@@ -147,23 +153,24 @@ def awq(
     ratios: Sequence[float] = AWQ_RATIOS,
     exhaustive: bool = False,
 ) -> Choice:
-    """Return AWQ's scales: the best of ``x_mean^r`` and "duo scaling" by the loss ``Σ tr(ΔW H ΔWᵀ)``.
+    """Search AWQ's scales: return the candidate with the smallest loss ``Σ tr(ΔW H ΔWᵀ)``.
 
-    Source: arXiv 2306.00978.
+    The candidates are ``x_mean^r`` and "duo scaling" (`by_both`), for each exponent r. Source: arXiv
+    2306.00978.
 
-    The loss is the output error of the balance layers over all tokens of the statistics. It is
-    approximated by `Quadratic`, for candidates and for no scaling alike. If the layers round their inputs
-    too, the loss adds that error, as in `autosmooth`.
+    The loss is the output error of the balance layers over all tokens of the statistics. `Quadratic`
+    approximates it, for the candidates and for no scaling. If the layers round their inputs, too, the loss
+    includes the error of this rounding, as in `autosmooth`.
 
     Args:
-        parts: All balance layers of the mapping whose weights are rounded; at least one.
+        parts: All balance layers of the mapping whose weights are rounded. There must be at least one part.
         x_mean: Mean magnitude of each input channel, ``[K]``, float32.
-        activations: Rounding errors of the inputs of each part; empty if inputs are not rounded.
-        channels: How the channels of the smooth layer correspond to input channels; None if they are the
-            same.
-        ratios: Exponents, ascending.
-        exhaustive: Whether to try every ratio; otherwise the search is coarse to fine, from every fourth
-            ratio.
+        activations: The rounding errors of the inputs, one object per part. Empty if inputs are not rounded.
+        channels: How the channels of the smooth layer correspond to the input channels. None if they are the
+            same channels.
+        ratios: The exponents, in ascending order.
+        exhaustive: Whether to try every exponent. If not, the search is coarse to fine, and first tries every
+            fourth exponent.
     """
     channels = channels or Channels(parts[0].wt.shape[0])
     x, exponents = channels.reduced(x_mean.float(), "mean"), torch.tensor(ratios, dtype=torch.float32, device=x_mean.device)
@@ -183,23 +190,23 @@ def autosmooth(
     loss: Loss = "MSE",
     exhaustive: bool = False,
 ) -> Choice:
-    """Return SmoothQuant's scales with a searched exponent.
+    """Search the exponent r of SmoothQuant's scales, and return the best candidate.
 
-    The loss adds the errors from rounding weights and rounding activations.
-
-    It neglects the product of the two errors, which is small. Candidates are ``x_max^r``, the form in AMD
-    Quark's documentation, and ``x_max^r / w_max^(1−r)``, SmoothQuant's own form.
+    The candidates are ``x_max^r``, the form in AMD Quark's documentation, and ``x_max^r / w_max^(1−r)``, the
+    form in SmoothQuant's paper. The loss is the sum of the errors from rounding weights and from rounding
+    activations. The product of both errors is small and neglected.
 
     E_n is the squared error of output n, summed over tokens. For MSE and RMSE, which have the same minimum,
-    the loss is ``Σ E_n``. For MAE it is ``Σ √E_n``: the mean magnitude of normally distributed errors is
-    proportional to ``√E_n``.
+    the loss is ``Σ E_n``. For MAE, the loss is ``Σ √E_n``, because the mean magnitude of normally distributed
+    errors is proportional to ``√E_n``.
 
     Args:
-        parts: As in `awq`, with their ``tokens``.
+        parts: As in `awq`. Their ``tokens`` must be set.
         x_max: Largest magnitude of each input channel, ``[K]``, float32.
-        activations: Rounding errors of the inputs of each part: experts read different tokens.
+        activations: The rounding errors of the inputs, one object per part. They differ between experts,
+            because experts get different tokens.
         channels: As in `awq`.
-        ratios: Exponents, ascending.
+        ratios: The exponents, in ascending order.
         loss: ``"MSE"``, ``"MAE"`` or ``"RMSE"``.
         exhaustive: As in `awq`.
     """
@@ -217,7 +224,7 @@ def _largest(parts: Sequence[Part]) -> int:
 
 
 class _Losses:
-    """The loss of scales, by `Quadratic`'s approximation."""
+    """Computes the loss for given scales, with the approximation of `Quadratic`."""
 
     def __init__(self, parts: Sequence[Part], activations: Sequence[ActivationErrors], loss: Loss) -> None:
         self._parts = parts
@@ -225,39 +232,41 @@ class _Losses:
         self._by_row = loss == "MAE"
         for part in parts:
             part.quadratic.prepare()
-        # tr(W Σ_δ Wᵀ) is a quadratic form of W Wᵀ in the errors of activations, so the same approximation
-        # applies.
+        # tr(W Σ_δ Wᵀ) has the same form as the loss of weights, with Wᵀ W in place of H, so the same
+        # approximation is used.
         self._grams = [Quadratic(part.wt @ part.wt.t()) for part in parts] if activations and not self._by_row else []
         for gram in self._grams:
             gram.prepare()
 
     def __call__(self, s: Tensor) -> Tensor:
-        """Return the loss of scales ``[K]``, a float64 scalar."""
+        """Return the loss for scales ``[K]``, as a float64 scalar."""
         deltas = [a.error(s) for a in self._activations]
         if self._by_row:
             each = zip(self._parts, deltas, strict=True)
             rows = [self._rows(part, part.error(s), delta).sqrt().sum().double() for part, delta in each]
             return torch.stack(rows).sum()
         total = torch.stack([part.quadratic.rows(part.error(s)).sum().double() for part in self._parts]).sum()
-        for gram, part, delta in zip(self._grams, self._parts, deltas, strict=False):  # empty without activations
+        for gram, part, delta in zip(self._grams, self._parts, deltas, strict=False):  # no iteration if activations are not rounded
             total = total + gram.rows(delta.t()).sum().double() * part.tokens / len(delta)
         return total
 
     def _rows(self, part: Part, error: Tensor, delta: Tensor) -> Tensor:
-        """Return E_n, ``[N]``."""
+        """Return E_n, the squared error of each output, ``[N]``."""
         rows = part.quadratic.rows(error)
         return (rows + (delta @ part.wt).square_().sum(0) * (part.tokens / len(delta))).clamp_min(0)
 
 
 def _relative_weights(parts: Sequence[Part]) -> Tensor:
-    """Return `relative_weights` averaged over the rows of all parts, ``[K]``."""
+    """Return the mean of `relative_weights` over the rows of all parts, ``[K]``."""
     total = sum(relative_weights(p.wt, p.grid_of(p.wt).group) * p.wt.shape[1] for p in parts)
     assert isinstance(total, Tensor)
     return divided(total, sum(p.wt.shape[1] for p in parts))
 
 
 def _search(forms: Tensor, channels: Channels, losses: _Losses, *, exhaustive: bool) -> Choice:
-    """Return the best of the candidates ``[F, R, C]``, or ones if no candidate is better."""
+    """Return the best of the candidates ``forms [F, R, C]``, or scales of 1 if no candidate is better than
+    these.
+    """
     tried = torch.full(forms.shape[:2], torch.nan, dtype=torch.float64)
     last = forms.shape[1] - 1
 
@@ -282,18 +291,18 @@ def _search(forms: Tensor, channels: Channels, losses: _Losses, *, exhaustive: b
 
 
 def _least(tried: Tensor) -> int:
-    """Return the flat index of the smallest finite loss."""
+    """Return the index of the smallest finite loss in the flattened tensor."""
     return int(torch.where(torch.isfinite(tried), tried, torch.inf).argmin())
 
 
 class SearchedNearest(Rounding):
-    """Rounds every element to nearest, under the group scales with the smallest output error."""
+    """Searches the group scales with the smallest output error, and rounds every element to nearest."""
 
     needs = (HessianForGroups,)
 
     @torch.no_grad()
     def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
-        """Round to nearest under searched scales; return empty metrics."""
+        """Search the scales of a task's layers, and round to nearest. Return empty metrics for each layer."""
         hessian = task.statistic(HessianForGroups)
         weights = task.stacked()
         grid = weights.grid()
@@ -303,7 +312,7 @@ class SearchedNearest(Rounding):
             return search(weights.wt[:, rows], grid.of_rows(rows), moments)
 
         rows = weights.wt.shape[1]
-        # Rows are independent, unless scales span them.
+        # Rows are independent of each other, unless scales span rows.
         scales = GroupScales.beside(task.by_rows(searched, rows)) if grid.fixed is None else search(weights.wt, grid, moments)
         weights.keep(grid, grid.round_(weights.wt, grid.with_subscales(weights.wt, scales)), scales)
         return {name: {} for name in task.layers}

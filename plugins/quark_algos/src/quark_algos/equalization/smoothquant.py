@@ -17,7 +17,7 @@ __all__ = ["SmoothQuant", "smoothquant"]
 
 
 class SmoothQuant(Equalization):
-    """SmoothQuant: ``s = max|x|^α / max|w|^(1−α)`` (arXiv 2211.10438)."""
+    """The transform ``smoothquant``. Its scales are ``s = max|x|^α / max|w|^(1−α)`` (arXiv 2211.10438)."""
 
     needs = (AbsMax,)
 
@@ -36,17 +36,19 @@ class SmoothQuant(Equalization):
 
 
 def smoothquant(x_max: Tensor, w_max: Tensor, alpha: float, clamp: float) -> Tensor:
-    """Return SmoothQuant's scales, ``max|x|^α / max|w|^(1−α)``; source: arXiv 2211.10438, equation 4.
+    """Return SmoothQuant's scales, ``max|x|^α / max|w|^(1−α)``.
+
+    Source: arXiv 2211.10438, equation 4.
 
     Args:
         x_max: The largest magnitude of each channel of the activations, ``[C]``, float32.
         w_max: The largest magnitude of the weights of each channel, over all balance layers, ``[C]``,
             float32.
-        alpha: α, the migration strength, 0 to 1.
+        alpha: The migration strength α, from 0 to 1.
         clamp: The smallest scale.
 
-    Returns:
-        Scales ``[C]``, float32; 1 for channels whose activations or weights are all 0 or not finite.
+    Returns: Scales ``[C]``, float32. The scale is 1 for channels whose activations or weights are all 0 or
+    not finite.
     """
     s = x_max.float().pow(alpha) / w_max.float().pow(1 - alpha)
     return torch.where(is_known(x_max) & is_known(w_max), s.clamp_min(clamp), torch.ones_like(s))

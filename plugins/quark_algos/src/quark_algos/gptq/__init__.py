@@ -1,7 +1,7 @@
-"""Choosing the codes of a matrix column by column: the mathematics of GPTQ, GPTAQ and Qronos.
+"""GPTQ, GPTAQ and Qronos: algorithms that choose the codes of a matrix column by column.
 
-Notation, after the papers: ``W [N, K]`` is a weight, ``X [K, T]`` its input in the float model, ``X̃`` its
-input in the quantized model, ``H = X̃ X̃ᵀ``, ``D = (X − X̃) X̃ᵀ``, λ the damping, ``Q`` the rounded weight,
-``E = W − Q``. All matrices are stored transposed, ``Wt = Wᵀ [K, N]``, so that a column of W is a row of
-contiguous memory.
+The notation follows the papers. ``W [N, K]`` is a weight, ``X [K, T]`` is its input in the float model, and
+``X̃`` is its input in the quantized model. ``H = X̃ X̃ᵀ`` is the Hessian, and ``D = (X − X̃) X̃ᵀ``. λ is the
+damping. ``Q`` is the rounded weight, and ``E = W − Q`` is the rounding error. All matrices are stored
+transposed, as ``Wt = Wᵀ [K, N]``, so that a column of W is a row of contiguous memory.
 """

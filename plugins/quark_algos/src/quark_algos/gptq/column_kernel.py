@@ -1,11 +1,10 @@
-"""One kernel that rounds a block of columns: the inner loop of `quark_algos.gptq.gptq`.
+"""A kernel that rounds a block of columns. It is the inner loop of `quark_algos.gptq.gptq`.
 
-Each column is rounded after the errors of earlier columns are compensated.
-
-A program has a few rows of the weight and keeps their part of the block in registers. It rounds column after
-column, and adds each error to all later columns at once. So each row takes one pass over memory, without a
-launch per column. Sums have the same terms as in torch's operations, but use fused multiply-adds in column
-order; results differ only by that.
+A column is rounded when the errors of all earlier columns have been compensated. Each program works on a few
+rows of the weight and has their part of the block in registers. It rounds column after column, and adds each
+error to all later columns at once. So each row is read once, and there is no kernel launch per column. The
+sums have the same terms as in torch's operations, but they are computed with fused multiply-adds in the order
+of the columns. Results differ only by this.
 """
 
 from __future__ import annotations
@@ -26,29 +25,29 @@ if TYPE_CHECKING:
 __all__ = ["round_block"]
 
 ROWS = 8
-"""Rows of a program: 32 bytes of a column, a sector of memory. A program is one warp, so sums over the block
-need no barrier.
+"""Number of rows per program. A column then has 32 bytes, which is a sector of memory. A program is one warp,
+so sums over the block need no barrier.
 """
 
 
 @triton.jit
 def _taken(tile, is_now):
-    """Return one column ``[ROWS]`` of a tile ``[BLOCK, ROWS]``.
+    """Return one column ``[ROWS]`` of a tile ``[BLOCK, ROWS]``. ``is_now`` is True for this column only.
 
-    Other columns count as 0, whatever they hold.
+    The values of other columns are not used, so they may be NaN.
     """
     return tl.sum(tl.where(is_now[:, None], tile, 0.0), 0)
 
 
 @triton.jit
 def _plus_outer_product(tile, of_columns, of_rows):
-    """Return ``tile`` plus an outer product, rounded once."""
+    """Return ``tile`` plus an outer product. Each element is rounded once (fused multiply-add)."""
     return tl.fma(tl.broadcast_to(of_columns[:, None], tile.shape), tl.broadcast_to(of_rows[None, :], tile.shape), tile)
 
 
 @triton.jit
 def _on_grid(t, factor, scale, zero, ROUND: tl.constexpr, P: tl.constexpr, BY_RECIPROCAL: tl.constexpr):
-    """Return the values of the grid for one column."""
+    """Return the grid values to which the values ``t`` of one column are rounded."""
     q = ROUND(t * factor if BY_RECIPROCAL else tl.div_rn(t, factor), zero, P)
     if zero is not None:
         q = q - zero
@@ -57,31 +56,33 @@ def _on_grid(t, factor, scale, zero, ROUND: tl.constexpr, P: tl.constexpr, BY_RE
 
 @triton.jit(do_not_specialize=["columns", "start", "first"])
 def _round_columns(
-    base_ptr,  # [columns, rows], contiguous like all tensors: values to round, without feedback inside the block
+    base_ptr,  # [columns, rows]: values to round, without feedback inside the block; all tensors are contiguous
     weight_ptr,  # [columns, rows]: the original weight
-    feedback_ptr,  # [columns, columns], row k: factors of column k's error for later columns
-    causal_ptr,  # [columns, columns], row k: factors of its value t; or None
-    t_ptr,  # [columns, rows], written; with causal
+    feedback_ptr,  # [columns, columns]: row k has the factors by which the error of column k is added to later columns
+    causal_ptr,  # [columns, columns]: row k has the factors for the value t of column k; or None
+    t_ptr,  # [columns, rows]: written if there is a causal_ptr
     factor_ptr,  # scales or their inverses [groups, rows]
     scale_ptr,
     zero_ptr,
-    order_ptr,  # channels of the columns, or None
-    q_ptr,  # [channels, rows], written
-    e_ptr,  # [columns, rows], written
+    order_ptr,  # the channel of each column, or None
+    q_ptr,  # [channels, rows]: written
+    e_ptr,  # [columns, rows]: written
     pivots_ptr,  # [columns]
-    loss_ptr,  # [rows], added to
+    loss_ptr,  # [rows]: the loss of the block is added
     columns,
     rows,
     start,  # number of the first column
-    first,  # channel with which scales begin
-    size,  # channels of a group
+    first,  # the first channel for which there are scales
+    size,  # number of channels of a group
     ROUND: tl.constexpr,
     P: tl.constexpr,
     BY_RECIPROCAL: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Round the columns of a block in sequence: ``t_k = base_k + Σ_{j<k} e_j feedback_jk``."""
+    """Round the columns of a block one after another. Column k is rounded from
+    ``t_k = base_k + Σ_{j<k} e_j feedback_jk``, with the errors e_j of the columns before it.
+    """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     is_row = row < rows
     column = tl.arange(0, BLOCK)
@@ -111,23 +112,26 @@ def _round_columns(
         error = weight - q
         tl.store(q_ptr + channel * rows + row, q, mask=is_row)
         tl.store(e_ptr + k * rows + row, error, mask=is_row)
-        tile = _plus_outer_product(tile, feedback, error)  # columns up to k are done: additions to them are never read
+        tile = _plus_outer_product(tile, feedback, error)  # additions to columns up to k are never read
         loss += (t - q) * (t - q) * tl.load(pivots_ptr + k)
     tl.store(loss_ptr + row, loss + tl.load(loss_ptr + row, mask=is_row, other=0.0), mask=is_row)
 
 
 def round_block(rounder: ColumnRounder, base: Tensor, weight: Tensor, factor: Factor, done: Swept, start: int) -> None:
-    """Round a block of columns into ``done``.
+    """Round a block of columns, and write the result into ``done``.
 
-    All tensors are float32 on one device.
+    All tensors are float32 and on one device.
 
     Args:
-        rounder: The scales and the order of channels; its format has device code.
-        base: ``[columns, N]``: the values to round. They compensate the errors of earlier blocks, not of
-            this one.
-        weight: ``[columns, N]``: the original weight. An error is its difference from the rounded value.
-        factor: A row says how the error of a column changes later columns. The pivots weigh the loss.
-        done: Receives the values (in the rows of their channels), the errors and the loss.
+        rounder: Has the scales and the order of channels. Its number format must have device code.
+        base: The values to round, ``[columns, N]``. The errors of earlier blocks are compensated in them, but
+            not those of this block.
+        weight: The original weight, ``[columns, N]``. The error is the difference between this weight and the
+            rounded value.
+        factor: The factor of H. Row k of its matrix says how the error of column k changes later columns. Its
+            pivots weight the loss.
+        done: The result. The values are written into the rows of their channels; errors and loss are written,
+            too.
         start: Number of the first column.
     """
     code, block = rounder.device_code, slice(start, start + len(base))

@@ -1,6 +1,6 @@
-"""Settings of GPTQ, GPTAQ and Qronos, which choose codes by the Hessian of a layer's input; their recipes.
+"""Settings of GPTQ, GPTAQ and Qronos. These algorithms choose codes by the Hessian of a layer's input.
 
-A `Recipe` holds the settings of any of the three as one set of parameters, with the preset resolved.
+A `Recipe` has one set of parameters for all three algorithms. The preset is already applied in a recipe.
 """
 
 from __future__ import annotations
@@ -34,28 +34,31 @@ __all__ = [
 
 SCALE_SEARCHES = ("minmax", "mse", "hessian")
 _ALPHA = 1e-3
-"""Damping of Qronos, as a share of H's largest eigenvalue, in AMD Quark."""
+"""AMD Quark's damping for Qronos, as a share of the largest eigenvalue of H."""
 
 
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class _HessianConfig(AlgoConfig):
-    """Base of the three configurations.
+    """Base class of the three configurations.
 
     Attributes:
-        block_size: Columns between two updates of the remaining matrix; changes the speed, and results by
-            rounding only.
-        desc_act: act_order: round columns by descending diagonal of the Hessian.
-        static_groups: Compute the scales of all groups before any column is rounded; required with
-            ``desc_act``.
-        preset: ``"reference"`` is the published algorithm with AMD Quark's defaults; ``"best"`` also searches
-            scales by the output error, shrinks the Hessian if tokens are few, and uses percdamp 0.05. Your
-            settings override the preset.
-        scale_search: How group scales are found: ``"minmax"``, ``"mse"`` (error of the weights) or
-            ``"hessian"`` (error of the outputs); None for the preset's value.
-        float64: Accumulate and factor the Hessian in float64; slower, and changes results by rounding only.
-        true_sequential: Accepted from configurations before 0.12; ignored, calibration is always sequential.
-        embedding_layers: Accepted from configurations before 0.6; ignored.
+        block_size: Number of columns between two updates of the remaining matrix. It changes the speed;
+            results change only by rounding.
+        desc_act: Whether columns are rounded in the order of descending diagonal entries of the Hessian
+            (act_order).
+        static_groups: Whether the scales of all groups are computed before any column is rounded. It must be
+            True if ``desc_act`` is True.
+        preset: ``"reference"`` is the published algorithm with AMD Quark's defaults. ``"best"`` also searches
+            scales by the output error, shrinks the Hessian if there are few tokens, and uses percdamp 0.05.
+            Settings that you give override the preset.
+        scale_search: How group scales are found: ``"minmax"``, ``"mse"`` (by the error of the weights) or
+            ``"hessian"`` (by the error of the outputs). If it is None, the preset decides.
+        float64: Whether the Hessian is accumulated and factored in float64. This is slower; results change
+            only by rounding.
+        true_sequential: A field of configurations before 0.12. It is ignored, because calibration is always
+            sequential.
+        embedding_layers: A field of configurations before 0.6. It is ignored.
     """
 
     block_size: Annotated[int, OptionNote(is_cost_only=True)] = attrs.field(default=128, validator=positive)
@@ -70,16 +73,16 @@ class _HessianConfig(AlgoConfig):
     def __attrs_post_init__(self) -> None:
         if self.desc_act and not self.static_groups:
             raise ConfigError(
-                f"{type(self).__name__}: desc_act=True with static_groups=False would spread each group over the matrix: set "
+                f"{type(self).__name__}: desc_act=True with static_groups=False would spread each group over the matrix. Set "
                 f"static_groups=True, or desc_act=False"
             )
 
     @classmethod
     def for_architecture(cls, architecture: Architecture) -> Self | None:
-        """Return settings with all projections of a decoder block, in the order in which data flows.
+        """Return settings that name all projections of a decoder block, in the order in which data flows.
 
-        If the facts name no projections, as inferred facts do, the settings name none, and all linear layers
-        of the blocks are rounded. None if the blocks are not known.
+        An architecture whose facts were inferred may name no projections. The settings then name none either,
+        and all linear layers of the blocks are rounded. Return None if the decoder blocks are not known.
         """
         if cls.refusal(architecture) is not None:
             return None
@@ -91,7 +94,7 @@ class _HessianConfig(AlgoConfig):
 
     @classmethod
     def refusal(cls, architecture: Architecture) -> str | None:
-        """Return a reason if the decoder blocks are not known."""
+        """Return a reason if the decoder blocks are not known; otherwise None."""
         return None if architecture.decoder_blocks else "its template names no decoder blocks"
 
 
@@ -99,23 +102,23 @@ class _HessianConfig(AlgoConfig):
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class GPTQConfig(_HessianConfig):
-    """GPTQ (arXiv 2210.17323).
+    """Settings of GPTQ (arXiv 2210.17323).
 
-    Rounds columns one after another and compensates the error of each in the remaining columns.
+    GPTQ rounds columns one after another, and compensates the error of each column in the remaining columns.
 
-    The base class has the other settings.
+    The base class has further settings.
 
     Attributes:
-        damp_percent: Damping (percdamp): the share of the Hessian's mean diagonal that is added to the
-            diagonal, above 0 and below 1. By default, the preset ``"best"`` uses 0.05.
-        inside_layer_modules: Names of the linear layers, relative to a decoder block; ``*`` matches any
-            characters. Empty: all layers.
-        model_decoder_layers: Full name of the list of decoder blocks; part of AMD Quark's public API, not
-            used: the template has it.
+        damp_percent: Damping (percdamp). This share of the mean of the Hessian's diagonal is added to the
+            diagonal. It must be above 0 and below 1. By default, the preset ``"best"`` uses 0.05.
+        inside_layer_modules: Names of the linear layers to round, relative to a decoder block. ``*`` matches
+            any characters. If the list is empty, all linear layers are rounded.
+        model_decoder_layers: Full name of the list of decoder blocks. It belongs to AMD Quark's public API
+            and is not used, because the template has this name.
 
     Raises:
-        ConfigError: (a ValueError) ``desc_act`` without ``static_groups``.
-        ValueError: A number is out of its range.
+        ConfigError: (a ValueError) ``desc_act`` is True, but ``static_groups`` is False.
+        ValueError: A number is outside its range.
     """
 
     name: str = "gptq"
@@ -124,7 +127,7 @@ class GPTQConfig(_HessianConfig):
     model_decoder_layers: str = attrs.field(default="", metadata=UNUSED)
 
     def resolved(self) -> Self:
-        """Return the settings with the preset's percdamp."""
+        """Return the settings with the percdamp of the preset, unless the user has given ``damp_percent``."""
         return attrs.evolve(self, damp_percent=given(self.damp_percent, BEST_DAMPING if self.preset == "best" else None))
 
 
@@ -132,14 +135,14 @@ class GPTQConfig(_HessianConfig):
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class GPTAQConfig(GPTQConfig):
-    """GPTAQ: GPTQ that also compensates the error of the quantized inputs (arXiv 2504.02692).
+    """Settings of GPTAQ: GPTQ that also compensates the error of quantized inputs (arXiv 2504.02692).
 
-    The preset ``"reference"`` corrects each column while columns are rounded, as published; ``"best"``
-    corrects all columns before any is rounded, with at most the strength that reduces the error on held-out
-    tokens.
+    With the preset ``"reference"``, each column is corrected while columns are rounded, as published. With
+    ``"best"``, all columns are corrected before any column is rounded, and the strength of the correction is
+    limited to a value that reduces the error on held-out tokens.
 
     Attributes:
-        alpha: Strength of the correction: 0 is GPTQ, 1 is the full correction.
+        alpha: Strength of the correction. 0 means GPTQ, and 1 means the full correction.
     """
 
     name: str = "gptaq"
@@ -150,18 +153,19 @@ class GPTAQConfig(GPTQConfig):
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class QronosConfig(_HessianConfig):
-    """Qronos: corrects for quantized inputs and weights together, then rounds as GPTQ (arXiv 2505.11695).
+    """Settings of Qronos, which corrects a weight for its quantized inputs and then rounds as GPTQ (arXiv
+    2505.11695).
 
     Attributes:
-        inside_layer_modules: Names of the linear layers, relative to a decoder block.
-        model_decoder_layers: Full name of the list of decoder blocks; as in `GPTQConfig`.
-        alpha: Damping: this times the largest eigenvalue of the Hessian is added to its diagonal; above 0. By
-            default, the preset ``"best"`` adds 0.05 times the mean diagonal instead, and configurations store
-            None.
-        beta: Part of AMD Quark's public API, not used: it scales the inverse Hessian, which this
-            implementation does not compute.
-        correction_share: Strength of the correction for quantized inputs, 0 to 1; None for the preset's
-            value.
+        inside_layer_modules: As in `GPTQConfig`.
+        model_decoder_layers: As in `GPTQConfig`.
+        alpha: Damping. This share of the Hessian's largest eigenvalue is added to its diagonal. It must be
+            above 0. By default, the preset ``"best"`` instead adds 0.05 times the mean of the diagonal, and
+            configurations store None.
+        beta: A field of AMD Quark's public API that is not used. There, it scales the inverse Hessian, which
+            this implementation does not compute.
+        correction_share: Strength of the correction for quantized inputs, from 0 to 1. If it is None, the
+            preset decides.
     """
 
     name: str = "qronos"
@@ -174,7 +178,9 @@ class QronosConfig(_HessianConfig):
     )
 
     def resolved(self) -> Self:
-        """Return the settings with the actual damping; ``alpha`` is None if the preset's percdamp applies."""
+        """Return the settings with the damping that is used. ``alpha`` is None if the percdamp of the preset
+        is used.
+        """
         is_of_preset = self.alpha is None or not is_given(self.alpha)
         alpha = None if is_of_preset and self.preset == "best" else float(_ALPHA if self.alpha is None else self.alpha)
         return attrs.evolve(self, alpha=alpha)
@@ -182,24 +188,27 @@ class QronosConfig(_HessianConfig):
 
 @attrs.frozen(kw_only=True)
 class Recipe:
-    """All parameters of the rounding of columns.
+    """All parameters of an algorithm that rounds columns.
 
     Attributes:
-        block: Columns between two updates of the remaining matrix.
-        act_order: Whether columns are rounded by descending diagonal of H.
-        static_groups: Whether all scales are computed before any column is rounded. Otherwise, each group's
-            scale is computed when its first column is reached.
-        percdamp: λ as a share of H's mean diagonal; None to derive it from ``eigen_damping``.
-        eigen_damping: λ as a share of H's largest eigenvalue; used if ``percdamp`` is None.
+        block: Number of columns between two updates of the remaining matrix.
+        act_order: Whether columns are rounded in the order of descending diagonal entries of H.
+        static_groups: Whether all scales are computed before any column is rounded. If not, the scales of a
+            group are computed when its first column is reached.
+        percdamp: The damping λ as a share of the mean of H's diagonal. None if it is computed from
+            ``eigen_damping``.
+        eigen_damping: The damping λ as a share of H's largest eigenvalue. It is used only if ``percdamp`` is
+            None.
         scales: How scales are found: ``"minmax"``, ``"mse"`` or ``"hessian"``.
-        share: Strength of the correction for quantized inputs, 0 to 1.
-        is_causal: Whether the correction is GPTAQ's, column by column; else all columns are corrected before
-            any is rounded.
-        is_careful: Whether to shrink H if tokens are few, and to limit the correction to the strength that
-            reduces the held-out error.
+        share: Strength of the correction for quantized inputs, from 0 to 1.
+        is_causal: Whether each column is corrected while columns are rounded, as in GPTAQ. If not, all
+            columns are corrected before any column is rounded.
+        is_careful: Whether H is shrunk if there are few tokens, and whether the strength of the correction is
+            limited to a value that reduces the held-out error.
         float64: Whether H is accumulated and factored in float64.
-        modules: Patterns of the layers, relative to a block; empty for all.
-        vector: Number of columns that the format rounds together.
+        modules: Patterns of the names of layers, relative to a block. If it is empty, all linear layers are
+            rounded.
+        vector: Number of columns that the number format encodes together.
     """
 
     block: int
@@ -218,14 +227,14 @@ class Recipe:
 
 BEST_SHARE = 0.5
 BEST_DAMPING = 0.05
-"""Strength of the correction and percdamp of the preset "best", unless settings give them.
+"""The strength of the correction and the percdamp of the preset "best", if the user gives no other values.
 
-Chosen by `benchmarks.defaults`.
+They were chosen with `benchmarks.defaults`.
 """
 
 
 def recipe_of(settings: GPTQConfig | QronosConfig) -> Recipe:
-    """Return the recipe of the settings of any of the three algorithms."""
+    """Return the recipe for the settings of one of the three algorithms."""
     best = settings.preset == "best"
     settings = settings.resolved()
     own: dict[str, Any] = {}
@@ -249,5 +258,5 @@ def recipe_of(settings: GPTQConfig | QronosConfig) -> Recipe:
 
 
 def is_named_by(pattern: str, layer: str) -> bool:
-    """Return whether a pattern of the settings matches a layer's name, relative to its block."""
+    """Return whether a pattern in the settings matches the name of a layer, relative to the layer's block."""
     return fnmatchcase(layer, pattern) or layer.endswith(f".{pattern}")

@@ -1,10 +1,12 @@
-"""Correction of a weight for the error of its inputs, before it is rounded: GPTAQ and Qronos add it to GPTQ.
+"""The correction that GPTAQ and Qronos add to GPTQ: a weight is changed to compensate the error of its
+inputs.
 
-The weight that best compensates for the input ``X̃`` instead of ``X`` is the minimum of
-``‖W X − V X̃‖² + λ ‖W − V‖²`` over V, which is ``V = W + W D (H + λ I)⁻¹``; rounding W for this objective is
-the same as rounding V for plain ‖(V − Q) X̃‖². α is the strength of that step: 0 is GPTQ, and 1 is Qronos
-except for its first column. Source: arXiv 2504.02692 (GPTAQ), arXiv 2505.11695 (Qronos). GPTAQ as published
-corrects each column only for the errors of the columns before it, by another matrix, `causal_matrix`.
+A layer gets the input ``X̃`` instead of ``X``. The weight V that compensates this best minimizes
+``‖W X − V X̃‖² + λ ‖W − V‖²``, and is ``V = W + W D (H + λ I)⁻¹``. So the correction replaces W by V, and V
+is then rounded as in GPTQ. α is the strength of the correction: 0 means GPTQ, and 1 means Qronos except for
+its first column. Sources: arXiv 2504.02692 (GPTAQ), arXiv 2505.11695 (Qronos). GPTAQ as published is
+different: it corrects each column only for the errors of earlier columns, with the matrix that
+`causal_matrix` returns.
 """
 
 from __future__ import annotations
@@ -21,20 +23,22 @@ __all__ = ["ErrorMoment", "causal_matrix", "corrected", "correction", "share_for
 
 
 class ErrorMoment(CrossMoment):
-    """D; or, for a layer with few outputs, the smaller sum ``W (D + H)`` from `OutputMoment`."""
+    """The statistic D. For a layer with few outputs, `OutputMoment` replaces it, with the smaller sum
+    ``W (D + H)``.
+    """
 
     of_outputs = OutputMoment
 
 
 def causal_matrix(d: Tensor, factor: Factor, alpha: float) -> Tensor:
-    """Return GPTAQ's ``P = α ((D Uᵀ) ⊙ strictly upper) U [K, K]``, ``UᵀU = (H + λ I)⁻¹``.
+    """Return GPTAQ's matrix ``P = α triu(D Uᵀ, 1) U``, ``[K, K]``, with ``UᵀU = (H + λ I)⁻¹``.
 
-    Source: arXiv 2504.02692, algorithm 1.
+    ``triu(M, 1)`` is the strictly upper triangle of M. Source: arXiv 2504.02692, algorithm 1.
 
     Args:
-        d: D ``[K, K]``, channels in the order of the factor.
-        factor: Factor of the damped H.
-        alpha: Strength of the correction, α.
+        d: D ``[K, K]``. Its channels must be in the order of the factor.
+        factor: The factor of the damped H.
+        alpha: The strength α of the correction.
     """
     r = factor.a * factor.pivots.sqrt()  # U⁻¹
     mixed = torch.linalg.solve_triangular(r.t(), d, upper=False, left=False)  # D Uᵀ
@@ -42,16 +46,16 @@ def causal_matrix(d: Tensor, factor: Factor, alpha: float) -> Tensor:
 
 
 def share_for(wt: Tensor, step: Tensor, held_out: HeldOut, most: float) -> float:
-    """Return the strength α of a correction, 0 to ``most``.
+    """Return the strength α of a correction, from 0 to ``most``, that is best on held-out tokens.
 
-    It minimizes ``‖W x − (W + α S) x̃‖²``, a parabola in α, on held-out tokens. If there are many outputs, it
-    compares about half as many as there are inputs.
+    It minimizes ``‖W x − (W + α S) x̃‖²``, which is a parabola in α. If there are more outputs than inputs,
+    only a part of the outputs is compared, about half as many as there are inputs.
 
     Args:
         wt: Wᵀ ``[K, N]``.
-        step: Sᵀ ``[K, N]``, the correction in full.
-        held_out: Tokens of both models that S does not depend on.
-        most: The largest strength.
+        step: Sᵀ ``[K, N]``, the full correction.
+        held_out: Tokens of both models. S must not depend on these tokens.
+        most: The largest allowed strength.
     """
     if wt.shape[1] > wt.shape[0]:
         every = -(-2 * wt.shape[1] // wt.shape[0]) | 1
@@ -68,8 +72,8 @@ def correction(wt: Tensor, d: Tensor, factor: Factor, perm: Tensor | None = None
     Args:
         wt: Wᵀ ``[K, N]``.
         d: D ``[K, K]``.
-        factor: Factor of the damped H; the damping limits the correction.
-        perm: Order of the channels in the factor ``[K]``; None for the original order.
+        factor: The factor of the damped H. The damping limits the correction.
+        perm: The order of the channels in the factor, ``[K]``. None for the original order.
     """
     if wt.shape[1] > wt.shape[0]:  # K systems of equations instead of N
         return torch.mm(solved(d.t(), factor, perm), wt)
@@ -77,7 +81,10 @@ def correction(wt: Tensor, d: Tensor, factor: Factor, perm: Tensor | None = None
 
 
 def solved(b: Tensor, factor: Factor, perm: Tensor | None = None) -> Tensor:
-    """Return ``(H + λ I)⁻¹ b``, ``[K, n]``: ``A · diag(d) · Aᵀ x = b`` by two triangular systems."""
+    """Return ``(H + λ I)⁻¹ b``, ``[K, n]``.
+
+    It solves ``A · diag(d) · Aᵀ x = b`` as two triangular systems, with the ``factor`` A and d.
+    """
     x = torch.linalg.solve_triangular(factor.a, b if perm is None else b.index_select(0, perm), upper=True, unitriangular=True)
     x = torch.linalg.solve_triangular(factor.a.t(), x.div_(factor.pivots[:, None]), upper=False, unitriangular=True)
     return x if perm is None else torch.empty_like(x).index_copy_(0, perm, x)
@@ -86,24 +93,25 @@ def solved(b: Tensor, factor: Factor, perm: Tensor | None = None) -> Tensor:
 def corrected(
     wt: Tensor, task: RoundingTask, hessian: Hessian, recipe: Recipe, factor: Factor, perm: Tensor | None
 ) -> tuple[Tensor, Tensor | None, float]:
-    """Return the corrected weight, the causal matrix, and the strength of the correction.
+    """Return the corrected weight, GPTAQ's causal matrix, and the strength of the correction.
 
-    The causal matrix is GPTAQ's P, if the correction is causal.
+    If the recipe is causal, the weight is not changed, because the causal matrix corrects it later. If it is
+    not causal, the matrix is None.
 
     Args:
-        wt: Wᵀ ``[K, N]``, which is changed in place.
-        task: The task, with the moments of the input errors and held-out tokens.
-        hessian: Hessian of the inputs.
-        recipe: The recipe, which selects the correction.
-        factor: Factor of the damped H, in the order ``perm``.
-        perm: A permutation of the channels; None for their own order.
+        wt: Wᵀ ``[K, N]``. It is changed in place.
+        task: The task, with statistics of the input errors and with held-out tokens.
+        hessian: The Hessian of the inputs.
+        recipe: The recipe. It selects the kind of correction.
+        factor: The factor of the damped H, with the channels in the order ``perm``.
+        perm: A permutation of the channels. None for the original order.
     """
     if recipe.is_causal:
         d = task.statistic(CrossMoment).matrix()
         if perm is not None:
             d = d.index_select(0, perm).index_select(1, perm)
         return wt, causal_matrix(d, factor, recipe.share), recipe.share
-    if OutputMoment in task.statistics:  # W (D + H), from which W H is subtracted to get W D
+    if OutputMoment in task.statistics:  # the statistic is W (D + H), so W H is subtracted to get W D
         of_errors = torch.addmm(task.statistic(OutputMoment).matrix().t(), hessian.matrix(), wt, beta=1, alpha=-1)
         step = solved(of_errors, factor, perm)
     else:
@@ -112,5 +120,5 @@ def corrected(
     if recipe.is_careful and held_out is not None and (held_out.reference is not None or held_out.float_outputs is not None):
         share = share_for(wt, step, held_out, share)
     elif recipe.is_careful and hessian.tokens < wt.shape[0]:
-        share = 0.0  # without held-out tokens and with few others, nothing shows that the correction helps
+        share = 0.0  # with few tokens, and none held out, nothing shows that the correction helps
     return wt.add_(step, alpha=share), None, share

@@ -1,8 +1,8 @@
-"""Damping of the Hessian, and its factor: ``H + λ I = A · diag(d) · Aᵀ``, A upper triangular.
+"""Damping and factorization of the Hessian: ``H + λ I = A · diag(d) · Aᵀ``.
 
-The diagonal of A is 1. All three roundings use this factor.
+A is upper triangular, and its diagonal is 1. GPTQ, GPTAQ and Qronos use this factor.
 
-The published GPTQ factors the inverse of H instead and gives the same codes, so no inverse is needed.
+The published GPTQ factors the inverse of H instead. It gives the same codes, so the inverse is not needed.
 Sources: GPTQ, arXiv 2210.17323; LDLQ, arXiv 2307.13304.
 """
 
@@ -30,29 +30,29 @@ __all__ = [
 ]
 
 NONE = (0.0, 0.0)
-"""Shrinkage that does not change H."""
+"""The shrinkage that does not change H."""
 ATTEMPTS = 5
-"""Attempts at a factorisation, each with ten times the damping of the one before."""
+"""Maximum number of attempts to factor H. Each attempt has ten times the damping of the previous one."""
 
 PANEL = 96
-"""Columns that LAPACK factors at a time on CPUs."""
+"""Number of columns that LAPACK factors at a time on a CPU."""
 
 
 class SingularError(RoundingError):
-    """A Hessian cannot be factored, even with the strongest damping."""
+    """Error: a Hessian cannot be factored, even with the strongest damping."""
 
 
 @attrs.frozen(eq=False)
 class Factor:
-    """``H + λ I`` in factors, for one order of the channels.
+    """The factors of ``H + λ I = A · diag(d) · Aᵀ``, for one order of the channels.
 
     Attributes:
-        a: A ``[K, K]``, upper triangular, of unit diagonal.
+        a: A ``[K, K]``, upper triangular, with a diagonal of ones.
         pivots: d ``[K]``.
         damping: λ as a share of the mean of H's diagonal.
-        attempts: Number of attempts, each with stronger damping.
-        inner: Unit triangles that were divided out of A, of the vectors on its diagonal ``[K / v, v, v]``
-            (`quark_algos.gptq.vectors`); None for single columns.
+        attempts: Number of attempts that were needed. Each attempt has stronger damping.
+        inner: For formats that encode v columns together, the triangles ``[K / v, v, v]`` on the diagonal of
+            A, which have been divided out of ``a`` (`quark_algos.gptq.vectors`). None for single columns.
     """
 
     a: Tensor
@@ -62,19 +62,20 @@ class Factor:
     inner: Tensor | None = None
 
     def to(self, dtype: torch.dtype) -> Factor:
-        """Return the factor in another precision."""
+        """Return the same factors in another dtype."""
         return attrs.evolve(self, a=self.a.to(dtype), pivots=self.pivots.to(dtype))
 
 
 def shrunk(h: Tensor, shrinkage: tuple[float, float]) -> Tensor:
-    """Return a copy of ``h [K, K]`` with less sampling noise.
+    """Return a shrunk copy of ``h [K, K]``, which has less sampling noise.
 
-    Shrinkage helps for any number of tokens.
+    Shrinkage is useful for any number of tokens. Channels that are always 0 stay 0.
 
     Args:
-        h: H, symmetric.
-        shrinkage: Result of `quark.algorithms.Hessian.shrinkage`: the share that off-diagonal entries lose,
-            and how far diagonal entries move towards their mean. Dead channels stay dead.
+        h: H. It is symmetric.
+        shrinkage: The result of `quark.algorithms.Hessian.shrinkage`. The first number is the share by which
+            off-diagonal entries are reduced. The second number says how far diagonal entries move towards
+            their mean.
     """
     off_diagonal, along = shrinkage
     made = h * (1 - off_diagonal)
@@ -83,15 +84,16 @@ def shrunk(h: Tensor, shrinkage: tuple[float, float]) -> Tensor:
 
 
 def damped(h: Tensor, share: float, shrinkage: tuple[float, float] = NONE) -> Tensor:
-    """Return a copy of ``h [K, K]``, shrunk, with ``share`` of its mean diagonal added to the diagonal.
+    """Return a copy of ``h [K, K]`` that is shrunk and damped.
 
-    Dead channels, which are 0 in all tokens, get the mean.
+    For damping, ``share`` times the mean of the diagonal is added to the diagonal. The diagonal entry of a
+    channel that is 0 in all tokens is set to the mean.
     """
     return _damp_(h.clone(), share, shrinkage)
 
 
 def _damp_(h: Tensor, share: float, shrinkage: tuple[float, float]) -> Tensor:
-    """Shrink and damp ``h`` in place, as `damped`; return it."""
+    """Shrink and damp ``h`` in place, as `damped` does, and return it."""
     diagonal = damped_diagonal(h.diagonal(), share, shrinkage)
     if shrinkage != NONE:
         h.mul_(1 - shrinkage[0])
@@ -100,14 +102,14 @@ def _damp_(h: Tensor, share: float, shrinkage: tuple[float, float]) -> Tensor:
 
 
 def _shrunk_diagonal(diagonal: Tensor, along: float) -> Tensor:
-    """Return the diagonal of `shrunk`."""
+    """Return the diagonal of the result of `shrunk`, from the diagonal of H ``[K]``."""
     alive = diagonal > 0
     mean = diagonal.sum() / alive.sum().clamp(min=1)
     return torch.where(alive, torch.lerp(diagonal, mean, along), diagonal)
 
 
 def damped_diagonal(diagonal: Tensor, share: float, shrinkage: tuple[float, float] = NONE) -> Tensor:
-    """Return the diagonal of `damped` from the diagonal of H ``[K]``."""
+    """Return the diagonal of the result of `damped`, from the diagonal of H ``[K]``."""
     dead = diagonal <= 0
     number_alive = (~dead).sum()
     mean = torch.where(number_alive > 0, torch.where(dead, 0, diagonal).sum() / number_alive, 1)
@@ -118,28 +120,28 @@ def factor(h: Tensor, share: float, order: Tensor | None = None, shrinkage: tupl
     """Shrink a Hessian, damp it, and factor it.
 
     Args:
-        h: H ``[K, K]``, symmetric, the raw sum or any multiple, float32 or float64.
-        share: λ as a share of the mean diagonal. Each failure multiplies it by 10; the result has the final
-            value.
-        order: A permutation of the channels ``[K]``; the result is the factor of the permuted matrix.
+        h: H ``[K, K]``, float32 or float64. It is symmetric, and may be multiplied by any positive number.
+        share: The damping λ as a share of the mean of the diagonal. It is multiplied by 10 after each failed
+            attempt. The result has the final value.
+        order: A permutation of the channels, ``[K]``. The permuted matrix is factored.
         shrinkage: As in `shrunk`.
 
     Raises:
-        NonFiniteError: ``h`` holds NaN or Inf.
-        SingularError: ``h`` stays indefinite with all damping.
+        NonFiniteError: ``h`` contains NaN or Inf.
+        SingularError: ``h`` is not positive definite even with the strongest damping.
     """
     backwards = None if order is None else order.flip(0)
     for attempt in range(1, ATTEMPTS + 1):
-        # H = R Rᵀ with R upper triangular is the Cholesky factor of H with rows and columns reversed,
-        # reversed again.
+        # The upper triangular R with H = R Rᵀ is computed in three steps: rows and columns of H are reversed,
+        # the Cholesky factor is computed, and its rows and columns are reversed.
         turned = h.flip(0, 1) if backwards is None else h.index_select(0, backwards).index_select(1, backwards)
         exact = turned.double() if attempt == ATTEMPTS else turned
         lower, failed = _cholesky(_damp_(exact, share, shrinkage))
         is_finite, has_failed = numbers(torch.isfinite(h.diagonal()).all(), failed)
         if not is_finite:
             raise NonFiniteError(
-                "the Hessian of a layer's inputs holds NaN or Inf: activations overflow during calibration. Use another dtype, or check "
-                "the data",
+                "the Hessian of a layer's inputs contains NaN or Inf, because activations overflow during calibration. Use another dtype, "
+                "or check the data",
                 tensor="input",
             )
         if not has_failed:
@@ -148,18 +150,18 @@ def factor(h: Tensor, share: float, order: Tensor | None = None, shrinkage: tupl
             return Factor(r.div_(root), root.square_(), share, attempt).to(h.dtype)
         share = max(share, 1e-6) * 10
     raise SingularError(
-        f"the Hessian of a layer's inputs [{h.shape[0]} channels] is not positive definite even with damping {share / 10:g}: there are "
-        f"too few calibration data, or they are degenerate. Give more sequences"
+        f"the Hessian of a layer's inputs [{h.shape[0]} channels] is not positive definite even with damping {share / 10:g}, because "
+        f"there are too few calibration data, or they are degenerate. Give more sequences"
     )
 
 
 def _cholesky(h: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the lower triangular ``L [K, K]`` with ``L Lᵀ = h``, and a number.
+    """Return the lower triangular ``L [K, K]`` with ``L Lᵀ = h``, and a number that is 0 on success.
 
-    The number is 0 if ``h`` is positive definite; ``h`` is overwritten.
+    The number is not 0 if ``h`` is not positive definite. ``h`` is overwritten.
 
-    On CPUs, more than two panels are factored with the inverse of each corner block. Nearly all work is then
-    matrix products, which are faster than LAPACK and triangular solves.
+    On a CPU, a matrix of more than two panels is factored panel by panel, with the inverse of each corner
+    block. Then nearly all work is in matrix products, which are faster than LAPACK and triangular solves.
     """
     if h.device.type != "cpu" or h.shape[0] <= 2 * PANEL:
         return torch.linalg.cholesky_ex(h)
@@ -176,16 +178,16 @@ def _cholesky(h: Tensor) -> tuple[Tensor, Tensor]:
         inverse = torch.linalg.solve_triangular(corner, torch.eye(stop - start, dtype=h.dtype), upper=False)
         below = h[stop:, start:stop] @ inverse.mT
         h[stop:, start:stop] = below
-        for left in range(stop, h.shape[0], 2 * PANEL):  # of the remaining square, the lower half
+        for left in range(stop, h.shape[0], 2 * PANEL):  # update the lower half of the remaining square
             right = min(left + 2 * PANEL, h.shape[0])
             h[left:, left:right].addmm_(below[left - stop :], below[left - stop : right - stop].mT, alpha=-1)
     return h, failed
 
 
 def largest_eigenvalue(h: Tensor, steps: int = 30) -> float:
-    """Return the largest eigenvalue of a positive semidefinite ``h [K, K]``, or slightly less.
+    """Return an estimate of the largest eigenvalue of a positive semidefinite matrix ``h [K, K]``.
 
-    It is found by power iteration from the diagonal.
+    The estimate comes from power iteration that starts with the diagonal. It may be slightly too small.
     """
     v = h.diagonal().clone()
     for _ in range(steps):
@@ -195,6 +197,8 @@ def largest_eigenvalue(h: Tensor, steps: int = 30) -> float:
 
 
 def percdamp_of(h: Tensor, share: float) -> float:
-    """Return the percdamp that adds ``share`` of the largest eigenvalue of ``h [K, K]`` to its diagonal."""
+    """Return the percdamp with which ``share`` times the largest eigenvalue of ``h`` is added to the
+    diagonal.
+    """
     mean = max(float(h.diagonal().mean()), torch.finfo(h.dtype).tiny)
     return share * largest_eigenvalue(h) / mean

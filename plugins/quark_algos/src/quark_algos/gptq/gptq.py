@@ -1,11 +1,11 @@
-"""GPTQ, GPTAQ and Qronos: round column by column and compensate earlier errors.
+"""GPTQ, GPTAQ and Qronos: round a weight column by column, and compensate the errors of earlier columns.
 
-`ColumnRounding` is the rounding of a run: it factors the Hessian (`quark_algos.gptq.damping`), corrects the
+`ColumnRounding` is the rounding of a run. It factors the Hessian (`quark_algos.gptq.damping`), corrects the
 weight for the error of its inputs if the recipe says so (`quark_algos.gptq.correction`), chooses scales, and
-rounds the columns. `ldlq` is that last step: a column becomes ``t_k = w_k + Σ_j e_j A_jk`` over the columns j
-before it, with the weight w, the errors e so far and the factor A. Earlier blocks contribute one matrix
-product. Inside a block, there is a smaller product every few columns, and each column takes a few operations
-on one row.
+rounds the columns with `ldlq`. There, column k is rounded from ``t_k = w_k + Σ_j e_j A_jk``. w is the weight,
+A is the factor, and the sum is over earlier columns j with the errors e_j. For the columns of earlier blocks,
+the sum is one matrix product. Inside a block, there is a smaller product every few columns, and each column
+needs a few operations on one row of memory.
 """
 
 from __future__ import annotations
@@ -38,38 +38,38 @@ from quark_algos.scale_search import COARSE, TO_A_QUARTER, search
 __all__ = ["BLOCK", "FEW", "SLICE", "Chooser", "ColumnRounding", "Rounder", "Swept", "ldlq", "ldlq_by_rows", "ldlq_choosing"]
 
 BLOCK = 128
-"""Columns between two products with all columns before them."""
+"""Number of columns of a block. Each block needs one matrix product with all earlier columns."""
 FEW = 16
-"""Columns between two products inside a block."""
+"""Number of columns after which there is a product inside a block."""
 SLICE = 4096
-"""Rows of a weight per thread: with fewer rows, threads would mostly wait for Python's lock.
+"""Number of rows of a weight per thread. With fewer rows, threads would mostly wait for Python's lock.
 """
 WIDE = 4096
-"""Weights with more columns get proportionally fewer rows per slice, since products with earlier blocks
-dominate.
+"""If a weight has more columns than this, a thread gets proportionally fewer rows, because products with
+earlier blocks dominate.
 """
 
 MOST_COLUMNS = 256
-"""Largest block of a kernel, in columns: its part of 8 rows takes 64 registers of each thread.
+"""Maximum number of columns of a block for the kernel. With 8 rows, such a block needs 64 registers per
+thread.
 """
 
 Rounder = Callable[[Tensor, int, Tensor], Tensor]
-"""Rounds the column ``t [N]`` of the given number into the third argument and returns it, like
-`WeightGrid.rounder`.
+"""A function that rounds a column, as returned by `WeightGrid.rounder`. Its arguments are the values
+``t [N]``, the number of the column, and a tensor for the result, which is also returned.
 """
 Chooser = Callable[[Tensor, int], GroupScales]
 
 
 class ColumnRounding(Rounding):
-    """Rounds the columns of a weight one after another.
+    """Rounds the columns of a weight one after another, and compensates each error in the remaining columns.
 
-    Each error is compensated in the remaining columns, weighted by the Hessian H.
-
-    Metrics of every layer: ``damping`` (percdamp after all attempts), ``shrinkage`` (the share that
-    off-diagonal entries of H lost, 0 to 1), ``attempts`` at factoring H, ``dead`` (number of
-    input channels that are always 0), ``output_mse`` (expected mean squared error of an output element),
-    ``few_tokens`` (whether there were fewer tokens than input channels); and ``correction_share``, if there
-    is a correction.
+    The Hessian H determines how an error is compensated. The metrics of a layer are ``damping`` (percdamp
+    after all attempts), ``shrinkage`` (the share by which off-diagonal entries of H were reduced, from 0 to
+    1), ``attempts`` (the number of attempts to factor H), ``dead`` (the number of input channels that are
+    always 0), ``output_mse`` (the expected mean squared error of an output element), and ``few_tokens``
+    (whether there were fewer tokens than input channels). If the weight was corrected, ``correction_share``
+    is the strength of the correction.
 
     Args:
         settings: A `GPTQConfig`, `GPTAQConfig` or `QronosConfig`.
@@ -81,23 +81,20 @@ class ColumnRounding(Rounding):
         self._hessian = Hessian64 if self._recipe.float64 else Hessian
         moment = CrossMoment if self._recipe.is_causal else ErrorMoment
         self.needs = (self._hessian, moment) if self._recipe.share else (self._hessian,)
-        self.rounds_vectors = not self._recipe.is_causal  # GPTAQ corrects a column by earlier ones, also of its own vector
+        self.rounds_vectors = not self._recipe.is_causal  # GPTAQ corrects a column with earlier columns, which may be in the same vector
 
     def applies_to(self, name: str) -> bool:
-        """Return whether the settings name this layer."""
+        """Return whether the settings apply to the layer ``name``."""
         patterns = self._recipe.modules
         return not patterns or any(is_named_by(p, name) for p in patterns)
 
     def unmatched(self, names: Sequence[str]) -> Sequence[str]:
-        """As `quark.algorithms.Rounding.unmatched`."""
+        """Return the patterns that match no name, as `quark.algorithms.Rounding.unmatched`."""
         return [p for p in self._recipe.modules if not any(is_named_by(p, name) for name in names)]
 
     @torch.no_grad()
     def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
-        """Round the columns of the layers' stacked weight.
-
-        Return the metrics that the class lists, by layer.
-        """
+        """Round the columns of the stacked weight of a task's layers, and return metrics for each layer."""
         hessian = task.statistic(self._hessian)
         largest = max(hessian.columns**2, sum(p.numel() for layer in task.layers.values() for p in layer.parameters()))
         with _saying_whose(task), coarsely(largest, hessian.device):
@@ -108,13 +105,13 @@ class ColumnRounding(Rounding):
             if self._recipe.share:
                 weights.wt, causal, share = corrected(weights.wt, task, hessian, solver.recipe, solver.factor, solver.perm)
             few_tokens = hessian.tokens < hessian.columns
-            if not few_tokens:  # with few tokens, a channel that was always 0 may be nonzero in others
+            if not few_tokens:  # with few tokens, a channel that was always 0 may be nonzero in other tokens
                 weights.wt[solver.dead] = 0
             grid = weights.grid(hessian.matrix().diagonal())
             moments = solver.moments(hessian.matrix(), grid.group)
             rounded_rows = partial(_rounded_rows, wt=weights.wt, moments=moments, grid=grid, prepared=solver, causal=causal)
             rows = weights.wt.shape[1]
-            # Rows are independent given the factor, unless scales span them.
+            # With a given factor, rows are independent of each other, unless scales span rows.
             parts = task.by_rows(rounded_rows, rows) if grid.fixed is None else [rounded_rows(slice(0, rows))]
             q, loss, scales = zip(*parts, strict=True)
             weights.keep(grid, torch.cat(q, 1), GroupScales.beside(scales))
@@ -125,9 +122,10 @@ class ColumnRounding(Rounding):
             return {name: metrics | {"dead": int(dead), "output_mse": mean / tokens} for name, mean in zip(losses, means, strict=True)}
 
     def _fitting(self, hessian: Hessian, vector: int) -> Recipe:
-        """Return the recipe for this Hessian, and for vectors of that many columns.
+        """Return the recipe for a Hessian and for a format that encodes ``vector`` columns together.
 
-        Damping by the largest eigenvalue is converted to percdamp. A block has whole vectors.
+        Damping by the largest eigenvalue is converted to percdamp. The size of a block is a multiple of
+        ``vector``.
         """
         recipe = self._recipe
         recipe = attrs.evolve(recipe, vector=vector, block=max(vector, recipe.block // vector * vector))
@@ -138,15 +136,17 @@ class ColumnRounding(Rounding):
 
 @attrs.frozen(eq=False, slots=False)
 class _Prepared:
-    """The factor of a Hessian, its permutation, and other values that depend on no weight.
+    """The factor of a Hessian, the order of its channels, and other values that do not depend on a weight.
 
     Attributes:
         recipe: The recipe.
-        perm: act_order as a permutation of the input channels, ``[K]``; None without act_order.
-        perm_on_host: The same as a list.
-        factored: Returns `factor`, which is computed in parallel with the search for scales.
-        dead: Mask of the input channels that are always 0, ``[K]``, not permuted.
-        shrinkage: Result of `Hessian.shrinkage`; `NONE` if the recipe does not shrink H.
+        perm: The order of the input channels with act_order, as a permutation ``[K]``. None without
+            act_order.
+        perm_on_host: The same permutation as a list.
+        factored: A function that returns `factor`. The factor is computed in parallel with the search for
+            scales.
+        dead: A mask of the input channels that are always 0, ``[K]``, in the original order.
+        shrinkage: The result of `Hessian.shrinkage`, or `NONE` if the recipe does not shrink H.
     """
 
     recipe: Recipe
@@ -158,23 +158,28 @@ class _Prepared:
 
     @property
     def factor(self) -> Factor:
-        """Factor of the damped H, channels in the order ``perm``; float32."""
+        """The factor of the damped H in float32, with the channels in the order ``perm``."""
         return self.factored()
 
     @cached_property
     def factor_of_vectors(self) -> Factor:
-        """The factor by which errors of whole vectors are compensated; `factor` if columns are single."""
+        """The factor that compensates the errors of whole vectors. It is `factor` if columns are rounded
+        singly.
+        """
         return by_vectors(self.factor, self.recipe.vector)
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """Metrics that all layers with this Hessian share, except ``dead``, which is on the device."""
+        """The metrics that all layers with this Hessian share. ``dead`` is left out, because it is on the
+        device.
+        """
         return {"damping": self.factor.damping, "shrinkage": self.shrinkage[0], "attempts": self.factor.attempts}
 
     def moments(self, h: Tensor, group: int) -> Tensor | None:
-        """Return the diagonal of ``h [m · group, m · group]``, damped and shrunk, ``[m, group]``, float32.
+        """Return the diagonal of ``h [m · group, m · group]``, shrunk and damped, as a float32 tensor
+        ``[m, group]``.
 
-        None if the recipe does not need it to search scales.
+        Return None if the recipe does not use it to search scales.
         """
         if self.recipe.scales != "hessian":
             return None
@@ -183,9 +188,9 @@ class _Prepared:
 
 
 def _prepared(hessian: Hessian, recipe: Recipe) -> _Prepared:
-    """Return the permutation of H, with its factor begun.
+    """Return the values of a Hessian that depend on no weight, and start to compute the factor.
 
-    Layers with the same input but different formats share the result (`Hessian.derived`).
+    Layers with the same input share the result, even if their formats differ (`Hessian.derived`).
     """
     assert recipe.percdamp is not None
     h, damping = hessian.matrix(), recipe.percdamp
@@ -197,7 +202,7 @@ def _prepared(hessian: Hessian, recipe: Recipe) -> _Prepared:
 
 @contextmanager
 def _saying_whose(task: RoundingTask) -> Iterator[None]:
-    """Add the names of the layers to errors about their Hessian."""
+    """Add the names of a task's layers to errors about the Hessian."""
     try:
         yield
     except SingularError as error:
@@ -209,7 +214,9 @@ def _saying_whose(task: RoundingTask) -> Iterator[None]:
 def _rounded_rows(
     rows: slice, wt: Tensor, moments: Tensor | None, grid: WeightGrid, prepared: _Prepared, causal: Tensor | None
 ) -> tuple[Tensor, Tensor, GroupScales]:
-    """Return some rounded rows of the weight, their losses, and the scales of their groups."""
+    """Round some rows of the weight. Return the rounded rows, their losses, and the scales of their
+    groups.
+    """
     wt, grid, recipe = wt[:, rows].contiguous(), grid.of_rows(rows), prepared.recipe
     if recipe.static_groups or grid.fixed is not None or grid.group == grid.columns:
         scales = _scales(wt, moments, grid, recipe)
@@ -225,32 +232,31 @@ def _rounded_rows(
 
 
 def _scales(wt: Tensor, moments: Tensor | None, grid: WeightGrid, recipe: Recipe) -> GroupScales:
-    """Return the scales of the groups of ``wt [m · group, N]``; ``moments`` as in `search`."""
-    if recipe.scales == "minmax" or grid.table is not None:  # a table fits the scales that it was learned under
+    """Return the scales of the groups of ``wt [m · group, N]``. ``moments`` is as in `search`."""
+    if recipe.scales == "minmax" or grid.table is not None:  # a table fits only the scales with which it was learned
         return grid.fixed or grid.scales(wt)
     if grid.fixed is not None and moments is None:
-        return grid.fixed  # one scale for many rows, by plain squared errors, clips the weights of the channels that matter most
+        return grid.fixed  # if rows share a scale, plain squared errors would clip the weights of the most important channels
     return search(wt, grid, moments, COARSE if moments is None else TO_A_QUARTER)
 
 
 def ldlq(
     wt: Tensor, factor: Factor, rounded: Rounder, block: int = BLOCK, order: Tensor | None = None, causal: Tensor | None = None
 ) -> Swept:
-    """Round column after column.
+    """Round column after column, and compensate errors.
 
-    ``t_k = w_k + Σ_{j<k} (w_j − q_j) A_jk``, and ``q_k`` is the grid value nearest to ``t_k``.
-
-    Errors refer to the original weight, which does not change. The codes equal GPTQ's with the same damping
-    and order.
+    Column k is rounded from ``t_k = w_k + Σ_{j<k} (w_j − q_j) A_jk``, and ``q_k`` is the grid value nearest
+    to ``t_k``. Errors refer to the original weight w, which does not change. The codes are those of GPTQ with
+    the same damping and order.
 
     Args:
         wt: Wᵀ ``[K, N]``, float.
-        factor: Factor of the damped H, with channels in the rounding order.
-        rounded: Result of `WeightGrid.rounder` for that order.
-        block: Columns of a block; changes only the last bits of the result.
-        order: A permutation of the channels ``[K]``; None for their own order.
-        causal: P ``[K, K]``, strictly upper, in that order: ``w_k + Σ_{j<k} t_j P_jk`` replaces the weight
-            ``w_k``.
+        factor: The factor of the damped H, with the channels in the order in which they are rounded.
+        rounded: The result of `WeightGrid.rounder` for this order.
+        block: Number of columns of a block. It changes only the last bits of the result.
+        order: The order, as a permutation of the channels ``[K]``. None for the original order.
+        causal: P ``[K, K]``, strictly upper triangular, in the same order. If it is given,
+            ``w_k + Σ_{j<k} t_j P_jk`` is used in place of ``w_k``.
     """
     done = Swept.room_for(wt, order, causal)
     with one_thread(wt.device):
@@ -271,11 +277,10 @@ def ldlq_by_rows(
     causal: Tensor | None = None,
     order_on_host: Sequence[int] | None = None,
 ) -> Swept:
-    """Run `ldlq` under the ``scales`` that `WeightGrid.with_subscales` returns.
+    """Run `ldlq` with the ``scales`` that `WeightGrid.with_subscales` has returned.
 
-    Each slice of rows runs in its own thread.
-
-    ``order_on_host`` is ``order`` as a list; None reads it from the device.
+    On a CPU, rows are divided into slices, and each slice is rounded in its own thread. ``order_on_host`` is
+    ``order`` as a list. If it is None, it is read from the device.
     """
     sweeps = []
     for rows in row_slices(wt.shape[1], max(wt.shape[0], WIDE), SLICE * WIDE) if wt.device.type == "cpu" else [slice(0, wt.shape[1])]:
@@ -285,14 +290,15 @@ def ldlq_by_rows(
 
 
 def ldlq_choosing(wt: Tensor, factor: Factor, grid: WeightGrid, choose: Chooser, causal: Tensor | None = None) -> tuple[Swept, GroupScales]:
-    """Run `ldlq` with the scales of a group chosen when its first column is reached.
+    """Run `ldlq`, and choose the scales of each group when its first column is reached.
 
-    The scales come from the compensated values of the group's columns.
+    The scales are chosen for the compensated values of the group's columns.
 
     Args:
-        wt, factor, causal: As in `ldlq`, channels in the original order.
-        grid: Grid of ``wt``; ``grid.fixed`` must be None.
-        choose: Returns the scales of the group ``t [group, N]`` with the given number.
+        wt, factor, causal: As in `ldlq`, with the channels in the original order.
+        grid: The quantization grid of ``wt``. ``grid.fixed`` must be None.
+        choose: A function that returns the scales of a group. Its arguments are the values ``t [group, N]``
+            and the number of the group.
 
     Returns:
         The rounded weight, and the scales of all groups.
@@ -311,9 +317,10 @@ def ldlq_choosing(wt: Tensor, factor: Factor, grid: WeightGrid, choose: Chooser,
 
 
 def _weight(part: Tensor, done: Swept, start: int) -> Tensor:
-    """Return the weight's columns from ``start`` on ``[block, N]``, corrected for earlier blocks.
+    """Return columns of the weight, ``part [block, N]``, corrected with the causal matrix for all earlier
+    blocks.
 
-    The causal matrix gives the correction.
+    The first of these columns has the number ``start``. Without a causal matrix, return ``part``.
     """
     if done.causal is None or done.t is None:
         return part
@@ -321,15 +328,17 @@ def _weight(part: Tensor, done: Swept, start: int) -> Tensor:
 
 
 def _begun(part: Tensor, factor: Factor, done: Swept, start: int) -> Tensor:
-    """Return a copy of the columns ``part [block, N]`` that compensates the errors of all earlier columns."""
+    """Return a copy of the columns ``part [block, N]`` in which the errors of all earlier columns are
+    compensated.
+    """
     stop = start + part.shape[0]
     return torch.addmm(part, factor.a[:start, start:stop].t(), done.e[:start]) if start else part.clone()
 
 
 def _round_block(base: Tensor, part: Tensor, factor: Factor, rounded: Rounder, done: Swept, start: int) -> None:
-    """Round the columns from ``start`` on.
+    """Round the columns ``part [block, N]``, of which the first one has the number ``start``.
 
-    ``base [block, N]`` is ``part`` as `_begun` returns it, and is overwritten.
+    ``base [block, N]`` is the result of `_begun` for ``part``. It is overwritten.
     """
     a, e = factor.a, done.e[start : start + part.shape[0]]  # [block, N]
     if factor.inner is not None:
@@ -341,7 +350,7 @@ def _round_block(base: Tensor, part: Tensor, factor: Factor, rounded: Rounder, d
         round_block(rounder, base, part, factor, done, start)
         return
     q = torch.empty_like(base)
-    e.zero_()  # zeros let the product include columns that are not rounded yet, which costs less than views of the others
+    e.zero_()  # columns that are not rounded yet are 0, so products may include them, which is cheaper than views without them
     inside = a[start : start + len(part), start : start + len(part)].t().contiguous()  # [block, block], row k: factors of e for column k
     columns = zip(base.unbind(0), part.unbind(0), q.unbind(0), e.unbind(0), strict=True)
     for first in range(0, len(part), FEW):
@@ -363,7 +372,9 @@ def _round_block(base: Tensor, part: Tensor, factor: Factor, rounded: Rounder, d
 
 
 def _rounder_of_kernel(rounded: Rounder, base: Tensor) -> ColumnRounder | None:
-    """Return ``rounded`` if a kernel rounds the block ``base`` with it; None if torch's operations do."""
+    """Return ``rounded`` if a kernel can round the block ``base`` with it, or None if torch's operations
+    must.
+    """
     if not uses_kernels(base.device) or not isinstance(rounded, ColumnRounder) or base.dtype is not torch.float32:
         return None
     return rounded if len(base) <= MOST_COLUMNS and rounded.device_code is not None else None

@@ -1,10 +1,11 @@
-"""GPTQ for formats that round several columns together: a vector at a time, with feedback after each.
+"""GPTQ for formats that encode several columns together. Such a group of columns is called a vector.
 
-``H + λ I = A diag(d) Aᵀ``, A unit upper triangular. Let C be block-diagonal, with the unit triangle of A for
-each vector. Then ``H + λ I = B M Bᵀ``: ``B = A C⁻¹`` has identity blocks on its diagonal, and
-``M = C diag(d) Cᵀ`` weighs the error of a vector after all later columns compensate it. So a vector becomes
-``t_v = w_v + Σ_u e_u B_uv`` over the vectors u before it, as `quark_algos.gptq.gptq.ldlq` has it for columns
-(block LDLQ, arXiv 2402.04396).
+Vectors are rounded one after another, and the error of each vector is compensated in later vectors (block
+LDLQ, arXiv 2402.04396). ``H + λ I = A diag(d) Aᵀ`` is the factored Hessian; A is upper triangular with a
+diagonal of ones. C is the block-diagonal part of A, with one block per vector. Then ``H + λ I = B M Bᵀ`` with
+``B = A C⁻¹`` and ``M = C diag(d) Cᵀ``. B has identity blocks on its diagonal. M weights the error of a vector
+that remains after all later columns have compensated it. So vector v is rounded from
+``t_v = w_v + Σ_u e_u B_uv``, a sum over earlier vectors u, as `quark_algos.gptq.gptq.ldlq` does for columns.
 """
 
 from __future__ import annotations
@@ -22,13 +23,19 @@ __all__ = ["by_vectors", "descending", "round_vectors"]
 
 
 def descending(diagonal: Tensor, vector: int) -> Tensor:
-    """Return the channels ``[K]`` by descending diagonal of H; vectors stay whole, and their sums count."""
+    """Return the order of the channels, ``[K]``, by descending diagonal of H.
+
+    The channels of a vector stay together. Vectors are sorted by the sum of their diagonal entries.
+    """
     order = torch.argsort(diagonal.view(-1, vector).sum(1), descending=True, stable=True)
     return (order[:, None] * vector + torch.arange(vector, device=order.device)).flatten()
 
 
 def by_vectors(factor: Factor, vector: int) -> Factor:
-    """Return the factor B with the triangles C as its ``inner``; ``factor`` itself for single columns."""
+    """Return the factor with B in place of A, and with the blocks of C as ``inner``.
+
+    If columns are rounded singly (``vector`` is 1), return ``factor``.
+    """
     if vector == 1:
         return factor
     k = factor.a.shape[0]
@@ -39,14 +46,15 @@ def by_vectors(factor: Factor, vector: int) -> Factor:
 
 
 def round_vectors(base: Tensor, part: Tensor, factor: Factor, rounded: Callable[..., Tensor], done: Swept, start: int) -> None:
-    """Round the columns from ``start`` on, which are whole vectors.
+    """Round a block of columns that consists of whole vectors.
 
     Args:
-        base: The columns ``[block, N]``, corrected for the errors of all before them; overwritten.
-        part: The columns of the weight.
+        base: The columns ``[block, N]``, in which the errors of all earlier columns are compensated. They are
+            overwritten.
+        part: The same columns of the original weight.
         factor: The result of `by_vectors`.
-        rounded: As `quark.numbers.WeightGrid.rounder` returns it.
-        done: Gets values, errors and losses.
+        rounded: The result of `quark.numbers.WeightGrid.rounder`.
+        done: The values, errors and losses are written into this object.
         start: Number of the first column.
     """
     assert factor.inner is not None

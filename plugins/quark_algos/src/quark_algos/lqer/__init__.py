@@ -1,1 +1,3 @@
-"""LQER: a low-rank product beside each layer, which adds the rounding error."""
+"""LQER: a low-rank product is computed beside each layer. It approximates the rounding error of the
+weight.
+"""

@@ -23,13 +23,13 @@ class LQERConfig(AlgoConfig):
     """Settings of LQER: low-rank quantization error reconstruction.
 
     Attributes:
-        rank: Rank of the product, limited by the smaller side of the weight. The product stores
+        rank: Rank of the product. It is limited by the smaller side of the weight. The product stores
             ``rank · (in + out)`` numbers in the model's dtype.
-        scaling: Weights of the error: ``"abs_mean"`` takes the mean magnitude of each input channel (L²QER).
-            ``"hessian"`` takes the second moment of the input, and minimizes the output error (QERA).
-            ``"none"`` needs no data (LQER).
-        from_weight: Whether a product is subtracted from the weight before rounding, as in SVDQuant. The
-            final product is then made from the rounding error.
+        scaling: How the error of each input channel is weighted. ``"abs_mean"`` uses the mean magnitude of
+            the channel (L²QER). ``"hessian"`` uses the second moment of the input, which minimizes the output
+            error (QERA). ``"none"`` uses no weights and needs no data (LQER).
+        from_weight: Whether a low-rank product is subtracted from the weight before it is rounded, as in
+            SVDQuant. The final product is then computed from the error that remains after rounding.
     """
 
     name: str = "lqer"
@@ -38,9 +38,9 @@ class LQERConfig(AlgoConfig):
     from_weight: bool = False
 
     def runs_with_model(self) -> bool:
-        """Return True: the products are computed with the model."""
+        """Return True, because the products are computed while the model runs."""
         return True
 
     def separates_experts(self) -> bool:
-        """Return True: each expert has products of its own."""
+        """Return True, because each expert has products of its own."""
         return True

@@ -1,8 +1,9 @@
-"""LQER: the largest singular directions of the rounding error, as a low-rank product beside the layer.
+"""LQER: adds the largest singular directions of the rounding error, as a low-rank product beside the layer.
 
-Notation, after the papers: ``W [N, K]`` is the float weight, ``Q`` the rounded one, ``E = W − Q``;
-``S [K, K]`` weighs input channels; ``U [N, r]`` has the first left singular vectors of ``E S``. The layer
-computes ``Q x + B (A x)`` with ``B A = U Uᵀ E``, the product of rank r for which ``‖(E − B A) S‖`` is least.
+The notation follows the papers. ``W [N, K]`` is the float weight, ``Q`` is the rounded weight, and
+``E = W − Q`` is the rounding error. ``S [K, K]`` weights the input channels. ``U [N, r]`` has the first left
+singular vectors of ``E S``. The layer computes ``Q x + B (A x)`` with ``B A = U Uᵀ E``. This is the product
+of rank r with the smallest ``‖(E − B A) S‖``.
 
 Sources: Zhang et al., "LQER", 2024 (S is diagonal); Zhang et al., "QERA", 2024 (``S Sᵀ`` is the second moment
 of the input); Li et al., "SVDQuant", 2024 (a part of W is subtracted before rounding).
@@ -23,16 +24,16 @@ from quark_algos.lqer.config import LQERConfig
 __all__ = ["LQER", "LowRank"]
 
 _DAMPING = 1e-4
-"""Share of the mean of H's diagonal that is added to it, so that it has a Cholesky factor."""
+"""This share of the mean of H's diagonal is added to the diagonal, so that H has a Cholesky factor."""
 
 
 class LowRank(Branch):
     """The product ``B A x`` of two thin matrices.
 
     Args:
-        rank: r, the rows of A.
-        inputs: K.
-        outputs: N.
+        rank: r, the number of rows of A.
+        inputs: K, the number of input channels.
+        outputs: N, the number of output channels.
         dtype: Dtype of A and B.
     """
 
@@ -42,12 +43,12 @@ class LowRank(Branch):
         self.b = nn.Parameter(torch.empty(outputs, rank, dtype=dtype), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the product, ``[…, N]``, of ``x [..., K]``."""
+        """Return ``B A x`` as a tensor ``[…, N]``, for an input ``x [..., K]``."""
         return functional.linear(functional.linear(x.to(self.a.dtype), self.a), self.b)
 
 
 class LQER(Branching):
-    """Puts a low-rank product beside each quantized linear layer."""
+    """Adds a low-rank product beside each quantized linear layer."""
 
     def __init__(self, settings: LQERConfig) -> None:
         self._settings = settings
@@ -55,27 +56,29 @@ class LQER(Branching):
         self.needs = () if self._statistic is None else (self._statistic,)
 
     def branch(self, site: BranchSite) -> LowRank:
-        """Return an empty product."""
+        """Return a low-rank product for a layer. Its tensors are not initialized."""
         rows, columns = site.shape
         return LowRank(min(self._settings.rank, rows, columns), columns, rows, site.dtype)
 
     def weight_to_round(self, task: BranchTask) -> Tensor:
-        """Return the weight; with ``from_weight``, minus its own low-rank product."""
+        """Return the weight to round. With the setting ``from_weight``, a low-rank product is subtracted from
+        it.
+        """
         if not self._settings.from_weight:
             return task.weight
         a, b = self._product(task, task.weight.double())
         return (task.weight.double() - b @ a).to(task.weight.dtype)
 
     def tensors(self, task: BranchTask) -> Mapping[str, Tensor]:
-        """Return A and B of the rounding error."""
+        """Return the tensors A and B of the product that approximates the rounding error."""
         assert task.rounded is not None
         a, b = self._product(task, task.weight.double() - task.rounded.double())
         return {"a": a.to(task.site.dtype), "b": b.to(task.site.dtype)}
 
     def _product(self, task: BranchTask, error: Tensor) -> tuple[Tensor, Tensor]:
-        """Return A ``[r, K]`` and B ``[N, r]`` of a matrix ``[N, K]``, all float64.
+        """Return A ``[r, K]`` and B ``[N, r]`` for a matrix ``error [N, K]``. All tensors are float64.
 
-        Each row of A has the same norm as its column of B.
+        Each row of A has the same norm as the corresponding column of B.
         """
         rank = min(self._settings.rank, *error.shape)
         u = _left_singular_vectors(self._weighed(task, error), rank)
@@ -84,7 +87,7 @@ class LQER(Branching):
         return a / size[:, None], u * size
 
     def _weighed(self, task: BranchTask, error: Tensor) -> Tensor:
-        """Return ``E S``; E itself if there is no statistic of the input."""
+        """Return ``E S``, or E if there is no statistic of the input."""
         statistic = None if self._statistic is None else task.statistic(self._statistic)
         if isinstance(statistic, AbsMean) and statistic.tokens:
             return error * statistic.value.double().clamp(min=torch.finfo(torch.float32).tiny)
@@ -101,13 +104,13 @@ def _cholesky(hessian: Hessian) -> Tensor:
 
 
 def _left_singular_vectors(matrix: Tensor, rank: int) -> Tensor:
-    """Return the first left singular vectors of ``M [N, K]``, ``[N, rank]``.
+    """Return the first left singular vectors of a matrix M ``[N, K]``, as a tensor ``[N, rank]``.
 
-    They come from the smaller one of ``M Mᵀ`` and ``Mᵀ M``.
+    They are computed from ``M Mᵀ`` or ``Mᵀ M``, whichever is smaller.
     """
     rows, columns = matrix.shape
     if rows <= columns:
         return torch.linalg.eigh(matrix @ matrix.t()).eigenvectors[:, -rank:].flip(1)
     v = torch.linalg.eigh(matrix.t() @ matrix).eigenvectors[:, -rank:].flip(1)  # [K, rank]
-    # The columns of M V are orthogonal; QR gives them unit length, also columns of zeros.
+    # The columns of M V are orthogonal. QR gives them unit length, even if they are 0.
     return torch.linalg.qr(matrix @ v).Q

@@ -1,4 +1,4 @@
-"""Mappings of equalization: a smooth layer and its balance layers.
+"""Mappings of equalization. A mapping is a smooth layer with its balance layers.
 
-The modules derive, resolve and fold them.
+The modules derive mappings from an architecture, find their modules in a block, and fold scales into them.
 """

@@ -1,10 +1,9 @@
-"""Fold a scale into the weights of a mapping: divide the smooth layer, multiply the balance layers.
+"""Functions that fold scales into a mapping: a smooth layer is divided, and its balance layers are
+multiplied.
 
-The block's output stays.
-
-The smooth layer returns ``y / s`` instead of ``y``; the balance layers have the weights ``W · diag(s)``
-instead of ``W``. New parameters replace the old ones, which are never written to: they may be memory-mapped
-from a checkpoint, or shared with another module.
+Afterwards, the smooth layer returns ``y / s`` instead of ``y``, and the balance layers have the weights
+``W · diag(s)`` instead of ``W``. So the output of the block does not change. Parameters are replaced by new
+ones and never written to, because they may be memory-mapped from a checkpoint or shared with another module.
 """
 
 from __future__ import annotations
@@ -21,42 +20,43 @@ from quark_algos.mappings.resolve import ResolvedMapping, input_axis
 __all__ = ["SavedParameters", "allowed", "fold", "holds", "probe"]
 
 _PROBED = (0.25, 0.5, 2.0, 4.0)
-"""Scales that `probe` draws from: powers of two, since products with them are exact."""
+"""The scales that `probe` can return. They are powers of two, because products with these are exact."""
 _ULPS = 4
-"""Tolerance of `allowed` in units in the last place, for sums in another order."""
+"""Tolerance of `allowed`, in units in the last place. It is needed because sums may have another order."""
 _ULPS_OF_OFFSETS = 16
-"""The tolerance for norms with ``1 + weight``, whose balance layers get factors that are not powers of two:
-products round too.
+"""The tolerance for norms that multiply by ``1 + weight``. The factors of their balance layers are not powers
+of two, so products are rounded, too.
 """
 
 
 @torch.no_grad()
 def fold(modules: ResolvedMapping, s: Tensor) -> Tensor:
-    """Divide the output channels of the smooth layer by ``s``.
+    """Divide the output channels of the smooth layer by ``s``, and multiply the input channels of the balance
+    layers by ``s``.
 
-    The input channels of the balance layers are multiplied by it.
-
-    New weights are computed in float32, or in float64 if a weight or ``s`` is float64, and stored in the
-    dtype of the old weights. Storing rounds a norm's new weight; the balance layers are therefore multiplied
-    by old weight ÷ stored weight, not by ``s``, so that the only remaining difference is the rounding of
-    their own weights. It matters most for norms that multiply by ``1 + weight``: for weights close to -1, 16
-    bits leave few bits for the sum.
+    New weights are computed in float32, or in float64 if a weight or ``s`` is float64. They are stored in the
+    dtype of the old weights, so the new weight of a norm is rounded. For this reason, the balance layers are
+    not multiplied by ``s``, but by the old weight of the norm divided by its new, rounded weight. Then only
+    the rounding of the balance layers' weights can change the output. This is most important for norms that
+    multiply by ``1 + weight``: if a weight is close to -1, few bits are left for the sum in a dtype of 16
+    bits.
 
     Args:
         modules: A mapping in one block, from `quark_algos.mappings.resolve.resolve`.
         s: Scales above 0, ``[C]``, one per output channel of the smooth layer (`ResolvedMapping.channels`).
 
-    Returns:
-        The scales after rounding of the smooth layer, ``[C]``, in the dtype of the computation: the
-        statistics of the balance layers' inputs change by these.
+    Returns: The scales by which the smooth layer was divided after rounding, ``[C]``, in the dtype of the
+    computation. The inputs of the balance layers, and so their statistics, change by these scales.
 
     Raises:
         ValueError: ``s`` has another shape, or a value that is not finite or not above 0.
     """
     if s.shape != (modules.channels.count,):
-        raise ValueError(f"{modules.name}: scales of shape {tuple(s.shape)} for {modules.channels.count} channels; give one per channel")
+        raise ValueError(
+            f"{modules.name}: the scales have the shape {tuple(s.shape)}, not ({modules.channels.count},). Give one per channel"
+        )
     if not bool((torch.isfinite(s) & (s > 0)).all()):
-        raise ValueError(f"{modules.name}: scales must be finite and above 0; skip the mapping, or use 1 for channels without statistics")
+        raise ValueError(f"{modules.name}: scales must be finite and above 0. Skip the mapping, or use 1 for channels without statistics")
     weight = modules.smooth_layer.get_parameter("weight")
     s = s.to(device=weight.device, dtype=_master(weight, s))
     if weight.ndim == 1:
@@ -73,17 +73,17 @@ def fold(modules: ResolvedMapping, s: Tensor) -> Tensor:
 
 
 def _divide_norm(modules: ResolvedMapping, weight: nn.Parameter, s: Tensor) -> Tensor:
-    """Divide weight and bias of a norm.
+    """Divide the weight and the bias of a norm by ``s``.
 
-    Return old weight ÷ new weight, with the new weight rounded to its dtype.
+    Return the old weight divided by the new weight. The new weight is rounded to its dtype.
     """
     offset = 1.0 if modules.unit_offset else 0.0
     old = weight.to(s.dtype) + offset
     divided = (old / s - offset).to(weight.dtype)
     new = divided.to(s.dtype) + offset
     is_sound = (new / old > 0) & torch.isfinite(new)
-    # A channel that is always 0 can have any scale; a channel whose weight would become 0 or not finite keeps
-    # its weight.
+    # A channel that is always 0 can have any scale. If the weight of a channel would become 0 or not finite,
+    # it is not changed.
     real = torch.where(old == 0, s, torch.where(is_sound, old / new, torch.ones_like(s)))
     _replace(modules.smooth_layer, "weight", torch.where((old == 0) | is_sound, divided.to(s.dtype), weight.to(s.dtype)))
     bias = getattr(modules.smooth_layer, "bias", None)
@@ -116,7 +116,7 @@ def _master(one: Tensor, other: Tensor) -> torch.dtype:
 
 @attrs.frozen(eq=False)
 class SavedParameters:
-    """The parameters that a fold replaces, saved so that they can be restored.
+    """The parameters of a mapping before scales are folded into it, so that they can be restored.
 
     Attributes:
         parameters: Triples of module, parameter name and parameter.
@@ -126,23 +126,25 @@ class SavedParameters:
 
     @classmethod
     def of(cls, modules: ResolvedMapping) -> Self:
-        """Save the current parameters of a mapping by reference; nothing is copied."""
+        """Return the current parameters of a mapping. Only references are stored, so nothing is copied."""
         names = [(modules.smooth_layer, "weight"), *((layer, "weight") for layer in modules.balance_layers.values())]
         if getattr(modules.smooth_layer, "bias", None) is not None:
             names.append((modules.smooth_layer, "bias"))
         return cls(tuple((module, name, module.get_parameter(name)) for module, name in names))
 
     def restore(self) -> None:
-        """Set the saved parameters again; they are the same objects, so the values are bit-identical."""
+        """Set the saved parameters again. They are the same objects, so all values have the same bits as
+        before.
+        """
         for module, name, parameter in self.parameters:
             setattr(module, name, parameter)
 
 
 def probe(modules: ResolvedMapping) -> Tensor:
-    """Return scales to test a mapping with, ``[C]``, float32: random powers of two from a fixed seed.
+    """Return scales with which a mapping can be tested, ``[C]``, float32.
 
-    Products with powers of two are exact, so that outputs of a valid mapping differ by the order of sums at
-    most.
+    They are random powers of two with a fixed seed. Products with powers of two are exact, so the output of a
+    block with a valid mapping can change only by another order of sums.
     """
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randint(len(_PROBED), (modules.channels.count,), generator=generator)
@@ -151,24 +153,23 @@ def probe(modules: ResolvedMapping) -> Tensor:
 
 @torch.no_grad()
 def holds(modules: ResolvedMapping, s: Tensor, run: Callable[[], Tensor], before: Tensor | None = None) -> float:
-    """Return how much the output of a block changes if a scale is folded into a mapping.
+    """Return how much the output of a block changes if scales are folded into a mapping.
 
     The parameters are restored afterwards.
 
-    The facts of an architecture describe the usual variant of a model family. In other variants (StableLM's
-    parallel form, Falcon with separate norms, OPT with norms after the residual or another activation)
-    folding may change the block's output, and the mapping must be skipped. Test it with the scales of
-    `probe`.
+    The facts of an architecture describe the usual variant of a model family. Other variants exist: StableLM
+    in its parallel form, Falcon with separate norms, OPT with norms after the residual or with another
+    activation. There, folding may change the block's output, and the mapping must be skipped. Use the scales
+    of `probe` to test this.
 
     Args:
         modules: A mapping in one block.
         s: Scales, ``[C]``.
-        run: Computes the block's output, ``[…, channels]``, always from the same input.
-        before: That output before the change; computed if None.
+        run: A function that computes the block's output, ``[…, channels]``, always from the same input.
+        before: The block's output before the change. If it is None, it is computed.
 
-    Returns:
-        The largest change of a token relative to its norm: ``max over tokens ‖after − before‖ / ‖before‖``;
-        infinite if the output is no longer finite. Compare it with `allowed`.
+    Returns: The largest relative change of a token, ``max over tokens ‖after − before‖ / ‖before‖``. It is
+    infinite if the output is no longer finite. Compare it with `allowed`.
     """
     before, kept = (run() if before is None else before).double(), SavedParameters.of(modules)
     try:
@@ -182,11 +183,14 @@ def holds(modules: ResolvedMapping, s: Tensor, run: Callable[[], Tensor], before
 
 
 def allowed(modules: ResolvedMapping, dtype: torch.dtype) -> float:
-    """Return the largest result of `holds` that rounding errors explain, with the scales of `probe`.
+    """Return the largest value of `holds` that rounding errors alone can cause if the scales come from
+    `probe`.
 
-    The block computes in ``dtype``.
+    Sums in another order differ by a few units in the last place. If a norm multiplies by ``1 + weight``, the
+    factors of the balance layers are not powers of two, so every product is rounded, too.
 
-    Sums in another order differ by a few units in the last place. For a norm that multiplies by
-    ``1 + weight``, the factors of the balance layers are not powers of two, so that every product is rounded.
+    Args:
+        modules: The mapping.
+        dtype: The dtype in which the block computes.
     """
     return (_ULPS_OF_OFFSETS if modules.unit_offset else _ULPS) * torch.finfo(dtype).eps

@@ -1,10 +1,9 @@
-"""Mappings of a decoder block for equalization (SmoothQuant, AWQ): smooth layer → balance layers.
+"""Mappings of a decoder block for equalization (SmoothQuant, AWQ), derived from the architecture.
 
-They are derived from the architecture.
-
-The output of the smooth layer reaches each balance layer linearly, channel by channel, and no other layer
-reads it. Its channels can therefore be divided by any positive scales if the input channels of the balance
-layers are multiplied by them: the block's output stays.
+A mapping has a smooth layer and its balance layers. The operations between them act on each channel
+separately and linearly, and no other layer reads the output of the smooth layer. So the block's output does
+not change if the output channels of the smooth layer are divided by positive scales and the input channels of
+the balance layers are multiplied by the same scales.
 """
 
 from __future__ import annotations
@@ -31,39 +30,39 @@ __all__ = [
 ]
 
 MappingKind = Literal["norm", "inner_norm", "value", "mlp_value", "by_module"]
-"""Kind of the smooth layer. ``by_module``: a user mapping that the architecture lacks; `resolve` decides from
-the module.
+"""Kind of the smooth layer. ``by_module`` is for a user mapping that the architecture does not have:
+`resolve` then finds the kind from the module.
 """
 
 
 def _as_tuple(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names as a tuple, from JSON too."""
+    """Return the names as a tuple. In JSON, they are a list."""
     return tuple(names)
 
 
 @attrs.frozen
 class LayerMapping:
-    """A smooth layer and its balance layers, by names relative to a decoder block.
+    """The names of a smooth layer and its balance layers, relative to a decoder block.
 
-    ``*`` is the number of an expert, the same in all names.
+    ``*`` in a name stands for the number of an expert. It is the same number in all names.
 
-    A mapping applies to the blocks that have all its modules: the mappings of mixtures of experts and of
-    dense MLPs, for example, apply to different blocks. If the smooth layer has no star and balance layers
-    have, every expert reads its output; the experts must then be separate layers, or the mapping does not
-    apply.
+    A mapping applies to a block if the block has all modules of the mapping. For example, the mappings of
+    mixture-of-experts layers and of dense MLPs apply to different blocks. If there is a star only in names of
+    balance layers, every expert reads the output of the smooth layer. The experts must be separate layers
+    then; otherwise the mapping does not apply.
 
     Attributes:
         kind: Kind of the smooth layer: a norm before attention or MLP, a norm inside attention, or a
-            projection. A ``value`` has the channels of the key-value heads; several query heads may share
-            one.
-        smooth_layer: Name of the layer that is divided: weight and bias of a norm, or output rows and bias of
-            a projection.
-        balance_layers: Names of all layers that read its output: projections first, then layers that stay
-            float, such as routers, and must be multiplied as well.
-        inspect: Name of the innermost module around the balance layers, ``""`` for the block; None if there
-            is one balance layer.
-        rows: Which output rows of a projection are divided: one per input channel of the balance layers, or
-            per channel of the key-value heads.
+            projection. The kind ``value`` has the channels of the key-value heads, and several query heads
+            may share one key-value head.
+        smooth_layer: Name of the smooth layer. Scales divide the weight and bias of a norm, or the output
+            rows and bias of a projection.
+        balance_layers: Names of all layers that read the output of the smooth layer. Projections come first.
+            Layers that stay float, such as routers, follow; they must be multiplied by the scales, too.
+        inspect: Name of the innermost module that contains all balance layers, ``""`` for the block. None if
+            there is only one balance layer.
+        rows: Which output rows of a projection are divided. There is one such row per input channel of the
+            balance layers, or one per channel of the key-value heads.
     """
 
     kind: MappingKind
@@ -75,7 +74,7 @@ class LayerMapping:
     def documented(self) -> dict[str, Any]:
         """Return the mapping as an entry of ``scaling_layers`` in AMD Quark's configurations.
 
-        Without ``rows`` if all rows are divided.
+        The entry has no key ``rows`` if all rows are divided.
         """
         form: dict[str, Any] = {
             "prev_op": self.smooth_layer,
@@ -94,7 +93,7 @@ def mappings_of(facts: Architecture) -> tuple[LayerMapping, ...]:
 def linear_layers(facts: Architecture) -> tuple[str, ...]:
     """Return the names of all projections of a block, in the order in which data flows.
 
-    Names of experts have a star for the number.
+    In names of experts, a star stands for the number of the expert.
     """
     named = [
         *facts.attention_inputs,
@@ -111,26 +110,28 @@ def linear_layers(facts: Architecture) -> tuple[str, ...]:
 
 
 def of_experts(facts: Architecture, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return names within an expert as names within a block, with a star for the expert's number.
+    """Convert names relative to an expert to names relative to a block.
 
-    ``()`` without experts.
+    A star stands for the number of the expert. The result is empty if the architecture has no experts.
     """
     return tuple(f"{facts.experts}.*.{name}" for name in names) if facts.experts else ()
 
 
 def readers_of_attention_norm(facts: Architecture) -> tuple[tuple[str, ...], ...]:
-    """Return the layers that read the norm before attention, MLPs excluded, by kind of block.
+    """Return groups of layers that read the output of the norm before attention. Layers of MLPs are left out.
 
-    The first group is for blocks with attention, the second for blocks with another mixer.
+    There is a group for each kind of block: the first one for blocks with attention, the second one for
+    blocks with another mixer. A kind that the architecture does not have is left out.
     """
     mixer = tuple(name for name in facts.mixer[:-1] if name not in facts.mixer_context)
     return tuple(readers for readers in (facts.attention_inputs, mixer) if readers)
 
 
 def readers_of_mlp_norm(facts: Architecture) -> tuple[tuple[str, ...], ...]:
-    """Return the layers that read the norm before the MLP, by kind of block.
+    """Return groups of layers that read the output of the norm before the MLP.
 
-    The first group is for blocks with a dense MLP, the second for blocks with a mixture of experts.
+    There is a group for each kind of block: the first one for blocks with a dense MLP, the second one for
+    blocks with a mixture of experts. A kind that the architecture does not have is left out.
     """
     routed = () if facts.experts_norm else (*of_experts(facts, facts.expert_inputs), *_present(facts.router))
     mixture = (*facts.shared_experts[:-1], *routed, *_present(facts.shared_expert_gate))
@@ -138,22 +139,28 @@ def readers_of_mlp_norm(facts: Architecture) -> tuple[tuple[str, ...], ...]:
 
 
 def writers_of_attention(facts: Architecture) -> tuple[str, ...]:
-    """Return the layers whose outputs attention, or another mixer, adds to the residual stream."""
+    """Return the layers of attention, or of another mixer, whose outputs are added to the residual stream."""
     return _present(facts.attention_output, *facts.mixer[-1:])
 
 
 def writers_of_mlp(facts: Architecture) -> tuple[str, ...]:
-    """Return the layers whose outputs the MLP or the mixture of experts adds to the residual stream."""
+    """Return the layers of the MLP, or of the mixture of experts, whose outputs are added to the residual
+    stream.
+    """
     return (*_present(facts.mlp_output), *of_experts(facts, (facts.expert_output,)), *facts.shared_experts[-1:])
 
 
 def writers_before_blocks(facts: Architecture) -> tuple[str, ...]:
-    """Return the full names or patterns of the modules outside the blocks that add to the residual stream."""
+    """Return names or patterns of the modules outside the blocks whose outputs are added to the residual
+    stream.
+    """
     return (*facts.embeddings, *_present(facts.position_embeddings), *facts.inserted_embeddings)
 
 
 def enclosing(names: tuple[str, ...]) -> str:
-    """Return the name of the innermost module around all ``names``; ``""`` is the block."""
+    """Return the name of the innermost module that contains all modules ``names``, or ``""`` for the
+    block.
+    """
     first, *others = (name.split(".")[:-1] for name in names or ("",))
     common = [part for i, part in enumerate(first) if all(other[: i + 1] == first[: i + 1] for other in others)]
     return ".".join(common)

@@ -1,6 +1,7 @@
-"""Resolve the names of a mapping to the modules of one decoder block, or to a reason why it does not apply.
+"""Functions that find the modules of a mapping in one decoder block, or a reason why the mapping does not
+apply.
 
-`Channels` relates the output channels of a smooth layer to the input channels of its balance layers.
+`Channels` maps the output channels of a smooth layer to the input channels of its balance layers.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ __all__ = ["Channels", "ResolvedMapping", "input_axis", "resolve", "submodule"]
 class Channels:
     """Maps the C output channels of a smooth layer to the K input channels of its balance layers.
 
-    K = C, except for the values of grouped-query attention: each key-value head feeds several query heads, so
-    that K = C · repeats.
+    Usually, K = C. The values of grouped-query attention are an exception: several query heads use each
+    key-value head, so K = C · repeats.
 
     Attributes:
-        count: Output channels of the smooth layer, C.
-        repeats: Query heads per key-value head; 1 for all other mappings.
-        size: Channels of one head; used only if ``repeats`` is not 1.
+        count: C, the number of output channels of the smooth layer.
+        repeats: Number of query heads per key-value head. It is 1 for all other mappings.
+        size: Number of channels of one head. It is used only if ``repeats`` is not 1.
     """
 
     count: int
@@ -40,13 +41,14 @@ class Channels:
 
     @property
     def columns(self) -> int:
-        """Number of input channels of the balance layers, K."""
+        """K, the number of input channels of the balance layers."""
         return self.count * self.repeats
 
     def expand_scale(self, s: Tensor) -> Tensor:
-        """Expand per-channel values ``[…, C]`` to the input channels of the balance layers, ``[…, K]``.
+        """Expand values per output channel, ``[…, C]``, to values per input channel of the balance layers,
+        ``[…, K]``.
 
-        Repeats KV heads under GQA.
+        With grouped-query attention, the values of each key-value head are repeated.
         """
         if self.repeats == 1:
             return s
@@ -55,7 +57,7 @@ class Channels:
     def reduced(self, x: Tensor, by: Literal["mean", "max"]) -> Tensor:
         """Reduce values per input channel, ``[…, K]``, to values per output channel, ``[…, C]``.
 
-        The result is the mean or the maximum over repeated heads.
+        If several query heads use a key-value head, the result is the mean or the maximum of their values.
         """
         if self.repeats == 1:
             return x
@@ -65,16 +67,18 @@ class Channels:
 
 @attrs.frozen(eq=False)
 class ResolvedMapping:
-    """The modules of a mapping in one block; a mapping between layers of experts resolves to one per expert.
+    """The modules of a mapping in one block. For a mapping between layers of experts, there is one object per
+    expert.
 
     Attributes:
-        name: Name of the smooth layer, relative to the block, with the number of the expert.
+        name: Name of the smooth layer, relative to the block. It has the number of the expert instead of a
+            star.
         smooth_layer: The module whose output channels are divided.
-        balance_layers: The modules whose input channels are multiplied, by name relative to the block; no
+        balance_layers: The modules whose input channels are multiplied, by name relative to the block. No
             module occurs twice.
-        channels: How the channels of the smooth layer correspond to the channels of the balance layers.
-        rows: Indices ``[C]``, int64, of the output rows of the smooth layer that are divided; None for all,
-            in their order.
+        channels: Maps the channels of the smooth layer to the channels of the balance layers.
+        rows: Indices ``[C]``, int64, of the output rows of the smooth layer that are divided. None if all
+            rows are divided, in their order.
         unit_offset: Whether the smooth layer is a norm that multiplies by ``1 + weight``.
     """
 
@@ -87,18 +91,18 @@ class ResolvedMapping:
 
 
 def resolve(mapping: LayerMapping, block: nn.Module, facts: Architecture, heads: int) -> tuple[ResolvedMapping, ...] | str:
-    """Return the modules of a mapping in one decoder block.
+    """Return the modules of a mapping in one decoder block, or a reason why the mapping does not apply.
 
     Args:
         mapping: One of `quark_algos.mappings.mapping.mappings_of`, or a user mapping.
         block: The decoder block.
-        facts: Architecture of the model; says whether its norms have a unit offset.
-        heads: Number of query heads of its attention.
+        facts: Architecture of the model. It states whether the norms have a unit offset.
+        heads: Number of query heads of the attention.
 
     Returns:
-        One `ResolvedMapping` per expert if the smooth layer has a star, else one; or the reason why the
-        mapping does not apply to this block: a module is missing, experts are fused, the norm has no
-        weight, or shapes do not fit.
+        One `ResolvedMapping` per expert if the name of the smooth layer has a star, and otherwise a single
+            one. If the mapping does not apply to this block, the reason, as a text: a module is missing,
+            experts are fused, the norm has no weight, or shapes do not fit.
     """
     matches = {name: _matches(name, block) for name in (mapping.smooth_layer, *mapping.balance_layers)}
     missing = [name for name, modules in matches.items() if not modules]
@@ -120,7 +124,9 @@ def resolve(mapping: LayerMapping, block: nn.Module, facts: Architecture, heads:
 
 
 def submodule(block: nn.Module, name: str) -> nn.Module | None:
-    """Return the submodule ``name`` of a block; None if there is none or the name is empty."""
+    """Return the submodule ``name`` of a block, or None if the block does not have it or the name is
+    empty.
+    """
     try:
         return block.get_submodule(name) if name else None
     except AttributeError:
@@ -128,9 +134,9 @@ def submodule(block: nn.Module, name: str) -> nn.Module | None:
 
 
 def _matches(name: str, block: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules that match a name, by their names in the block.
+    """Return a dictionary from name in the block to module, with all modules that match ``name``.
 
-    A star matches experts, in the order of their numbers.
+    A star matches every expert. The experts are in the order of their numbers.
     """
     if "*" not in name:
         module = submodule(block, name)
@@ -142,7 +148,10 @@ def _matches(name: str, block: nn.Module) -> dict[str, nn.Module]:
 
 
 def _by_expert(mapping: LayerMapping, matches: Mapping[str, Mapping[str, nn.Module]]) -> Iterator[dict[str, nn.Module]]:
-    """Yield the balance layers of each expert that the star of the smooth layer matches."""
+    """Yield the balance layers of each expert, as a dictionary from name to module.
+
+    The experts are those that the star in the name of the smooth layer matches.
+    """
     before, after = mapping.smooth_layer.split("*")
     for name in matches[mapping.smooth_layer]:
         number = name[len(before) : -len(after)]
@@ -153,13 +162,12 @@ def _by_expert(mapping: LayerMapping, matches: Mapping[str, Mapping[str, nn.Modu
 def _resolve_one(
     mapping: LayerMapping, name: str, smooth_layer: nn.Module, balance_layers: Mapping[str, nn.Module], facts: Architecture, heads: int
 ) -> ResolvedMapping | str:
-    """Return one smooth layer with its balance layers, channels and rows, or a reason.
-
-    The reason says why they do not fit.
+    """Return a smooth layer with its balance layers, channels and rows, or a reason why they do not fit
+    together.
     """
     no_matrix = [n for n, module in balance_layers.items() if _ndim(module) != 2]
     if no_matrix:
-        return f"{', '.join(no_matrix)}: this layer has no single weight matrix, so its input cannot be scaled"
+        return f"{', '.join(no_matrix)}: the layer has no single weight matrix, so its input cannot be scaled"
     widths = {n: linear_weight(module).shape[1] for n, module in balance_layers.items()}
     if len(set(widths.values())) != 1:
         return "the balance layers have different numbers of input channels: " + ", ".join(f"{n} {k}" for n, k in widths.items())
@@ -171,38 +179,40 @@ def _resolve_one(
     if isinstance(layout, str):
         return f"{name}: {layout}"
     channels, rows = layout
-    # A module that has several names keeps its last.
+    # If a module has several names, its last name is used.
     distinct = {module: n for n, module in balance_layers.items()}
     by_name = {n: module for module, n in distinct.items()}
     return ResolvedMapping(name, smooth_layer, by_name, channels, rows, facts.norm_has_unit_offset and is_norm)
 
 
 def _of_norm(norm: nn.Module, columns: int) -> tuple[Channels, None] | str:
-    """Return the channels of a norm, or the reason why no scale can be folded into it."""
+    """Return the channels of a norm, or the reason why no scale can be folded into the norm."""
     if _ndim(norm) != 1:
         return "the norm has no weight, so no scale can be folded into it"
     others = [n for n, _ in norm.named_parameters() if n not in ("weight", "bias")]
     if others:
         return f"the norm has parameters besides weight and bias: {', '.join(others)}"
     size = norm.get_parameter("weight").shape[0]
-    return (Channels(columns), None) if size == columns else f"it has {size} channels, but its balance layers have {columns}"
+    return (Channels(columns), None) if size == columns else f"the norm has {size} channels, but its balance layers have {columns}"
 
 
 def _of_projection(mapping: LayerMapping, projection: nn.Module, columns: int, heads: int) -> tuple[Channels, Tensor | None] | str:
-    """Return the channels and rows of a projection, or the reason why no scale can be folded into it."""
+    """Return the channels and rows of a projection, or the reason why no scale can be folded into this
+    projection.
+    """
     if _ndim(projection) != 2:
         return "this layer has no single weight matrix, so its outputs cannot be scaled"
     outputs = linear_weight(projection).shape[0]
     if mapping.kind == "mlp_value" or mapping.rows == "last_of_each_head":
         count = columns
-    else:  # a fused matrix has, before the values, as many query rows as columns, and as many key rows as value rows
+    else:  # a fused matrix has `columns` rows for queries, and then as many rows for keys as for values
         count = outputs if mapping.rows == "all" else (outputs - columns) // 2
     fits = 0 < count <= outputs and columns % count == 0 and (mapping.rows != "all" or count == outputs)
     if not fits:
-        return f"its {outputs} outputs do not match {columns} input channels"
+        return f"the {outputs} outputs of this layer do not match the {columns} input channels of its balance layers"
     by_head = count != columns or mapping.rows == "last_of_each_head"
     if by_head and (columns % heads or count % (columns // heads) or outputs % (heads if count == columns else 1)):
-        return f"its {outputs} outputs and {columns} input channels do not fit {heads} heads"
+        return f"the {outputs} outputs of this layer and the {columns} input channels of its balance layers do not fit {heads} heads"
     channels = Channels(count, columns // count, columns // heads if count != columns else 1)
     every = torch.arange(outputs)
     if mapping.rows == "all":
@@ -214,11 +224,11 @@ def _of_projection(mapping: LayerMapping, projection: nn.Module, columns: int, h
 
 
 def _ndim(module: nn.Module) -> int | None:
-    """Return the number of axes of a module's weight; None without one."""
+    """Return the number of axes of a module's weight, or None if the module has no weight parameter."""
     weight = getattr(module, "weight", None)
     return weight.ndim if isinstance(weight, nn.Parameter) else None
 
 
 def input_axis(module: nn.Module) -> int:
-    """Return the axis of ``module.weight`` that holds the input channels."""
+    """Return the number of the axis of ``module.weight`` on which the input channels are."""
     return 0 if is_transposed(module) else 1

@@ -1,6 +1,7 @@
-"""User mappings: entries of ``scaling_layers`` in AMD Quark's form; notes on mappings that do not apply.
+"""User mappings: the mappings that a user defines in ``scaling_layers``, in AMD Quark's form.
 
-A condition is one comparison of shapes, parsed and never evaluated.
+The module also writes notes on mappings that do not apply to a model. A mapping may have a condition. It is a
+comparison of two shapes, which is parsed and never evaluated as code.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ _CONDITION = re.compile(rf"\s*{_SIDE}\s*(==|!=)\s*{_SIDE}\s*")
 
 @attrs.frozen
 class Condition:
-    """A condition of a mapping: the weights of two modules of a block have the same shape, or different ones.
+    """A condition of a mapping: the weights of two modules of a block must have the same shape, or different
+    shapes.
 
     >>> Condition.parse("module.self_attn.v_proj.weight.shape == module.self_attn.o_proj.weight.shape").left
     'self_attn.v_proj'
@@ -42,18 +44,20 @@ class Condition:
 
     @classmethod
     def parse(cls, text: str) -> Condition:
-        """Return the condition that ``text`` states; raises ConfigError if it has another form."""
+        """Return the condition that ``text`` states. Raise ConfigError if the text has another form."""
         match = _CONDITION.fullmatch(text)
         if match is None:
             raise ConfigError(
-                f"the condition {text!r} of a scaling layer is not understood: write "
+                f"the condition {text!r} of a scaling layer has a wrong form. Write "
                 "'module.A.weight.shape == module.B.weight.shape', or !=, with names relative to a decoder block"
             )
         left, operator, right = match.groups()
         return cls(left, right, operator == "==")
 
     def holds(self, block: nn.Module) -> bool:
-        """Return whether the condition is true in a block; False if the block lacks one of the modules."""
+        """Return whether the condition is true in a block. If a module is missing in the block, return
+        False.
+        """
         modules = [submodule(block, name) for name in (self.left, self.right)]
         if None in modules:
             return False
@@ -63,23 +67,23 @@ class Condition:
 
 @attrs.frozen
 class UserMapping:
-    """A mapping of a configuration, and the condition under which it is used.
+    """A mapping that a configuration defines, and the condition under which the mapping is used.
 
     Attributes:
-        mapping: The mapping; its names may be the ends of names in a block.
-        condition: None for every block.
+        mapping: The mapping. Its names may be only the last parts of names in a block.
+        condition: The condition. If it is None, the mapping is used in every block.
     """
 
     mapping: LayerMapping
     condition: Condition | None = None
 
     def mappings_in(self, block: nn.Module) -> tuple[LayerMapping, ...]:
-        """Return the mappings in a block: one, if the block itself has the names.
+        """Return the mappings in a block, with names relative to the block.
 
-        If they are only ends of names in the block, there is a mapping for each module that has all of them.
-
-        AMD Quark's documentation names the projections of experts in that form: ``up_proj`` and ``down_proj``
-        match the projections of every expert, and of a dense MLP.
+        If the names of the mapping are names in the block, the result is this mapping. If they are only the
+        last parts of names, there is a mapping for each module of the block that has all these layers. AMD
+        Quark's documentation uses this form for experts: ``up_proj`` and ``down_proj`` match the projections
+        of every expert, and of a dense MLP.
         """
         smooth_layer, first = self.mapping.smooth_layer, self.mapping.balance_layers[0]
         if "*" in first or submodule(block, first) is not None:
@@ -99,15 +103,15 @@ class UserMapping:
 
 
 def check_user_mappings(mappings: Sequence[UserMapping], model: nn.Module, facts: Architecture, heads: int) -> None:
-    """Warn of user mappings that apply to no block of a model.
+    """Log a warning for each user mapping that applies to no block of a model.
 
-    Mappings of the architecture may be missing without a warning.
+    There is no warning if such a mapping is also a mapping of the architecture.
 
     Args:
         mappings: The user mappings.
-        model: The whole model; meta tensors suffice.
+        model: The whole model. Its tensors may be on the meta device.
         facts: Architecture of the model.
-        heads: Number of query heads of its attention.
+        heads: Number of query heads of the model's attention.
 
     Raises:
         ConfigError: None of the mappings applies to any block.
@@ -132,7 +136,7 @@ def check_user_mappings(mappings: Sequence[UserMapping], model: nn.Module, facts
 
 
 def _why_nowhere(entry: UserMapping, blocks: Sequence[nn.Module], facts: Architecture, heads: int) -> str | None:
-    """Return why a mapping applies to none of the blocks; None if it applies to one."""
+    """Return why a mapping applies to no block, or None if it applies to a block."""
     reason = "there are no blocks"
     for block in blocks:
         for mapping in entry.mappings_in(block):
@@ -151,11 +155,11 @@ def user_mappings_of(scaling_layers: Sequence[Mapping[str, Any]], known: Sequenc
 
     Args:
         scaling_layers: Dicts with ``prev_op`` and ``layers``, and optionally ``rows`` and ``condition``.
-        known: Mappings of the architecture: the one with the same ``prev_op`` gives the kind of the smooth
-            layer and its rows.
+        known: The mappings of the architecture. If a mapping has the same ``prev_op``, the kind of the smooth
+            layer and its rows are taken from that mapping.
 
     Raises:
-        ConfigError: An entry lacks ``prev_op`` or ``layers``, or its condition is not understood.
+        ConfigError: An entry has no ``prev_op`` or no ``layers``, or its condition has a wrong form.
     """
     return tuple(_user_mapping(entry, known) for entry in scaling_layers)
 
@@ -164,7 +168,7 @@ def _user_mapping(entry: Mapping[str, Any], known: Sequence[LayerMapping]) -> Us
     prev_op, layers = entry.get("prev_op"), entry.get("layers")
     layers = [layers] if isinstance(layers, str) else layers
     if not isinstance(prev_op, str) or not layers:
-        raise ConfigError(f"a scaling layer needs 'prev_op' and 'layers': add them to {dict(entry)!r}")
+        raise ConfigError(f"a scaling layer needs 'prev_op' and 'layers'. Add them to {dict(entry)!r}")
     condition = Condition.parse(entry["condition"]) if entry.get("condition") else None
     same = next((m for m in known if m.smooth_layer == prev_op and set(m.balance_layers) & set(layers)), None)
     kind = same.kind if same else "by_module"
@@ -173,13 +177,15 @@ def _user_mapping(entry: Mapping[str, Any], known: Sequence[LayerMapping]) -> Us
 
 
 def skipped_mappings(mappings: Sequence[UserMapping], model: nn.Module, facts: Architecture, heads: int) -> tuple[str, ...]:
-    """Return a plan note for each mapping and each reason why it does not apply to some blocks.
+    """Return notes for the plan about mappings that do not apply to some blocks.
+
+    There is a note for each mapping and each reason why it does not apply.
 
     Args:
-        mappings: The mappings of the configuration, or all of the architecture.
-        model: The whole model; meta tensors suffice.
+        mappings: The mappings of the configuration, or all mappings of the architecture.
+        model: The whole model. Its tensors may be on the meta device.
         facts: Architecture of the model.
-        heads: Number of query heads of its attention.
+        heads: Number of query heads of the model's attention.
     """
     blocks = [block.module for block in decoder_blocks(model, facts)]
     lines = []
@@ -193,7 +199,7 @@ def skipped_mappings(mappings: Sequence[UserMapping], model: nn.Module, facts: A
 
 
 def _reason(entry: UserMapping, block: nn.Module, facts: Architecture, heads: int) -> str | None:
-    """Return why a mapping does not apply to a block; None if it does."""
+    """Return why a mapping does not apply to a block, or None if it applies."""
     resolved = [resolve(mapping, block, facts, heads) for mapping in entry.mappings_in(block)]
     reason = next((one for one in resolved if isinstance(one, str)), None)
     if reason is None and entry.condition is not None and not entry.condition.holds(block):

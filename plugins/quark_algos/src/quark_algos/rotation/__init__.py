@@ -1,1 +1,3 @@
-"""Rotations: Hadamard matrices, fast products with them, and folding them into the weights of a model."""
+"""Rotations: Hadamard matrices, fast products with these matrices, and their folding into a model's
+weights.
+"""

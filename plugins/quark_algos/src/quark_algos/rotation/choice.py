@@ -1,4 +1,4 @@
-"""Choice of online rotations: layers with rotated inputs, their block size, attentions with R3."""
+"""Functions that choose the online rotations of a model: layers with rotated inputs, block sizes, and R3."""
 
 from __future__ import annotations
 
@@ -23,23 +23,21 @@ __all__ = ["block_size", "online_layers", "rotate_heads", "rotated_attentions"]
 
 
 def online_layers(settings: RotationConfig, model: nn.Module, plan: QuantPlan) -> tuple[str, ...]:
-    """Return the full names of the layers whose inputs are rotated.
+    """Return the full names of the layers whose inputs are rotated while the model runs.
 
-    They are named by the settings, or are all layers of R4 and of R1 online.
-
-    Layers of R4 and R1 online count only if their weight is going to be quantized: a rotation does nothing
-    for the others.
+    The settings may name these layers. If they do not, the layers of R4 and of R1 online are returned, but
+    only those whose weight will be quantized, because a rotation has no effect for a float layer.
 
     Raises:
-        ConfigError: The settings name a layer that is not going to be quantized.
-        UnsupportedError: R4 is on, and neither the settings nor the architecture name its layers.
+        ConfigError: The settings name a layer that will not be quantized.
+        UnsupportedError: R4 is on, but neither the settings nor the architecture name its layers.
     """
     quantized = {row.name for row in plan.quantized if row.has_quantized_matrix}
     named = None if settings.online_config is None else settings.online_config.online_rotation_layers
     if named is not None:
         unknown = [name for name in named if name not in quantized]
         if unknown:
-            example = f"; a quantized one is '{min(quantized)}'" if quantized else ""
+            example = f". A quantized layer is '{min(quantized)}'" if quantized else ""
             raise ConfigError(f"online_rotation_layers names '{unknown[0]}', which is not a quantized linear layer{example}")
         return tuple(named)
     facts = plan.architecture
@@ -51,18 +49,18 @@ def online_layers(settings: RotationConfig, model: nn.Module, plan: QuantPlan) -
         patterns += writers_of_mlp(facts)
     if settings.r4 and not writers_of_mlp(facts):
         raise UnsupportedError(
-            f"r4 rotates the inputs of down projections, but the template of {facts.model_type} does not name them: set "
-            f"online_config.online_rotation_layers, or leave r4 out"
+            f"r4 rotates the inputs of down projections, but the template of {facts.model_type} does not name them. Set "
+            f"online_config.online_rotation_layers, or leave out r4"
         )
     names = (f"{block.name}.{name}".lstrip(".") for block in decoder_blocks(model, facts) for name in matching(block.module, patterns))
     return tuple(name for name in names if name in quantized)
 
 
 def block_size(settings: RotationConfig, name: str, width: int) -> int:
-    """Return the block size of the rotation of a layer's input with ``width`` channels.
+    """Return the block size of the rotation for a layer's input with ``width`` channels.
 
     Raises:
-        ConfigError: ``rotation_size`` does not divide the width, or no Hadamard matrix of that order is known
+        ConfigError: ``rotation_size`` does not divide the width, or no Hadamard matrix of this order is known
             here.
     """
     try:
@@ -72,12 +70,12 @@ def block_size(settings: RotationConfig, name: str, width: int) -> int:
 
 
 def rotated_attentions(model: nn.Module, attentions: Sequence[AttentionRow], rows: Iterable[PlanRow]) -> Mapping[str, int]:
-    """Return the head size by full name of the attention modules that R3 rotates.
+    """Return a dictionary from the full name of each attention module that R3 rotates to its head size.
 
-    Their keys are quantized after the rotary embedding.
+    R3 rotates an attention module if its keys are quantized after the rotary embedding.
 
     Raises:
-        UnsupportedError: No Hadamard matrix of that size is known here.
+        UnsupportedError: No Hadamard matrix of the order of a head size is known here.
     """
     outputs = {row.name: row.shape[0] for row in rows}
     text = text_config(model)
@@ -86,19 +84,19 @@ def rotated_attentions(model: nn.Module, attentions: Sequence[AttentionRow], row
     for name, size in sizes.items():
         if factors_of(size) is None:
             raise UnsupportedError(
-                f"queries and keys of '{name}' cannot be rotated (r3): heads have {size} channels, and there is no Hadamard matrix of "
-                f"that order here. Leave r3 out"
+                f"queries and keys of '{name}' cannot be rotated (r3), because heads have {size} channels, and no Hadamard matrix of "
+                f"this order is known here. Leave out r3"
             )
     return sizes
 
 
 def rotate_heads(model: nn.Module, sizes: Mapping[str, int]) -> None:
-    """Make attention modules rotate queries and keys; the outputs stay.
+    """Make attention modules rotate queries and keys. The outputs of attention do not change.
 
     Args:
-        model: The model; its attention modules use the functions of `quark.models.layers.attention`, now or
-            when they run.
-        sizes: Head size by full name of the module.
+        model: The model. When it runs, its attention modules must use the functions of
+            `quark.models.layers.attention`.
+        sizes: A dictionary from the full name of each attention module to its head size.
     """
     for name, size in sizes.items():
         setattr(model.get_submodule(name), BASIS, Rotation(size, size).apply)

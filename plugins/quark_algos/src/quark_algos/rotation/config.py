@@ -1,4 +1,6 @@
-"""Settings of rotations: orthogonal changes of basis that spread outliers over all channels."""
+"""Settings of rotations. A rotation is an orthogonal change of basis that spreads outliers over all
+channels.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +28,23 @@ from quark_algos.mappings.mapping import (
 __all__ = ["OnlineRotationConfig", "QuaRotConfig", "RotationConfig"]
 
 _HERE, _BEFORE = "layer_id", "pre_layer_id"
-"""Placeholders in names for the number of a block, and of the block before."""
+"""Placeholders in names: the first one stands for the number of a block, the second one for the previous
+number.
+"""
 
 
 @with_positional("shared_parallel", "online_rotation_layers", "use_input_prescale")
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class OnlineRotationConfig:
-    """Rotations that run with the model instead of being folded into its weights.
+    """Settings of online rotations, which are computed while the model runs instead of being folded into
+    weights.
 
     Attributes:
-        shared_parallel: Whether layers of an input group share one rotation.
-        online_rotation_layers: Full names of the layers whose inputs are rotated while the model runs; None
-            for all layers of R4, and of R1 if it is online. Checkpoints always name them.
-        use_input_prescale: Scale inputs before rotating them; not supported.
+        shared_parallel: Whether the layers of an input group share one rotation.
+        online_rotation_layers: Full names of the layers whose inputs are rotated. If it is None, these are
+            all layers of R4, and of R1 if it is online. Checkpoints always name the layers.
+        use_input_prescale: Whether inputs are scaled before they are rotated. This is not supported.
     """
 
     shared_parallel: bool
@@ -48,7 +53,7 @@ class OnlineRotationConfig:
 
 
 _DROPPED = "shared_input_rotation"
-"""A key of older releases that is ignored: tensor names in the checkpoint carry the information."""
+"""A key of older releases. It is ignored, because the names of tensors in the checkpoint tell the same."""
 
 
 def _online(value: Any) -> Any:
@@ -65,38 +70,45 @@ def _online(value: Any) -> Any:
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class RotationConfig(AlgoConfig):
-    """Rotations R1 to R4 of a model (QuaRot, arXiv 2404.00456; SpinQuant, arXiv 2405.16406).
+    """Settings of the rotations R1 to R4 (QuaRot, arXiv 2404.00456; SpinQuant, arXiv 2405.16406).
+
+    The names in ``backbone``, ``model_decoder_layers``, ``v_proj``, ``o_proj``, ``self_attn`` and ``mlp``
+    belong to AMD Quark's public API. They are not used, because the template has these names.
 
     Attributes:
         scaling_layers: The modules that R1 is folded into. The keys ``first_layer``, ``middle_layers`` and
-            ``last_layer`` have lists of entries. In an entry, ``prev_modules`` write to the residual stream,
-            and ``next_modules`` read it through ``norm_module``. ``layer_id`` and ``pre_layer_id`` stand for
-            numbers of blocks; names that a block does not have are ignored for it.
-        r1: Rotate the residual stream.
-        r2: Rotate values, head by head.
-        r3: Rotate queries and keys after the rotary embedding, head by head, while the model runs. Applies
-            only to attentions whose keys are quantized there (``kv_cache_post_rope``).
-        r4: Rotate the inputs of the output projections of MLPs and experts while the model runs.
-        rotation_size: Size of the blocks of a block-diagonal rotation; None for the full width.
-        random_r1: Use a randomized Hadamard matrix for R1. ``random`` sets both this and ``random_r2``.
-        random_r2: Use a randomized Hadamard matrix for R2.
-        backbone: Name of the module that holds embeddings and blocks; this name and the next five are part of
-            AMD Quark's public API, and not used: the template has them.
+            ``last_layer`` have lists of entries. In an entry, ``prev_modules`` are the layers that write to
+            the residual stream, and ``next_modules`` are the layers that read the stream through
+            ``norm_module``. In names, ``layer_id`` stands for the number of a block, and ``pre_layer_id`` for
+            the previous number. A name that a block does not have is ignored for this block.
+        r1: Whether the residual stream is rotated.
+        r2: Whether values are rotated, head by head.
+        r3: Whether queries and keys are rotated after the rotary embedding, head by head, while the model
+            runs. R3 applies only to attention modules whose keys are quantized after the rotary embedding
+            (``kv_cache_post_rope``).
+        r4: Whether the inputs of the output projections of MLPs and experts are rotated while the model runs.
+        rotation_size: Size of the blocks of a block-diagonal rotation. If it is None, a rotation has the full
+            width.
+        random_r1: Whether R1 is a randomized Hadamard matrix. ``random`` sets both this field and
+            ``random_r2``.
+        random_r2: Whether R2 is a randomized Hadamard matrix.
+        backbone: Name of the module that contains embeddings and blocks.
         model_decoder_layers: Full name of the list of decoder blocks.
-        v_proj: Value projection, relative to a decoder block.
-        o_proj: Output projection of attention, relative to a decoder block.
-        self_attn: Attention, relative to a decoder block.
-        mlp: MLP, relative to a decoder block.
-        online_r1_rotation: Rotate the inputs of the layers that read the residual stream while the model
-            runs, instead of the stream; None is False.
-        online_config: Settings of rotations that run with the model.
-        trainable: Learn the rotations; not supported.
-        train_smooth: Learn equalization scales as well; not supported.
-        smooth_positions: Mappings of ``train_smooth``; not used.
-        preset: ``"best"`` omits R1, R2 or the online rotations if they do not reduce the error on held-out
-            tokens; ``"reference"`` applies all and warns. Both apply R3: it changes only a quantized cache,
-            which that error does not measure.
-        random: Accepted from configurations before 0.12.
+        v_proj: Name of the value projection, relative to a decoder block.
+        o_proj: Name of the output projection of attention, relative to a decoder block.
+        self_attn: Name of the attention module, relative to a decoder block.
+        mlp: Name of the MLP, relative to a decoder block.
+        online_r1_rotation: Whether R1 is online: instead of the residual stream, the inputs of the layers
+            that read it are rotated while the model runs. None means False.
+        online_config: Settings of the rotations that are computed while the model runs.
+        trainable: Whether rotations are learned. This is not supported.
+        train_smooth: Whether equalization scales are learned, too. This is not supported.
+        smooth_positions: The mappings for ``train_smooth``. They are not used.
+        preset: With ``"best"``, R1, R2 or the online rotations are left out if they do not reduce the error
+            on held-out tokens. With ``"reference"``, all rotations are applied, and a warning is logged if
+            the error does not decrease. Both presets apply R3, because it changes only a quantized cache, and
+            this error does not measure the cache.
+        random: A field of configurations before 0.12. It sets ``random_r1`` and ``random_r2``.
     """
 
     name: str = "rotation"
@@ -128,24 +140,26 @@ class RotationConfig(AlgoConfig):
             self.random = None
 
     def runs_with_model(self) -> bool:
-        """Return whether a rotation runs with the model: R3, R4 or R1 online."""
+        """Return whether a rotation (R3, R4 or R1 online) is computed while the model runs."""
         return self.r3 or self._rotates_inputs()
 
     def separates_experts(self) -> bool:
-        """Return whether a rotation is folded into experts or runs before their layers: R1 or R4."""
+        """Return whether a rotation (R1 or R4) is folded into experts or is computed before their layers."""
         return self.r1 or self._rotates_inputs()
 
     def is_r3_alone(self) -> bool:
-        """Return whether R3 is on, and no rotation that changes the output of blocks with a float cache."""
+        """Return whether R3 is the only rotation that is on. With a float cache, R3 does not change block
+        outputs.
+        """
         return self.r3 and not (self.r1 or self.r2 or self._rotates_inputs())
 
     def parts(self) -> dict[str, Self]:
-        """Return settings for each proper subset of the rotations that change the output of blocks.
+        """Return settings for each subset of the rotations that are on, except for the set of all of them.
 
-        Keys are the names of the rotations, smallest subsets first.
-
-        The rotations are R1, R2, and all online rotations except R3 together. If R3 is on, it is in every
-        subset, and the first subset is R3 alone. Empty if only one rotation is on.
+        The result is a dictionary from the names of the rotations in a subset to the settings. Small subsets
+        come first. R1 and R2 are rotations, and all online rotations except R3 are treated as one rotation.
+        If R3 is on, it is in every subset, and the first subset is R3 alone. The result is empty if only one
+        rotation is on.
         """
         folded_r1 = self.r1 and not self.online_r1_rotation
         present = [name for name, is_on in (("r1", folded_r1), ("r2", self.r2), ("online", self._rotates_inputs())) if is_on]
@@ -153,7 +167,9 @@ class RotationConfig(AlgoConfig):
         return {" + ".join(subset) or "r3": self._only(subset, folded_r1) for subset in subsets}
 
     def _rotates_inputs(self) -> bool:
-        """Return whether layer inputs are rotated online: by R4, R1 online, or by name."""
+        """Return whether inputs of layers are rotated online: by R4, by R1 online, or because the settings
+        name layers.
+        """
         named = self.online_config is not None and bool(self.online_config.online_rotation_layers)
         return self.r4 or bool(self.r1 and self.online_r1_rotation) or named
 
@@ -171,9 +187,9 @@ class RotationConfig(AlgoConfig):
 
     @classmethod
     def for_architecture(cls, architecture: Architecture) -> Self | None:
-        """Return settings with R1 on all writers and readers of the residual stream.
+        """Return settings for R1, which name all layers that read or write the residual stream.
 
-        Use R2 if R1 is impossible; None if both are.
+        If R1 is impossible, return settings for R2. If both are impossible, return None.
         """
         if cls.refusal(architecture) is not None:
             return None
@@ -194,16 +210,18 @@ class RotationConfig(AlgoConfig):
 
     @classmethod
     def refusal(cls, architecture: Architecture) -> str | None:
-        """Return a reason if neither R1 nor R2 can be folded into the weights of a family."""
+        """Return a reason if neither R1 nor R2 can be folded into the weights of a model family; otherwise
+        None.
+        """
         r1, r2 = cls.r1_refusal(architecture), cls.r2_refusal(architecture)
-        return None if r1 is None or r2 is None else f"r1: {r1}; r2: {r2}; set r4 for a rotation that runs with the model"
+        return None if r1 is None or r2 is None else f"r1: {r1}; r2: {r2}; set r4 for a rotation that is computed while the model runs"
 
     @classmethod
     def r2_refusal(cls, architecture: Architecture) -> str | None:
-        """Return a reason why R2 cannot be used, or None.
+        """Return a reason if R2 cannot be used; otherwise None.
 
-        All operations between values and attention's output projection must commute with a rotation of each
-        head.
+        R2 can be used if all operations between the values and the output projection of attention commute
+        with a rotation of each head.
         """
         if architecture.attention_value is None or architecture.attention_output is None:
             return "its template names no value projection that reaches the output projection linearly"
@@ -211,9 +229,10 @@ class RotationConfig(AlgoConfig):
 
     @classmethod
     def r1_refusal(cls, architecture: Architecture) -> str | None:
-        """Return a reason why R1 cannot be used, or None.
+        """Return a reason if R1 cannot be used; otherwise None.
 
-        All operations between the residual stream and its writers and readers must commute with a rotation.
+        R1 can be used if all operations between the residual stream and the layers that read or write it
+        commute with a rotation.
         """
         a = architecture
         if reason := a.unsupported.get("rotation") or a.unsupported.get("rotation.r1"):
@@ -233,9 +252,9 @@ class RotationConfig(AlgoConfig):
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> RotationConfig:
-        """Return the settings of a JSON form.
+        """Return the settings for a dictionary that was read from JSON.
 
-        Under the older name ``"quarot"`` all four rotations are on by default.
+        If it has the older name ``"quarot"``, all four rotations are on by default.
         """
         if data.get("name") == "quarot":
             return QuaRotConfig(**data | {"name": "rotation"})
@@ -253,7 +272,7 @@ class QuaRotConfig(RotationConfig):
 
 
 def _residual_stream(facts: Architecture) -> dict[str, list[dict[str, Any]]]:
-    """Return the writers and readers of the residual stream in the form of ``scaling_layers``."""
+    """Return the layers that read or write the residual stream, in the form of ``scaling_layers``."""
 
     def in_blocks(number: str, names: Iterable[str]) -> list[str]:
         return [f"{facts.decoder_blocks}.{number}.{name}" for name in names]

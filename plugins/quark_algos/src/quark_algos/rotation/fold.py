@@ -1,14 +1,17 @@
-"""Fold rotations into weights.
+"""Functions that fold rotations into weights.
 
-R1 goes into all writers and readers of the residual stream, R2 into attention's values and its output.
+R1 is folded into all layers that read or write the residual stream. R2 is folded into the value projection
+and the output projection of attention.
 
-With the stream ``x`` rotated to ``x · R``, writers return ``y · R``, and readers have the weights
-``W · diag(γ) · R``: the weight γ of their norm is folded in, so that the norm commutes with R. New parameters
-replace the old ones, which are never written to: they may be memory-mapped from a checkpoint, or shared with
-another module. Each is computed in float32 (float64 if it is float64) and rounded once.
+A rotation R replaces the stream ``x`` by ``x · R``. A layer that writes to the stream (a writer) then returns
+``y · R``, and a layer that reads the stream (a reader) gets the weight ``W · diag(γ) · R``. γ is the weight
+of the norm in front of the reader. It is folded into the reader, because a norm with a weight would not
+commute with R. Parameters are replaced by new ones and never written to, because they may be memory-mapped
+from a checkpoint or shared with another module. New parameters are computed in float32 (or in float64 if the
+old ones are float64) and rounded once.
 
-If norms subtract the mean, R must keep it (`Rotation.keeps_mean`): the model then keeps its LayerNorms, and
-any runtime can load it. Source: QuaRot, arXiv 2404.00456; SpinQuant, arXiv 2405.16406.
+If norms subtract the mean, R must preserve the mean (`Rotation.keeps_mean`). Then the model can keep its
+LayerNorms, and any runtime can load it. Sources: QuaRot, arXiv 2404.00456; SpinQuant, arXiv 2405.16406.
 """
 
 from __future__ import annotations
@@ -29,11 +32,12 @@ __all__ = ["fold_r1", "fold_r2", "r1_of", "untie"]
 
 
 def r1_of(width: int, facts: Architecture, size: int | None = None, seed: int | None = None) -> Rotation:
-    """Return a rotation of the residual stream; it keeps the mean if the norms subtract it.
+    """Return a rotation of the residual stream. If the norms subtract the mean, the rotation preserves the
+    mean.
 
     Args:
-        width: Channels of the stream, above 0.
-        facts: Architecture of the model; says whether its norms subtract the mean.
+        width: Number of channels of the stream, above 0.
+        facts: Architecture of the model. It states whether the norms subtract the mean.
         size: As in `Rotation.of`.
         seed: As in `Rotation.of`.
     """
@@ -42,18 +46,20 @@ def r1_of(width: int, facts: Architecture, size: int | None = None, seed: int | 
 
 @torch.no_grad()
 def fold_r1(stream: Stream, facts: Architecture, rotation: Rotation) -> None:
-    """Fold R1 and norms into the writers and readers of one decoder block, or outside the blocks.
+    """Fold R1 and norms into the writers and readers of one decoder block, or into those outside the blocks.
 
-    The output of the block for ``x · R`` is then ``y · R``, with y its former output for ``x``.
+    If the output of the block for ``x`` was y, its output for ``x · R`` is then ``y · R``.
 
     Args:
-        stream: Writers and readers; experts must be separate layers.
+        stream: The writers and readers. Experts must be separate layers.
         facts: Architecture of the model.
-        rotation: Rotation of the stream, from `r1_of`, the same for all its parts.
+        rotation: The rotation of the stream, from `r1_of`. It must be the same for the whole model.
 
     Raises:
-        UnsupportedError: A norm has a bias that neither its readers nor the norm itself can take.
-        ConfigError: The rotation has another width, or does not keep the mean although norms subtract it.
+        UnsupportedError: A norm has a bias that cannot be folded into its readers and cannot stay in the
+            norm.
+        ConfigError: The rotation has another width, or it does not preserve the mean although norms subtract
+            the mean.
     """
     _see_fit(stream, facts, rotation)
     biased = [_takes_norm_bias(reading, facts) for reading in stream.readings]
@@ -68,23 +74,22 @@ def fold_r1(stream: Stream, facts: Architecture, rotation: Rotation) -> None:
 
 @torch.no_grad()
 def fold_r2(module: nn.Module, facts: Architecture, heads: int, seed: int | None = None) -> str | None:
-    """Fold R2 into one block.
+    """Fold R2 into one block: rotate the values of each head, and the inputs of attention's output
+    projection.
 
-    It rotates the values of every head, and the input channels of attention's output projection.
-
-    The fold keeps the output if values reach the output projection as sums over tokens only. Gates that
-    multiply single channels in between (Qwen3-Next) are detected by a query projection wider than the output
-    projection's input; for other gates, the architecture must declare R2 unsupported.
+    The output does not change if the inputs of the output projection are only sums of values over tokens.
+    Some models have gates that multiply single channels in between (Qwen3-Next). Such a gate is detected if
+    the query projection has more outputs than the output projection has inputs. For other gates, the
+    architecture must declare that R2 is unsupported.
 
     Args:
         module: The block.
         facts: Architecture of the model.
-        heads: Number of query heads; with grouped-query attention several share the values of one key-value
-            head.
+        heads: Number of query heads. With grouped-query attention, several query heads share the values of
+            one key-value head.
         seed: As in `Rotation.of`.
 
-    Returns:
-        None if R2 was folded; else the reason why it cannot be, and nothing is changed.
+    Returns: None if R2 was folded. Otherwise the reason why it cannot be folded; nothing is changed then.
     """
     if refused := RotationConfig.r2_refusal(facts):
         return refused
@@ -107,9 +112,9 @@ def fold_r2(module: nn.Module, facts: Architecture, heads: int, seed: int | None
 
 
 def _gated(module: nn.Module, facts: Architecture, columns: int) -> str | None:
-    """Return why values cannot be rotated, or None.
+    """Return a reason if values cannot be rotated because there may be gates; otherwise None.
 
-    The reason is an input projection with more outputs than the heads have channels: it may contain gates.
+    There may be gates if an input projection has more outputs than the heads have channels.
     """
     if facts.attention_value_rows != "all" or facts.attention_value not in facts.attention_inputs:
         return None
@@ -121,16 +126,16 @@ def _gated(module: nn.Module, facts: Architecture, columns: int) -> str | None:
 
 
 def untie(model: nn.Module) -> None:
-    """Set ``tie_word_embeddings`` to False in a model's configuration and its text part's."""
+    """Set ``tie_word_embeddings`` to False in the configuration of a model and in that of its text part."""
     for config in filter(None, (getattr(model, "config", None), text_config(model))):
         if getattr(config, "tie_word_embeddings", False):
             config.tie_word_embeddings = False
 
 
 def _fold_norm(reading: Reading, facts: Architecture, rotation: Rotation, *, into_readers: bool) -> None:
-    """Fold weight and bias of a norm into its readers.
+    """Fold the weight and the bias of a norm, and the rotation, into the readers of the norm.
 
-    If not all readers have a bias, the norm keeps its own, divided by its weight.
+    If ``into_readers`` is False, the bias stays in the norm, divided by the norm's weight.
     """
     norm, offset = reading.norm, 1.0 if facts.norm_has_unit_offset else 0.0
     has_weight = bool(_own(norm, ("weight",)))
@@ -152,24 +157,25 @@ def _fold_norm(reading: Reading, facts: Architecture, rotation: Rotation, *, int
 
 
 def _takes_norm_bias(reading: Reading, facts: Architecture) -> bool:
-    """Return whether all readers have a bias, into which the norm's bias can be folded.
+    """Return whether all readers have a bias, so that the norm's bias can be folded into them.
 
-    If not, raise UnsupportedError if the norm's bias cannot be divided by its weight.
+    If they do not, the norm's bias must be divided by the norm's weight. If that is impossible, raise
+    UnsupportedError.
     """
     if all(_own(reader, ("bias",)) for reader in reading.readers.values()):
         return True
     if _own(reading.norm, ("weight", "bias")) == ("weight", "bias"):
         gamma = reading.norm.get_parameter("weight") + (1.0 if facts.norm_has_unit_offset else 0.0)
         if bool(((gamma == 0) & (reading.norm.get_parameter("bias") != 0)).any()):
-            where = f"{reading.name}: a channel has weight 0 and a bias, but not every layer that reads it has a bias"
-            raise UnsupportedError(f"{where}. The norm cannot be folded: leave rotation out")
+            where = f"{reading.name}: a channel of this norm has the weight 0 and a bias, but not every layer that reads it has a bias"
+            raise UnsupportedError(f"{where}. The norm cannot be folded. Leave out rotation")
     return False
 
 
 def _see_fit(stream: Stream, facts: Architecture, rotation: Rotation) -> None:
     if facts.norm_subtracts_mean and not rotation.keeps_mean:
         raise ConfigError(
-            f"the norms of {facts.model_type} subtract the mean, but this rotation does not preserve it: make one with r1_of()"
+            f"the norms of {facts.model_type} subtract the mean, but this rotation does not preserve it. Create the rotation with r1_of()"
         )
     axes = [(name, module, 1 if _has_outputs_last(module) else 0) for name, module in stream.writers.items()]
     axes += [(name, module, input_axis(module)) for reading in stream.readings for name, module in reading.readers.items()]
@@ -177,12 +183,14 @@ def _see_fit(stream: Stream, facts: Architecture, rotation: Rotation) -> None:
         width = module.get_parameter("weight").shape[axis]
         if width != rotation.width:
             raise ConfigError(
-                f"{name} has {width} channels of the residual stream, but the rotation has {rotation.width}: make one of the same width"
+                f"{name} has {width} channels of the residual stream, but the rotation has {rotation.width}. Create one of the same width"
             )
 
 
 def _rotated_values(modules: ResolvedMapping, name: str, rotation: Rotation) -> Tensor:
-    """Return the weight or bias of the value projection with its outputs rotated head by head."""
+    """Return the parameter ``name`` (weight or bias) of the value projection, with outputs rotated head by
+    head.
+    """
     projection = modules.smooth_layer
     old = _master(projection.get_parameter(name))
     is_transposed = old.ndim == 2 and not _has_outputs_last(projection)
@@ -195,15 +203,17 @@ def _rotated_values(modules: ResolvedMapping, name: str, rotation: Rotation) -> 
 
 
 def _has_outputs_last(module: nn.Module) -> bool:
-    """Return whether the last axis of the weight holds the outputs.
+    """Return whether the last axis of a module's weight is that of the outputs.
 
-    This holds for embeddings and for layers with a transposed weight.
+    This is so for embeddings and for layers with a transposed weight.
     """
     return isinstance(module, nn.Embedding) or input_axis(module) == 0
 
 
 def _in_columns(module: nn.Module, weight: Tensor) -> Tensor:
-    """Return the weight with the input channels last, or convert it back to the module's form."""
+    """Transpose a module's weight if its input channels are not on the last axis. A second call undoes
+    this.
+    """
     return weight if input_axis(module) == 1 else weight.t()
 
 

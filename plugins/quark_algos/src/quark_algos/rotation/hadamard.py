@@ -1,10 +1,10 @@
-"""Fast products with Hadamard matrices along the last axis, whole or block by block.
+"""Fast products with Hadamard matrices along the last axis of a tensor, for all channels or block by block.
 
 Such rotations spread outliers over channels.
 
-An order K is factored into orders that `quark_algos.rotation.paley` constructs, and the Kronecker product of
-their matrices is applied factor by factor: K · (sum of the orders) multiplications per vector; the dense
-matrix takes K².
+An order K is factored into orders for which `quark_algos.rotation.paley` constructs matrices. The Kronecker
+product of these matrices is applied factor by factor. This needs K · (sum of the orders) multiplications per
+vector; the product with a dense matrix would need K².
 """
 
 from __future__ import annotations
@@ -23,23 +23,27 @@ from quark_algos.rotation.paley import hadamard, has_order
 __all__ = ["LARGEST_FACTOR", "Rotation", "factors_of", "largest_order", "transform"]
 
 LARGEST_FACTOR = 1024
-"""Largest order of a factor: dense factors beyond it are slower than a rotation in smaller blocks."""
+"""The largest order of a factor. With larger dense factors, it would be faster to rotate in smaller
+blocks.
+"""
 
 _RADIX = 32
-"""Largest factor of a power of two: few passes over memory, each a product with a small matrix."""
+"""The largest factor into which a power of two is split. So memory is read only a few times, and each product
+is with a small matrix.
+"""
 
 
 @cache
 def factors_of(order: int) -> tuple[int, ...] | None:
-    """Return orders of Hadamard matrices whose Kronecker product has this order, with the smallest sum.
+    """Return the orders of Hadamard matrices whose Kronecker product has the order ``order``.
 
-    None if none are known.
+    Of all possibilities, the one with the smallest sum is returned.
 
     Args:
-        order: Order, above 0.
+        order: The order of the product, above 0.
 
-    Returns:
-        Orders that are no powers of two first, then powers of two up to 32; ``()`` for order 1.
+    Returns: First the orders that are not powers of two, then powers of two that are at most 32. Empty for
+    the order 1. None if no such matrices are known here.
     """
     twos = order & -order
     factors = _odd_factors(order // twos, twos)
@@ -47,35 +51,36 @@ def factors_of(order: int) -> tuple[int, ...] | None:
 
 
 def largest_order(width: int) -> int:
-    """Return the largest divisor of ``width`` that is the order of a known Hadamard matrix; at least 1."""
+    """Return the largest divisor of ``width`` that is the order of a known Hadamard matrix. It is at least
+    1.
+    """
     return next(width // parts for parts in range(1, width + 1) if width % parts == 0 and factors_of(width // parts) is not None)
 
 
 def transform(x: Tensor, order: int, *, transposed: bool = False) -> Tensor:
-    """Return ``x · H`` for the Hadamard matrix H of that order, not normalized; its first column is all ones.
+    """Return ``x · H``. H is a Hadamard matrix with values 1 and -1, and its first column has only ones.
 
     Args:
-        x: ``[…, order]``, float32 or float64.
-        order: An order with `factors_of`.
-        transposed: Multiply by ``Hᵀ`` instead.
+        x: A tensor ``[…, order]``, float32 or float64.
+        order: The order of H. It must be an order for which `factors_of` has a result.
+        transposed: Whether to multiply by ``Hᵀ`` instead of H.
 
-    Returns:
-        ``[…, order]``, a new tensor of the dtype of ``x``, on its device.
+    Returns: A new tensor ``[…, order]`` with the dtype and device of ``x``.
 
     Raises:
-        ConfigError: No Hadamard matrix of that order is known here.
+        ConfigError: No Hadamard matrix of this order is known here.
     """
     factors = factors_of(order)
     if factors is None:
         raise ConfigError(
-            f"there is no Hadamard matrix of order {order} here: rotate in blocks of {largest_order(order)}, which divides it"
+            f"there is no Hadamard matrix of order {order} here. Rotate in blocks of {largest_order(order)}, which divides it"
         )
     shape, right = x.shape, order
     for factor in factors:
         right //= factor
         matrix = _matrix(factor, x.dtype, str(x.device))
         matrix = matrix.t() if transposed else matrix
-        # The product is taken on the side with long contiguous rows.
+        # The factor is multiplied from the side on which rows are long and contiguous.
         x = x.reshape(-1, factor) @ matrix if right == 1 else matrix.t() @ x.reshape(-1, factor, right)
     return x.reshape(shape).clone() if not factors else x.reshape(shape)
 
@@ -95,7 +100,10 @@ def _sylvester(order: int) -> Tensor:
 
 @cache
 def _odd_factors(odd: int, twos: int) -> tuple[int, ...] | None:
-    """Return the cheapest constructible factors of ``odd`` times a power of two up to ``twos``."""
+    """Return factors whose product is ``odd`` times a power of two, with the smallest sum, or None.
+
+    The power of two divides ``twos``. For each factor, a Hadamard matrix can be constructed.
+    """
     if odd == 1:
         return ()
     ways = []
@@ -110,7 +118,10 @@ def _odd_factors(odd: int, twos: int) -> tuple[int, ...] | None:
 
 
 def _powers_of_two(order: int) -> tuple[int, ...]:
-    """Return the fewest factors of a power of two up to `_RADIX`, of nearly equal size."""
+    """Split a power of two into as few factors as possible.
+
+    Each factor is at most `_RADIX`, and the factors are of nearly equal size.
+    """
     exponent, most = order.bit_length() - 1, _RADIX.bit_length() - 1
     count = -(-exponent // most)
     return tuple(2 ** (exponent // count + (i < exponent % count)) for i in range(count))
@@ -118,21 +129,22 @@ def _powers_of_two(order: int) -> tuple[int, ...]:
 
 @attrs.frozen(eq=False)
 class Rotation:
-    """A block-diagonal orthogonal matrix R, ``[width, width]``, with the blocks ``diag(signs) · H / √block``.
+    """A block-diagonal orthogonal matrix R, ``[width, width]``. Its blocks are ``diag(signs) · H / √block``.
 
-    A rotation that keeps the mean has the blocks ``H · diag(signs) · Hᵀ / block``, with sign +1 for the first
-    channel of each block. H maps the first unit vector to ones, so R maps ones to ones: the mean over
-    channels stays, and LayerNorm commutes with R, as RMSNorm does with any rotation. With random signs its
-    entries have about the size ``1 / √block``, like ``H / √block``, but they differ.
+    A rotation that preserves the mean over channels has the blocks ``H · diag(signs) · Hᵀ / block`` instead.
+    The first sign of each block is +1. H maps the first unit vector to a vector of ones, so R maps ones to
+    ones. For this reason, R does not change the mean, and LayerNorm commutes with R, as RMSNorm does with any
+    rotation. With random signs, the entries of such a block are about as large as those of ``H / √block``,
+    ``1 / √block``, but their magnitudes differ.
 
-    Source: QuaRot (arXiv 2404.00456) for signs and blocks; the form that keeps the mean follows from the
+    Source: QuaRot (arXiv 2404.00456) for signs and blocks. The form that preserves the mean follows from the
     definition of LayerNorm.
 
     Attributes:
         width: Number of channels.
-        block: Order of the Hadamard matrix; it divides the width.
-        signs: ``[width]``, int8, each 1 or -1, on the CPU; None for +1 everywhere.
-        keeps_mean: Whether R keeps the mean over channels.
+        block: Order of the Hadamard matrix H. It divides the width.
+        signs: The signs ``[width]``, int8, each 1 or -1, on the CPU. None if all signs are +1.
+        keeps_mean: Whether R preserves the mean over channels.
     """
 
     width: int
@@ -142,28 +154,29 @@ class Rotation:
 
     def __attrs_post_init__(self) -> None:
         if self.block < 1 or self.width < 1 or self.width % self.block:
-            raise ConfigError(f"the width {self.width} is not a multiple of rotation_size {self.block}: choose a divisor of the width")
+            raise ConfigError(f"the width {self.width} is not a multiple of rotation_size {self.block}. Choose a divisor of the width")
         if factors_of(self.block) is None:
-            fix = f"take {largest_order(self.block)}, which divides it"
-            raise ConfigError(f"rotation_size {self.block} has no Hadamard matrix here: {fix}")
+            fix = f"Choose {largest_order(self.block)}, which divides it"
+            raise ConfigError(f"rotation_size {self.block} is not the order of a Hadamard matrix that is known here. {fix}")
         if self.signs is not None and tuple(self.signs.shape) != (self.width,):
             raise ConfigError(
-                f"a rotation of width {self.width} got signs of shape {tuple(self.signs.shape)}: give one sign for each channel"
+                f"a rotation of width {self.width} got signs of shape {tuple(self.signs.shape)}. Give one sign for each channel"
             )
 
     @classmethod
     def of(cls, width: int, size: int | None = None, seed: int | None = None, *, keeps_mean: bool = False) -> Self:
-        """Return the rotation of a width.
+        """Return a rotation for ``width`` channels.
 
         Args:
             width: Number of channels, above 0.
-            size: Block size; None for the largest possible, usually the width.
-            seed: Seed of random signs, which are the same on every device; None for no signs. A rotation that
-                keeps the mean uses seed 0 instead of None: without signs it would be the identity.
-            keeps_mean: Whether the rotation keeps the mean over channels.
+            size: Block size. If it is None, the largest possible size is used, which is usually the width.
+            seed: Seed for random signs. The signs are the same on every device. If it is None, all signs are
+                +1, but a rotation that preserves the mean uses the seed 0, because it would be the identity
+                with signs of +1.
+            keeps_mean: Whether the rotation preserves the mean over channels.
 
         Raises:
-            ConfigError: ``size`` does not divide the width, or no Hadamard matrix of that order is known
+            ConfigError: ``size`` does not divide the width, or no Hadamard matrix of this order is known
                 here.
         """
         block = largest_order(width) if size is None else size
@@ -178,14 +191,13 @@ class Rotation:
         """Return ``x · R`` along the last axis.
 
         Args:
-            x: ``[…, width]``, of a floating dtype, on any device.
+            x: A tensor ``[…, width]`` with a floating-point dtype, on any device.
 
-        Returns:
-            ``[…, width]``, a new tensor with the dtype and device of ``x``; computed in float32 (float64 if
-            ``x`` is) and rounded once.
+        Returns: A new tensor ``[…, width]`` with the dtype and device of ``x``. It is computed in float32 (or
+        in float64 if ``x`` is float64) and rounded once.
 
         Raises:
-            ConfigError: The last axis has another size.
+            ConfigError: The last axis of ``x`` has another size.
         """
         if x.ndim == 0 or x.shape[-1] != self.width:
             raise ConfigError(f"a rotation of width {self.width} cannot be applied to a tensor of shape {tuple(x.shape)}")

@@ -1,6 +1,6 @@
-"""Measures the form of a model's norms by running them.
+"""Functions that run the norms of a model to find out what they compute.
 
-The form says whether they subtract the mean, and whether they multiply by ``1 + weight``.
+The form of a norm states whether it subtracts the mean, and whether it multiplies by ``1 + weight``.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from quark_algos.rotation.residual_stream import matching, norms_and_readers
 __all__ = ["PROBE_SCALE", "TOLERANCE", "as_measured", "form_of", "with_form_of"]
 
 TOLERANCE = 0.05
-"""Tolerance relative to the largest output: norms in bfloat16 round three times, by 2⁻⁹ each; different forms
-differ by far more.
+"""Tolerance relative to the largest output. A norm in bfloat16 rounds three times, with an error of 2⁻⁹ each.
+Different forms of norms differ by far more than the tolerance.
 """
 
 PROBE_SCALE = 32
-"""Scale of the inputs that norms are run with."""
+"""The inputs with which norms are run have about this magnitude."""
 
 
 def with_form_of(facts: Architecture, norms: Iterable[tuple[str, nn.Module]], width: int) -> Architecture:
-    """Return the architecture with the measured form of its norms.
+    """Return the architecture with the form that its norms were found to have.
 
     Args:
-        facts: Architecture of the model, which lacks the form of the norms.
-        norms: The norms on the residual stream, with their names.
-        width: Channels of the stream.
+        facts: Architecture of the model. It does not state the form of the norms.
+        norms: Pairs of name and module, for the norms on the residual stream.
+        width: Number of channels of the stream.
 
     Raises:
         UnsupportedError: A norm is neither a LayerNorm nor an RMSNorm, or the norms have different forms.
@@ -45,24 +45,24 @@ def with_form_of(facts: Architecture, norms: Iterable[tuple[str, nn.Module]], wi
         form = form_of(norm, width)
         if form is None:
             raise UnsupportedError(
-                f"'{name}' ({type(norm).__name__}) is neither a LayerNorm nor an RMSNorm, so no rotation commutes with it: leave rotation "
-                f"out"
+                f"'{name}' ({type(norm).__name__}) is neither a LayerNorm nor an RMSNorm, so no rotation commutes with it. Leave out "
+                f"rotation"
             )
         forms.setdefault(form, name)
     if len(forms) > 1:
-        raise UnsupportedError(f"{' and '.join(forms.values())} have different forms, and one rotation cannot fit both: leave rotation out")
+        raise UnsupportedError(f"{' and '.join(forms.values())} are norms of different forms, so no rotation fits both. Leave out rotation")
     ((subtracts_mean, unit_offset),) = forms
     return attrs.evolve(facts, norm_subtracts_mean=subtracts_mean, norm_has_unit_offset=unit_offset)
 
 
 def as_measured(facts: Architecture, model: nn.Module) -> Architecture:
-    """Return the architecture with the form that the norms of its first block have.
+    """Return the architecture with the form that the norms of the first block were found to have.
 
-    The architecture does not change unless all norms have one known form.
+    If these norms have different forms or an unknown form, return the architecture unchanged.
 
     Args:
-        facts: Architecture of the model, which says how its norms compute.
-        model: The whole model; meta tensors suffice.
+        facts: Architecture of the model. The form of the norms that it states may be wrong.
+        model: The whole model. Its tensors may be on the meta device.
     """
     block, width = decoder_blocks(model, facts)[0].module, int(text_config(model).hidden_size)
     forms = {form_of(norm, width) for norm in matching(block, filter(None, norms_and_readers(facts))).values()}
@@ -72,14 +72,14 @@ def as_measured(facts: Architecture, model: nn.Module) -> Architecture:
 
 @torch.no_grad()
 def form_of(norm: nn.Module, width: int) -> tuple[bool, bool] | None:
-    """Return whether a norm subtracts the mean and whether it has a unit offset.
+    """Return whether a norm subtracts the mean, and whether it multiplies by ``1 + weight``.
 
-    None if it is neither a LayerNorm nor an RMSNorm.
+    Return None if the norm is neither a LayerNorm nor an RMSNorm.
 
     Args:
-        norm: Module that takes ``[…, width]``, with an optional weight and bias ``[width]``. If they are on
-            the meta device, a copy with other values runs, since the form does not depend on them.
-        width: Channels of the input.
+        norm: A module for inputs ``[…, width]``. It may have a weight and a bias ``[width]``. If these are on
+            the meta device, a copy with other values is run, because the form does not depend on the values.
+        width: Number of channels of the input.
     """
     if any(p.is_meta for p in norm.parameters()):
         norm = _with_values(norm)
@@ -87,7 +87,7 @@ def form_of(norm: nn.Module, width: int) -> tuple[bool, bool] | None:
     if any(p is not None and p.shape != (width,) for p in (weight, bias)):
         return None
     like = next((p for p in (weight, bias) if p is not None), torch.empty(0))
-    # The scale is large compared with any epsilon, and the mean is as large as the deviation.
+    # The inputs are large compared with any epsilon, and their mean is as large as their standard deviation.
     x = PROBE_SCALE * (1 + torch.randn(4, width, generator=torch.Generator().manual_seed(0), dtype=torch.float32).to(like.device))
     output = norm(x.to(like.dtype))
     if not isinstance(output, Tensor) or output.shape != x.shape:
@@ -104,7 +104,9 @@ def form_of(norm: nn.Module, width: int) -> tuple[bool, bool] | None:
 
 
 def _with_values(norm: nn.Module) -> nn.Module:
-    """Return a copy of a norm on the CPU whose parameters have values around 1, none of them 1."""
+    """Return a copy of a norm on the CPU. The values of its parameters are around 1, but none of them is
+    1.
+    """
     copied = copy.deepcopy(norm).to_empty(device="cpu")
     for parameter in copied.parameters():
         parameter.copy_(torch.linspace(0.5, 1.4, parameter.numel(), dtype=torch.float32).view_as(parameter))

@@ -1,9 +1,11 @@
-"""Online rotations of a layer's input, such as R4 before the MLP's output projection, and their matrices.
+"""Online rotations: rotations of a layer's input while the model runs, such as R4 before an MLP's output
+projection.
 
-The layer's weight has the inverse folded in. A matrix has the form of AMD Quark 0.13: the Kronecker product
-of a small one and Sylvester's of a power of two, ``A ⊗ S``, with the smallest possible order of A. To rotate
-all channels at once, AMD Quark 0.13 uses its own matrix, not the checkpoint's. The outputs are equal if both
-tables agree, as they do for powers of two and for 2^k times 12, 20, 28, 36, 60, 108 and 140.
+The inverse rotation is folded into the layer's weight. A matrix has the form of AMD Quark 0.13. It is the
+Kronecker product ``A ⊗ S`` of a small matrix A and Sylvester's matrix S, whose order is a power of two. A has
+the smallest possible order. If all channels are rotated at once, AMD Quark 0.13 does not read the matrix in
+the checkpoint, but uses its own. Outputs are equal if both programs have the same matrix. This is so for
+powers of two, and for 2^k times 12, 20, 28, 36, 60, 108 and 140.
 """
 
 from __future__ import annotations
@@ -23,21 +25,20 @@ __all__ = ["InputRotation", "base_order", "install", "is_own", "is_rotated", "ma
 
 
 _ROWS = 1024
-"""Rows of a matrix that are computed at a time, to bound memory."""
+"""Number of rows of a matrix that are computed at a time. This limits the memory that is needed."""
 
 
 def product(x: Tensor, size: int) -> Tensor:
-    """Return ``x · M`` for the matrix M of that size, not normalized.
+    """Return ``x · M``. M is the Hadamard matrix ``[size, size]``, with values 1 and -1.
 
     Args:
-        x: ``[…, size]``, float32 or float64.
-        size: Order of a Hadamard matrix that is known here.
+        x: A tensor ``[…, size]``, float32 or float64.
+        size: The order of M. A Hadamard matrix of this order must be known here.
 
-    Returns:
-        ``[…, size]``, a new tensor of the dtype of ``x``, on its device.
+    Returns: A new tensor ``[…, size]`` with the dtype and device of ``x``.
 
     Raises:
-        ConfigError: No Hadamard matrix of that order is known here.
+        ConfigError: No Hadamard matrix of this order is known here.
     """
     base = base_order(size)
     if base == 1 or base is None:
@@ -48,9 +49,10 @@ def product(x: Tensor, size: int) -> Tensor:
 
 @cache
 def base_order(size: int) -> int | None:
-    """Return the order of A; 1 if M is Sylvester's.
+    """Return the number of rows of the matrix A in ``M = A ⊗ S``, for the Hadamard matrix M ``[size, size]``.
 
-    None if M is a product of several small matrices, in the order of `factors_of`.
+    S is Sylvester's matrix. The result is 1 if M itself is Sylvester's matrix. It is None if M is a product
+    of several small matrices (see `factors_of`).
     """
     twos = size & -size
     odd = size // twos
@@ -63,7 +65,11 @@ def base_order(size: int) -> int | None:
 
 
 def matrix_of(size: int) -> Tensor:
-    """Return M, ``[size, size]``, int8, each value 1 or -1, on the CPU; raises as `product`."""
+    """Return the Hadamard matrix M ``[size, size]`` as an int8 tensor on the CPU. Each value is 1 or -1.
+
+    Raises:
+        ConfigError: No Hadamard matrix of this order is known here.
+    """
     matrix = torch.empty(size, size, dtype=torch.int8)
     for start in range(0, size, _ROWS):
         matrix[start : start + _ROWS] = _rows(size, start, matrix.device)
@@ -71,9 +77,9 @@ def matrix_of(size: int) -> Tensor:
 
 
 def is_own(matrix: Tensor) -> bool:
-    """Return whether a matrix is `matrix_of` its size.
+    """Return whether a matrix equals the matrix of the same size that `matrix_of` returns.
 
-    The matrices are compared in parts, so that memory for a second matrix is not needed.
+    The matrices are compared in parts, so that no memory for a second matrix is needed.
     """
     size = len(matrix)
     parts = range(0, size, _ROWS)
@@ -97,22 +103,23 @@ def _small(order: int, dtype: torch.dtype, device: str) -> Tensor:
 class InputRotation:
     """A forward pre-hook that replaces a layer's input ``x`` by ``x · R``.
 
-    R has the diagonal blocks ``M / √size``, M of +1 and -1.
+    R is block-diagonal with the blocks ``M / √size``. M is a Hadamard matrix.
 
-    All layers of a model with the same block size share one instance, whatever their width. It is no module:
-    the layer keeps its children and tensors, and is quantized like any other.
+    All layers of a model with the same block size share one instance, even if their widths differ. The
+    instance is not a module, so the layer has no new submodules or tensors, and is quantized like any other
+    layer.
 
     Args:
-        size: Block size; order of a known Hadamard matrix.
+        size: The block size. It must be the order of a known Hadamard matrix.
 
     Attributes:
         transforms_input: Marks the hook for `quark.algorithms.input_is_transformed`.
-        size: Block size.
-        matrix: M, ``[size, size]``, float32, on any device, if it differs from the matrix of
-            `quark_algos.rotation.online`; otherwise None.
+        size: The block size.
+        matrix: M ``[size, size]``, float32, on any device, if it differs from the result of `matrix_of`.
+            Otherwise None.
 
     Raises:
-        ConfigError: No Hadamard matrix of that order is known here.
+        ConfigError: No Hadamard matrix of this order is known here.
     """
 
     transforms_input: ClassVar[bool] = True
@@ -123,16 +130,18 @@ class InputRotation:
         self.matrix: Tensor | None = None
 
     def apply(self, x: Tensor) -> Tensor:
-        """Return ``x · R`` along the last axis, computed in float32 (float64 if ``x`` is) and rounded once.
+        """Return ``x · R`` along the last axis.
+
+        The product is computed in float32 (or in float64 if ``x`` is float64) and rounded once.
 
         Args:
-            x: ``[…, width]``, of a floating dtype; the size divides the width.
+            x: A tensor ``[…, width]`` with a floating-point dtype. The block size must divide the width.
 
         Returns:
             A new tensor with the shape, dtype and device of ``x``.
 
         Raises:
-            ConfigError: The size does not divide the width.
+            ConfigError: The block size does not divide the width.
         """
         Rotation(x.shape[-1], self.size)  # raises if the size does not divide the width
         master = x.to(torch.float64 if x.dtype is torch.float64 else torch.float32).unflatten(-1, (-1, self.size))
@@ -140,7 +149,7 @@ class InputRotation:
         return (rotated / self.size**0.5).flatten(-2).to(x.dtype)
 
     def __call__(self, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Rotate the first argument; signature of a torch forward pre-hook."""
+        """Rotate the first argument. The signature is that of a forward pre-hook of torch."""
         return (self.apply(args[0]), *args[1:])
 
     def __repr__(self) -> str:
@@ -149,19 +158,20 @@ class InputRotation:
 
 @torch.no_grad()
 def rotate_input(layer: nn.Module, rotation: InputRotation) -> None:
-    """Fold R into a layer's weight and install the rotation of its input; the layer's output stays.
+    """Fold a rotation R into a layer's weight, and rotate the layer's input. The layer's output does not
+    change.
 
-    A new weight, ``W · R``, is computed in float32 (float64 if it is float64) and rounded once.
+    The new weight, ``W · R``, is computed in float32 (or in float64 if W is float64) and rounded once.
 
     Args:
-        layer: A linear layer, or one with a transposed weight.
-        rotation: The rotation; its size divides the width of the layer's input.
+        layer: A linear layer. Its weight may be transposed.
+        rotation: The rotation. Its block size must divide the width of the layer's input.
 
     Raises:
-        ConfigError: The layer's input is rotated already, or has a width that the size does not divide.
+        ConfigError: The layer's input is rotated already, or the block size does not divide its width.
     """
     if is_rotated(layer):
-        raise ConfigError("the input of this layer is rotated already: rotate it once")
+        raise ConfigError("the input of this layer is rotated already. Rotate it only once")
     old, transposed = layer.get_parameter("weight"), input_axis(layer) == 0
     new = rotation.apply(old.t()).t() if transposed else rotation.apply(old)
     layer.weight = nn.Parameter(new.contiguous(), requires_grad=old.requires_grad)
@@ -169,9 +179,10 @@ def rotate_input(layer: nn.Module, rotation: InputRotation) -> None:
 
 
 def install(layer: nn.Module, rotation: InputRotation) -> None:
-    """Install the rotation of a layer's input. The layer's weight already expects the rotated input.
+    """Install the rotation of a layer's input. The inverse rotation must already be folded into the layer's
+    weight.
 
-    The hook is the first, so that all other hooks see the rotated input.
+    The rotation is the layer's first hook, so that all other hooks get the rotated input.
     """
     layer.register_forward_pre_hook(rotation, prepend=True)
 

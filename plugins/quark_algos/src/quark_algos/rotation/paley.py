@@ -1,12 +1,13 @@
-"""Hadamard matrices from finite fields and from circulants: orders that are no powers of two.
+"""Hadamard matrices whose orders are not powers of two, constructed from finite fields and from circulants.
 
-A Hadamard matrix of order m holds +1 and -1, and ``H · Hᵀ = m · I``.
+A Hadamard matrix H of order m has only the values 1 and -1, and ``H · Hᵀ = m · I``.
 
-Orders that Paley does not reach, 92, 116 and 172, come from symmetric circulants of +1 and -1. An exhaustive
-search found them (for 43 among circulants invariant under cubes of roots of unity), as Baumert, Golomb and
-Hall ("Discovery of an Hadamard matrix of order 92", 1962), Baumert (1966) and Williamson (1944) first did.
-Orders 156, 188, 236 and 428 are left out: for 156 the search is long, and for the others no such circulants
-exist (188, 236) or none are known.
+Paley's constructions do not give the orders 92, 116 and 172. Their matrices are made from four symmetric
+circulants with the values 1 and -1. The circulants were found by an exhaustive search (for 172, among
+circulants of order 43 that are invariant under cubes of roots of unity). Baumert, Golomb and Hall ("Discovery
+of an Hadamard matrix of order 92", 1962), Baumert (1966) and Williamson (1944) found such circulants first.
+Orders 156, 188, 236 and 428 are left out. For 156, the search would take long. For 188 and 236, no such
+circulants exist, and for 428, none are known.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ WILLIAMSON: dict[int, tuple[str, str, str, str]] = {
     29: ("++-+-++++--+---", "++-+-++----+--+", "+-+--+-+++++--+", "++-++-+++---+++"),
     43: ("++-+-++++----+----+--+", "++++--++-+-++-+---+-++", "+--+++--++-+-+-+--++++", "++---+++++++-+--++--+-"),
 }
-"""By the order n of the circulants, the signs of the first ``(n + 1) / 2`` values of each first row.
+"""A dictionary from the order n of four circulants to the signs in their first rows.
 
-The other values mirror these. The squares of the four circulants sum to ``4 n I``. The matrix has order 4 n.
+There are signs for the first ``(n + 1) / 2`` values of a row. The other values mirror these. The sum of the
+squares of the four circulants is ``4 n I``. The Hadamard matrix has the order 4 n.
 """
 
 
@@ -36,29 +38,28 @@ _MINUS_ROW = torch.tensor([[1.0, -1.0], [-1.0, -1.0]], dtype=torch.float64)
 
 
 def has_order(m: int) -> bool:
-    """Return whether `hadamard` constructs a matrix of this order.
+    """Return whether `hadamard` can construct a matrix of the order m.
 
-    Larger orders that Sylvester's doubling would give do not count.
+    The result is False for orders that need Sylvester's doubling, except for the order 2.
     """
     return m == 1 or m == 2 or (m > 0 and m % 4 == 0 and (_paley_kind(m) is not None or m // 4 in WILLIAMSON))
 
 
 @cache
 def hadamard(m: int) -> Tensor:
-    """Return a Hadamard matrix whose first column is all ones.
+    """Return a Hadamard matrix of the order m. Its first column has only ones.
 
-    Orders are 1, 2, q + 1 for prime powers q ≡ 3 mod 4, 2 (q + 1) for prime powers q ≡ 1 mod 4 (R. Paley, "On
-    orthogonal matrices", 1933), and those of Williamson's array of four symmetric circulants (J. Williamson,
-    "Hadamard's determinant theorem and the sum of four squares", 1944).
+    Possible orders are 1 and 2, q + 1 for prime powers q ≡ 3 mod 4, and 2 (q + 1) for prime powers q ≡ 1 mod
+    4 (R. Paley, "On orthogonal matrices", 1933). Other orders come from Williamson's array of four symmetric
+    circulants (J. Williamson, "Hadamard's determinant theorem and the sum of four squares", 1944).
 
     Args:
-        m: One for which `has_order` is true.
+        m: The order. `has_order` must be true for it.
 
-    Returns:
-        ``[m, m]``, float64, each value 1 or -1. It is kept and given to all callers: do not write to it.
+    Returns: A float64 tensor ``[m, m]``. Each value is 1 or -1. The tensor is cached, so do not write to it.
 
     Raises:
-        ValueError: There is no construction for the order.
+        ValueError: There is no construction for this order.
     """
     if m <= 2:
         found = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64)[:m, :m]
@@ -67,27 +68,27 @@ def hadamard(m: int) -> Tensor:
     elif m % 4 == 0 and m // 4 in WILLIAMSON:
         found = _williamson(WILLIAMSON[m // 4])
     else:
-        raise ValueError(f"there is no construction of a Hadamard matrix of order {m} here: use a divisor for which has_order() is true")
+        raise ValueError(f"no construction of a Hadamard matrix of order {m} is known here. Use a divisor for which has_order() is true")
     return found * found[:, :1]
 
 
 @cache
 def as_published(m: int) -> Tensor:
-    """Return a Hadamard matrix in the form of published tables, so that other programs compute the same.
+    """Return a Hadamard matrix in the form of published tables, so that other programs have the same matrix.
 
-    If m − 1 is a prime for Paley's first construction, that construction is used, with a positive first
-    column. If m / 2 − 1 is a prime for his second construction, that one is used, in four blocks. Otherwise
-    the matrix is the result of `hadamard`. AMD Quark 0.13 has these matrices for the orders 12, 20, 28, 36,
-    60, 108 and 140; its matrix of order 40 is the Kronecker product of orders 2 and 20.
+    If Paley's first construction is possible with a prime m − 1, it is used, with a positive first column. If
+    his second construction is possible with a prime m / 2 − 1, it is used, in four blocks. Otherwise the
+    result is that of `hadamard`. AMD Quark 0.13 has the same matrices for the orders 12, 20, 28, 36, 60, 108
+    and 140. Its matrix of the order 40 is the Kronecker product of matrices of the orders 2 and 20.
 
     Args:
-        m: One for which `has_order` is true, or 40.
+        m: The order. It is 40, or an order for which `has_order` is true.
 
-    Returns:
-        ``[m, m]``, float64, each value 1 or -1, kept as in `hadamard`. The first column is not always ones.
+    Returns: A float64 tensor ``[m, m]``. Each value is 1 or -1, and the first column may have both. The
+    tensor is cached, so do not write to it.
 
     Raises:
-        ValueError: As `hadamard`.
+        ValueError: There is no construction for this order.
     """
     if m == 40:
         return torch.kron(hadamard(2), as_published(20))
@@ -112,21 +113,28 @@ def _paley_kind(m: int) -> int | None:
 
 
 def _paley_one(q: int) -> Tensor:
-    """Return ``I + S``, with S skew and ``S · Sᵀ = q · I``."""
+    """Return ``I + S``, the matrix of Paley's first construction, for a skew-symmetric S with
+    ``S · Sᵀ = q · I``.
+    """
     bordered = _bordered(q)
     bordered[1:, 0] = -1
     return bordered + torch.eye(q + 1, dtype=torch.float64)
 
 
 def _paley_two(q: int) -> Tensor:
-    """Return the matrix with a block of 2 × 2 for each value of a symmetric conference matrix."""
+    """Return the matrix of Paley's second construction.
+
+    It has a block ``[2, 2]`` for each value of a symmetric conference matrix.
+    """
     return torch.kron(_bordered(q), _PLUS_ROW) + torch.kron(torch.eye(q + 1, dtype=torch.float64), _MINUS_ROW)
 
 
 def _bordered(q: int) -> Tensor:
-    """Return ``χ(a - b)`` for all elements of the field of order q, bordered by ones and a zero.
+    """Return the matrix of ``χ(a - b)`` for all elements a and b of the field of order q, with a border of
+    ones.
 
-    ``[q + 1, q + 1]``.
+    χ is 1 for nonzero squares, -1 for other nonzero elements, and 0 for 0. The result is ``[q + 1, q + 1]``;
+    the corner of the border is 0.
     """
     p, n = _prime_power(q) or (q, 1)
     places = p ** torch.arange(n)
@@ -143,10 +151,9 @@ def _bordered(q: int) -> Tensor:
 def _squares(p: int, n: int) -> Tensor:
     """Return the numbers of the nonzero squares in the field of order ``p ** n``.
 
-    The digits of a number to base p are the coefficients of its element.
-
-    A polynomial of degree n makes a field if half of all elements are squares and only zero has the square
-    zero.
+    The number of an element has the coefficients of the element as its digits in base p. The field is
+    constructed with a polynomial of degree n. A polynomial is suitable if half of all nonzero elements are
+    squares and only 0 has the square 0.
     """
     places = p ** torch.arange(n)
     elements = torch.arange(1, p**n)[:, None] // places % p
@@ -164,14 +171,20 @@ def _squares(p: int, n: int) -> Tensor:
 
 
 def _williamson(halves: tuple[str, str, str, str]) -> Tensor:
-    """Return four symmetric circulants with ``A² + B² + C² + D² = 4 n I``, in Williamson's array."""
+    """Return Williamson's array of four symmetric circulants A, B, C and D with
+    ``A² + B² + C² + D² = 4 n I``.
+    """
     a, b, c, d = (_symmetric_circulant(half) for half in halves)
     rows = ((a, b, c, d), (-b, a, -d, c), (-c, d, a, -b), (-d, -c, b, a))
     return torch.cat([torch.cat(row, dim=1) for row in rows])
 
 
 def _symmetric_circulant(half: str) -> Tensor:
-    """Return the matrix whose first row begins with these ``(n + 1) / 2`` signs; the others mirror them."""
+    """Return a symmetric circulant of order n. Its first row begins with the ``(n + 1) / 2`` signs of
+    ``half``.
+
+    The other values of the row mirror these.
+    """
     first = torch.tensor([1.0 if sign == "+" else -1.0 for sign in half], dtype=torch.float64)
     row = torch.cat([first, first[1:].flip(0)])
     index = torch.arange(len(row))
@@ -180,7 +193,7 @@ def _symmetric_circulant(half: str) -> Tensor:
 
 @cache
 def _prime_power(q: int) -> tuple[int, int] | None:
-    """Return the prime and the exponent; None for other numbers."""
+    """Return the prime and the exponent if q is a power of a prime; otherwise None."""
     if q < 2:
         return None
     p = next((d for d in range(2, int(q**0.5) + 1) if q % d == 0), q)

@@ -1,6 +1,8 @@
-"""Writers and readers of the residual stream in a model, with the norm of each reader.
+"""Functions that find the writers and readers of the residual stream in a model, according to its
+architecture.
 
-They follow from the architecture.
+A writer is a layer whose output is added to the stream. A reader is a layer that gets the stream through a
+norm.
 """
 
 from __future__ import annotations
@@ -23,12 +25,12 @@ __all__ = ["Reading", "Stream", "check", "in_block", "matching", "norms_and_read
 
 @attrs.frozen(eq=False)
 class Reading:
-    """A norm and the layers that read the stream through it.
+    """A norm, and the layers that read the residual stream through this norm.
 
     Attributes:
         name: Name of the norm.
         norm: The norm.
-        readers: The layers by name; no module occurs twice.
+        readers: The layers, by name. No module occurs twice.
     """
 
     name: str
@@ -38,11 +40,11 @@ class Reading:
 
 @attrs.frozen(eq=False)
 class Stream:
-    """The modules that touch the stream, in one block or outside the blocks.
+    """The modules of one block, or the modules outside the blocks, that read or write the residual stream.
 
     Attributes:
         writers: Projections and embeddings whose outputs are added to the stream, by name.
-        readings: Norms with their readers.
+        readings: The norms, each with its readers.
     """
 
     writers: dict[str, nn.Module]
@@ -53,26 +55,26 @@ def check(facts: Architecture) -> None:
     """Check that the residual stream of an architecture can be rotated.
 
     Raises:
-        UnsupportedError: It cannot; the message gives the reason.
+        UnsupportedError: The stream cannot be rotated. The message states the reason.
     """
     reason = RotationConfig.r1_refusal(facts)
     if reason is not None:
         raise UnsupportedError(
-            f"the residual stream of {facts.model_type} cannot be rotated: {reason}. Set r1=False, which keeps r2, r3 and r4, or leave "
-            f"rotation out"
+            f"the residual stream of {facts.model_type} cannot be rotated: {reason}. Set r1=False to use only r2, r3 and r4, or leave out "
+            f"rotation"
         )
 
 
 def outside_blocks(model: nn.Module, facts: Architecture) -> Stream:
-    """Return the writers before the first block and the readers after the last.
+    """Return the writers before the first block and the readers after the last block.
 
     Args:
-        model: The whole model; its blocks may be on the meta device.
+        model: The whole model. Its blocks may be on the meta device.
         facts: Architecture of the model.
 
     Raises:
-        UnsupportedError: The architecture cannot be rotated, or this model lacks a module of the usual
-            variant.
+        UnsupportedError: The architecture cannot be rotated, or this model does not have a module that the
+            architecture names.
     """
     check(facts)
     needed = [name for name in (*facts.embeddings, facts.position_embeddings) if name]
@@ -81,7 +83,7 @@ def outside_blocks(model: nn.Module, facts: Architecture) -> Stream:
     readers = matching(model, (final, head))
     missing = [name for name in (*needed, final, head) if name not in writers and name not in readers]
     if missing:
-        raise UnsupportedError(f"this {facts.model_type} cannot be rotated: it has no {', '.join(missing)}. Leave rotation out")
+        raise UnsupportedError(f"this {facts.model_type} cannot be rotated, because it has no {', '.join(missing)}. Leave out rotation")
     return Stream(writers, (Reading(final, readers[final], {head: readers[head]}),))
 
 
@@ -89,8 +91,8 @@ def in_block(block: nn.Module, facts: Architecture) -> Stream:
     """Return the writers and readers in one decoder block, by names relative to the block.
 
     Raises:
-        UnsupportedError: The architecture cannot be rotated; or the block has readers without their norm,
-            norms without readers, or fused experts.
+        UnsupportedError: The architecture cannot be rotated. Or the block has readers but not their norm, a
+            norm but no readers, or fused experts.
     """
     check(facts)
     readings = []
@@ -99,7 +101,7 @@ def in_block(block: nn.Module, facts: Architecture) -> Stream:
         if bool(norms) != bool(readers):
             has, lacks = (name, "any of " + ", ".join(patterns)) if norms else (", ".join(readers), name)
             raise UnsupportedError(
-                f"a block of this {facts.model_type} cannot be rotated: it has {has} but not {lacks}. Leave rotation out"
+                f"a block of this {facts.model_type} cannot be rotated, because it has {has} but not {lacks}. Leave out rotation"
             )
         if norms:
             readings.append(Reading(name, norms[name], readers))
@@ -107,15 +109,15 @@ def in_block(block: nn.Module, facts: Architecture) -> Stream:
     see_single_experts(block, facts, writers)
     if not readings or not writers:
         raise UnsupportedError(
-            f"a block of this {facts.model_type} cannot be rotated: its architecture names modules that it lacks. Leave rotation out"
+            f"a block of this {facts.model_type} cannot be rotated, because it lacks modules that the template names. Leave out rotation"
         )
     return Stream(writers, tuple(readings))
 
 
 def norms_and_readers(facts: Architecture) -> dict[str, tuple[str, ...]]:
-    """Return the patterns of readers by the name of their norm.
+    """Return a dictionary from the name of each norm to the name patterns of its readers.
 
-    A norm that attention and MLP share occurs once.
+    If attention and MLP share a norm, it occurs once.
     """
     patterns: dict[str, tuple[str, ...]] = {}
     for norm, groups in ((facts.attention_norm, readers_of_attention_norm(facts)), (facts.mlp_norm, readers_of_mlp_norm(facts))):
@@ -124,7 +126,10 @@ def norms_and_readers(facts: Architecture) -> dict[str, tuple[str, ...]]:
 
 
 def matching(module: nn.Module, patterns: Iterable[str]) -> dict[str, nn.Module]:
-    """Return the submodules that match names or patterns, each once; a star matches one part of a name."""
+    """Return a dictionary from name to submodule, with the submodules that match a name or a pattern.
+
+    Each submodule occurs once. A star in a pattern matches one part of a name.
+    """
     patterns = tuple(patterns)
     matches = {name: m for name in patterns if "*" not in name and (m := submodule(module, name)) is not None}
     starred = [re.compile(re.escape(pattern).replace(r"\*", r"[^.]+")) for pattern in patterns if "*" in pattern]
@@ -134,15 +139,16 @@ def matching(module: nn.Module, patterns: Iterable[str]) -> dict[str, nn.Module]
 
 
 def see_single_experts(block: nn.Module, facts: Architecture, writers: Mapping[str, nn.Module]) -> None:
-    """Check that the experts of a block, if any, are separate layers that write to the stream.
+    """Check that the experts of a block, if it has any, are separate layers that write to the residual
+    stream.
 
-    Raises UnsupportedError for other experts.
+    Raise UnsupportedError if they are not.
     """
     holder = submodule(block, facts.experts) if facts.experts else None
     if holder is None or all(parameter.ndim < 2 for parameter in holder.parameters()):
         return
     if not any(name.startswith(f"{facts.experts}.") for name in writers):
         raise UnsupportedError(
-            f"a block of this {facts.model_type} cannot be rotated: its experts ({facts.experts}) are fused in a form that cannot be "
-            f"split. Leave rotation out"
+            f"a block of this {facts.model_type} cannot be rotated, because its experts ({facts.experts}) are fused in a form that "
+            f"cannot be split. Leave out rotation"
         )

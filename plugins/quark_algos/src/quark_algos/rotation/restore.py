@@ -1,10 +1,10 @@
-"""Online rotations in a checkpoint: their matrices, and the rotations put back when a checkpoint is read.
+"""Online rotations in a checkpoint: functions that store their matrices and restore the rotations.
 
-There is one matrix per size, ``shared_input_rotation_<size>``, ``[size, size]``, int8, each value 1 or -1, a
-buffer of the whole model. Source: checkpoints of AMD Quark 0.13, which reads this form, and the older form
-with a matrix per layer, ``<layer>.input_rotation``. quark computes a rotation from factors, without its
-matrix. The first forward of a loaded model compares the factors with the stored matrix. If they differ, the
-model uses the stored matrix.
+A checkpoint has one matrix per size, ``shared_input_rotation_<size>``. It is an int8 tensor ``[size, size]``
+with values 1 and -1, and a buffer of the whole model. AMD Quark 0.13 writes and reads this form. It also
+reads an older form with one matrix per layer, ``<layer>.input_rotation``. quark computes a rotation from the
+factors of the matrix, without the matrix itself. The first forward pass of a loaded model compares the stored
+matrix with the product of these factors. If they differ, the model uses the stored matrix.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ __all__ = ["RestoreRotations", "buffer_name", "expect_matrices", "keep_matrices"
 
 
 class RestoreRotations:
-    """The `quark.checkpoint.restorers.Restorer` of rotations.
+    """Restores the rotations of a checkpoint (a `quark.checkpoint.restorers.Restorer`).
 
     Args:
-        settings: The `RotationConfig` of a checkpoint.
+        settings: The `RotationConfig` of the checkpoint.
 
     Raises:
         UnsupportedError: The rotations were learned, or inputs are scaled before they are rotated.
@@ -44,18 +44,18 @@ class RestoreRotations:
         assert isinstance(settings, RotationConfig)
         refused = settings.refused()
         if refused:
-            raise UnsupportedError(f"a model rotated with {', '.join(refused)} cannot be loaded here: export it without these rotations")
+            raise UnsupportedError(f"a model rotated with {', '.join(refused)} cannot be loaded here. Export it without these options")
         self._settings = settings
 
     def restore(self, model: nn.Module, config: QConfig) -> None:
-        """As `quark.checkpoint.restorers.Restorer.restore`."""
+        """Install the rotations in a model, as `quark.checkpoint.restorers.Restorer.restore`."""
         rotations: dict[int, InputRotation] = {}
         for name in self._layers(model, config):
             try:
                 layer = model.get_submodule(name)
                 width = linear_weight(layer).shape[1]
             except (AttributeError, IndexError):
-                raise CheckpointError(f"the checkpoint rotates the input of '{name}', which this model does not have") from None
+                raise CheckpointError(f"the checkpoint rotates the input of the layer '{name}', but this model has no such layer") from None
             size = block_size(self._settings, name, width)
             install(layer, rotations.setdefault(size, InputRotation(size)))
         if rotations:
@@ -66,8 +66,10 @@ class RestoreRotations:
             rotate_heads(model, rotated_attentions(model, attentions, rows))
 
     def place_of(self, name: str, tensor: Tensor) -> str:
-        """As `quark.checkpoint.restorers.Restorer.place_of`."""
-        is_of_a_layer = name.endswith(_OF_A_LAYER) and tensor.ndim == 2  # one matrix per layer becomes one per size
+        """Return the name of a tensor in the model, as `quark.checkpoint.restorers.Restorer.place_of`."""
+        is_of_a_layer = (
+            name.endswith(_OF_A_LAYER) and tensor.ndim == 2
+        )  # the older form has a matrix per layer, the model a matrix per size
         return buffer_name(len(tensor)) if is_of_a_layer else name
 
     def _layers(self, model: nn.Module, config: QConfig) -> Iterator[str]:
@@ -76,10 +78,11 @@ class RestoreRotations:
             yield from online.online_rotation_layers
         elif self._settings.online_r1_rotation and self._settings.r1:
             raise CheckpointError(
-                "the checkpoint uses online_r1_rotation but does not name its layers: add online_rotation_layers to its config"
+                "the checkpoint uses online_r1_rotation but does not name the layers. Add online_rotation_layers to its config"
             )
         elif self._settings.r4:
-            # By the last part of the name, as AMD Quark 0.13 does without a list.
+            # Layers are found by the last part of their name. AMD Quark 0.13 does the same if there is no
+            # list.
             for name, layer in model.named_modules():
                 kind = counts_as(layer)
                 if name.endswith("down_proj") and kind is not None and layer_config_for(config, name, kind).config is not None:
@@ -88,34 +91,38 @@ class RestoreRotations:
 
 _OF_A_LAYER = ".input_rotation"
 _PROBES = 8
-"""Random vectors that a matrix is tested with."""
+"""Number of random vectors with which a matrix is tested."""
 _ROWS = 1024
-"""Rows of a matrix that are converted to float64 at a time, to bound memory."""
+"""Number of rows of a matrix that are converted to float64 at a time. This limits the memory that is
+needed.
+"""
 
 
 def buffer_name(size: int) -> str:
-    """Return the name of the matrix of that size in the model and in its checkpoint."""
+    """Return the name of the matrix ``[size, size]`` in the model and in its checkpoint."""
     return f"shared_input_rotation_{size}"
 
 
 def keep_matrices(model: nn.Module, sizes: set[int]) -> None:
-    """Register the matrices of these sizes as buffers of a model that is going to be exported.
+    """Register the matrices of these sizes as buffers of a model, so that they are exported with the model.
 
-    They are on its device.
+    The buffers are on the model's device.
     """
-    device = next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))  # blocks may be on the meta device
+    device = next(
+        (p.device for p in model.parameters() if not p.is_meta), torch.device("cpu")
+    )  # parameters of blocks may be on the meta device
     for size in sorted(sizes):
         model.register_buffer(buffer_name(size), matrix_of(size).to(device))
 
 
 def expect_matrices(model: nn.Module, rotations: Mapping[int, InputRotation]) -> None:
-    """Register meta buffers for the matrices of a checkpoint.
+    """Register buffers on the meta device, into which the matrices of a checkpoint will be loaded.
 
-    A hook checks them before the first forward.
+    A hook checks the matrices before the first forward pass.
 
     Args:
         model: The whole model, before tensors are loaded.
-        rotations: The rotation of all layers with a block size, by size.
+        rotations: A dictionary from block size to the rotation of all layers with this block size.
     """
     for size in rotations:
         model.register_buffer(buffer_name(size), torch.zeros(size, size, dtype=torch.int8, device="meta"))
@@ -123,9 +130,9 @@ def expect_matrices(model: nn.Module, rotations: Mapping[int, InputRotation]) ->
 
 
 class _Arrived:
-    """A forward pre-hook of the model that checks loaded matrices at the first forward.
+    """A forward pre-hook of the model. It checks the loaded matrices before the first forward pass.
 
-    Rotations use loaded matrices that differ from their own.
+    If a loaded matrix differs from that of a rotation, the rotation uses the loaded matrix from then on.
     """
 
     def __init__(self, rotations: dict[int, InputRotation]) -> None:
@@ -141,21 +148,21 @@ class _Arrived:
 
 
 def _checked(matrix: Tensor, size: int) -> Tensor:
-    """Return a loaded matrix in float32.
+    """Check that a loaded matrix is a Hadamard matrix, and return it in float32.
 
     Raises:
-        CheckpointError: The matrix is no Hadamard matrix: a loader that only warns of missing tensors leaves
-            uninitialized memory.
+        CheckpointError: It is not a Hadamard matrix. For example, it is uninitialized memory, because the
+            loader has only warned that the tensor is missing.
     """
     float_matrix = matrix.float()
-    # M Mᵀ = size · I is tested on random vectors of integers, so that sums are exact; the sums of the second
+    # M Mᵀ = size · I is tested on random vectors of integers, so that sums are exact. The sums of the second
     # product need float64.
     some = torch.randint(-1, 2, (size, _PROBES), generator=torch.Generator().manual_seed(0)).to(float_matrix)
     once = (float_matrix.t() @ some).double()
     back = torch.cat([rows.double() @ once for rows in float_matrix.split(_ROWS)])
     if not (bool(matrix.abs().eq(1).all()) and torch.equal(back, size * some.double())):
         raise CheckpointError(
-            f"the Hadamard matrix '{buffer_name(size)}' of the checkpoint is missing or wrong: load it with import_model_from_safetensors "
-            f"for details, or export it again"
+            f"the Hadamard matrix '{buffer_name(size)}' of the checkpoint is missing or wrong. Load the checkpoint with "
+            f"import_model_from_safetensors for details, or export it again"
         )
     return float_matrix

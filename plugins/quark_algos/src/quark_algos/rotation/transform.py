@@ -1,4 +1,4 @@
-"""Rotation as a transform: R1 and R2 folded into weights, R3 and R4 run with the model."""
+"""Rotate: the transform that folds R1 and R2 into weights and installs the online rotations R3 and R4."""
 
 from __future__ import annotations
 
@@ -31,55 +31,55 @@ _SEEDS = {"r1": 0, "r2": 1}
 
 
 class Rotate(Transform):
-    """Rotates the residual stream (R1) and attention's values (R2) by folding.
+    """Rotates a model. The rotations are R1, R2, R3 and R4.
 
-    Both cost nothing at run time.
+    R1 rotates the residual stream, and R2 rotates the values of attention. Both are folded into weights, so
+    they cost nothing when the model runs. The other rotations are computed while the model runs (online): R3
+    rotates queries and keys, R4 rotates the inputs of the MLPs' output projections, and
+    ``online_r1_rotation`` rotates the inputs of the layers that read the residual stream. Source: QuaRot,
+    arXiv 2404.00456; SpinQuant, arXiv 2405.16406.
 
-    Queries and keys (R3) and the inputs of layers are rotated while the model runs: inputs of the MLPs'
-    output projections (R4), and of the layers that read the residual stream (``online_r1_rotation``). Source:
-    QuaRot, arXiv 2404.00456; SpinQuant, arXiv 2405.16406.
-
-    Whether a rotation reduces the error depends on the format: block formats such as MXFP4 profit from blocks
-    of similar values, which a rotation of the full width mixes. A rotation cannot be undone block by block,
-    so copies of the blocks are rotated first, with R1, R2 and the online rotations in all combinations,
-    together with the rest of the run. The preset ``"best"`` uses the combination with the smallest held-out
-    output error, or none; ``"reference"`` applies all and logs the errors if they do not fall. Without
-    calibration data there is no validation, and a warning says so. R3 only changes a quantized cache, which
-    the copies do not have. So it is always applied, and a note of the plan says so.
+    Whether a rotation reduces the error depends on the format. Block formats such as MXFP4 profit from blocks
+    of similar values, and a rotation of the full width mixes the values of different blocks. A rotation
+    cannot be undone block by block. So copies of the blocks are rotated first, with all combinations of R1,
+    R2 and the online rotations, together with the later transforms of the run. The preset ``"best"`` uses the
+    combination with the smallest output error on held-out tokens, or no rotation. The preset ``"reference"``
+    applies all rotations, and logs the errors if they do not decrease. Without calibration data, there is no
+    validation, and a warning is logged. R3 changes only a quantized cache, and the copies have no such cache.
+    So R3 is always applied, with a note in the plan.
 
     Args:
         settings: A `RotationConfig`.
 
     Raises:
-        UnsupportedError: The settings ask for learned rotations, or for input scales before a rotation.
+        UnsupportedError: The settings demand learned rotations, or input scales before a rotation.
     """
 
     settings: RotationConfig
 
     def __init__(self, settings: AlgoConfig) -> None:
-        assert isinstance(settings, RotationConfig)  # its record's class
+        assert isinstance(settings, RotationConfig)  # the class in the record
         refused = settings.refused()
         if refused:
             raise UnsupportedError(
-                f"rotation with {', '.join(refused)} is not supported, since rotations here are Hadamard matrices: leave it out"
+                f"rotation with {', '.join(refused)} is not supported, because rotations here are Hadamard matrices. Leave out this option"
             )
         self.settings = settings
         self.is_validated = not settings.is_r3_alone()
 
     def alternatives(self) -> Mapping[str, Rotate]:
-        """Return rotations with some of R1, R2 and the online rotations.
+        """Return transforms that apply only some of R1, R2 and the online rotations, by name.
 
-        Empty for the preset "reference", which applies all.
+        The result is empty for the preset "reference", which applies all rotations.
         """
         return {} if self.settings.preset == "reference" else {name: Rotate(part) for name, part in self.settings.parts().items()}
 
     def resolve_for_model(self, model: nn.Module, plan: QuantPlan) -> ResolvedSettings:
-        """Name the layers whose inputs are rotated.
+        """Return settings that name the layers whose inputs are rotated, and notes for the plan.
 
-        R1 is omitted if the family forbids it, and R3 if it changes nothing.
-
-        See `quark.algorithms.Transform.resolve_for_model`. A single R1, or R1 with user-defined
-        ``scaling_layers``, is not omitted: `start` refuses it.
+        See `quark.algorithms.Transform.resolve_for_model`. R1 is left out if the architecture does not allow
+        it, and R3 is left out if it changes nothing. But if R1 is the only rotation, or if the user has given
+        ``scaling_layers``, R1 is not left out; `start` then raises an error.
         """
         facts = plan.architecture
         assert facts is not None  # a plan with transforms has one
@@ -94,8 +94,8 @@ class Rotate(Transform):
             get_logger(__name__).warning(
                 f"The template of '{facts.model_type}' says norm_subtracts_mean={facts.norm_subtracts_mean} and norm_has_unit_offset="
                 f"{facts.norm_has_unit_offset}, but the norms of this model {subtract} and multiply by "
-                f"{'1 + weight' if measured.norm_has_unit_offset else 'their weight'}. The rotation follows the model; correct the "
-                f"template."
+                f"{'1 + weight' if measured.norm_has_unit_offset else 'their weight'}. The rotation is made for the model's norms. Correct "
+                f"the template."
             )
         names = online_layers(requested, model, plan)
         sizes = {block_size(requested, name, shapes[name][1]) for name in names}
@@ -109,40 +109,40 @@ class Rotate(Transform):
             notes.append("r4 is left out: no down projection is quantized")
         if heads:
             notes.append(
-                f"queries and keys of {len(heads)} attention modules are rotated while the model runs (r3); validation cannot tell whether "
-                "this reduces the error of the quantized cache"
+                f"queries and keys of {len(heads)} attention modules are rotated while the model runs (r3); validation does not measure "
+                "whether this reduces the error of the quantized cache"
             )
         elif requested.r3:
             notes.append("r3 is left out: no keys are quantized after the rotary embedding (kv_cache_post_rope)")
         return ResolvedSettings(settings, tuple(notes))
 
     def start(self, model: nn.Module, plan: QuantPlan) -> RotationRun:
-        """Check that the model can be rotated, and return the run with all rotations."""
+        """Check that the model can be rotated, and return the run for this model."""
         return RotationRun(self.settings, model, plan)
 
     def accepts(self, validation: Validation | None) -> bool:
-        """Return whether to keep the rotation.
+        """Return whether the rotation is applied.
 
-        It is kept if the output error falls, without validation, with the preset "reference", or if it is R3
-        alone.
+        It is applied if the output error decreases, if there is no validation, if the preset is "reference",
+        or if only R3 is on.
         """
         if validation is None:
             get_logger(__name__).warning(
-                "The rotation is not validated, since there is no calibration data. Compare the result with a run without rotation, above "
-                "all for formats whose blocks share a scale."
+                "The rotation is not validated, because there is no calibration data. Compare the result with a run without rotation, "
+                "above all for formats whose blocks share a scale."
             )
             return True
         if validation.is_improvement:
             return True
         if self.settings.is_r3_alone():
             get_logger(__name__).warning(
-                f"No rotation but r3 is applied, since none reduces the output error on {validation.tokens} held-out tokens. Validation "
-                "cannot tell whether r3 reduces the error of the quantized cache; preset='reference' would apply all rotations."
+                f"Only r3 is applied: no other rotation reduces the output error on {validation.tokens} held-out tokens. Validation does "
+                "not measure whether r3 reduces the error of the quantized cache. With preset='reference', all rotations would be applied."
             )
             return True
         is_accepted = self.settings.preset == "reference"
         errors = f"{validation.before:.2g} to {validation.after:.2g}, standard error {validation.standard_error:.1g}"
-        outcome = "it is applied because of preset='reference'" if is_accepted else "it is left out; preset='reference' would apply it"
+        outcome = "it is applied because of preset='reference'" if is_accepted else "it is left out (preset='reference' would apply it)"
         get_logger(__name__).warning(
             f"Rotation does not reduce the output error: on {validation.tokens} held-out tokens the error of quantized blocks becomes "
             f"{validation.factor:.2f} times as large ({errors}), so {outcome}."
@@ -151,15 +151,15 @@ class Rotate(Transform):
 
 
 class RotationRun(TransformRun):
-    """The run of rotations on one model.
+    """The rotation of one model.
 
     Args:
-        settings: Settings, resolved for the model.
-        model: The model before rotation.
-        plan: Plan of the run.
+        settings: The settings, resolved for the model.
+        model: The model before it is rotated.
+        plan: The plan of the run.
 
     Raises:
-        ConfigError, UnsupportedError: The model cannot be rotated as the settings say.
+        ConfigError, UnsupportedError: The model cannot be rotated with these settings.
     """
 
     def __init__(self, settings: RotationConfig, model: nn.Module, plan: QuantPlan) -> None:
@@ -185,13 +185,12 @@ class RotationRun(TransformRun):
             self._online[name] = rotations.setdefault(size, InputRotation(size))
 
     def transformed_stream(self, x: Tensor) -> Tensor:
-        """Return the rotated model's residual stream for the stream ``x`` of the original model."""
+        """Return the residual stream of the rotated model if ``x`` is the stream of the original model."""
         return x if self._r1 is None else self._r1.apply(x)
 
     def apply_global(self, model: nn.Module) -> None:
-        """Rotate embeddings and head, and untie them.
-
-        Register the rotations of queries and keys and the matrices of online rotations.
+        """Rotate and untie the embeddings and the head. Install R3, and register the matrices of online
+        rotations.
         """
         if self._settings.r3:
             rotate_heads(model, rotated_attentions(model, self._plan.attentions, self._plan.rows))
@@ -204,7 +203,7 @@ class RotationRun(TransformRun):
 
     @torch.no_grad()
     def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
-        """Rotate one block; return which rotations were applied."""
+        """Fold R1 and R2 into one block. Return metrics that tell which of them were applied."""
         if self._r1 is not None:
             user = self._user_stream
             stream = in_block(block.module, self._architecture) if user is None else user.names[block.name].resolve(block.module)
@@ -216,13 +215,13 @@ class RotationRun(TransformRun):
 
     @torch.no_grad()
     def finish(self, block: BlockContext) -> Mapping[str, Metrics]:
-        """Rotate the inputs of the block's layers (R4, R1 online).
+        """Rotate the inputs of the block's layers (R4, and R1 if it is online).
 
-        Return the rotation size by full name of the layer.
+        Return metrics with the block size of the rotation, by full name of the layer.
 
-        Equalization runs before, since one channel of enormous values would dominate all channels of a
-        rotated input. SmoothQuant's scale ``(max|x| / max|w|)^½`` nearly minimizes the product of the norms
-        of input and weight, which determines the error after rotation.
+        This is done after equalization, because one channel with huge values would dominate all channels of a
+        rotated input. The error after rotation is determined by the norm of the input times the norm of the
+        weight. SmoothQuant's scale ``(max|x| / max|w|)^½`` nearly minimizes this product.
         """
         prefix = f"{block.name}." if block.name else ""
         inside = {name: rotation for name, rotation in self._online.items() if name.startswith(prefix)}

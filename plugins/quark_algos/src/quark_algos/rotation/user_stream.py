@@ -1,6 +1,7 @@
-"""User stream: the residual stream as a rotation's ``scaling_layers`` describe it.
+"""User stream: the residual stream as the user describes it in the ``scaling_layers`` of a rotation.
 
-Names are resolved in the model, and checked: they name all modules that touch the stream, each with its norm.
+The names are looked up in the model. A check makes sure that they name all modules that read or write the
+residual stream, and the right norm for each reader.
 """
 
 from __future__ import annotations
@@ -25,28 +26,28 @@ from quark_algos.rotation.residual_stream import Reading, Stream, check, matchin
 __all__ = ["PARTS", "Entry", "Names", "UserStream", "entries_of", "user_stream"]
 
 PARTS = ("first_layer", "middle_layers", "last_layer")
-"""Keys of ``scaling_layers``: entries of the first block, of each other block, and additional entries of the
-last block.
+"""The keys of ``scaling_layers``. They have the entries for the first block, the entries for each other
+block, and additional entries for the last block.
 """
 
 _STREAM = ("decoder_blocks", "embeddings", "final_norm", "head", "attention_norm", "mlp_norm", "attention_inputs")
 _Layers = Mapping[str, nn.Module]
-_AS_KNOWN = "Leave scaling_layers empty to use those of the model's architecture"
+_AS_KNOWN = "Leave scaling_layers empty to use the layers of the model's architecture"
 
 _KEYS, _ONLINE = ("prev_modules", "norm_module", "next_modules"), "target_modules"
 
 
 @attrs.frozen
 class Entry:
-    """One entry of ``scaling_layers``, with full names.
+    """One entry of ``scaling_layers``. Its names are full names.
 
-    ``layer_id`` stands for a block's number and ``pre_layer_id`` for the number before.
+    In a name, ``layer_id`` stands for the number of a block, and ``pre_layer_id`` for the previous number.
 
     Attributes:
-        where: Position of the entry, for error messages.
-        writers: Names of the layers that write to the residual stream; a star matches one part of a name.
-        norm: Name of the norm through which the stream is read.
-        readers: Names of the layers that read the stream through the norm; a star matches one part of a name.
+        where: Position of the entry. Error messages contain it.
+        writers: Names of the layers that write to the residual stream. A star matches one part of a name.
+        norm: Name of the norm through which the layers in ``readers`` read the stream.
+        readers: Names of the layers that read the stream. A star matches one part of a name.
     """
 
     where: str
@@ -56,9 +57,11 @@ class Entry:
 
     @classmethod
     def read(cls, where: str, entry: Any) -> Entry:
-        """Return the entry of a dict in AMD Quark's form; raises ConfigError if it has another form."""
+        """Return the entry for a dict in AMD Quark's form. Raise ConfigError if ``entry`` has another
+        form.
+        """
         if not isinstance(entry, Mapping) or any(key not in entry for key in _KEYS):
-            raise ConfigError(f"rotation, {where}: an entry is a dict with {', '.join(_KEYS)}, not {entry!r}")
+            raise ConfigError(f"rotation, {where}: an entry must be a dict with {', '.join(_KEYS)}, not {entry!r}")
         for key in entry:
             if key not in (*_KEYS, _ONLINE):
                 near = closest(str(key), (*_KEYS, _ONLINE))
@@ -66,25 +69,24 @@ class Entry:
         writers, norm, readers = (entry[key] for key in _KEYS)
         for key, names in (("prev_modules", writers), ("next_modules", readers)):
             if not isinstance(names, list | tuple) or not all(isinstance(name, str) and name for name in names):
-                raise ConfigError(f"rotation, {where}: '{key}' is a list of full names, not {names!r}")
+                raise ConfigError(f"rotation, {where}: '{key}' must be a list of full names, not {names!r}")
         if not isinstance(norm, str) or not norm or "*" in norm:
-            raise ConfigError(f"rotation, {where}: 'norm_module' is one full name, not {norm!r}")
+            raise ConfigError(f"rotation, {where}: 'norm_module' must be one full name, not {norm!r}")
         return cls(where, tuple(writers), norm, tuple(readers))
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names of the entry."""
+        """All names that the entry contains."""
         return (*self.writers, self.norm, *self.readers)
 
 
 def entries_of(scaling_layers: Any) -> dict[str, tuple[Entry, ...]]:
-    """Return the entries of a rotation's ``scaling_layers``, by part.
+    """Return a dictionary from each part of a rotation's ``scaling_layers`` to the entries of this part.
 
     Args:
         scaling_layers: A dict with the keys `PARTS`, as in AMD Quark.
 
-    Returns:
-        The entries by part; ``{}`` if ``scaling_layers`` is empty or all its parts are.
+    Returns: The entries. Empty if ``scaling_layers`` or all its parts are empty.
 
     Raises:
         ConfigError: ``scaling_layers`` has another form.
@@ -94,28 +96,31 @@ def entries_of(scaling_layers: Any) -> dict[str, tuple[Entry, ...]]:
     if not isinstance(scaling_layers, Mapping) or set(scaling_layers) != set(PARTS):
         has = f"has {', '.join(map(str, scaling_layers))}" if isinstance(scaling_layers, Mapping) else "is a list"
         raise ConfigError(
-            f"scaling_layers of a rotation are a dict with {', '.join(PARTS)}, each a list, but this {has}. Leave them empty to use "
-            "the layers of the model's architecture"
+            f"scaling_layers of a rotation must be a dict with a list for {', '.join(PARTS)}, but this {has}. Leave scaling_layers empty "
+            "to use the layers of the model's architecture"
         )
     return {part: tuple(Entry.read(f"{part}[{i}]", entry) for i, entry in enumerate(scaling_layers[part])) for part in PARTS}
 
 
 @attrs.frozen
 class Names:
-    """Names of the modules that touch the stream.
+    """The names of the modules that read or write the residual stream, in one block or outside the blocks.
 
-    Either modules of one block, with names relative to it, or modules outside the blocks, with full names.
+    Names in a block are relative to the block. Names outside the blocks are full names.
 
     Attributes:
-        writers: Names of projections and embeddings that write to the stream, as keys.
-        norm_of: Name of the norm by the name of each of its readers.
+        writers: A dictionary whose keys are the names of the projections and embeddings that write to the
+            stream.
+        norm_of: A dictionary from the name of each reader to the name of its norm.
     """
 
     writers: dict[str, None] = attrs.field(factory=dict)
     norm_of: dict[str, str] = attrs.field(factory=dict)
 
     def resolve(self, module: nn.Module) -> Stream:
-        """Return the modules with these names in a block, or in the model."""
+        """Return the modules with these names. ``module`` is the block, or the model for names outside the
+        blocks.
+        """
         readers: dict[str, list[str]] = defaultdict(list)
         for reader, norm in self.norm_of.items():
             readers[norm].append(reader)
@@ -128,9 +133,9 @@ class UserStream:
     """The residual stream of one model, as the user describes it.
 
     Attributes:
-        facts: Architecture of the model; the form of its norms, if the architecture does not say it, is
-            measured on the norms.
-        names: Names in each block, by full name of the block; ``""`` for the names outside the blocks.
+        facts: Architecture of the model. If it did not state the form of the norms, the form was measured.
+        names: A dictionary from the full name of each block to the names in the block. The key ``""`` is for
+            the names outside the blocks.
     """
 
     facts: Architecture
@@ -140,22 +145,22 @@ class UserStream:
 def user_stream(settings: RotationConfig, model: nn.Module, facts: Architecture, width: int) -> UserStream | None:
     """Return the residual stream that ``scaling_layers`` describe.
 
-    None if they are empty or equal to the architecture's.
+    Return None if ``scaling_layers`` are empty or equal those that follow from the architecture.
 
-    If the architecture names all modules that write to the residual stream or read it, ``scaling_layers``
-    must name all of them too. If it does not, as for a model without a template, ``scaling_layers`` are used
-    unchecked.
+    If the architecture names all modules that read or write the residual stream, ``scaling_layers`` must name
+    all of these modules, too. If it does not, as for a model without a template, this cannot be checked.
 
     Args:
-        settings: Settings of the rotation.
-        model: The whole model; norms have their weights.
+        settings: The settings of the rotation.
+        model: The whole model. Its norms must have their weights.
         facts: Architecture of the model.
-        width: Channels of the residual stream.
+        width: Number of channels of the residual stream.
 
     Raises:
-        ConfigError: ``scaling_layers`` have another form than AMD Quark's; a name is nowhere in the model; a
-            module that touches the stream is left out, is read through another norm, or has another width.
-        UnsupportedError: The architecture cannot be rotated; or its blocks or the form of its norms are not
+        ConfigError: ``scaling_layers`` do not have AMD Quark's form, or a name does not exist in the model.
+            Or a module that reads or writes the stream is missing, has another norm in ``scaling_layers``, or
+            has another width.
+        UnsupportedError: The architecture cannot be rotated, or its blocks or the form of its norms are not
             known.
     """
     entries = entries_of(settings.scaling_layers)
@@ -164,7 +169,7 @@ def user_stream(settings: RotationConfig, model: nn.Module, facts: Architecture,
         return None
     is_known = _known_in_full(facts)
     if facts.decoder_blocks is None:
-        raise UnsupportedError(f"{facts.model_type} cannot be rotated: its decoder blocks are not known. Register a template")
+        raise UnsupportedError(f"{facts.model_type} cannot be rotated, because its decoder blocks are not known. Register a template")
     reader = _Reader(model, facts.decoder_blocks)
     usual = entries_of(derived.scaling_layers) if derived is not None else {}
     reader.read(entries, frozenset(chain.from_iterable(e.names for e in chain.from_iterable(usual.values()))))
@@ -178,10 +183,11 @@ def user_stream(settings: RotationConfig, model: nn.Module, facts: Architecture,
 
 
 class _Reader:
-    """Collects the names of entries by block.
+    """Collects, for each block, the names that the entries of ``scaling_layers`` contain.
 
     Attributes:
-        names: The names by full name of a block, in the order of the blocks; ``""`` for names outside them.
+        names: A dictionary from the full name of each block, in order, to the names in the block. The key
+            ``""`` is for the names outside the blocks.
     """
 
     def __init__(self, model: nn.Module, blocks: str) -> None:
@@ -194,7 +200,8 @@ class _Reader:
     def read(self, entries: Mapping[str, Sequence[Entry]], usual: frozenset[str]) -> None:
         """Add all entries.
 
-        Names in ``usual`` may be missing, since not every model of an architecture has all its modules.
+        Names in ``usual`` may be missing in the model, because not every model has all modules of its
+        architecture.
         """
         only_first = len(self._numbers) == 1
         for entry in chain.from_iterable(of_part for part, of_part in entries.items() if not (only_first and part == "middle_layers")):
@@ -208,7 +215,7 @@ class _Reader:
                 self._add(entry, i)
         for (block, name), entry in self._unread.items():
             if name not in self.names[block].norm_of:
-                raise ConfigError(f"rotation, {entry.where}: the model has '{_full(block, name)}', but not its norm '{entry.norm}'")
+                raise ConfigError(f"rotation, {entry.where}: the model has '{_full(block, name)}', but not the norm '{entry.norm}'")
 
     def _add(self, entry: Entry, number: int) -> None:
         for template in entry.writers:
@@ -223,17 +230,20 @@ class _Reader:
             if block_of_norm != block:
                 raise UnsupportedError(
                     f"rotation, {entry.where}: '{_full(block, name)}' and its norm '{_full(block_of_norm, norm)}' are not in the same "
-                    f"block: name a norm of the same block"
+                    f"block. Name a norm in the same block"
                 )
             other = self.names[block].norm_of.setdefault(name, norm)
             if other != norm:
                 raise ConfigError(
-                    f"rotation, {entry.where}: '{_full(block, name)}' reads through '{norm}', but another entry says '{other}': keep one "
-                    f"of them"
+                    f"rotation, {entry.where}: '{_full(block, name)}' has the norm '{norm}', but in another entry the norm '{other}'. Name "
+                    f"only one norm"
                 )
 
     def _matches(self, template: str, number: int) -> Iterator[tuple[str, str]]:
-        """Yield block and relative name of the modules that a name matches for a block's number."""
+        """Yield the modules that a name matches for the block with the number ``number``.
+
+        Each module is a pair: the full name of its block, and its name in the block.
+        """
         name = template.replace("pre_layer_id", str(number - 1)).replace("layer_id", str(number))
         inside = name.removeprefix(f"{self._blocks}.")
         first, _, relative = inside.partition(".")
@@ -254,10 +264,10 @@ class _Reader:
 
 
 def _known_in_full(facts: Architecture) -> bool:
-    """Return whether the architecture names all modules that touch the residual stream.
+    """Return whether the architecture names all modules that read or write the residual stream.
 
     Raises:
-        UnsupportedError: The architecture cannot be rotated, whatever ``scaling_layers`` say.
+        UnsupportedError: The architecture cannot be rotated, whatever ``scaling_layers`` contain.
     """
     named = {name: getattr(facts, name) for name in _STREAM}
     supposed: dict[str, Any] = {name: value or "?" for name, value in named.items()}
@@ -266,19 +276,21 @@ def _known_in_full(facts: Architecture) -> bool:
 
 
 def _see_shapes(streams: Mapping[str, Stream], width: int) -> None:
-    """Check that each block has writers and readers, and that all are matrices of the stream's width.
+    """Check that each block has writers and readers, and that their weights are matrices of the stream's
+    width.
 
     Args:
-        streams: Streams by full name of a block; ``""`` for the modules outside the blocks.
-        width: Channels of the residual stream.
+        streams: Streams by full name of the block, and ``""`` for the modules outside the blocks.
+        width: Number of channels of the residual stream.
 
     Raises:
-        ConfigError: A block has no writer or no reader, or a module is no matrix of that width.
+        ConfigError: A block has no writer or no reader, or the weight of a module is not a matrix of this
+            width.
     """
     for block, stream in streams.items():
         if not stream.writers or not stream.readings:
             verb, where = "writes to" if not stream.writers else "reads", f"in {block}" if block else "outside the blocks"
-            raise ConfigError(f"rotation: scaling_layers are incomplete, since nothing {verb} the residual stream {where}. {_AS_KNOWN}")
+            raise ConfigError(f"rotation: scaling_layers are incomplete: no layer {verb} the residual stream {where}. {_AS_KNOWN}")
         readers = {name: module for reading in stream.readings for name, module in reading.readers.items()}
         for names, is_writer in ((stream.writers, True), (readers, False)):
             for name, module in names.items():
@@ -286,17 +298,15 @@ def _see_shapes(streams: Mapping[str, Stream], width: int) -> None:
 
 
 def _see_closed(model: nn.Module, facts: Architecture, streams: Mapping[str, Stream]) -> None:
-    """Check that the streams name all modules that touch the residual stream.
-
-    The architecture gives the writers and readers.
+    """Check that the streams have exactly the writers and readers that the architecture names.
 
     Args:
         model: The whole model.
-        facts: Its architecture, which names all these modules (`_known_in_full`).
-        streams: Streams by full name of a block; ``""`` for the modules outside the blocks.
+        facts: The architecture of the model. It must name all writers and readers (`_known_in_full`).
+        streams: Streams by full name of the block, and ``""`` for the modules outside the blocks.
 
     Raises:
-        ConfigError: A module is missing, is listed with another norm, or does not touch the stream.
+        ConfigError: A module is missing, is listed with another norm, or does not read or write the stream.
         UnsupportedError: A block has fused experts.
     """
     left_out: list[str] = []
@@ -315,17 +325,18 @@ def _see_closed(model: nn.Module, facts: Architecture, streams: Mapping[str, Str
         left_out += [_full(block, name) for layers in readers.values() for name, reader in layers.items() if reader not in read]
     if left_out:
         raise ConfigError(
-            f"rotation: scaling_layers lack {folded(left_out)}, which also read or write the residual stream, so the rotation would "
-            f"change the model's function. {_AS_KNOWN}"
+            f"rotation: scaling_layers lack {folded(left_out)}. These layers read or write the residual stream, too, so the rotation would "
+            f"change the outputs of the model. {_AS_KNOWN}"
         )
 
 
 def _see_parts(
     block: str, module: nn.Module, facts: Architecture, stream: Stream, known_writers: _Layers, known_readers: Mapping[str, _Layers]
 ) -> None:
-    """Check that each named module touches the stream as the architecture says.
+    """Check that each writer in ``stream`` writes to the residual stream, and that each reader has the right
+    norm.
 
-    It writes to the stream, or reads it through its norm.
+    The architecture determines which modules write to the stream, and the norm of each reader.
     """
     writers = set(known_writers.values())
     norm_of = {reader: norm for norm, layers in known_readers.items() for reader in layers.values()}
@@ -338,7 +349,7 @@ def _see_parts(
             norm = norm_of.get(reader)
             if norm is None and (reader in others or reader in writers):
                 raise ConfigError(f"rotation: '{_full(block, name)}' of 'next_modules' does not read the residual stream. {_AS_KNOWN}")
-            # A model without that norm is a variant in which another norm replaces it.
+            # If the model does not have this norm, it is a variant in which another norm is used instead.
             actual = None if norm is None else submodule(module, norm)
             if actual is not None and actual is not reading.norm:
                 raise ConfigError(
@@ -350,7 +361,7 @@ def _see_width(name: str, module: nn.Module, width: int, *, is_writer: bool) -> 
     weight = getattr(module, "weight", None)
     if not isinstance(weight, nn.Parameter) or weight.ndim != 2:
         raise ConfigError(
-            f"rotation: '{name}' ({type(module).__name__}) has no single weight matrix, so no rotation can be folded into it: leave it out"
+            f"rotation: '{name}' ({type(module).__name__}) has no single weight matrix, so no rotation can be folded into it. Leave it out"
         )
     axis = 1 if isinstance(module, nn.Embedding) else 1 - input_axis(module) if is_writer else input_axis(module)
     if weight.shape[axis] != width:

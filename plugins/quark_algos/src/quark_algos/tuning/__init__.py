@@ -1,4 +1,5 @@
-"""Block-wise tuning: tune codes, scales and norms of a rounded block by its output error.
+"""Block-wise tuning: codes, scales and norms of a rounded block are changed so that its output error
+decreases.
 
-Start reading at `block.TuneBlock`.
+Start to read at `block.TuneBlock`.
 """

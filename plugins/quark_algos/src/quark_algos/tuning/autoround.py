@@ -1,4 +1,4 @@
-"""AutoRound: rounding offsets and clipping by signed gradients of a block's error (arXiv 2309.05516)."""
+"""AutoRound: optimizes rounding offsets and clipping with the signs of gradients (arXiv 2309.05516)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from quark_algos.tuning.config import AutoRoundConfig
 __all__ = ["AutoRound", "OffsetLayer"]
 
 _NARROWEST = 0.5
-"""Smallest factor of a range; with AutoRound's own bound, 0, all weights of a group could become 0."""
+"""Smallest factor of a range. AutoRound itself uses 0, but then all weights of a group could become 0."""
 
 
 class AutoRound(Tuning):
     """The algorithm ``autoround``.
 
-    Metrics of a block: ``first_loss``, ``best_loss`` (mean squared error of the output), ``codes``.
+    It reports three metrics for a block. ``first_loss`` and ``best_loss`` are the mean squared errors of the
+    output in the first and in the best step. ``codes`` is the share of codes that differ from
+    round-to-nearest.
 
     Args:
         settings: An `AutoRoundConfig`.
@@ -36,9 +38,9 @@ class AutoRound(Tuning):
 
     @torch.no_grad()
     def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
-        """As `quark.algorithms.Tuning.tune`.
+        """Tune a block, as `quark.algorithms.Tuning.tune`.
 
-        As published, the block gets the codes and scales of the step with the smallest loss.
+        As in the paper, the block gets the codes and scales of the step with the smallest loss.
         """
         settings = self._settings
         samples = fitted(block)
@@ -62,20 +64,22 @@ class AutoRound(Tuning):
 
 
 class OffsetLayer:
-    """One layer: ``Q = round(W + V d)`` with the scales ``α s``.
+    """One layer while AutoRound optimizes it. The rounded weight is ``Q = round(W + V d)``, with the scales
+    ``α s``.
 
-    V are offsets in ±1/2, α factors of each group up to 1.
+    W is the float weight, and s are the scales of round-to-nearest. V has an offset from -1/2 to 1/2 for each
+    weight, and α has a factor of at most 1 for each group. V and α are optimized. d is the distance between
+    the two grid values around a weight; in integer formats, this is the scale.
 
-    s are the scales of round-to-nearest. d is the distance from the nearest value to its neighbour on the
-    side of the weight, which is the scale in integer formats. ``∂Q/∂V = d`` and ``∂Q/∂α = (Q − W) / α`` if Q
-    is not clipped; ``∂Q/∂α = Q / α`` if it is. Source: arXiv 2309.05516, equations 3 to 5, with one α for
+    The gradients are ``∂Q/∂V = d``, and ``∂Q/∂α = (Q − W) / α`` for a weight that is not clipped, or
+    ``∂Q/∂α = Q / α`` for a weight that is clipped. Source: arXiv 2309.05516, equations 3 to 5, with one α for
     both ends of a range.
 
     Args:
         weights: The rounded weights of the layer.
-        float_weight: ``[N, K]``.
-        settings: Settings of the algorithm.
-        dtype: Dtype of products.
+        float_weight: The float weight, ``[N, K]``.
+        settings: The settings of the algorithm.
+        dtype: Dtype in which matrix products are computed.
     """
 
     def __init__(self, weights: StackedWeights, float_weight: Tensor, settings: AutoRoundConfig, dtype: torch.dtype) -> None:
@@ -93,13 +97,15 @@ class OffsetLayer:
         self.leaf = self._qt
 
     def weight(self) -> Tensor:
-        """Return the current rounded weight, ``[N, K]``, a leaf for one step's gradient."""
+        """Return the current rounded weight ``[N, K]``. It is a leaf tensor that collects the gradient of one
+        step.
+        """
         self._qt, _ = self._rounded(self._offsets, self._factors)
         self.leaf = self._qt.t().contiguous().to(self._dtype).requires_grad_()
         return self.leaf
 
     def update(self, lr: float, scale_lr: float) -> None:
-        """Make one step against the sign of the gradients."""
+        """Change offsets and factors by one step against the sign of their gradients."""
         if self.leaf.grad is None:
             return
         gradient = self.leaf.grad.t().float()
@@ -111,13 +117,12 @@ class OffsetLayer:
         self._offsets.sub_(torch.where(is_clipped, 0, gradient).sign_(), alpha=lr).clamp_(-0.5, 0.5)
 
     def state(self) -> tuple[Tensor, Tensor | None]:
-        """Return the current state, from which `write` restores these codes and scales."""
+        """Return the current state. `write` can restore the codes and scales of this state."""
         return self._offsets.clone(), None if self._factors is None else self._factors.clone()
 
     def write(self, state: tuple[Tensor, Tensor | None]) -> int:
-        """Give the layer the codes and scales of a state.
-
-        Returns how many codes differ from round-to-nearest.
+        """Store the codes and scales of a state in the layer, and return how many codes differ from
+        round-to-nearest.
         """
         qt, scales = self._rounded(*state)
         before = self._weights.wt / self._grid.current.scale.repeat_interleave(self._size, 0)
@@ -126,7 +131,9 @@ class OffsetLayer:
         return int(((before - after).abs_() > 2**-10).sum())
 
     def _rounded(self, offsets: Tensor, factors: Tensor | None) -> tuple[Tensor, GroupScales]:
-        """Return the rounded weights ``[K, N]`` and the scales of all groups."""
+        """Return the rounded weights ``[K, N]`` for these offsets and factors, and the scales of all
+        groups.
+        """
         moved = torch.addcmul(self._wt, offsets, self._distance)
         if factors is None:
             return self._grid.round_(moved, self._grid.each), self._grid.current

@@ -1,4 +1,4 @@
-"""TuneBlock: gradient descent on a rounded block, by the error of its output."""
+"""TuneBlock: reduces the output error of a rounded block by gradient descent."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ if TYPE_CHECKING:
 __all__ = ["BlockState", "Fitted", "TuneBlock", "dtype_of_products", "fitted", "means"]
 
 _OF_BFLOAT16 = ("AVX512", "SVE")
-"""Vector instructions of CPUs that multiply bfloat16."""
+"""Names of the CPU vector instructions that can multiply bfloat16."""
 
 
 class TuneBlock(Tuning):
     """The algorithm ``tuning``.
 
-    Metrics of a block: ``epochs``, ``first_loss`` and ``last_loss`` (mean relative squared error of the
-    output, by the factors of `RoundedBlock.channels`, over the first and the last epoch), ``codes`` (share of
-    codes that differ from the rounding's).
+    It reports four metrics for a block. ``epochs`` is the number of epochs. ``first_loss`` and ``last_loss``
+    are the mean relative squared errors of the output in the first and in the last epoch, weighted with the
+    factors of `RoundedBlock.channels`. ``codes`` is the share of codes that differ from those that the
+    rounding algorithm chose.
 
     Args:
         settings: A `TuningConfig`.
@@ -40,7 +41,7 @@ class TuneBlock(Tuning):
 
     @torch.no_grad()
     def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
-        """As `quark.algorithms.Tuning.tune`."""
+        """Tune a block, as `quark.algorithms.Tuning.tune`."""
         settings = self._settings
         samples = fitted(block)
         if not samples:
@@ -69,7 +70,7 @@ class TuneBlock(Tuning):
 
 @attrs.frozen(eq=False)
 class Fitted:
-    """A sample with the positions of fitted and held-out tokens."""
+    """A sample, with the positions of its fitted tokens (``own``) and of its held-out tokens."""
 
     sample: Sample
     own: Tensor
@@ -77,7 +78,7 @@ class Fitted:
 
 
 def fitted(block: RoundedBlock) -> list[Fitted]:
-    """Return the samples of a block with tokens to fit."""
+    """Return the samples of a block that have tokens to fit, with the positions of these tokens."""
     found = []
     for sample in block.samples:
         own, held_out = (mask.nonzero().squeeze(1) for mask in (~sample.is_held_out, sample.is_held_out))
@@ -87,9 +88,11 @@ def fitted(block: RoundedBlock) -> list[Fitted]:
 
 
 def dtype_of_products(name: str, samples: Sequence[Fitted]) -> torch.dtype:
-    """Return the dtype that the setting ``compute_dtype`` names, on the device of the samples.
+    """Return the dtype for the setting ``compute_dtype``, which is ``name``. "auto" depends on the device of
+    the samples.
 
-    torch multiplies bfloat16 with AVX-512 and SVE; with only AVX2 it takes several times as long as float32.
+    On a CPU with AVX-512 or SVE, torch multiplies bfloat16 efficiently. On a CPU with only AVX2, bfloat16
+    takes several times as long as float32.
     """
     if name != "auto":
         return torch.bfloat16 if name == "bfloat16" else torch.float32
@@ -98,9 +101,10 @@ def dtype_of_products(name: str, samples: Sequence[Fitted]) -> torch.dtype:
 
 
 class BlockState:
-    """The tuned parameters of a block: its layers, and vectors such as norm weights.
+    """The parameters of a block while it is tuned: weights of layers, and vectors such as norm weights.
 
-    With factors of ``channels`` the loss is the relative error of each token, else the mean square.
+    If there are factors for ``channels``, the loss is the mean relative error of the tokens. If not, it is
+    the mean squared error.
     """
 
     def __init__(
@@ -113,9 +117,9 @@ class BlockState:
         self._dtype = None if dtype is torch.float32 else dtype
 
     def backward(self, block: RoundedBlock, fitted: Fitted, share: int) -> Tensor:
-        """Add the gradient of a sample's loss ÷ ``share``.
+        """Add the gradient of a sample's loss, divided by ``share``, to the gradients.
 
-        Returns the loss, and the error of held-out tokens, ``[2]``.
+        Return a tensor ``[2]`` with the loss and the error of the held-out tokens.
         """
         if not self._tensors:
             self._tensors = {f"{name}.weight": layer.weight() for name, layer in self._layers.items()}
@@ -131,24 +135,25 @@ class BlockState:
         return torch.stack([loss.detach(), held_out.mean() if len(held_out) else loss.detach()])
 
     def _output(self, block: RoundedBlock, sample: Sample) -> Tensor:
-        """Return a block's output.
+        """Return the output of a block for a sample.
 
-        If its code does not run in the dtype of the settings, use the model's dtype from then on.
+        If the code of the block does not run in the dtype of the settings, the model's dtype is used from
+        then on.
         """
         if self._dtype is not None:
             try:
                 with block.substituted(self._tensors):
                     return block.output(sample, self._dtype)
-            except torch.OutOfMemoryError:  # a RuntimeError too; the model's dtype would need more memory
+            except torch.OutOfMemoryError:  # a subclass of RuntimeError; the model's dtype would need even more memory
                 raise
-            except RuntimeError as error:  # such as writing bfloat16 products into a float32 buffer, which autocast does not cast
+            except RuntimeError as error:  # for example, bfloat16 products are written into a float32 buffer
                 get_logger(__name__).info(f"A block does not run in {self._dtype}, so it is tuned in the model's dtype: {error}")
                 self._dtype = None
         with block.substituted({name: tensor.to(sample.target.dtype) for name, tensor in self._tensors.items()}):
             return block.output(sample, None)
 
     def step(self, lr: float, scale_lr: float, vector_lr: float) -> None:
-        """Make one step against the gradients."""
+        """Change all parameters by one step against their gradients."""
         for layer in self._layers.values():
             layer.update(lr, scale_lr)
         for vector in self._vectors.values():
@@ -156,13 +161,13 @@ class BlockState:
         self._tensors = {}
 
     def current(self) -> tuple[list[Any], list[Tensor]]:
-        """Return the current state, from which `write` restores the block."""
+        """Return the current state. `write` can restore this state."""
         return [layer.state() for layer in self._layers.values()], [vector.value() for vector in self._vectors.values()]
 
     def write(self, block: RoundedBlock, state: tuple[Sequence[Any], Sequence[Tensor]]) -> float:
-        """Give the block the codes, scales and vectors of a state.
+        """Store the codes, scales and vectors of a state in the block.
 
-        Returns the share of codes that differ from the rounding's.
+        Return the share of codes that differ from those that the rounding algorithm chose.
         """
         layers, vectors = state
         changed = sum(layer.write(own) for layer, own in zip(self._layers.values(), layers, strict=True))
@@ -172,7 +177,7 @@ class BlockState:
 
 
 class _Vector:
-    """A tuned norm weight or bias, in units of its mean magnitude."""
+    """A norm weight or bias that is tuned. Its change is measured in units of its mean magnitude."""
 
     def __init__(self, parameter: nn.Parameter) -> None:
         self._first = parameter.detach().clone()
@@ -198,6 +203,9 @@ def _does_harm(errors: Sequence[float], patience: int) -> bool:
 
 
 def means(losses: Sequence[Tensor]) -> tuple[float, float]:
-    """Return the mean of each column of vectors ``[2]``; the host waits for the device once."""
+    """Return the mean of the first elements and the mean of the second elements of vectors ``[2]``.
+
+    The host waits for the device only once.
+    """
     first, second = zip(*torch.stack(list(losses)).tolist(), strict=True)
     return sum(first) / len(first), sum(second) / len(second)

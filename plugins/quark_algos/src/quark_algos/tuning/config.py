@@ -1,4 +1,4 @@
-"""Settings of the algorithms that tune a rounded block by its output: tuning and autoround."""
+"""Settings of ``tuning`` and ``autoround``, the algorithms that tune a rounded block by its output error."""
 
 from __future__ import annotations
 
@@ -15,45 +15,48 @@ from quark_algos.fields import positive
 __all__ = ["DTYPES", "MOST_STEPS", "TARGETS", "AutoRoundConfig", "TuningConfig"]
 
 DTYPES = ("auto", "bfloat16", "float32")
-"""Dtypes in which products are computed while a block is tuned."""
+"""The dtypes in which matrix products can be computed while a block is tuned."""
 TARGETS = ("model", "block")
-"""Target of a tuned block: the float model's hidden states, or the float block's output for the quantized
-model's input.
+"""The targets of tuning. ``"model"``: the hidden states of the float model. ``"block"``: the output of the
+float block for the input that it gets in the quantized model.
 """
 
 MOST_STEPS = 32
-"""Largest number of steps per epoch; more samples get larger batches.
+"""Maximum number of steps per epoch. If there are more samples, batches are larger.
 
-With twice as many, two real models have 6 % more KL divergence; with half as many, one of them has 10 % more.
+With twice as many steps, the KL divergence of two real models is 6 % higher. With half as many steps, it is
+10 % higher for one of these models.
 """
 
 
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class TuningConfig(AlgoConfig):
-    """Tuning: few steps of gradient descent from the solution of a rounding.
+    """Settings of ``tuning``: a few steps of gradient descent that start from the result of a rounding.
 
-    It works after GPTQ, AWQ, round-to-nearest and others.
+    Tuning can follow any rounding, such as GPTQ, AWQ or round-to-nearest.
 
     Attributes:
-        epochs: Passes over the calibration samples.
-        batch_size: Calibration batches for each step; None for at most `MOST_STEPS` steps per epoch.
-        rounding: Tune the choice between two neighbouring values for each weight.
-        scales: Tune the scales of weights if the format stores them finely enough.
-        norms: Tune norm weights and biases.
-        lr: Step of the rounding, in distances of two neighbouring values. It falls to 0 linearly, and so do
-            ``scale_lr`` and ``norm_lr``.
-        scale_lr: Step of scales, relative.
-        norm_lr: Step of norm weights and biases, relative to their mean magnitude.
-        margin: Smallest initial distance of a weight from the threshold between two values, in units of their
-            distance; 0 to 0.5.
-        target: ``"model"`` for the hidden states of the float model, ``"block"`` for the output of the float
-            block on the quantized model's input.
-        compute_dtype: Dtype of products while a block is tuned: ``"bfloat16"``, ``"float32"``, or ``"auto"``:
-            bfloat16, except on a CPU without vector instructions for it.
-        patience: Number of consecutive epochs with a larger held-out error than the first, after which tuning
-            stops.
-        seed: Seed of the order of samples.
+        epochs: Number of times that tuning uses each calibration sample.
+        batch_size: Number of calibration batches for each step. If it is None, it is chosen so that an epoch
+            has at most `MOST_STEPS` steps.
+        rounding: Whether to tune, for each weight, the choice between two neighbouring values.
+        scales: Whether to tune the scales of weights. Scales are tuned only if the format stores them with
+            enough precision.
+        norms: Whether to tune norm weights and biases.
+        lr: Step size of the rounding, in units of the distance between two neighbouring values. Like
+            ``scale_lr`` and ``norm_lr``, it decreases linearly to 0.
+        scale_lr: Step size of scales, relative to the scale.
+        norm_lr: Step size of norm weights and biases, relative to their mean magnitude.
+        margin: Minimum distance between a weight and the threshold between two values at the start, in units
+            of the distance of these values. It is from 0 to 0.5.
+        target: The target of the block's output. ``"model"`` means the hidden states of the float model.
+            ``"block"`` means the output of the float block for the input that it gets in the quantized model.
+        compute_dtype: Dtype of matrix products while a block is tuned: ``"bfloat16"``, ``"float32"`` or
+            ``"auto"``. ``"auto"`` means bfloat16, except on a CPU without vector instructions for bfloat16.
+        patience: Tuning stops if this many consecutive epochs have a larger held-out error than the first
+            epoch.
+        seed: Seed for the order of the samples.
     """
 
     name: str = "tuning"
@@ -70,28 +73,29 @@ class TuningConfig(AlgoConfig):
     compute_dtype: str = attrs.field(default="auto", validator=validators.in_(DTYPES))
     patience: Annotated[int, OptionNote(is_cost_only=True)] = attrs.field(
         default=3, validator=positive
-    )  # in any case, a block whose held-out error does not fall keeps its rounding
+    )  # whatever the patience, a block keeps its rounding if its held-out error does not decrease
     seed: int = 0
 
 
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class AutoRoundConfig(AlgoConfig):
-    """AutoRound as published (arXiv 2309.05516).
+    """Settings of AutoRound as published (arXiv 2309.05516).
 
-    Rounding offsets and clipping by signed gradient descent, from round-to-nearest.
-
-    As in the package ``auto-round``, inputs come from the quantized model and targets from the float model.
+    AutoRound starts from round-to-nearest, and optimizes rounding offsets and clipping by signed gradient
+    descent. As in the package ``auto-round``, inputs come from the quantized model and targets from the float
+    model.
 
     Attributes:
-        iters: Steps for each block.
-        lr: First step of rounding offsets, in distances of two neighbouring values, which falls to 0
-            linearly; None is 1 / iters.
-        minmax_lr: First step of the ranges' factors; None is ``lr``.
-        enable_minmax_tuning: Tune the range of each group if the format stores scales finely enough.
-        batch_size: Calibration batches for each step.
-        compute_dtype: Dtype of products while a block is tuned: ``"bfloat16"``, ``"float32"``, or ``"auto"``:
-            bfloat16, except on a CPU without vector instructions for it.
+        iters: Number of steps for each block.
+        lr: Step size of rounding offsets in the first step, in units of the distance between two neighbouring
+            values. It decreases linearly to 0. If it is None, it is 1 / ``iters``.
+        minmax_lr: Step size of the factors of ranges in the first step. If it is None, it is ``lr``.
+        enable_minmax_tuning: Whether to tune the range of each group. Ranges are tuned only if the format
+            stores scales with enough precision.
+        batch_size: Number of calibration batches for each step.
+        compute_dtype: Dtype of matrix products while a block is tuned: ``"bfloat16"``, ``"float32"`` or
+            ``"auto"``. ``"auto"`` means bfloat16, except on a CPU without vector instructions for bfloat16.
     """
 
     name: str = "autoround"
@@ -103,6 +107,6 @@ class AutoRoundConfig(AlgoConfig):
     compute_dtype: str = attrs.field(default="auto", validator=validators.in_(DTYPES))
 
     def resolved(self) -> Self:
-        """Return the settings with the first steps."""
+        """Return the settings with numbers for ``lr`` and ``minmax_lr``."""
         lr = self.lr or 1 / self.iters
         return attrs.evolve(self, lr=lr, minmax_lr=self.minmax_lr or lr)

@@ -1,6 +1,6 @@
-"""AMD Quark's names of block tuning: settings, and a function and a processor that tune a model.
+"""Block tuning under AMD Quark's names: settings classes, and a function and a processor that tune a model.
 
-Settings have AMD Quark's fields; the model must be quantized.
+The settings have the fields of AMD Quark's classes. The model must be quantized.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ __all__ = ["AutoRoundConfig", "AutoRoundProcessor", "BlockwiseJointTuningConfig"
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class AutoRoundConfig(config.AutoRoundConfig):
-    """Settings of AutoRound, with two more fields of AMD Quark's class.
+    """Settings of AutoRound, with two more fields of AMD Quark's class that have no effect here.
 
     The layers follow from the model's family.
 
     Attributes:
-        inside_layer_modules: Without effect.
-        model_decoder_layers: Without effect.
+        inside_layer_modules: This field has no effect.
+        model_decoder_layers: This field has no effect.
     """
 
     inside_layer_modules: list[str] | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
@@ -44,7 +44,7 @@ class AutoRoundConfig(config.AutoRoundConfig):
 
 
 def _name(_: str) -> str:
-    """Return the registered name of these settings."""
+    """Return the registered name of the algorithm of these settings, whatever name is given."""
     return "tuning"
 
 
@@ -54,20 +54,21 @@ def _name(_: str) -> str:
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class BlockwiseTuningConfig(config.TuningConfig):
-    """Settings of block tuning with AMD Quark's names.
+    """Settings of block tuning, with the fields of AMD Quark's class.
 
-    Of AMD Quark's fields, only ``epochs`` has an effect: step sizes are relative here.
+    Of AMD Quark's fields, only ``epochs`` has an effect. Step sizes are relative here, so they have other
+    names.
 
     Attributes:
-        weight_lr: Without effect: see ``lr``, ``scale_lr`` and ``norm_lr``.
-        qparam_lr: Without effect.
-        weight_decay: Without effect.
-        qparam_weight_decay: Without effect.
-        min_lr_factor: Without effect.
-        max_grad_norm: Without effect.
-        model_decoder_layers: Without effect.
-        trainable_modules: Without effect.
-        quant_trainable_modules: Without effect.
+        weight_lr: This field has no effect. Set ``lr``, ``scale_lr`` and ``norm_lr`` instead.
+        qparam_lr: This field has no effect.
+        weight_decay: This field has no effect.
+        qparam_weight_decay: This field has no effect.
+        min_lr_factor: This field has no effect.
+        max_grad_norm: This field has no effect.
+        model_decoder_layers: This field has no effect.
+        trainable_modules: This field has no effect.
+        quant_trainable_modules: This field has no effect.
     """
 
     name: str = attrs.field(default="tuning", converter=_name)
@@ -86,8 +87,8 @@ class BlockwiseTuningConfig(config.TuningConfig):
         legacy = [field.name for field in attrs.fields(type(self)) if field.metadata.get("legacy") and getattr(self, field.name)]
         if legacy:
             get_logger(__name__).warning(
-                f"{type(self).__name__} ignores {', '.join(legacy)}. Set step sizes with lr, scale_lr and norm_lr, which are relative; "
-                f"choose tuned parts with rounding, scales and norms."
+                f"{type(self).__name__} ignores {', '.join(legacy)}. Set relative step sizes with 'lr', 'scale_lr' and 'norm_lr'. "
+                f"The options 'rounding', 'scales' and 'norms' choose what is tuned."
             )
 
 
@@ -98,7 +99,7 @@ class BlockwiseTuningConfig(config.TuningConfig):
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class BlockwiseJointTuningConfig(BlockwiseTuningConfig):
-    """The same settings: weights and scales are always tuned together."""
+    """The same settings as `BlockwiseTuningConfig`: weights and scales are always tuned together."""
 
 
 def blockwise_tuning_algo(
@@ -108,26 +109,27 @@ def blockwise_tuning_algo(
     is_accelerate: bool | None = None,
     dataloader: Iterable[Any] | None = None,
 ) -> nn.Module:
-    """Return ``model``, quantized again from a copy of the float model, with block tuning.
+    """Quantize ``model`` again, with block tuning, and return it.
 
-    Tuning runs after the algorithms that quantized the model.
+    A copy of the float model is quantized with the algorithms that were used for ``model``, and then tuned.
 
     Args:
-        fp_model: The float model; it is not changed.
-        model: The result of `quark.runs.ModelQuantizer.quantize_model` for another copy; changed in place.
-        blockwise_tuning_config: Settings of tuning or AutoRound; with None nothing is done.
-        is_accelerate: Without effect.
+        fp_model: The float model. It is not changed.
+        model: A quantized copy of the float model that `quark.runs.ModelQuantizer.quantize_model` has
+            returned. It is changed in place.
+        blockwise_tuning_config: Settings of tuning or AutoRound. If it is None, nothing is done.
+        is_accelerate: This argument has no effect.
         dataloader: Calibration data.
 
     Raises:
         ConfigError: (a ValueError) ``model`` has not been quantized.
-        QuarkError: As `quark.runs.ModelQuantizer.quantize_model` raises it.
+        QuarkError: The other errors are those of `quark.runs.ModelQuantizer.quantize_model`.
     """
     if blockwise_tuning_config is None:
         return model
     own = getattr(model, "quant_config", None)
     if not isinstance(own, QConfig):
-        raise ConfigError(f"blockwise_tuning_algo needs a quantized model: quantize this {type(model).__name__} with ModelQuantizer first")
+        raise ConfigError(f"blockwise_tuning_algo needs a quantized model. Quantize this {type(model).__name__} with ModelQuantizer first")
     tuned = copy.deepcopy(fp_model)
     algorithms = [*(own.algo_config or ()), blockwise_tuning_config]
     ModelQuantizer(attrs.evolve(own, algo_config=algorithms)).quantize_model(tuned, dataloader)
@@ -136,11 +138,11 @@ def blockwise_tuning_algo(
 
 
 class AutoRoundProcessor:
-    """Tunes a quantized model; arguments as in `blockwise_tuning_algo`."""
+    """Tunes a quantized model. The arguments are those of `blockwise_tuning_algo`."""
 
     def __init__(self, fp_model: nn.Module, model: nn.Module, algo_config: AlgoConfig, data_loader: Iterable[Any]) -> None:
         self.fp_model, self.model, self.config, self.data_loader = fp_model, model, algo_config, data_loader
 
     def apply(self) -> None:
-        """Tune the model in place; raises as `blockwise_tuning_algo`."""
+        """Tune the model in place. The errors are those of `blockwise_tuning_algo`."""
         blockwise_tuning_algo(self.fp_model, self.model, self.config, dataloader=self.data_loader)

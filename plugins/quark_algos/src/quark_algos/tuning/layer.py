@@ -1,7 +1,7 @@
-"""State of one layer while it is tuned: `TunedLayer` (codes and scales), `Adam`.
+"""TunedLayer: the codes and scales of one layer while it is tuned. Adam: an optimizer for the other
+parameters.
 
-A tuned weight is one of two neighbouring grid values. Adam tunes the few other parameters of a block: scales,
-norms, biases.
+A tuned weight is one of two neighbouring grid values. Adam optimizes the scales, norms and biases of a block.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ __all__ = ["Adam", "TunedLayer"]
 
 
 _BETA1, _BETA2 = 0.9, 0.95
-"""Decay of the gradient's mean and mean square; 0.999 is too slow for tuning in tens of steps.
+"""Decay factors of the mean and of the mean square of the gradient. The usual 0.999 is too slow, because
+tuning has only tens of steps.
 """
 
 
 class Adam:
-    """A tensor that Adam tunes, without weight decay (arXiv 1412.6980).
+    """A tensor that Adam optimizes, without weight decay (arXiv 1412.6980).
 
     Args:
-        value: The tensor, which is changed in place.
+        value: The tensor. It is changed in place.
     """
 
     def __init__(self, value: Tensor) -> None:
@@ -35,7 +36,7 @@ class Adam:
         self._steps = 0
 
     def step(self, gradient: Tensor, lr: float) -> None:
-        """Make one step against a gradient."""
+        """Change the tensor by one step against ``gradient``."""
         self._steps += 1
         self._mean.lerp_(gradient, 1 - _BETA1)
         self._square.mul_(_BETA2).addcmul_(gradient, gradient, value=1 - _BETA2)
@@ -44,21 +45,20 @@ class Adam:
 
 
 class TunedLayer:
-    """One layer: weights ``q`` of a rounding, their neighbours ``q'``, and a choice between the two.
+    """One layer while it is tuned. For each weight, tuning chooses between two neighbouring grid values.
 
-    The neighbours lie on the side of the float weights ``w``.
-
-    A positive latent ``v`` chooses the larger of the two values. v starts at the float weight's position
-    between them, ``v = (w − (q + q') / 2) / |q' − q|``, but at least ``margin`` on the side of q. Gradients
-    pass straight through this choice, ``∂L/∂v = |q' − q| ∂L/∂W``, and each step moves v against its sign.
-    This is the rounding offset of AutoRound (arXiv 2309.05516), started from any rounding. Group scales are
-    tuned with fixed codes (arXiv 2407.11062).
+    q is the value that the rounding chose for the float weight w, and q' is the neighbour of q on the side of
+    w. A latent variable v chooses between them: if v is positive, the larger value is chosen. v starts at the
+    position of w between the two values, ``v = (w − (q + q') / 2) / |q' − q|``, but at least ``margin`` on
+    the side of q. The straight-through gradient of this choice is ``∂L/∂v = |q' − q| ∂L/∂W``, and each step
+    changes v against the sign of this gradient. So v is the rounding offset of AutoRound (arXiv 2309.05516),
+    but it can start from any rounding. Group scales are tuned with fixed codes (arXiv 2407.11062).
 
     Args:
         weights: The rounded weights of the layer.
-        float_weight: ``[N, K]``.
-        settings: Settings of the algorithm.
-        dtype: Dtype of products.
+        float_weight: The float weight, ``[N, K]``.
+        settings: The settings of the algorithm.
+        dtype: Dtype in which matrix products are computed.
     """
 
     def __init__(self, weights: StackedWeights, float_weight: Tensor, settings: TuningConfig, dtype: torch.dtype) -> None:
@@ -74,9 +74,10 @@ class TunedLayer:
             w = float_weight.t().float().contiguous()
             self._other_qt = self._grid.neighbours(self._qt, w)
             step = self._other_qt - self._qt
-            # A negative u chooses q. u may be NaN if a value is its own neighbour: both choices are the same.
+            # A negative u chooses q. u may be NaN if a value has no other neighbour; then both choices are
+            # equal.
             u = ((w - self._qt) / step).clamp_(0, 0.5 - settings.margin).sub_(0.5)
-            # bfloat16 is fine near the threshold at 0; in float32 results are a little worse.
+            # bfloat16 has enough precision near the threshold at 0. With float32, results are a little worse.
             self._latent = torch.copysign(u, -step).t().contiguous().bfloat16()
             self._half = self._as_leaf(step.abs_().mul_(0.5))
             self._middle = self._as_leaf((self._qt + self._other_qt).mul_(0.5))
@@ -88,11 +89,13 @@ class TunedLayer:
         self.leaf = self._middle
 
     def _as_leaf(self, values: Tensor) -> Tensor:
-        """Return ``[K, N]`` values as ``[N, K]`` in the dtype of products."""
+        """Transpose ``values [K, N]`` to ``[N, K]``, and convert them to the dtype of matrix products."""
         return values.t().contiguous().to(self._dtype)
 
     def weight(self) -> Tensor:
-        """Return the current weight, ``[N, K]``, a leaf for one step's gradient."""
+        """Return the current weight ``[N, K]``. It is a leaf tensor that collects the gradient of one
+        step.
+        """
         weight = torch.copysign(self._half, self._latent).add_(self._middle) if self._is_chosen else self._middle.clone()
         if self._scale is not None:
             factor = self._grid.rescaled(1 + self._scale.value).scale.div_(self._grid.current.scale).t().to(self._dtype)
@@ -101,9 +104,9 @@ class TunedLayer:
         return self.leaf
 
     def update(self, lr: float, scale_lr: float) -> None:
-        """Make one step against the gradient of the weight."""
+        """Change codes and scales by one step against the gradient of the weight."""
         gradient = self.leaf.grad
-        if gradient is None:  # of an expert that no token has reached
+        if gradient is None:  # the layer belongs to an expert that no token has reached
             return
         if self._scale is not None:
             relative = self.leaf.detach().mul_(gradient).view(len(gradient), self._groups, -1).sum(-1).float()
@@ -112,13 +115,13 @@ class TunedLayer:
             self._latent.sub_(gradient.sign_(), alpha=lr)
 
     def state(self) -> tuple[Tensor | None, Tensor | None]:
-        """Return the current state, from which `write` restores these codes and scales."""
+        """Return the current state. `write` can restore the codes and scales of this state."""
         return self._latent.signbit() if self._is_chosen else None, None if self._scale is None else self._scale.value.clone()
 
     def write(self, state: tuple[Tensor | None, Tensor | None]) -> int:
-        """Give the layer the codes and scales of a state.
+        """Store the codes and scales of a state in the layer.
 
-        Returns how many codes differ from the rounding's.
+        Return how many codes differ from those that the rounding algorithm chose.
         """
         is_smaller, factor = state
         grid = self._grid
