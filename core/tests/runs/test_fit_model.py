@@ -175,3 +175,26 @@ def test_an_export_that_is_read_again_is_told_to_be_quantized(tmp_path: Path) ->
     for ask in (ModelQuantizer(tiny_template().get_config("mxfp4")).quantize_model, QUANTIZER.plan):
         with pytest.raises(ConfigError, match=r"this model is quantized already: .*Load the float model"):
             ask(again)
+
+
+def test_weights_that_are_tied_again_keep_the_rounded_head() -> None:
+    model = tiny_model(kind="layernorm")
+    assert model.config.tie_word_embeddings
+    config = tiny_template().get_config("int4_wo_64")
+    config.exclude = []
+    model = ModelQuantizer(config).quantize_model(model)
+    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+    rounded = head.weight.detach().clone()
+    assert not torch.equal(rounded, embeddings.weight)
+    model.tie_weights()
+    assert torch.equal(head.weight, rounded)
+
+
+def test_a_layer_that_is_replaced_after_quantization_is_not_exported(tmp_path: Path) -> None:
+    config = tiny_template().get_config("int4_wo_64")
+    config.exclude = []
+    model = ModelQuantizer(config).quantize_model(tiny_model())
+    model.resize_token_embeddings(model.config.vocab_size + 8)
+    with pytest.raises(ConfigError, match=r"1 quantized layer\(s\) were replaced after quantization: lm_head\. Make such changes"):
+        export_safetensors(model, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

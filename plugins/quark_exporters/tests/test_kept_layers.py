@@ -203,7 +203,7 @@ def test_compressed_tensors_holds_them_in_a_group_of_their_own(form: Form, sourc
 def test_a_transform_that_would_change_them_is_refused_before_any_work(form: Form, source: Path, tmp_path: Path) -> None:
     config = form.config()
     config.algo_config = LLMTemplate.get("deepseek_v3").get_config("int4_wo_32", algorithm="smoothquant").algo_config
-    with pytest.raises(ConfigError, match=r"'smoothquant' changes weights.*keep_prequantized_layers=False"):
+    with pytest.raises(ConfigError, match=r"'smoothquant' changes float weights.*keep_prequantized_layers=False"):
         quantize_checkpoint(source, tmp_path / "out", config, batches())
 
 

@@ -16,6 +16,7 @@ from quark.base.names import folded
 from quark.config.model import QConfig
 from quark.errors import ConfigError
 from quark.models.layers.layers_from_codes import Packed
+from quark.models.layers.quantized_layers import is_quantized
 from quark.models.plan.decoder_blocks import Block, decoder_blocks
 from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.quant_plan import QuantPlan, is_left_alone
@@ -49,7 +50,8 @@ def content_of(model: Any) -> CheckpointContent:
     `quark.runs.ModelQuantizer` and `quark.checkpoint.save_pretrained.set_results` set them.
 
     Raises:
-        ConfigError: (a ValueError) The model has not been quantized, runs from codes, or is compiled.
+        ConfigError: (a ValueError) The model has not been quantized, runs from codes or is compiled. Or
+            another module replaced a quantized layer.
     """
     if not getattr(model, "quark_quantized", False):
         raise ConfigError("this model has not been quantized: call ModelQuantizer(config).quantize_model(model) first, then export")
@@ -59,7 +61,23 @@ def content_of(model: Any) -> CheckpointContent:
         raise ConfigError(
             "this model or a part of it is compiled (torch.compile), which renames its tensors: export the original module, its _orig_mod"
         )
+    if isinstance(model.quark_plan, QuantPlan):
+        refuse_replaced(model, model.quark_plan)
     return CheckpointContent(model, model.quant_config, model.quark_plan)
+
+
+def refuse_replaced(model: nn.Module, plan: QuantPlan) -> None:
+    """Check that the layers that were quantized still are: a checkpoint would lack their scales.
+
+    Raises:
+        ConfigError: Another module replaced a quantized layer.
+    """
+    quantized = {row.name for row in plan.quantized}
+    if replaced := [n for n, module in model.named_modules(remove_duplicate=False) if n in quantized and not is_quantized(module)]:
+        raise ConfigError(
+            f"{len(replaced)} quantized layer(s) were replaced after quantization: {folded(replaced)}. Make such changes, for example with "
+            "resize_token_embeddings, before you quantize the model"
+        )
 
 
 def is_float(row: PlanRow) -> bool:

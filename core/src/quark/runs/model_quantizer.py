@@ -16,6 +16,7 @@ from quark.base.log import get_logger
 from quark.base.names import folded
 from quark.base.torch_state import own_torch_state
 from quark.base.version import refuse_unfit_environment
+from quark.checkpoint.model_tensors import is_tied_apart
 from quark.config.enums import QuantizationMode
 from quark.config.model import QConfig
 from quark.errors import ConfigError, UnsupportedError
@@ -144,6 +145,8 @@ class ModelQuantizer:
             refuse_non_finite(state_of(whole), buffers_of(whole), lambda _: _NOT_FINITE)
             quantize_run(run, whole, InPlaceSink(whole), InMemorySource(coded))
             put_back(whole, model)
+        if hasattr(model, "config") and is_tied_apart(model):
+            model.config.tie_word_embeddings = False  # otherwise tie_weights() would replace the rounded head by the embeddings
         return model
 
     def _planned(self, model: nn.Module) -> tuple[Run, Mapping[str, CodedLayer]]:
@@ -256,8 +259,8 @@ def refuse_no_model(model: object) -> None:
     compiled code would continue to use the float layers.
 
     Raises:
-        ConfigError: The object is not a module, or it or a submodule is compiled, has a PEFT adapter, or wraps
-            a model for several devices.
+        ConfigError: The object is not a module, or it or a submodule is compiled, has a PEFT adapter, or
+            wraps a model for several devices.
     """
     if not isinstance(model, nn.Module):
         what = "None" if model is None else f"the string {model!r}" if isinstance(model, str) else f"a {type(model).__name__}"
