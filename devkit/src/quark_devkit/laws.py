@@ -35,6 +35,7 @@ from quark_devkit.extent import SLOW, is_thorough
 from quark_devkit.fresh_process import in_fresh_process
 from quark_devkit.option_effects import digest
 from quark_devkit.process_state import changes, shared_state
+from quark_devkit.side_effects import prints_reach_stdout
 from quark_devkit.subject import Subject, find_subject
 from quark_devkit.threads import threads
 from quark_devkit.works import KNOWN_WORKS, PREPARATIONS, WORKS, Work
@@ -140,7 +141,7 @@ def _observed(kind: str, name: str, thorough: bool, plugins: Catalog, revision: 
 
 
 def _observe(kind: str, name: str, thorough: bool) -> Observation:
-    with redirect_stdout(io.StringIO()) as printed:
+    with redirect_stdout(io.StringIO()) as printed, prints_reach_stdout():
         observation = _observe_work(kind, name, thorough)
     return attrs.evolve(observation, printed=printed.getvalue())
 
