@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from quark.checkpoint import CheckpointContent, ExportOptions
+from quark.plugins import using
 from quark_devkit import all_checks, run_check
 from quark_devkit.checks.layout import exports
 from quark_devkit.extent import thoroughly
@@ -54,3 +55,10 @@ def test_a_slow_layout_is_exported_from_disk_once(monkeypatch: pytest.MonkeyPatc
     subject = subject_among("layout", (record_of(Counting),))
     exports_of(subject, "writes_the_same_twice")
     assert exports_of(subject, "writes_the_same_from_disk", "brings_the_tokenizer", "names_no_place_of_this_machine") == 3
+
+
+def test_a_layout_that_reads_tokenizers_gets_no_broken_one() -> None:
+    plain, inside = (subject_among("layout", (record_of(Counting, capabilities=given),)) for given in ((), ("tokenizer_inside",)))
+    for subject, has_one in ((plain, True), (inside, False)):
+        with using(subject.catalog):
+            assert ("tokenizer.json" in exports.source_export(subject).files) is has_one

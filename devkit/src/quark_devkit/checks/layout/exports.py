@@ -60,6 +60,7 @@ SHARD = 20_000
 """Bytes of a shard, small enough for several shards of the small model."""
 _MACHINE = "machine-of-the-conformance-suite"
 """The name of this machine during an export: its own name, such as "model", may be a word of any file."""
+_TOKENIZER = "tokenizer.json"
 _ALL = 1_000_000
 """More files than any export opens, so that none of them fails."""
 
@@ -113,18 +114,18 @@ class WatchedExport:
 
 @attrs.frozen(eq=False)
 class SourceExport:
-    """An export of a model that was loaded from a float checkpoint with a ``tokenizer.json``.
+    """An export of a model that was loaded from a float checkpoint.
 
     Attributes:
         files: All files by relative path, without the file of the run's identity.
         config: The ``config.json`` of the float checkpoint.
-        tokenizer: Its ``tokenizer.json``.
+        tokenizer: Its ``tokenizer.json``; None if the layout writes tokenizers into its own file.
         places: Paths, names and dates of this machine and day, which no file should hold.
     """
 
     files: Mapping[str, bytes]
     config: Mapping[str, Any]
-    tokenizer: bytes
+    tokenizer: bytes | None
     places: frozenset[str]
 
 
@@ -224,14 +225,14 @@ def sharded_export(subject: Subject) -> FirstExport:
 def export_from_disk(subject: Subject) -> dict[str, bytes]:
     """Return the files of `source_export`, if the float checkpoint is quantized from disk."""
     with temporary() as parent:
-        source = _saved_with_tokenizer(parent / "float")
+        source = _float_checkpoint(parent / "float", subject.declares("tokenizer_inside"))
         quantize_checkpoint(source, parent / "out", run_config(first_stored(subject)), batches(), exporter=subject.lookup_name)
         return contents(parent / "out")
 
 
 def source_export(subject: Subject) -> SourceExport:
     """Return an export of a model from a float checkpoint, the same each time."""
-    return _source_export(*_key(subject))
+    return _source_export(*_key(subject), subject.declares("tokenizer_inside"))
 
 
 def is_slow(subject: Subject) -> bool:
@@ -290,16 +291,19 @@ def _sharded_export(of: object, revision: object, layout: str, is_tokenizer_insi
     return _export(layout, scheme, options)
 
 
-def _saved_with_tokenizer(directory: Path) -> Path:
-    (saved(directory) / "tokenizer.json").write_text('{"kept": "as it is"}', encoding="utf-8", newline="\n")
+def _float_checkpoint(directory: Path, is_tokenizer_inside: bool) -> Path:
+    """Write the small model, with a file of a tokenizer unless the layout reads it, since it is none."""
+    saved(directory)
+    if not is_tokenizer_inside:
+        (directory / _TOKENIZER).write_text('{"kept": "as it is"}', encoding="utf-8", newline="\n")
     return directory
 
 
 @lru_cache(maxsize=8)
-def _source_export(of: object, revision: object, layout: str) -> SourceExport:
+def _source_export(of: object, revision: object, layout: str, is_tokenizer_inside: bool) -> SourceExport:
     scheme = _first_export(of, revision, layout).scheme
     with temporary() as parent:
-        source, out = _saved_with_tokenizer(parent / "float"), parent / "out"
+        source, out = _float_checkpoint(parent / "float", is_tokenizer_inside), parent / "out"
         model = ModelQuantizer(run_config(scheme)).quantize_model(load_model(source), batches())
         named = mock.Mock(return_value=_MACHINE)
         with mock.patch.object(socket, "gethostname", named), mock.patch.object(platform, "node", named):
@@ -308,7 +312,8 @@ def _source_export(of: object, revision: object, layout: str) -> SourceExport:
         places = {str(place) for path in paths for place in (path, path.resolve())}
         places |= {_MACHINE, str(date.today()), str(datetime.now(UTC).date())}
         config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-        return SourceExport(contents(out), config, (source / "tokenizer.json").read_bytes(), frozenset(places))
+        tokenizer = None if is_tokenizer_inside else (source / _TOKENIZER).read_bytes()
+        return SourceExport(contents(out), config, tokenizer, frozenset(places))
 
 
 def _configs(model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
