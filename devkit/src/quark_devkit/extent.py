@@ -9,7 +9,7 @@ from contextvars import ContextVar
 
 from quark_devkit.check import Check
 
-__all__ = ["LAWS", "OF_DISTRIBUTIONS", "WHOLE_RUNS", "is_thorough", "quick", "thoroughly"]
+__all__ = ["LAWS", "OF_DISTRIBUTIONS", "SLOW", "WHOLE_RUNS", "is_thorough", "quick", "thoroughly"]
 
 WHOLE_RUNS = frozenset(
     {
@@ -67,6 +67,8 @@ OF_DISTRIBUTIONS = frozenset(
     }
 )
 """Names of the checks of a distribution that build a wheel, install it or start processes."""
+SLOW = 1.0
+"""CPU seconds of a subject's work above which checks repeat it in fewer cases."""
 _IS_THOROUGH = ContextVar("is_thorough", default=False)
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
+from unittest import mock
 
+from quark.plugins import collection, registry
 from quark_devkit.process_state import changes, shared_state
 
-__all__ = ["side_effects"]
+__all__ = ["prints_reach_stdout", "side_effects"]
 
 _PROGRAMS = ("os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "pty.spawn", "subprocess.Popen")
 _NETWORK = ("socket.bind", "socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto")
@@ -41,6 +43,18 @@ def side_effects() -> Iterator[list[str]]:
     finally:
         is_watching = False
         effects += [f"changes {name}" for name in changes(before, shared_state())]
+
+
+@contextmanager
+def prints_reach_stdout() -> Iterator[None]:
+    """Let text that plugins print reach stdout. The core sends it to stderr when it loads a plugin, but other
+    programs that import the plugin do not."""
+
+    def not_redirected(_: object) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    with mock.patch.object(collection, "redirect_stdout", not_redirected), mock.patch.object(registry, "redirect_stdout", not_redirected):
+        yield
 
 
 def _effect_of(event: str, arguments: tuple[Any, ...]) -> str | None:

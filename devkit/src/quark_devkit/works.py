@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,7 +18,10 @@ from quark.errors import QuarkError
 from quark_devkit.check import NotApplicableError
 from quark_devkit.subject import Subject
 
-__all__ = ["PREPARATIONS", "WORKS", "Work", "wide_data"]
+if TYPE_CHECKING:
+    from quark_devkit.checks.layout.exports import FirstExport
+
+__all__ = ["KNOWN_WORKS", "PREPARATIONS", "WORKS", "Work", "wide_data"]
 
 Work = Callable[[Subject], Mapping[str, Any]]
 """Lets a subject work once, and returns tensors or other values by name."""
@@ -134,12 +137,25 @@ def of_branch(subject: Subject) -> dict[str, Any]:
 
 def of_layout(subject: Subject) -> dict[str, Any]:
     """Return the files of an export of the small model, and the logits of the reloaded model."""
+    from quark_devkit.checks.layout.exports import new_export
+
+    return _of_export(subject, new_export(subject))
+
+
+def known_of_layout(subject: Subject) -> dict[str, Any]:
+    """Return the results of `of_layout` for the export that checks of this process share."""
+    from quark_devkit.checks.layout.exports import first_export
+
+    return _of_export(subject, first_export(subject))
+
+
+def _of_export(subject: Subject, export: FirstExport) -> dict[str, Any]:
     from quark.checkpoint.reader import import_model_from_safetensors
-    from quark_devkit.checks.layout import exported
+    from quark_devkit.checks.layout.exports import written
     from quark_devkit.small_models import logits
     from quark_devkit.whole_runs import contents
 
-    with exported(subject) as out:
+    with written(export) as out:
         results: dict[str, Any] = dict(contents(out))
         if subject.record.reader is not None:
             results["logits"] = logits(import_model_from_safetensors(None, out, device="cpu"))
@@ -203,5 +219,7 @@ WORKS: dict[str, Work] = {
 }
 """The work of each kind of record. A template has none, since it only states facts. An operator of a graph
 has none, since torch computes it."""
+KNOWN_WORKS: dict[str, Work] = {"layout": known_of_layout}
+"""Works that use results of other checks in the same process."""
 PREPARATIONS: dict[str, Callable[[Subject], None]] = {"format": prepare_format}
 """Calls to a record that a program makes while it builds a model, before there are data."""

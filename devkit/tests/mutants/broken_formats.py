@@ -9,6 +9,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from quark.base.scalars import divided
 from quark.config.enums import RoundType
 from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
@@ -62,7 +63,7 @@ class Plain(NumberFormat):
         if spec.symmetric is not False:
             return super().qparams(low, high, spec)
         low, high = low.clamp(max=0), high.clamp(min=0)
-        scale = ((high - low) / 15).clamp_(min=_SMALLEST)
+        scale = divided(high - low, 15).clamp_(min=_SMALLEST)
         return QParams(scale, (-8 - torch.round(low / scale)).clamp_(-8, 7).to(torch.int32))
 
     def spec_error(self, spec: QTensorConfig) -> str | None:

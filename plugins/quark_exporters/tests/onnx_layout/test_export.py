@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -286,3 +288,12 @@ def test_an_opset_that_torch_does_not_reach_is_refused(tmp_path: Path, monkeypat
     with pytest.raises(UnsupportedError, match="torch converts this model to opset 21, not to 23: choose another"):
         export_onnx(torch.nn.Linear(2, 2), (torch.ones(1, 2),), tmp_path / "m.onnx", opset=23)
     assert not list(tmp_path.iterdir())
+
+
+def test_no_model_is_kept(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16))
+    weights = [weakref.ref(parameter) for parameter in model.parameters()]
+    export_onnx(model, (torch.zeros(2, 16),), tmp_path / "model.onnx")
+    del model
+    gc.collect()
+    assert [weight() for weight in weights] == [None] * 4

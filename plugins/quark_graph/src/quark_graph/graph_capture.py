@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
 from quark.base.names import folded
+from quark.base.tracing import tracing
 from quark.errors import ConfigError, UnsupportedError
 from quark.models.layers import QuantizerModule
 from quark_graph.operators import arguments, schema_name
@@ -49,8 +50,9 @@ def capture(
         if dynamic_batch and isinstance(value, Tensor) and value.ndim:
             shapes[value] = {0: torch.export.Dim.AUTO}
     try:
-        with torch.no_grad():
-            exported = torch.export.export(model, args, dict(kwargs or {}), dynamic_shapes=shapes)
+        with tracing() as programs, torch.no_grad():
+            programs.append(torch.export.export(model, args, dict(kwargs or {}), dynamic_shapes=shapes))
+            return programs[0].module()
     except Exception as error:
         cause = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
         raise UnsupportedError(
@@ -58,7 +60,6 @@ def capture(
             "that depend on values of tensors cannot be captured: rewrite them with torch.where or torch.cond, or use "
             "quant_mode=QuantizationMode.eager_mode, which needs no graph"
         ) from error
-    return exported.module()
 
 
 def refuse_unfit_graph(model: fx.GraphModule) -> None:

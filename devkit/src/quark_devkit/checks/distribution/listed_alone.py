@@ -25,7 +25,7 @@ from quark.base.lazy import LazyRef
 from quark.plugins.discovery import GROUP, Candidate, Source
 from quark.plugins.model_records import TemplateRecord
 from quark.plugins.records import Record
-from quark_devkit.side_effects import side_effects
+from quark_devkit.side_effects import prints_reach_stdout, side_effects
 
 if TYPE_CHECKING:
     from quark.plugins.catalog import Catalog
@@ -110,7 +110,7 @@ def _main(plugins: str, out: str, loads: str) -> None:
     from quark_workbench.cli.installed import kind_report
 
     sources = [Source(**row) for row in json.loads(plugins)]
-    with side_effects() as effects:
+    with prints_reach_stdout(), side_effects() as effects:
         begin, cpu_begin = time.perf_counter(), time.process_time()
         catalog = Catalog(Candidate(source, EntryPoint(source.entry_point, source.module, GROUP)) for source in sources)
         for kind in catalog.registries:

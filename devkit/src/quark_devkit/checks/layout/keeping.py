@@ -22,7 +22,7 @@ from quark.plugins import algorithms, schemes
 from quark.runs import ModelQuantizer
 from quark_devkit.algorithm_runs import settings_of
 from quark_devkit.check import NotApplicableError, assume, check, require
-from quark_devkit.checks.layout import REFUSALS, first_stored, stored_model, temporary
+from quark_devkit.checks.layout.exports import REFUSALS, exported, first_stored, stored_model, temporary
 from quark_devkit.option_effects import digest
 from quark_devkit.small_models import batches, fitting_schemes, quantized, run_config, small_model, with_cache
 from quark_devkit.subject import Subject, find_subject
@@ -68,6 +68,7 @@ def _quantizer_of(scheme: str) -> TensorQuantizer:
 def keeps_settings_of_single_layers(subject: Subject) -> None:
     """A model with two schemes and with float layers has the same logits when it is read back, unless the
     layout refuses it."""
+    assume(subject.record.reader is not None, "its record names no reader")
     names = _stored_schemes(subject)
     first, last = (schemes().load_config(name)() for name in (names[0], names[-1]))
     config = run_config(first, exclude=("*.layers.0.self_attn.*",))
@@ -151,14 +152,10 @@ def reads_packed_codes_in_any_order(subject: Subject) -> None:
 def stores_values_if_it_is_asked_to(subject: Subject) -> None:
     """With ``weight_format="fake_quantized"``, an export stores rounded values, which take more bytes than
     codes, unless the layout refuses the option."""
-    model, sizes = stored_model(subject), []
-    for weight_format in ("real_quantized", "fake_quantized"):
-        with temporary() as parent:
-            try:
-                export_with(subject.lookup_name, model, parent / "out", ExportOptions(weight_format=weight_format))
-            except REFUSALS:
-                continue
-            sizes.append(sum(map(len, contents(parent / "out").values())))
+    sizes = []
+    for options in (None, ExportOptions(weight_format="fake_quantized")):
+        with suppress(*REFUSALS), exported(subject, options=options) as out:
+            sizes.append(sum(map(len, contents(out).values())))
     require(all(one < other for one, other in pairwise(sizes)), "stores codes although weight_format='fake_quantized' asks for values")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -19,15 +18,23 @@ from quark.checkpoint.transformers_loading import is_read_here, register_layouts
 from quark.errors import UnsupportedError
 from quark.models.hf.dequantizer import DequantizedTensors
 from quark.models.hf.file_tensors import FileTensors
-from quark.models.hf.loading import load_model
 from quark.models.hf.quantized_source import float_tensors_of
 from quark.models.hf.shards import check_shards
 from quark.plugins import algorithms, exporters
-from quark.runs import ModelQuantizer
 from quark_devkit.algorithm_runs import settings_of
 from quark_devkit.check import assume, check, require
-from quark_devkit.checks.layout import REFUSALS, exported, first_stored, stored_exports, stored_model, temporary
-from quark_devkit.small_models import batches, logits, quantized, run_config, saved
+from quark_devkit.checks.layout.exports import (
+    ANY_TOKENIZER,
+    REFUSALS,
+    exported,
+    first_stored,
+    sharded_export,
+    source_export,
+    stored_exports,
+    stored_model,
+    temporary,
+)
+from quark_devkit.small_models import logits, quantized, run_config
 from quark_devkit.subject import Subject, find_subject
 from quark_devkit.whole_runs import require_reload, require_same_logits
 
@@ -200,39 +207,18 @@ def keeps_the_configuration(subject: Subject) -> None:
     """``config.json`` keeps all entries of the float checkpoint, except entries that an export sets, such as
     ``quantization_config``.
     """
-    with temporary() as parent:
-        source = saved(parent / "float")
-        model = ModelQuantizer(run_config(first_stored(subject))).quantize_model(load_model(source), batches())
-        export_with(subject.lookup_name, model, parent / "out")
-        path = parent / "out" / "config.json"
-        assume(path.is_file(), "it writes no config.json")
-        before: dict[str, Any] = json.loads((source / "config.json").read_text(encoding="utf-8"))
-        after: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        different = sorted(key for key in before if key not in WRITTEN and after.get(key) != before[key])
-        key = different[0] if different else ""
-        require(not different, f"writes {key}={after.get(key)!r} to config.json, but the float checkpoint has {before.get(key)!r}")
+    export = source_export(subject)
+    assume("config.json" in export.files, "it writes no config.json")
+    before, after = export.config, json.loads(export.files["config.json"])
+    different = sorted(key for key in before if key not in WRITTEN and after.get(key) != before[key])
+    key = different[0] if different else ""
+    require(not different, f"writes {key}={after.get(key)!r} to config.json, but the float checkpoint has {before.get(key)!r}")
 
 
 @check("layout", level="advisory")
 def brings_the_tokenizer(subject: Subject) -> None:
     """Tokenizer files of the float checkpoint are copied, or a given tokenizer is saved."""
     assume(not subject.declares("tokenizer_inside"), "it writes the tokenizer into its own file")
-    with temporary() as parent:
-        source = saved(parent / "float")
-        (source / "tokenizer.json").write_text('{"kept": "as it is"}', encoding="utf-8", newline="\n")
-        model = ModelQuantizer(run_config(first_stored(subject))).quantize_model(load_model(source), batches())
-        export_with(subject.lookup_name, model, parent / "out")
-        copied = parent / "out" / "tokenizer.json"
-        same = copied.is_file() and copied.read_bytes() == (source / "tokenizer.json").read_bytes()
-        require(same, "does not copy tokenizer.json from the float checkpoint")
-        export_with(subject.lookup_name, model, parent / "with", ExportOptions(tokenizer=_Tokenizer()))
-        require((parent / "with" / _Tokenizer.file).is_file(), "does not save the given tokenizer")
-
-
-class _Tokenizer:
-    """The part of a tokenizer that exporters use."""
-
-    file = "added_tokens.json"
-
-    def save_pretrained(self, save_directory: str | Path, /) -> None:
-        (Path(save_directory) / self.file).write_text("{}", encoding="utf-8", newline="\n")
+    export = source_export(subject)
+    require(export.files.get("tokenizer.json") == export.tokenizer, "does not copy tokenizer.json from the float checkpoint")
+    require(ANY_TOKENIZER.file in sharded_export(subject).files, "does not save the given tokenizer")

@@ -5,50 +5,33 @@ from __future__ import annotations
 
 import io
 import os
-import platform
-import socket
-import tempfile
 import zipfile
-from datetime import UTC, date, datetime
 from pathlib import Path
-from unittest import mock
 
 from quark.checkpoint import ExportOptions
-from quark.checkpoint.export import export_with
 from quark.checkpoint.reader import import_model_from_safetensors
-from quark.models.hf.loading import load_model
 from quark.plugins import exporters
-from quark.runs import ModelQuantizer
 from quark_devkit.check import assume, check, require
-from quark_devkit.checks.layout import exported, first_stored, stored_model, temporary
+from quark_devkit.checks.layout.exports import exported, source_export, stored_model
 from quark_devkit.fresh_process import in_fresh_process
 from quark_devkit.option_effects import require_effects
 from quark_devkit.side_effects import side_effects
-from quark_devkit.small_models import batches, run_config, saved, small_tokenizer
+from quark_devkit.small_models import small_tokenizer
 from quark_devkit.subject import Subject
 from quark_devkit.whole_runs import contents
 
 _SHORTEST = 5
 """Fewest characters of a path to search for: shorter paths occur in tensors by chance."""
-_MACHINE = "machine-of-the-conformance-suite"
-"""The machine's name during an export. Its real name, such as "model", may be a word of any file."""
 
 
 @check("layout", since=2)
 def names_no_place_of_this_machine(subject: Subject) -> None:
     """No file of an export contains a path (of the source, the export, the working directory or the user's
     home), the name of this machine, or today's date. Two exports would differ in these."""
-    with temporary() as parent:
-        source, out = saved(parent / "float"), parent / "out"
-        model = ModelQuantizer(run_config(first_stored(subject))).quantize_model(load_model(source), batches())
-        named = mock.Mock(return_value=_MACHINE)
-        with mock.patch.object(socket, "gethostname", named), mock.patch.object(platform, "node", named):
-            export_with(subject.lookup_name, model, out)
-        places = {str(place) for path in (parent, Path.cwd(), Path.home(), Path(tempfile.gettempdir())) for place in (path, path.resolve())}
-        places |= {_MACHINE, str(date.today()), str(datetime.now(UTC).date())}
-        for file, content in contents(out).items():
-            found = [place for place in sorted(places) if len(place) >= _SHORTEST and os.fsencode(place) in content]
-            require(not found, f"writes '{''.join(found[:1])}', which depends on this machine or day, to '{file}'")
+    export = source_export(subject)
+    for file, content in export.files.items():
+        found = [place for place in sorted(export.places) if len(place) >= _SHORTEST and os.fsencode(place) in content]
+        require(not found, f"writes '{''.join(found[:1])}', which depends on this machine or day, to '{file}'")
 
 
 @check("layout", since=2)
@@ -96,7 +79,8 @@ def heeds_its_options(subject: Subject) -> None:
     tokenizer = small_tokenizer() if subject.declares("tokenizer_inside") else None
 
     def results(values: dict[str, object]) -> list[object]:
-        with exported(subject, model, ExportOptions(own=values, tokenizer=tokenizer)) as out:
+        is_first = not values and tokenizer is None
+        with exported(subject) if is_first else exported(subject, model, ExportOptions(own=values, tokenizer=tokenizer)) as out:
             return [contents(out)]
 
     require_effects(exporters().options(name), results)  # type: ignore[arg-type]

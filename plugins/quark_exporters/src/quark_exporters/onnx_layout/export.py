@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ import onnx_ir.passes.common
 import torch
 from torch import nn
 
+from quark.base.tracing import tracing
 from quark.errors import QuarkError, UnsupportedError
 from quark_exporters.onnx_layout.exporter import OPSET, refuse_later_opset, refuse_opset
 from quark_exporters.onnx_layout.lowering import lower
@@ -72,7 +74,7 @@ def export_onnx(
     """
     refuse_opset(opset)
     refuse_later_opset(opset)
-    with traced_form(module) as quantizers, torch.no_grad(), _tracing(module):
+    with _tracing(module) as programs, traced_form(module) as quantizers, torch.no_grad():
         program: Any = torch.onnx.export(
             module,
             args,
@@ -84,6 +86,7 @@ def export_onnx(
             dynamic_shapes=dynamic_shapes,
             verbose=verbose,
         )
+        programs.append(program.exported_program)
     model = program.model
     if (made := model.opset_imports[""]) != opset:  # torch only logs the failure
         raise UnsupportedError(f"torch converts this model to opset {made}, not to {opset}: choose another, such as opset={OPSET}")
@@ -94,18 +97,28 @@ def export_onnx(
 
 
 @contextmanager
-def _tracing(module: nn.Module) -> Iterator[None]:
-    """Hide torch's warnings about its own code; raise UnsupportedError with the reason of a failure."""
+def _tracing(module: nn.Module) -> Iterator[list[torch.export.ExportedProgram]]:
+    """As `quark.base.tracing.tracing`; hide torch's warnings about its own code, and let onnxscript keep no
+    graph. Raise UnsupportedError with the reason of a failure."""
     try:
-        with warnings.catch_warnings():
+        with tracing() as programs, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            yield
+            yield programs
     except Exception as error:  # of many kinds: the module's own code runs
         reason = str(error.__cause__ or error).strip().split("\n")[0]
         raise UnsupportedError(
             f"torch.export cannot trace this {type(module).__name__} ({type(error).__name__}: {reason}): remove control flow that depends "
             f"on data. verbose=True prints where it fails"
         ) from error
+    finally:
+        _forget_graphs()
+
+
+def _forget_graphs() -> None:
+    """Drop the last graph, with its tensors, from the rules of onnxscript's optimizer, which are global."""
+    for rule in getattr(sys.modules.get("onnxscript.rewriter"), "_DEFAULT_REWRITE_RULES", ()):
+        matched = vars(rule._matcher)
+        matched.update((name, None) for name in ("_graph", "_current_node", "_match") if name in matched)
 
 
 @contextmanager

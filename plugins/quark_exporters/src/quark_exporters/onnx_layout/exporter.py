@@ -77,6 +77,7 @@ class OnnxExporter(Exporter):
         warn_of_left_out(content, "ONNX")
         from quark_exporters.onnx_layout.export import export_onnx
 
+        save_companions(content.model, out, options.tokenizer)  # before the long trace, since a disk may be full
         inputs = example_inputs(content.model, options.input_args)
         export_onnx(
             inputs.module,
@@ -91,7 +92,6 @@ class OnnxExporter(Exporter):
             metadata={"quark.quantization_config": json.dumps(content.config.to_dict())},
             verbose=self._verbose,
         )
-        save_companions(content.model, out, options.tokenizer)
 
     def _refuse_inexpressible(self, skeleton: nn.Module) -> None:
         from quark_exporters.onnx_layout.trial import reason_against
