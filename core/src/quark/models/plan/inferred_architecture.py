@@ -41,7 +41,7 @@ def infer_architecture(model: nn.Module, model_type: str) -> Architecture | None
 
     The blocks are the only list of modules of one class that contain linear layers. If there are several such
     lists, the one in the language model is used. An encoder-decoder model must have two. The result is None
-    if there is no such list. It is None too if a length differs from the config; blocks may run repeatedly.
+    if there is no such list, or if a length differs from the config, because blocks may run several times.
 
     Linear layers outside the blocks stay float, and so do routers. A layer is a router if it has a router's
     name, if it has one output for each expert beside it, or if a top-k operation chooses from its outputs.
