@@ -122,7 +122,7 @@ def test_a_method_of_any_json_type_is_refused(value: Any) -> None:
 
 
 def test_transformers_entry_refuses_methods_that_no_layout_reads() -> None:
-    with pytest.raises(UnsupportedError, match=r"custom_mode 'hqq' cannot be read.*Installed ones read .*'quark'"):
+    with pytest.raises(UnsupportedError, match=r"custom_mode 'hqq' cannot be read.*Installed layouts read .*'quark'"):
         map_to_quark(nn.Linear(2, 2), QConfig(QLayerConfig()), custom_mode="hqq")
 
 

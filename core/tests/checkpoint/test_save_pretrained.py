@@ -91,7 +91,7 @@ def test_a_tokenizer_may_be_there_already_and_another_process_writes_nothing(mod
     [{"state_dict": {}}, {"push_to_hub": True}, {"variant": "fp8"}, {"safe_serialization": False}, {"distributed_checkpoint": True}],
 )
 def test_options_that_ask_for_another_result_are_refused_by_name(model: Any, options: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match=f"does not support {next(iter(options))}: .* use quark.checkpoint.export_safetensors"):
+    with pytest.raises(UnsupportedError, match=f"does not support {next(iter(options))}. .* use quark.checkpoint.export_safetensors"):
         model.save_pretrained(tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
 
