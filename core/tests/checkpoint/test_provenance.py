@@ -72,7 +72,7 @@ def test_a_format_that_is_not_installed_is_told_of_with_who_brought_it(
     def foreign(config: dict[str, Any]) -> None:
         config["plugins"]["formats"]["acme_nf3"] = {"distribution": "acme-quant", "version": "0.1.0", "layout_version": 1}
 
-    with pytest.raises(UnknownNameError, match=r"written with the format 'acme_nf3' of acme-quant 0\.1\.0: install that"):
+    with pytest.raises(UnknownNameError, match=r"written with the format 'acme_nf3' of acme-quant 0\.1\.0\. Install that"):
         read(changed(export, tmp_path / "out", foreign))
 
 

@@ -135,7 +135,7 @@ class Exchangeable(nn.Module):
     [
         (lambda: nn.Sequential(nn.Identity()), "attention of a Sequential cannot be quantized: only transformers models"),
         (lambda: Exchangeable("eager", can=False), "does not use transformers' attention interface"),
-        (lambda: Exchangeable("flash_attention_2"), "'attn' runs the attention implementation 'flash_attention_2'.*'eager' or 'sdpa'"),
+        (lambda: Exchangeable("flash_attention_2"), "'attn' uses the attention implementation 'flash_attention_2'.*'eager' or 'sdpa'"),
     ],
 )
 def test_models_whose_attention_cannot_be_exchanged_are_refused_with_the_cure(model: Any, words: str) -> None:
