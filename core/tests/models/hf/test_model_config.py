@@ -106,7 +106,7 @@ def test_code_of_a_hub_is_refused_unless_it_is_trusted(values: dict[str, Any], n
     (key,) = values
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **nest(values)}))
     with pytest.raises(
-        UnsupportedError, match=rf"says {key} = .*, which is code or a model on a hub.*remove \"{key}\" .*--trust-remote-code"
+        UnsupportedError, match=rf"says {key} = .*, which is code or a model on a hub.*Remove \"{key}\" .*--trust-remote-code"
     ):
         model_config(tmp_path)
     with suppress(CheckpointError):  # what transformers says of it is its own matter
