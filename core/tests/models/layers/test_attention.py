@@ -133,7 +133,7 @@ class Exchangeable(nn.Module):
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (lambda: nn.Sequential(nn.Identity()), "attention of a Sequential cannot be quantized: only transformers models"),
+        (lambda: nn.Sequential(nn.Identity()), "attention of a Sequential cannot be quantized: only the attention of transformers models"),
         (lambda: Exchangeable("eager", can=False), "does not use transformers' attention interface"),
         (lambda: Exchangeable("flash_attention_2"), "'attn' uses the attention implementation 'flash_attention_2'.*'eager' or 'sdpa'"),
     ],

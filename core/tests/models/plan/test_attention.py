@@ -251,7 +251,7 @@ def test_where_attention_cannot_be_reached_outputs_are_rounded_and_the_reason_is
     assert (made.config.kv_cache_post_rope, made.attentions) == (False, ())
     (warning,) = made.warnings
     assert "4 layers feed the quantized cache" in warning
-    assert "only transformers models" in warning
+    assert "only the attention of transformers models" in warning
     assert any("warning: 4 layers feed" in line for line in plan_lines(made))
     assert made.to_dict()["warnings"] == [warning]
 
