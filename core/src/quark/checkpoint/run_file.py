@@ -1,9 +1,7 @@
-"""The file ``quark_run.json`` of a checkpoint.
+"""The file ``quark_run.json`` of a checkpoint, with checksums of its tensors and files, and their comparison.
 
-It identifies the run, and has sizes and checksums of the files.
-
-Checksums of tensors are computed while the tensors are written. `verify` compares the files with the
-checksums.
+The file also identifies the run. Checksums of tensors are computed while the tensors are written. `verify`
+compares the files with the checksums.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Functions that find the registered layer type of a float layer, and the shapes of its tensors."""
+"""Functions that find what is registered for the class of a float layer, and the shapes of its tensors."""
 
 from __future__ import annotations
 
