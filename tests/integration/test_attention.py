@@ -334,7 +334,7 @@ def test_a_model_outside_transformers_is_refused_before_any_work() -> None:
     model = Bare()
     config = asked(**PROBABILITIES)
     config.exclude, config.layer_quant_config = [], {}
-    with pytest.raises(UnsupportedError, match="attention of a Bare cannot be quantized: only transformers models"):
+    with pytest.raises(UnsupportedError, match="attention of a Bare cannot be quantized: only the attention of transformers models"):
         ModelQuantizer(config).quantize_model(model)
     assert type(model.attn["q_proj"]) is nn.Linear
 

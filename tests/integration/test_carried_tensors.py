@@ -204,7 +204,7 @@ def test_an_export_that_has_no_place_for_them_names_them(
     model = ModelQuantizer(config("llama", scheme)).quantize_model(load_model(source, "float32"), DATA)
     export_with(exporter, model, tmp_path / "out", ExportOptions(input_args=(DATA[0],)))
     (warning,) = [record.message for record in caplog.records if "holds only the tensors" in record.message]
-    assert f"without {len(more)} others of the float" in warning
+    assert f"It lacks {len(more)} other tensor(s) of the float" in warning
     assert "mtp.layers.0.fc.weight" in warning
     assert f"A {exporter.upper()} file holds only the tensors of a LlamaForCausalLM" in warning
 

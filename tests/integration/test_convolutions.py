@@ -165,8 +165,9 @@ def test_the_plan_says_types_groups_and_what_the_axes_mean() -> None:
     assert "picture.up conv_transpose2d 8×8×3×3 in 2 groups W int8/channel 0 (global)" in lines
     assert "picture.line conv1d 4×8×3 float (Conv1d stays float unless named)" in lines
     assert "embed embedding 8×4 W int8/channel 0 (type: Embedding)" in lines
-    assert "3 convolution(s): axis 0 of a weight is the output channels, also if it is transposed" in lines
-    assert "1 embedding(s): axis 0 of a weight is the token, and inputs are indices, which are not quantized: embed" in lines
+    assert "3 convolution(s) are quantized: " in lines
+    assert "Axis 0 of their weights is the output channels, also if they are transposed" in lines
+    assert "1 embedding(s) are quantized: embed. Axis 0 of their weights is the token, and their inputs are indices" in lines
 
 
 def test_gptq_leaves_convolutions_to_rounding_to_nearest_and_says_so() -> None:
@@ -196,7 +197,7 @@ def test_tied_layers_that_are_quantized_get_weights_of_their_own_and_the_plan_sa
     }
     assert any("it gets its own weight, 'embed' stays float" in note for note in notes["head"])
     assert any("both will be quantized: each gets its own codes" in note for note in notes["both"])
-    assert any("'embed' will be quantized and 'head', which shares its weight, stays float" in note for note in notes["embed"])
+    assert any("'embed' will be quantized, but 'head', which shares its weight, stays float" in note for note in notes["embed"])
     done = ModelQuantizer(QConfig(layer, layer_type_quant_config=by_type, exclude=["head"])).quantize_model(model)
     assert done["head"].weight is not done["embed"].weight
 

@@ -52,7 +52,7 @@ DISTURBANCES: dict[str, tuple[Callable[[Path, Path], object], str | None]] = {
     "the output appears, empty": (lambda out, partial: out.mkdir(), None),
     "the output appears, with a file": (lambda out, partial: occupied(out, "notes.txt"), r"is not empty \(it holds 'notes\.txt'"),
     "the output appears, with a tokenizer": (lambda out, partial: occupied(out, "tokenizer_config.json"), None),
-    "a file takes its name": (lambda out, partial: out.write_text("precious"), "is a file: choose a directory"),
+    "a file takes its name": (lambda out, partial: out.write_text("precious"), "is a file. Choose a directory"),
     "a link takes its name": (linked, "could not be written"),
 }
 

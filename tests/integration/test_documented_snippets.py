@@ -65,7 +65,7 @@ def test_the_block_with_every_option_works_and_norms_stay_float(caplog: pytest.L
     assert isinstance(config.softmax_quant_spec, QTensorConfig)
     model = ModelQuantizer(config).quantize_model(tiny_model(), calibration_batches(2, 32))
     (warning,) = (r.getMessage() for r in caplog.records if r.levelno == logging.WARNING and "layer_type_quant_config" in r.getMessage())
-    assert "layer_type_quant_config names LayerNorm, which has no matrix of weights" in warning
+    assert "layer_type_quant_config names LayerNorm, but this type has no weight matrix" in warning
     plan = model.quark_plan
     assert {r.algorithm for r in plan.quantized} == {"awq"}
     assert {r.config.weight.dtype.name for r in plan.quantized if "mlp" in r.name and r.config} == {"fp4"}  # type: ignore[union-attr]

@@ -335,7 +335,7 @@ def test_formats_of_plugins_that_are_not_installed_say_what_to_install(export: s
         "awq": lambda: exporter.export_safetensors_model(model, custom_mode="awq"),
     }
     others = tuple(candidate for candidate in discover() if candidate.source.distribution != "quark-exporters")
-    with using(Catalog(others)), pytest.raises(UnknownNameError, match=f"install a distribution that registers '{export}'"):
+    with using(Catalog(others)), pytest.raises(UnknownNameError, match=f"Install a distribution that registers '{export}'"):
         calls[export]()
     assert not (tmp_path / "out").exists()
 

@@ -131,7 +131,10 @@ def test_the_module_is_imported_for_its_own_family_only(install: Callable[..., C
 
 
 def test_a_family_that_nobody_knows_is_told_with_what_to_install(checkpoint: Path) -> None:
-    with using(Catalog()), pytest.raises(CheckpointError, match=r"model type 'nova_trunk'.*no installed distribution provides that family"):
+    with (
+        using(Catalog()),
+        pytest.raises(CheckpointError, match=r"model type 'nova_trunk'.*no installed distribution provides this model family"),
+    ):
         model_config(checkpoint)
 
 

@@ -138,7 +138,7 @@ def test_text_that_may_not_be_read_is_told(tmp_path: Path, monkeypatch: pytest.M
 
 def test_an_output_below_a_directory_that_may_not_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "is_dir", raising(PermissionError(errno.EACCES, "Permission denied")))
-    with pytest.raises(OutputError, match=r"out' cannot be accessed \(Permission denied\): choose a place that you may read and write"):
+    with pytest.raises(OutputError, match=r"out' cannot be accessed \(Permission denied\)\. Choose a place that you may read and write"):
         destination.refuse_used_directory(tmp_path / "out")
 
 

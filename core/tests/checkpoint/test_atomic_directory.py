@@ -128,7 +128,7 @@ def test_a_link_to_another_file_system_is_no_mount_point_and_one_to_a_mount_poin
 
 def test_a_mount_point_is_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "is_mount", lambda path: path == tmp_path)
-    with pytest.raises(OutputError, match=r"is a mount point, which cannot be replaced: choose a directory in it, such as '.*model'"):
+    with pytest.raises(OutputError, match=r"is a mount point, which cannot be replaced\. Choose a directory in it, such as '.*model'"):
         refuse_used_directory(tmp_path)
 
 
@@ -226,7 +226,7 @@ def test_what_a_killed_run_leaves_is_removed_by_the_next_and_what_a_live_one_bui
     builder: subprocess.Popen[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (partial,) = tmp_path.iterdir()
-    with pytest.raises(OutputError, match=f"^process {builder.pid} is writing to .*wait until it has ended"):
+    with pytest.raises(OutputError, match=f"^process {builder.pid} is writing to .*Wait until it has ended"):
         _build(tmp_path / "out")
     assert (partial / "checkpoint" / "half").is_file()
     builder.kill()

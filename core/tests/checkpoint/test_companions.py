@@ -62,7 +62,7 @@ def test_a_model_outside_transformers_has_the_tokenizer_alone(tmp_path: Path) ->
 
 
 def test_a_tokenizer_that_cannot_be_saved_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match=r"a Broken, cannot be saved \(RuntimeError: no vocabulary\): give another, or none"):
+    with pytest.raises(OutputError, match=r"a Broken, cannot be saved \(RuntimeError: no vocabulary\)\. Give another one, or None"):
         save_companions(nn.Linear(2, 2), tmp_path, Broken())
 
 
@@ -240,7 +240,7 @@ def test_sizes_and_numbers_are_bounded(tmp_path: Path, monkeypatch: pytest.Monke
     source = tree(tmp_path / "source", {"large.json": "x" * 11, "a/b/c/d/deep": "", **{f"{i:02}": "x" * 10 for i in range(20)}})
     found = companions_of(source)
     assert (found.left_out["large.json"], len(found.files)) == ("too large", 20)
-    assert found.left_out["a/b/c/d"] == "in too many folders"
+    assert found.left_out["a/b/c/d"] == "in too deeply nested folders"
     monkeypatch.setattr(companions, "_MOST_BYTES", 55)
     assert companions_of(source).files == ("00", "01", "02", "03", "04")
     assert companions_of(source).left_out["05"] == "too many files"

@@ -194,7 +194,8 @@ def test_a_model_on_the_meta_device_is_refused_where_a_checkpoint_lacks_its_buff
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **SIZES, **FIXED))
     with pytest.raises(
-        ValueError, match=r"meta device, and no checkpoint holds the values of its model\.rotary_emb.*Build it on the CPU, or give None"
+        ValueError,
+        match=r"meta device, but no checkpoint holds the values of its model\.rotary_emb.*Build it on the CPU, or give model=None",
     ):
         import_model_from_safetensors(model, export)
 

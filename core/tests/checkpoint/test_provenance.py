@@ -72,17 +72,17 @@ def test_a_format_that_is_not_installed_is_told_of_with_who_brought_it(
     def foreign(config: dict[str, Any]) -> None:
         config["plugins"]["formats"]["acme_nf3"] = {"distribution": "acme-quant", "version": "0.1.0", "layout_version": 1}
 
-    with pytest.raises(UnknownNameError, match=r"written with the format 'acme_nf3' of acme-quant 0\.1\.0: install that"):
+    with pytest.raises(UnknownNameError, match=r"written with the format 'acme_nf3' of acme-quant 0\.1\.0\. Install that"):
         read(changed(export, tmp_path / "out", foreign))
 
 
 @READERS
-@pytest.mark.parametrize(("layout", "cure"), [(2, "pip install --upgrade quark-schemes"), (0, "install the version that wrote it")])
+@pytest.mark.parametrize(("layout", "cure"), [(2, "Run pip install --upgrade quark-schemes"), (0, "Install the version that wrote")])
 def test_another_layout_is_refused(read: Callable[[Path], object], layout: int, cure: str, export: Path, tmp_path: Path) -> None:
     def other(config: dict[str, Any]) -> None:
         config["plugins"]["formats"]["int4"] |= {"version": "9.0", "layout_version": layout}
 
-    told = f"'int4' in layout {layout}, written with quark-schemes 9.0; quark-schemes {VERSION}, which is installed, reads layout 1: {cure}"
+    told = f"'int4' in layout {layout}, written with quark-schemes 9.0. The installed quark-schemes {VERSION} reads only layout 1. {cure}"
     with pytest.raises(CheckpointError, match=re.escape(told)):
         read(changed(export, tmp_path / "out", other))
 

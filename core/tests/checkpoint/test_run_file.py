@@ -73,7 +73,7 @@ def test_the_message_names_the_tensor_or_the_header(copy: Path) -> None:
     path.write_bytes(data)
     assert verify(copy).changes == (f"the header of '{path.name}' has changed since it was written",)
     path.write_bytes(data[:-1])
-    assert verify(copy).changes == (f"'{path.name}' has {len(data) - 1:,} bytes, and had {len(data):,} when it was written",)
+    assert verify(copy).changes == (f"'{path.name}' has {len(data) - 1:,} bytes, but had {len(data):,} when it was written",)
     path.unlink()
     assert verify(copy).changes == (f"'{path.name}' is missing",)
 
@@ -92,10 +92,10 @@ UNUSABLE: dict[str, tuple[Callable[[Path], object], str]] = {
     "no JSON": (lambda d: (d / RUN_FILE).write_text("{"), "is no JSON file"),
     "no checksums": (edited(lambda v: v.pop("checksums")), "has no checksums, because an earlier version"),
     "another kind": (edited(lambda v: v.update(checksums=[])), "has no checksums, because an earlier version"),
-    "no sizes": (edited(lambda v: v.pop("files")), "is damaged: its sizes and checksums do not match"),
+    "no sizes": (edited(lambda v: v.pop("files")), "is damaged: its sizes or checksums are missing"),
     "a size that is none": (edited(lambda v: v["files"].update({"config.json": "x"})), "is damaged: its sizes"),
     "a file elsewhere": (edited(lambda v: v["files"].update({"../other": 3})), "is damaged: its sizes"),
-    "no tensors": (edited(lambda v: v["checksums"].pop("tensors")), "is damaged: its sizes and checksums"),
+    "no tensors": (edited(lambda v: v["checksums"].pop("tensors")), "is damaged: its sizes or checksums"),
     "a checksum that is none": (edited(lambda v: v["checksums"]["tensors"].update(a=3)), "is damaged: its sizes"),
     "no header": (edited(lambda v: v["checksums"].update(headers={})), "its sizes and its checksums name different files"),
     "a file too many": (edited(lambda v: v["files"].update(other=3)), "its sizes and its checksums name different files"),

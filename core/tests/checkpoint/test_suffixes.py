@@ -68,5 +68,5 @@ def test_both_readers_find_tensors_of_weights_and_inputs_under_it(suffix: str, t
 
 def test_a_suffix_that_no_reader_can_hold_is_refused_by_the_name_of_the_format() -> None:
     quantizer = quantizer_for(attrs.evolve(schemes().load_config("int8")().weight, dtype=format_of("a.table")), activation=False)
-    with pytest.raises(PluginError, match=r"'suffix_a_table' of suffix-quant 0.3 packs a tensor of the suffix 'a.table', under which"):
+    with pytest.raises(PluginError, match=r"'suffix_a_table' of suffix-quant 0.3 packs a tensor under the suffix 'a.table', which"):
         packed_meta(quantizer, (4, 8), "reorder")

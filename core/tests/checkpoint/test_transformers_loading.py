@@ -107,7 +107,7 @@ def test_a_tensor_that_no_file_has_is_the_fault_of_the_checkpoint(tmp_path: Path
     tensors = load_file(tmp_path / "model.safetensors")
     del tensors[LOST]
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(CheckpointError, match=r"has no values for 1 tensor.*up_proj.*It is incomplete"):
+    with pytest.raises(CheckpointError, match=r"has no values for 1 tensor.*up_proj.*The checkpoint is incomplete"):
         AutoModelForCausalLM.from_pretrained(tmp_path)
 
 

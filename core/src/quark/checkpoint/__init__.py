@@ -1,5 +1,6 @@
-"""Writing quantized models and reading them back: protocols of layouts, streamed safetensors, and functions
-for users.
+"""Functions and classes that write quantized models and read them back.
+
+They include base classes and protocols for layouts of plugins.
 """
 
 from quark.checkpoint.checkpoint_exporter import CheckpointExporter

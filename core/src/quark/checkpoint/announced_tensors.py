@@ -1,7 +1,9 @@
-"""Checks, from file headers, that a checkpoint has exactly the tensors that its quantization announces.
+"""Functions that check, from file headers, whether a checkpoint has exactly the tensors that it announces.
 
-Every reader uses this, or places tensors one by one with `quark.checkpoint.reader.place`. Both compare with
-`quark.models.hf.missing_tensors.misfit`.
+Its ``quantization_config`` announces them.
+
+Every reader calls these functions, or puts tensors into the model one by one with
+`quark.checkpoint.reader.place`. In both cases, `quark.models.hf.missing_tensors.misfit` compares the tensors.
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ from quark.plugins import exporters
 def place_headers(
     model: nn.Module, place_of: Callable[[str, Tensor], str], shards: Iterable[Shard], exclude: Collection[str]
 ) -> tuple[set[str], list[str]]:
-    """Put meta tensors in the places of all stored tensors in a prepared model.
+    """Put a meta tensor for each stored tensor into a prepared model.
 
-    Return their paths, and the errors of tensors that have no place or do not fit it.
+    Return the paths of these tensors, and error messages about stored tensors that do not fit the model.
     """
     found: set[str] = set()
     errors = []
@@ -43,14 +45,14 @@ def place_headers(
 
 
 def refuse_misfits(model: nn.Module, reader: LayoutReader, config: QConfig, directory: Path) -> None:
-    """Check that stored tensors fit a prepared model, which another loader will fill; it is not changed.
+    """Check that stored tensors fit a prepared model that another loader will fill. Do not change the model.
 
-    That loader renames and leaves out tensors by its own rules, so tensors of modules that the model lacks
-    are ignored. It reports missing tensors itself.
+    The other loader renames and leaves out tensors by its own rules, so this function ignores tensors of
+    modules that the model lacks. The other loader reports missing tensors itself.
 
     Raises:
-        CheckpointError: A tensor has another shape or dtype than its place, or lies beside the tensors of a
-            layer but has no place.
+        CheckpointError: A tensor has another shape or dtype than the model needs. Or the name of a tensor
+            shows that it belongs to a layer of the model, but the layer has no such tensor.
     """
     state, place_of = model.state_dict(keep_vars=True), placed_by(reader, model, config)
     is_beside, prefix = beside_others(model), f"{getattr(model, 'base_model_prefix', '')}."
@@ -71,10 +73,12 @@ def refuse_misfits(model: nn.Module, reader: LayoutReader, config: QConfig, dire
 
 
 def refuse_misfits_of(directory: Path, *, trust_remote_code: bool = False) -> None:
-    """As `refuse_misfits`, for a checkpoint that one of quark's readers supports; others are ignored.
+    """Do as `refuse_misfits` says, for the model that ``config.json`` of a checkpoint describes.
+
+    If none of quark's readers supports the checkpoint, do nothing.
 
     Raises:
-        CheckpointError: As `refuse_misfits` does; or its quantization_config cannot be used.
+        CheckpointError: Tensors do not fit the model, or the ``quantization_config`` cannot be used.
     """
     file = config_file(directory)
     block = read_json(file).get("quantization_config")
@@ -93,10 +97,12 @@ def refuse_misfits_of(directory: Path, *, trust_remote_code: bool = False) -> No
 
 
 def _stored(shards: Iterable[Shard], is_left_out: Callable[[str], bool]) -> Iterator[tuple[Path, str, tuple[str, tuple[int, ...]]]]:
+    """Return the file, the name, and the dtype and shape of each stored tensor that is not left out."""
     return ((shard.path, name, kind) for shard in shards for name, kind in shard.tensors.items() if not is_left_out(name))
 
 
 def _meta(path: Path, name: str, dtype: str, shape: tuple[int, ...]) -> Tensor:
+    """Return a meta tensor for a stored tensor. Raise CheckpointError if quark cannot read the dtype."""
     if dtype not in DTYPES:
-        raise CheckpointError(f"'{name}' in '{path}' has the dtype {dtype}, which quark cannot read: fetch or make the export again")
+        raise CheckpointError(f"'{name}' in '{path}' has the dtype {dtype}, which quark cannot read. Make or fetch the export again")
     return torch.empty(shape, dtype=DTYPES[dtype], device="meta")

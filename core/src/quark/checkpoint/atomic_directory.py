@@ -1,14 +1,16 @@
-"""Atomic output directories: an export is built in a temporary directory and renamed when it is complete.
+"""Atomic output directories. An export is written to a temporary directory and renamed when it is complete.
 
-The temporary directory is hidden, ``.OUT.xxxxxxxx.partial`` beside OUT, and removed if the export fails. If
-the process is killed, the directory stays until the next run. The process holds a lock on a file in it, which
-the system releases when the process ends: a directory with a free lock is a leftover. A leftover with
-finished blocks, which its journal (`JOURNAL`) counts, is kept, even if the export fails: a run can continue
-from there, and it is removed only on request.
+The temporary directory is hidden. For the output OUT, it is ``.OUT.xxxxxxxx.partial`` beside OUT. It is
+removed if the export fails. If the process is killed, the directory stays until the next run. While the
+process runs, it locks a file in the directory. The system releases the lock when the process ends, so a
+directory whose lock is free is a leftover. A journal (`JOURNAL`) counts the finished blocks. If there are
+finished blocks, the directory stays even if the export fails, because a later run can continue from them. It
+is then removed only on request.
 
-An export that is replaced is exchanged with the new one in one step. If the file system cannot do that, the
-earlier export is kept in the temporary directory until the new one has its name. If the process is killed in
-between, the next run restores it. Everything is on the disk before the export gets its name.
+If the new export replaces an earlier one, both are exchanged in one step. If the file system cannot exchange
+directories, the earlier export is moved to the temporary directory before the new one is renamed. If the
+process is killed between these steps, the next run moves the earlier export back. All files are on the disk
+before the export is renamed.
 """
 
 from __future__ import annotations
@@ -32,12 +34,14 @@ from quark.checkpoint.destination import REPLACED, move_into_place, refuse_used_
 from quark.errors import OutputError, ResumeError
 
 Leftover = Literal["refuse", "resume", "restart"]
-"""Treatment of finished blocks from an earlier run: an error, the start of this run, or removal.
+"""What a run does if an earlier run has left finished blocks: raise an error, continue from them, or remove
+them.
 """
 
 JOURNAL = "journal.jsonl"
-"""Name of the file, beside the directory in which an export is built, with one line for the run and one for
-each finished block.
+"""Name of the journal in a temporary directory.
+
+It has one line for the run and one for each finished block.
 """
 
 _SUFFIX = ".partial"
@@ -62,7 +66,7 @@ _BOTH_WAYS = (
 
 @attrs.frozen
 class _Partial:
-    """A temporary directory that this process has locked: its path, and the descriptor of its lock file."""
+    """A temporary directory that this process has locked. ``lock`` is the descriptor of the lock file."""
 
     path: Path
     lock: int
@@ -74,17 +78,19 @@ def building(
 ) -> Iterator[Path]:
     """Yield a temporary directory beside ``out``.
 
-    It is renamed to ``out`` if the body succeeds, and removed if it raises, unless a journal beside it has
-    finished blocks. A killed process leaves the directory behind; so does SIGTERM, unless the program uses
-    `quark.base.interrupts.termination_unwinds`, as ``quark`` does. Leftovers of earlier runs to the same
-    place without finished blocks are removed first.
+    If the ``with`` statement succeeds, the directory is renamed to ``out``. If the statement raises an error,
+    the directory is removed, except if it has finished blocks. It also stays if the process is killed. After
+    SIGTERM it stays too, except if the program uses `quark.base.interrupts.termination_unwinds`, as the
+    command ``quark`` does. Before it creates a directory, the function removes leftovers of earlier runs with
+    the same output, if they have no finished blocks.
 
     Args:
-        out: The output directory; see `quark.checkpoint.destination.refuse_used_directory`.
+        out: The output directory. It must be free, as `quark.checkpoint.destination.refuse_used_directory`
+            defines it.
         exporter: Name of the exporter, as in `refuse_used_directory`.
-        overwrite: Whether to replace an earlier export there.
-        leftover: Treatment of a leftover with finished blocks; ``"resume"`` yields it, if there is one.
-        source: The float checkpoint; see `refuse_used_directory`.
+        overwrite: Whether to replace an earlier export in ``out``.
+        leftover: What to do if there is a leftover with finished blocks. ``"resume"`` yields this leftover.
+        source: The float checkpoint, as in `refuse_used_directory`.
 
     Raises:
         OutputError: ``out`` is in use, another process is writing to it, or there is no space or permission
@@ -100,7 +106,7 @@ def building(
         out.parent.mkdir(parents=True, exist_ok=True)
         with uninterrupted():
             partial = partial or _new(out)
-            with _leftovers(out, own=partial.path):  # refuses if another process began at the same time
+            with _leftovers(out, own=partial.path):  # raises an error if another process began at the same time
                 pass
         directory = partial.path / _CONTENT
         directory.mkdir(exist_ok=True)
@@ -123,7 +129,10 @@ def building(
 
 
 def _abandon(partial: _Partial | None, out: Path, *, is_complete: bool) -> str:
-    """Remove a temporary directory, unless it has finished blocks; return a sentence on files that stay."""
+    """Remove a temporary directory, except if it has finished blocks.
+
+    Return a sentence on files that stay.
+    """
     if partial is None:
         return "Nothing was left behind"
     if not is_complete and finished_blocks(partial.path):
@@ -133,12 +142,15 @@ def _abandon(partial: _Partial | None, out: Path, *, is_complete: bool) -> str:
     is_elsewhere = not partial.path.is_dir() and os.fstat(partial.lock).st_nlink > 0
     _remove(partial, out)
     if is_elsewhere:
-        return f"'{partial.path}' or a directory above it was moved during the run: the files are in the moved directory"
+        return f"'{partial.path}' or a directory above it was moved during the run, and the files are in the moved directory"
     return f"'{partial.path}' could not be removed" if partial.path.exists() else "Nothing was left behind"
 
 
 def _synchronize_name(out: Path) -> None:
-    """Wait until the name of a complete output is on the disk; warn if the system cannot confirm it."""
+    """Wait until the name of the complete output ``out`` is on the disk.
+
+    If the system cannot confirm this, log a warning.
+    """
     try:
         sync(out.parent)
     except OSError as error:
@@ -149,7 +161,10 @@ def _synchronize_name(out: Path) -> None:
 
 
 def _is_of(error: OSError, out: Path) -> bool:
-    """Return whether an error concerns the output or its temporary directory, or names no file."""
+    """Return whether an error concerns the output ``out`` or its temporary directory.
+
+    The result is also True if the error names no file.
+    """
     out = out.absolute()
     names = [Path(os.fsdecode(name)).absolute() for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
     inside = {directory for name in names for directory in (name, *name.parents)}
@@ -159,25 +174,28 @@ def _is_of(error: OSError, out: Path) -> bool:
 
 
 def _resolved(out: Path) -> Path:
-    """Return the target of a link, ``.`` or ``..``, because only a directory's own name can be replaced."""
+    """Return ``out``, but resolve it if it is a link, ``.`` or ``..``, because these cannot be renamed."""
     return out.resolve() if out.is_symlink() or out.name in ("", "..") else out
 
 
 def finished_blocks(partial: Path) -> int:
-    """Return the number of blocks in the journal of a temporary directory."""
+    """Return the number of finished blocks in the journal of the temporary directory ``partial``."""
     try:
         lines = (partial / JOURNAL).read_bytes().count(b"\n")
     except OSError:
         return 0
-    # Without content, the export has been renamed, and the process was killed before it removed the rest.
+    # If there is no content, the export was renamed, and the process was killed before it removed the other
+    # files.
     return max(lines - 1, 0) if (partial / _CONTENT).is_dir() else 0
 
 
 def refuse_unfinished_run(out: Path, leftover: Leftover = "refuse") -> None:
-    """Raise if `building` would raise because of other runs to the same output directory; remove nothing.
+    """Raise the errors that `building` would raise because of other runs with the same output.
+
+    Remove nothing.
 
     Raises:
-        OutputError: Another process is writing to it; the message names it.
+        OutputError: Another process is writing to ``out``. The message names the process.
         ResumeError: A leftover has finished blocks, and ``leftover`` is ``"refuse"``.
     """
     with _leftovers(out := _resolved(out)) as free:
@@ -185,9 +203,9 @@ def refuse_unfinished_run(out: Path, leftover: Leftover = "refuse") -> None:
 
 
 def _free_leftover(out: Path, leftover: Leftover) -> _Partial | None:
-    """Return the locked leftover to continue from; remove the others, and log their removal.
+    """Return the leftover to continue from, locked, or None. Remove all other leftovers, and log this.
 
-    An earlier export that a killed run was about to replace is restored.
+    If a killed run was about to replace an earlier export, move the earlier export back.
     """
     with _leftovers(out) as free:
         chosen = _choose(free, out, leftover)
@@ -204,8 +222,10 @@ def _free_leftover(out: Path, leftover: Leftover) -> _Partial | None:
 
 
 def _choose(free: Iterable[_Partial], out: Path, leftover: Leftover) -> _Partial | None:
-    """Return the leftover with the most finished blocks. None if no leftover has finished blocks, or if they
-    are discarded."""
+    """Return the leftover with the most finished blocks.
+
+    Return None if no leftover has finished blocks, or if ``leftover`` is ``"restart"``.
+    """
     most = max(free, key=lambda partial: finished_blocks(partial.path), default=None)
     if most is None or not finished_blocks(most.path) or leftover == "restart":
         return None
@@ -216,10 +236,11 @@ def _choose(free: Iterable[_Partial], out: Path, leftover: Leftover) -> _Partial
 
 @contextmanager
 def _leftovers(out: Path, own: Path | None = None) -> Iterator[list[_Partial]]:
-    """Yield the leftovers of earlier runs to ``out``, locked while the body runs.
+    """Yield a list of the leftovers of earlier runs with the output ``out``.
 
-    A leftover that the body removes from the list stays locked, and the body has to unlock it. ``own`` is the
-    temporary directory of this process.
+    They are locked inside the ``with`` statement. If the statement removes a leftover from the list, it stays
+    locked, and the caller must unlock it. ``own`` is the temporary directory of this process, which is not a
+    leftover.
 
     Raises:
         OutputError: A temporary directory belongs to a running process.
@@ -231,7 +252,7 @@ def _leftovers(out: Path, own: Path | None = None) -> Iterator[list[_Partial]]:
             if isinstance(owner, _Partial):
                 free.append(owner)
             elif owner is not None:
-                raise OutputError(f"{owner} is writing to '{out}' now (in '{path}'): wait until it has ended, or choose another directory")
+                raise OutputError(f"{owner} is writing to '{out}' now (in '{path}'). Wait until it has ended, or choose another directory")
         yield free
     finally:
         for partial in free:
@@ -239,21 +260,24 @@ def _leftovers(out: Path, own: Path | None = None) -> Iterator[list[_Partial]]:
 
 
 def _finished(partial: Path) -> str:
+    """Return a clause that says how many finished blocks are in a temporary directory."""
     count = finished_blocks(partial)
     return f"{count} finished block{'s are' if count > 1 else ' is'} in '{partial}'"
 
 
 def _locked(path: Path) -> _Partial | str | None:
-    """Lock a temporary directory and return it, or return its running owner, such as ``"process 7"``.
+    """Lock a temporary directory and return it.
 
-    Returns None if the path is not a temporary directory.
+    If a running process has locked it, return the name of this process, such as ``"process 7"``. Return None
+    if the path is not a temporary directory, or if the file system has no locks.
     """
     lock = None if path.is_symlink() else open_own(path / _LOCK)
     if lock is None:
         return None  # not a temporary directory of an export, or no permission
     with ExitStack() as stack:
         stack.callback(os.close, lock)
-        # The owner writes to its lock file as soon as it has the lock: an empty file is about to be locked.
+        # A process writes to its lock file as soon as it has the lock. So if the file is empty, a process is
+        # about to lock it.
         if not os.fstat(lock).st_size:
             return None
         try:
@@ -266,32 +290,33 @@ def _locked(path: Path) -> _Partial | str | None:
 
 
 def _new(out: Path) -> _Partial:
-    """Return a new temporary directory with a lock."""
+    """Create a temporary directory beside ``out``, lock it, and return it."""
     # Since Python 3.12, mkdtemp returns an absolute path; `_leftovers` compares it with paths beside `out`.
     path = out.parent / Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=_SUFFIX, dir=out.parent)).name
     try:
         lock = open_file(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    except OSError:  # without a lock file, no run would recognize it as a leftover
+    except OSError:  # if the directory had no lock file, later runs would not recognize it as a leftover
         path.rmdir()
         raise
-    with suppress(OSError):  # some network file systems have no locks: leftovers stay there
+    with suppress(OSError):  # some network file systems have no locks, so leftovers stay there
         try_lock(lock)
         _own(lock)
     return _Partial(path, lock)
 
 
 def _own(lock: int) -> None:
-    """Write the name of this process into a lock file."""
+    """Write the name of this process to the lock file with the descriptor ``lock``."""
     text = f"process {os.getpid()}\n".encode()
     write_at(lock, memoryview(text), 0)
     os.ftruncate(lock, len(text))
 
 
 def _remove(partial: _Partial, out: Path) -> None:
-    """Remove a temporary directory, closing and removing its lock file last: Windows removes no open file.
+    """Remove a temporary directory.
 
-    If the process is killed meanwhile, the next run must recognize the leftover. An earlier export in it is
-    moved back to ``out`` if nothing has taken its place.
+    If it contains an earlier export and ``out`` does not exist, move the earlier export back to ``out``. The
+    lock file is closed and removed last. So if the process is killed before, the next run recognizes the
+    directory as a leftover. The file must be closed first, because Windows does not remove open files.
     """
     try:
         _put_back(partial.path, out)
@@ -307,6 +332,7 @@ def _remove(partial: _Partial, out: Path) -> None:
 
 
 def _put_back(temporary: Path, out: Path) -> None:
+    """Move an earlier export from a temporary directory back to ``out``, if ``out`` does not exist."""
     earlier = temporary / REPLACED
     if earlier.is_dir() and not out.exists():
         earlier.rename(out)

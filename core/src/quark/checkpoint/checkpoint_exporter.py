@@ -1,6 +1,6 @@
-"""CheckpointExporter: base of exporters that write a directory in Hugging Face form.
+"""`CheckpointExporter`, the base class of exporters that write a checkpoint in the form of Hugging Face.
 
-Such a directory has safetensors files, config.json and companions.
+Such a checkpoint is a directory with safetensors files, ``config.json`` and companions such as a tokenizer.
 """
 
 from __future__ import annotations
@@ -56,9 +56,10 @@ _MADE_HERE = (
 
 
 class CheckpointExporter(Exporter):
-    """Writes a model layer by layer, in memory or block by block.
+    """The base class of exporters that write a model layer by layer.
 
-    Exports can be resumed, and several processes can write to one. A subclass defines a layout: its block in
+    The model is complete in memory, or blocks are written while it is quantized. Exports can be resumed, and
+    several processes can write to one export. A subclass defines a layout. It defines the block in
     ``config.json`` (`quantization_config`) and the tensors of a layer. For the tensors, define `tensor_name`,
     or `layer_tensors` if names are not enough, or a `LayerStorage` if the layout packs codes in its own way.
     If you define `layer_tensors`, define `read_layer` too, which reads the tensors back. Tensors outside
@@ -66,10 +67,10 @@ class CheckpointExporter(Exporter):
 
     Attributes:
         layout: Name of the layout, for messages.
-        storage: Packing of codes; None if the number formats decide.
+        storage: The object that packs codes; None if the number formats pack them.
         states_with_attention: Whether scales of queries, keys and values are stored with every attention
-            module, as ``k_scale`` of the shape ``[1]``. If not, they are stored with the projections, unless
-            these are fused.
+            module, as ``k_scale`` with the shape ``[1]``. If False, they are stored with the projections,
+            except if a projection is fused.
     """
 
     streams = resumes = shares = True
@@ -79,21 +80,23 @@ class CheckpointExporter(Exporter):
 
     @abstractmethod
     def quantization_config(self, content: CheckpointContent, options: ExportOptions) -> dict[str, Any]:
-        """Return the ``quantization_config`` of ``config.json``."""
+        """Return the ``quantization_config`` to write into ``config.json``."""
 
     def tensor_name(self, slot: Slot, suffix: str) -> str:
-        """Return the last part of a stored tensor's name: ``"weight_scale"`` for a weight's ``"scale"``.
+        """Return the last part of the name of a stored tensor.
 
-        ``""`` is the suffix of codes. Parameters that stay float keep their names, ``"weight"`` and
-        ``"bias"``.
+        An example is ``"weight_scale"`` for the weight and the suffix ``"scale"``. The suffix of codes is
+        ``""``. Parameters that stay float have the names ``"weight"`` and ``"bias"``, whatever this method
+        returns.
         """
         return f"{slot.checkpoint_prefix}_{suffix}" if suffix else slot.checkpoint_prefix
 
     def layer_tensors(self, layer: ExportedLayer) -> Mapping[str, Tensor]:
-        """Return the tensors of a quantized layer, by the last part of their names.
+        """Return the tensors to store for a quantized layer, as a dictionary from the last part of the name.
 
-        The result represents its weight. A bias that is not in the result is written unchanged; if the result
-        is empty, so is the weight. Several threads call this for different layers at once.
+        The result must represent the weight of the layer. If the result is empty, the weight is written
+        unchanged. If it has no ``"bias"``, the bias is written unchanged. Several threads call this method at
+        the same time, for different layers.
 
         Args:
             layer: The layer. If its tensors are on the meta device, return meta tensors with the final names,
@@ -107,11 +110,13 @@ class CheckpointExporter(Exporter):
         return tensors
 
     def read_layer(self, layer: ExportedLayer, tensors: Mapping[str, Tensor]) -> None:
-        """Set the parameters and scales of a layer to the written tensors: the inverse of `layer_tensors`.
+        """Set the parameters and scales of a layer to written tensors.
+
+        This is the inverse of `layer_tensors`.
 
         Args:
-            layer: The layer, without scales and with float weights.
-            tensors: Tensors by the last part of their names, on the layer's device.
+            layer: The layer. It has float weights and no scales.
+            tensors: A dictionary from the last part of the name to the written tensor, on the layer's device.
         """
         if self.storage is not None:
             if layer.is_quantized(Slot.weight):
@@ -122,13 +127,16 @@ class CheckpointExporter(Exporter):
             layer.set_packed(slot, {suffix: tensors[name] for suffix, name in names.items() if name in tensors})
 
     def _name(self, layer: ExportedLayer, slot: Slot, suffix: str) -> str:
+        """Return the last part of the name under which a tensor of ``layer`` is stored."""
         return self.tensor_name(slot, suffix) if layer.is_quantized(slot) else slot.value
 
     def reasons(self, content: CheckpointContent, options: ExportOptions) -> Iterable[tuple[str, str]]:
-        """Yield why the layout cannot hold a model: a layer's name, or ``""`` for the model, and the reason.
+        """Yield the reasons why the layout cannot represent a model.
 
-        By default, these are the reasons of `LayerStorage.why_not` for each layer, and everything that a
-        `LayerStorage` has no place for.
+        Each item is a pair of the name of a layer and a reason. The name is ``""`` if the reason concerns the
+        whole model. If there is a `LayerStorage`, the default implementation yields its reasons
+        (`LayerStorage.why_not`) and parts of the model that no `LayerStorage` can store. Otherwise it yields
+        nothing.
         """
         if self.storage is None:
             return
@@ -140,13 +148,13 @@ class CheckpointExporter(Exporter):
                 yield row.name, reason
 
     def warn(self, content: CheckpointContent, options: ExportOptions) -> None:
-        """Log which runtimes would compute something else from the export; called when an export begins.
+        """Log a warning if a runtime would compute something else from the export.
 
-        By default, nothing is logged.
+        This is called when an export begins. The default implementation logs nothing.
         """
 
     def check(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> None:
-        """As `Exporter.check`, with all `reasons` in one message."""
+        """Do as `Exporter.check` says. The error message contains all `reasons`."""
         reasons: dict[str, list[str]] = {}
         for name, reason in self.reasons(content, options):
             reasons.setdefault(reason, []).append(name)
@@ -155,28 +163,31 @@ class CheckpointExporter(Exporter):
             raise UnsupportedError(f"the layout '{self.layout or type(self).__name__}' cannot hold this model: {what}")
 
     def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
-        """As `Exporter.export`."""
+        """Do as `Exporter.export` says."""
         with self.stream(content, content.model, out, options) as stream:
             stream.write(Block("", content.model))
             stream.finish(content)
 
     @contextmanager
     def stream(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
-        """As `Exporter.stream`."""
+        """Do as `Exporter.stream` says."""
         announced = self.announced(content, skeleton, options)
         self.warn(content, options)
         with ShardWriter(ShardLayout.of(announced, options.max_shard_bytes), out) as writer:
             yield _Stream(self, content, options, out, writer)
 
     def announced(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> list[Mapping[str, Tensor]]:
-        """As `Exporter.announced`. Raises UnsupportedError as `check` does."""
+        """Do as `Exporter.announced` says.
+
+        Raise UnsupportedError if the layout cannot represent the model.
+        """
         self.check(content, skeleton, options)
         return [part.meta for part in (*self.parts(skeleton, content.plan, options), *carried_parts(content))]
 
     def parts(self, model: nn.Module, plan: QuantPlan, options: ExportOptions, region: Region = _WHOLE) -> list[Part]:
-        """Return the tensors of a region of a quantized model, in the order of the files.
+        """Return the tensors to write for a region of a quantized model, in the order of the files.
 
-        By default, the region is the whole model. The tensors of a layer are one part.
+        By default, the region is the whole model. All tensors of a layer are in one part.
         """
         modules = region.modules(model)
         layers = exported_layers(model, plan, options, modules)
@@ -184,7 +195,7 @@ class CheckpointExporter(Exporter):
         attention = attention_quantizers(modules)
         as_they_are = _written_as_they_are(layers, announced)
         plain = plain_parts(region.state(model), [*layers, *attention], as_they_are, tied_on_loading(model))
-        for name in same_weights(model, layers):  # only the layer that loading ties this one to stores them
+        for name in same_weights(model, layers):  # loading ties this layer to another, and only the other layer stores the weight
             of_weight = {self._name(layers[name], Slot.weight, suffix) for suffix in layers[name].suffixes(Slot.weight)}
             announced[name] = {leaf: tensor for leaf, tensor in announced[name].items() if leaf not in of_weight}
         coded = [self._part(layer, announced[name]) for name, layer in layers.items() if announced[name]]
@@ -192,31 +203,39 @@ class CheckpointExporter(Exporter):
         return [*plain, *coded, *probability_parts(attention, options), *states]
 
     def write_config(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
-        """Write ``config.json``, with the `quantization_config`, and files such as a tokenizer."""
+        """Write ``config.json`` with the `quantization_config`.
+
+        Also write companions, such as a tokenizer.
+        """
         config = _config_of(content, self.quantization_config(content, options))
         text = json.dumps(config, indent=2, sort_keys=True) + "\n" if isinstance(config, dict) else config.to_json_string()
         (out / "config.json").write_text(text, encoding="utf-8", newline="\n")
         save_companions(content.model, out, options.tokenizer)
 
     def _part(self, layer: ExportedLayer, meta: Mapping[str, Tensor]) -> Part:
+        """Return the part with the tensors of ``layer``.
+
+        ``meta`` has meta tensors with names relative to the layer.
+        """
         under = f"{layer.name}."
         made = {under + n: t for n, t in meta.items()}
         return Part(made, lambda: {under + n: t for n, t in self.layer_tensors(layer).items()}, layer.device)
 
     def _with_states(self, plan: QuantPlan) -> list[AttentionRow]:
+        """Return the attention modules that store the scales of queries, keys and values themselves."""
         return [row for row in plan.attentions if row.fused or self.states_with_attention]
 
     @torch.no_grad()
     def read(self, model: nn.Module, plan: QuantPlan, options: ExportOptions, region: Region, written: ShardWriter) -> None:
-        """Set weights, scales and other tensors of a region to the written tensors, in place.
+        """Set weights, scales and other tensors of a region to written tensors, in place.
 
         Args:
-            model: The model, with quantized layers and quantizers of attention, but with float weights and
-                without scales.
+            model: The model. It has quantized layers and quantizers of attention, but its weights are float
+                and there are no scales.
             plan: Plan of the model.
             options: Options with which the tensors were written.
-            region: The block.
-            written: The tensors.
+            region: The region to read, such as a block.
+            written: The writer that reads the written tensors.
         """
         modules = region.modules(model)
         layers = exported_layers(model, plan, options, modules)
@@ -236,7 +255,7 @@ class CheckpointExporter(Exporter):
 
 
 class _Stream(BlockStream):
-    """An export that has begun."""
+    """A `BlockStream` that writes with a `CheckpointExporter`."""
 
     def __init__(
         self, exporter: CheckpointExporter, content: CheckpointContent, options: ExportOptions, directory: Path, writer: ShardWriter
@@ -252,47 +271,50 @@ class _Stream(BlockStream):
 
     @cached_property
     def _blocks(self) -> tuple[str, ...]:
-        """The full names of the decoder blocks; only ``""`` if the model is one block."""
+        """The full names of the decoder blocks. If the whole model is one block, this is only ``""``."""
         return tuple(block.name for block in self._content.blocks)
 
     def write_float(self) -> None:
-        """As `BlockStream.write_float`."""
+        """Do as `BlockStream.write_float` says."""
         parts = self._parts(None, without=[row.name for row in self._content.plan.quantized])
         self._early = {name for part in parts for name in part.meta}
         if parts:
             self._writer.write_beside(self._made(Part.joined(parts)))
 
     def write(self, block: Block | None) -> None:
-        """As `BlockStream.write`."""
+        """Do as `BlockStream.write` says."""
         for part in small_joined(self._parts(block)):
             self._writer.write(self._made(part))
 
     def _parts(self, block: Block | None, without: Iterable[str] = ()) -> list[Part]:
-        """Return the parts of a block, or of everything outside all blocks, without parts written early.
+        """Return the parts of a block, without parts that `write_float` has written.
 
         Args:
-            block: The block.
+            block: The block. None means everything outside all blocks.
             without: Full names of modules whose parts are left out.
         """
         if block is None and "" in self._blocks:
-            return []  # the model is one block, with nothing outside
+            return []  # the whole model is one block, so there is nothing outside it
         region = Region(without=(*self._blocks, *without)) if block is None else Region(block.name)
         parts = self._exporter.parts(self._content.model, self._content.plan, self._options, region)
-        # A tied parameter was announced once, under its first name.
+        # A tied parameter was announced only once, under its first name.
         return [p for p in parts if not self._early.issuperset(p.meta) and all(name in self._writer for name in p.meta)]
 
     def _made(self, part: Part) -> Mapping[str, Tensor]:
-        """Return the tensors of a part; raise if they hold NaN or Inf, because their source was finite."""
+        """Return the tensors of a part.
+
+        Raise an error if they contain NaN or Inf, unlike the source model.
+        """
         made = part.make()
         refuse_non_finite(made, self._buffers, lambda _: _MADE_HERE, warns=False)
         return {name: made[name] for name in part.meta}
 
     def when_stored(self, then: Callable[[Mapping[str, str]], None]) -> None:
-        """As `BlockStream.when_stored`."""
+        """Do as `BlockStream.when_stored` says."""
         self._writer.when_stored(then)
 
     def adopt(self, block: Block, checksums: Mapping[str, str]) -> Sequence[str]:
-        """As `BlockStream.adopt`."""
+        """Do as `BlockStream.adopt` says."""
         if self._options.kv_cache_group:
             raise UnsupportedError(
                 "an export with the exporter's option kv_cache_group cannot be resumed, because it merges cache scales only when it writes "
@@ -301,19 +323,19 @@ class _Stream(BlockStream):
         return self._writer.adopt(checksums)
 
     def read(self, block: Block) -> None:
-        """As `BlockStream.read`."""
+        """Do as `BlockStream.read` says."""
         self._exporter.read(self._content.model, self._content.plan, self._options, Region(block.name), self._writer)
 
     def written(self) -> Mapping[str, str]:
-        """As `BlockStream.written`."""
+        """Do as `BlockStream.written` says."""
         return self._writer.written()
 
     def count_as_written(self, names: Mapping[str, str]) -> None:
-        """As `BlockStream.count_as_written`."""
+        """Do as `BlockStream.count_as_written` says."""
         self._writer.count_as_written(names)
 
     def finish(self, content: CheckpointContent) -> None:
-        """As `BlockStream.finish`."""
+        """Do as `BlockStream.finish` says."""
         for part in small_joined(carried_parts(content)):
             self._writer.write(part.make())
         self._writer.finish()
@@ -321,17 +343,19 @@ class _Stream(BlockStream):
 
 
 def _why_not(storage: LayerStorage, row: PlanRow) -> str | None:
+    """Return why ``storage`` cannot store the layer of ``row``, or None if it can."""
     if row.layer_type != "linear" or len(row.shape) != 2:
         return f"it has no place for a quantized layer of the type {row.layer_type}"
     return "it has no place for a quantized bias" if row.quantized_to.bias is not None else storage.why_not(row.quantized_to, row.shape)
 
 
 def _written_as_they_are(layers: Mapping[str, ExportedLayer], tensors: Mapping[str, Collection[str]]) -> set[str]:
-    """Return the full names of parameters and buffers of layers that are stored unchanged.
+    """Return the full names of the parameters and buffers of layers that are stored unchanged.
 
     Args:
-        layers: Layers by full name.
-        tensors: Names of the tensors from `CheckpointExporter.layer_tensors` for each layer.
+        layers: A dictionary from full name to layer.
+        tensors: A dictionary from full name of a layer to the names of its tensors from
+            `CheckpointExporter.layer_tensors`.
     """
     names: set[str] = set()
     for name, layer in layers.items():
@@ -343,14 +367,15 @@ def _written_as_they_are(layers: Mapping[str, ExportedLayer], tensors: Mapping[s
 
 
 def _config_of(content: CheckpointContent, quantization: dict[str, Any]) -> Any:
-    """Return the content of config.json: the model's config, or its class if it has none, and the
-    quantization.
+    """Return the content of ``config.json``, including ``quantization`` as its ``quantization_config``.
+
+    The rest is the config of the model, or the name of the model's class if it has no config.
     """
     model: Any = content.model
     if not hasattr(getattr(model, "config", None), "to_json_file"):
         return {"architectures": [type(model).__name__], "quantization_config": quantization}
     config = copy.deepcopy(model.config)
-    set_source(config, "")  # transformers would write the paths of the config's parts
+    set_source(config, "")  # otherwise transformers would write the local path of the model
     if not {one.__name__ for one in type(model).__mro__}.intersection(config.architectures or ()):  # for a model loaded as another class
         config.architectures = [type(model).__name__]
     config.dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())

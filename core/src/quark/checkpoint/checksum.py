@@ -1,6 +1,6 @@
 """Checksums of tensors in files.
 
-They find damage, not forgery, at a fraction of the time of writing.
+They detect damage, but not forgery. To compute a checksum takes only a fraction of the time of writing.
 """
 
 from __future__ import annotations
@@ -15,29 +15,32 @@ from quark.base.files import read_at
 from quark.base.parallel import one_thread
 
 ROW = 4096
-"""Bytes whose words form one row sum."""
+"""Number of bytes of one row. The words of a row are added up to a row sum."""
 BLOCK = 512 * ROW
-"""Bytes whose words form the column sums; a processor's cache holds them."""
+"""Number of bytes of one block. The rows of a block are added up to column sums. The processor's cache can
+hold a block.
+"""
 
 
 def checksum(chunks: Iterable[Tensor]) -> str:
-    """Return a text with a checksum of some bytes and with their number.
+    """Return a text that contains a checksum of the bytes and the number of bytes.
 
     Words of 8 bytes form rows of `ROW` bytes, and rows form blocks of `BLOCK` bytes. The checksum is a hash
-    of the sums of each row and of each column of each block, modulo 2^64. If one word changes, a row's sum
-    changes. If two different words are exchanged, a row's or a column's sum changes.
+    of the sums of each row and of each column of each block, modulo 2^64. If one word changes, the sum of its
+    row changes. If two different words are exchanged, the sum of a row or of a column changes.
 
     Args:
-        chunks: Bytes, each chunk uint8 ``[n]``; all chunks but the last have whole blocks.
+        chunks: The bytes, as chunks of dtype uint8 and shape ``[n]``. All chunks except the last one must
+            consist of whole blocks.
     """
     sums, size = _sums(chunks)
     return _text(torch.cat(sums) if sums else torch.empty(0, dtype=torch.int64), size)
 
 
 def stored_bytes(file: int, offset: int, size: int) -> Iterator[Tensor]:
-    """Yield bytes of an open file in chunks for `checksum`, uint8 ``[n]``; fewer if the file ends early.
+    """Yield bytes of an open file in chunks for `checksum`. If the file ends early, yield fewer bytes.
 
-    The next chunk overwrites this one in memory.
+    A chunk has the dtype uint8 and the shape ``[n]``. The next chunk overwrites the memory of this one.
     """
     buffer = torch.empty(min(BLOCK, size), dtype=torch.uint8)
     for start in range(offset, offset + size, BLOCK):
@@ -47,15 +50,15 @@ def stored_bytes(file: int, offset: int, size: int) -> Iterator[Tensor]:
 
 
 def _sums(chunks: Iterable[Tensor]) -> tuple[list[Tensor], int]:
-    """Return the sums of the rows and of the columns, int64 ``[n]`` each, and the number of bytes."""
+    """Return the sums of rows and columns, as int64 tensors of shape ``[n]``, and the number of bytes."""
     rows: list[Tensor] = []
     columns: list[Tensor] = []
     size = 0
     with one_thread():
         for chunk in chunks:
             size += len(chunk)
-            # An accelerator processes all whole blocks at once; a processor each block while it is in its
-            # cache.
+            # An accelerator processes all whole blocks of a chunk at once. A CPU processes one block at a
+            # time, while the block is in its cache.
             for words in _blocks(chunk, 1 if chunk.device.type == "cpu" else max(len(chunk) // BLOCK, 1)):
                 rows.append(words.sum(-1).reshape(-1))
                 columns.append(words.sum(-2).reshape(-1))
@@ -63,9 +66,9 @@ def _sums(chunks: Iterable[Tensor]) -> tuple[list[Tensor], int]:
 
 
 def _blocks(data: Tensor, count: int) -> Iterator[Tensor]:
-    """Yield the words of up to ``count`` blocks, int64 ``[..., rows, words]``.
+    """Yield the words of ``data`` as int64 tensors ``[..., rows, words]`` of up to ``count`` blocks each.
 
-    A rest of less than a row, padded with zeros, is a block.
+    If bytes remain after the last whole row, they are padded with zeros and form a block of one row.
     """
     rest = len(data) % ROW
     whole = data[: len(data) - rest]
@@ -79,4 +82,5 @@ def _blocks(data: Tensor, count: int) -> Iterator[Tensor]:
 
 
 def _text(sums: Tensor, size: int) -> str:
+    """Return the text of a checksum from all sums and the number of bytes."""
     return f"sums:{hashlib.blake2b(sums.numpy().tobytes(), digest_size=8).hexdigest()}:{size}"

@@ -1,4 +1,7 @@
-"""Companions of a checkpoint: tokenizer, generation settings and other files beside its weights."""
+"""Functions that copy the companions of a checkpoint.
+
+Companions are the tokenizer, generation settings and other files beside the weights.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +30,17 @@ if TYPE_CHECKING:
     from quark.checkpoint.exporter import Tokenizer
 
 _LARGEST, _MOST_BYTES = 100_000_000, 1 << 30
-"""Maximum bytes of one file, and of all files together. The largest vocabularies have 33 MB."""
+"""Maximum number of bytes of one companion, and of all companions. The largest vocabularies have 33 MB."""
 _MOST_FILES, _DEEPEST = 1000, 3
-"""Maximum number of files, and of nested folders."""
+"""Maximum number of companions, and maximum depth of the folders that contain them."""
 _OF_THE_RESULT = re.compile(r"config\.json|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json")
-"""Files of the checkpoint that the result replaces by its own."""
+"""Names of files that are never copied, because each export has such files of its own."""
 _OTHER_FORM, _PROGRAM = "weights in another form", "a program or archive that no config names as code of the model"
 _LINK, _UNREADABLE = "a link out of the checkpoint", "cannot be read"
-_LARGE, _MANY, _DEEP = "too large", "too many files", "in too many folders"
-_RUNS_CODE = "weights of a part of the model in a form that may run code: convert them to safetensors"
+_LARGE, _MANY, _DEEP = "too large", "too many files", "in too deeply nested folders"
+_RUNS_CODE = "weights of a part of the model in a form that may run code; convert them to safetensors"
 _LOST = {_LINK, _LARGE, _MANY, _DEEP, _UNREADABLE, _RUNS_CODE}
-"""Reasons for leaving out files that the result may need."""
+"""Those reasons for leaving out a file with which the result may lack something that it needs."""
 _QUANTIZED, _OF_A_RUN = "says how the source is quantized", "about the run or training that made the source"
 _WRONG = {
     "*.index.json": _OTHER_FORM,
@@ -52,27 +55,28 @@ _WRONG = {
     "wandb/": _OF_A_RUN,
     "logs/": _OF_A_RUN,
 }
-"""Patterns of files and folders that are wrong beside a quantized model, with reasons. All others are copied.
-"""
+"""Dictionary from pattern to the reason why such files or folders are wrong beside a quantized model."""
 _WEIGHTS = {
     *(".bin", ".pt", ".pth", ".ckpt", ".pkl", ".joblib", ".npy", ".npz"),
     *(".h5", ".msgpack", ".ot", ".onnx", ".onnx_data", ".gguf", ".ggml", ".tflite", ".pb", ".engine", ".nemo"),
 }
 _PROGRAMS = {".py", ".pyc", ".sh", ".bat", ".ps1", ".so", ".dll", ".dylib", ".exe"}
 _BINARIES = (*(bytes((0x80, protocol)) for protocol in range(2, 6)), b"PK\3\4", b"\x7fELF", b"GGUF", b"\x89HDF")
-"""First bytes of serialized objects, archives, programs and weights, whatever their file ending."""
+"""First bytes of serialized objects, archives, programs and weights. They show the form despite the file
+name.
+"""
 
 
 def save_companions(model: nn.Module, directory: Path, tokenizer: Tokenizer | None = None) -> None:
-    """Write the companions of a model: its tokenizer and generation settings.
+    """Write the tokenizer, the generation settings and other companions of a model.
 
-    Files beside its float checkpoint are copied, including code that the configs of that checkpoint name, and
-    the modules that it imports (`quark.models.hf.custom_code.code_of`).
+    Companions beside the float checkpoint of the model are copied. These include code that the configs of
+    that checkpoint name, and modules that this code imports (`quark.models.hf.custom_code.code_of`).
 
     Args:
-        model: The model; outside transformers, only the tokenizer is written.
-        directory: Target; existing files stay.
-        tokenizer: Replaces the tokenizer beside the float checkpoint.
+        model: The model. If it is not a transformers model, only the tokenizer is written.
+        directory: The directory to write to. Existing files stay.
+        tokenizer: A tokenizer to write instead of the one beside the float checkpoint.
 
     Raises:
         OutputError: The tokenizer cannot be saved.
@@ -84,7 +88,9 @@ def save_companions(model: nn.Module, directory: Path, tokenizer: Tokenizer | No
             raise
         except Exception as error:  # the caller's object may raise anything
             reason = f"({type(error).__name__}: {error})"
-            raise OutputError(f"the tokenizer, a {type(tokenizer).__name__}, cannot be saved {reason}: give another, or none") from error
+            raise OutputError(
+                f"the tokenizer, a {type(tokenizer).__name__}, cannot be saved {reason}. Give another one, or None"
+            ) from error
     config: Any = getattr(model, "config", None)
     if not hasattr(config, "to_json_file"):
         return
@@ -96,7 +102,7 @@ def save_companions(model: nn.Module, directory: Path, tokenizer: Tokenizer | No
         if name:
             get_logger(__name__).warning(
                 f"The model was loaded from '{name}', which is no directory, and the hub cache (HF_HOME) has no version of it, or several. "
-                "Its tokenizer, other files, and tensors that its class does not use are not in the result: load the model from a "
+                "So the result lacks the tokenizer, other files, and tensors that the model class does not use. Load the model from a "
                 "directory, or copy the files"
             )
     elif _is_of_model(source, config.model_type):
@@ -105,28 +111,29 @@ def save_companions(model: nn.Module, directory: Path, tokenizer: Tokenizer | No
             get_logger(__name__).info(f"Copied these files of '{name}' from the hub cache ('{source}'): {folded(copied) or 'none'}.")
     else:
         get_logger(__name__).warning(
-            f"The model was loaded from '{source}', which has no config.json of the model type '{config.model_type}'. Its tokenizer and "
-            "other files are not in the result: copy them if they belong to the model"
+            f"The model was loaded from '{source}', which has no config.json of the model type '{config.model_type}'. So the tokenizer and "
+            "other files of this directory are not in the result. Copy them if they belong to the model"
         )
 
 
 def _is_of_model(source: Path, model_type: str) -> bool:
-    """Return whether a directory is a checkpoint of that model type, or of a model with such a part.
+    """Return whether ``source`` is a checkpoint of this model type, or of a model with such a part.
 
-    The config of a part inherits ``_name_or_path`` from config.json, where it can name any directory.
+    This must be checked, because ``_name_or_path`` in a ``config.json`` can name any directory, and the
+    config of a part of the model inherits it.
     """
     values = read_json(source / "config.json") if (source / "config.json").is_file() else {}
     return model_type in (part.get("model_type") for part in (values, *values.values()) if isinstance(part, dict))
 
 
 def copy_companions(source: Path, directory: Path) -> list[str]:
-    """Copy the companions of a checkpoint (`companions_of`), and return the names of the copies.
+    """Copy the companions of a checkpoint (`companions_of`), and return the names of the copied files.
 
-    The log names the files and folders that are left out, with the reasons.
+    The function logs which files and folders it does not copy, with the reasons.
 
     Args:
         source: Directory of the checkpoint.
-        directory: Target; existing files stay.
+        directory: The directory to copy to. Existing files stay.
     """
     found = companions_of(source)
     copied = []
@@ -150,8 +157,8 @@ class Companions:
     """The files beside the weights of a checkpoint.
 
     Attributes:
-        files: Names, relative to the checkpoint, of files that belong to the model.
-        left_out: Why a file or folder is not copied, by its name.
+        files: Names of the files that belong to the model, relative to the checkpoint.
+        left_out: A dictionary from the name of a file or folder to the reason why it is not copied.
     """
 
     files: tuple[str, ...]
@@ -159,11 +166,12 @@ class Companions:
 
 
 def companions_of(source: Path) -> Companions:
-    """Return the small files of a checkpoint, except weights and files that are wrong beside its result.
+    """Return the companions of a checkpoint, which an export of the same model should contain.
 
-    Files in folders count too. A folder in sentence-transformers' ``modules.json`` is a part of the model,
-    and its safetensors files belong to the model. Python files belong to the model if a config names them
-    (`quark.models.hf.custom_code.code_of`). Hidden files belong to the tools that created the directory.
+    These are all small files, also in folders, except weights and files that are wrong beside a quantized
+    model. Hidden files are left out too, because they belong to tools. If ``modules.json`` of
+    sentence-transformers names a folder, the folder is a part of the model, and its safetensors files are
+    companions. Python files are companions if a config names them (`quark.models.hf.custom_code.code_of`).
     """
     left_out: dict[str, str] = {}
     files: list[str] = []
@@ -191,9 +199,9 @@ def companions_of(source: Path) -> Companions:
 
 
 def copied_companions(out: Path, source: Path | None) -> set[str]:
-    """Return the names of files in an output directory that are exact copies of companions of the source.
+    """Return the names of files in ``out`` that are exact copies of companions of the checkpoint ``source``.
 
-    Names of folders that contain nothing but such files are in the result too.
+    The result also contains the names of folders in ``out`` that contain only such files.
     """
     if source is None or not source.is_dir() or not out.is_dir():
         return set()
@@ -211,7 +219,7 @@ def copied_companions(out: Path, source: Path | None) -> set[str]:
 
 
 def _why_not(path: Path, name: str, source: Path, code: Collection[str], parts: Collection[str]) -> str | None:
-    """Return why a file or folder of a checkpoint is not copied; None if it belongs to the model."""
+    """Return why a file or folder of a checkpoint is not copied, or None if it belongs to the model."""
     try:
         return _why_wrong(path, name, source, code, parts)
     except OSError:
@@ -219,7 +227,7 @@ def _why_not(path: Path, name: str, source: Path, code: Collection[str], parts: 
 
 
 def _why_wrong(path: Path, name: str, source: Path, code: Collection[str], parts: Collection[str]) -> str | None:
-    """As `_why_not`. Raises OSError if the file or folder cannot be read."""
+    """Return what `_why_not` returns, but raise OSError if the file or folder cannot be read."""
     if path.is_symlink() and (path.is_dir() or leads_out(path, source)):
         return _LINK
     if path.is_dir():
@@ -234,7 +242,7 @@ def _why_wrong(path: Path, name: str, source: Path, code: Collection[str], parts
         first = file.read(4)
     if suffix in _WEIGHTS or (suffix == ".safetensors" and not is_of_part):
         return _RUNS_CODE if is_of_part else _OTHER_FORM
-    is_binary = suffix != ".safetensors" and first.startswith(_BINARIES)  # safetensors begin with a size, whose bytes can be any
+    is_binary = suffix != ".safetensors" and first.startswith(_BINARIES)  # a safetensors file begins with a size, which can be any bytes
     if is_binary or (name not in code and (suffix in _PROGRAMS or first.startswith(b"#!"))):
         return _PROGRAM
     return _LARGE if path.stat().st_size > _LARGEST else None

@@ -1,6 +1,6 @@
-"""CheckpointContent: a quantized model, its configuration and its plan.
+"""`CheckpointContent`, which contains a quantized model, its configuration and its plan.
 
-Exporters write it, and readers return it. `is_float` and `routers` find layers that stay float.
+Exporters write such a content, and readers return it. `is_float` and `routers` find layers that stay float.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class CheckpointContent:
     """The content of a checkpoint.
 
     Attributes:
-        model: The quantized model; while an export is streamed, only the layers of finished blocks are
+        model: The quantized model. While an export is streamed, only the layers of finished blocks are
             quantized.
         config: The configuration, resolved for this model.
-        plan: The quantization of each layer. For a model quantized in FX graph mode it is that mode's plan,
-            which only exporters with the capability ``graphs`` get.
+        plan: The quantization of each layer. For a model that was quantized in FX graph mode, this is the
+            plan of that mode. Only exporters with the capability ``graphs`` get such a content.
     """
 
     model: nn.Module
@@ -40,26 +40,27 @@ class CheckpointContent:
 
     @property
     def blocks(self) -> Sequence[Block]:
-        """The decoder blocks in the order in which a stream gets them; the whole model if it has none."""
+        """The decoder blocks, in the order of streamed exports. If there are none, the model is one block."""
         return decoder_blocks(self.model, self.plan.architecture)
 
 
 def content_of(model: Any) -> CheckpointContent:
     """Return the content that the attributes of a quantized model describe.
 
-    `quark.runs.ModelQuantizer` and `quark.checkpoint.save_pretrained.set_results` set them.
+    `quark.runs.ModelQuantizer` and `quark.checkpoint.save_pretrained.set_results` set these attributes.
 
     Raises:
         ConfigError: (a ValueError) The model has not been quantized, runs from codes or is compiled. Or
             another module replaced a quantized layer.
     """
     if not getattr(model, "quark_quantized", False):
-        raise ConfigError("this model has not been quantized: call ModelQuantizer(config).quantize_model(model) first, then export")
+        raise ConfigError("this model has not been quantized. Call ModelQuantizer(config).quantize_model(model) first, then export it")
     if packed := [name for name, layer in model.named_modules() if isinstance(layer, Packed)]:
-        raise ConfigError(f"this model runs from codes ({folded(packed)}): call quark.checkpoint.unpack_model(model) first, then export")
+        raise ConfigError(f"this model runs from codes ({folded(packed)}). Call quark.checkpoint.unpack_model(model) first, then export it")
     if any(name.rpartition(".")[2] == "_orig_mod" for name, _ in model.named_modules()):
         raise ConfigError(
-            "this model or a part of it is compiled (torch.compile), which renames its tensors: export the original module, its _orig_mod"
+            "this model or a part of it was compiled with torch.compile, which renames tensors. Export the original module, which is "
+            "model._orig_mod"
         )
     if isinstance(model.quark_plan, QuantPlan):
         refuse_replaced(model, model.quark_plan)
@@ -81,17 +82,17 @@ def refuse_replaced(model: nn.Module, plan: QuantPlan) -> None:
 
 
 def is_float(row: PlanRow) -> bool:
-    """Return whether the layer is listed as excluded, because its weight and input are float.
+    """Return whether a configuration must list the layer as excluded, because its weight and input are float.
 
-    Its output may still enter a quantized cache.
+    The output of such a layer may still enter a quantized cache.
     """
     return is_left_alone(row) and not row.is_by_name
 
 
 def routers(model: nn.Module, config: QConfig, plan: QuantPlan) -> list[str]:
-    """Return excluded modules that have a weight, but are not linear layers in this model.
+    """Return the full names of excluded modules that have a weight, but are not linear layers in ``model``.
 
-    Runtimes may implement them as linear layers.
+    Checkpoints list them as excluded, because runtimes may implement these modules as linear layers.
     """
     known = {row.name for row in plan.rows}
     return [

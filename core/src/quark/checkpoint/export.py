@@ -1,4 +1,4 @@
-"""Exports by the name of an exporter: its options, layouts that can hold a model, and the export itself."""
+"""Functions that export a model with the exporter of a given name, and check whether this is possible."""
 
 from __future__ import annotations
 
@@ -32,54 +32,57 @@ from quark.plugins.run_events import running
 
 
 def exporter_of(name: str, options: ExportOptions | None = None) -> Exporter:
-    """Return the registered exporter of that name, created with its own options.
+    """Return the registered exporter with the name ``name``, created with its own options.
 
     Raises:
         UnknownNameError: No exporter has that name.
-        ConfigError: (a ValueError) The exporter has no such option, or refuses its value.
+        ConfigError: (a ValueError) The exporter lacks one of the options, or refuses its value.
         PluginError: The registered class cannot be called, or does not derive from `Exporter`.
     """
     own = {} if options is None else options.own
     try:
         kind = exporters().load_exporter(name)
     except UnknownNameError as error:
-        fix = f"Exporters come with plugins: install a distribution that registers '{name}' in its hook quark_register_exporters"
+        fix = f"Plugins provide exporters. Install a distribution that registers '{name}' in its hook quark_register_exporters"
         raise error.saying(f"{error} {fix}") from None
     whose = origin("exporters", name)
     with attributed("being made", whose):
         exporter: Exporter = called(str(whose), kind, checked(f"the exporter '{name}'", exporters().options(name), own)) if own else kind()
     if not isinstance(exporter, Exporter):
-        raise whose.error("does not derive from quark.checkpoint.Exporter: derive its class from it")
+        raise whose.error("does not derive from quark.checkpoint.Exporter: derive its class from quark.checkpoint.Exporter")
     return exporter
 
 
 def exporter_options(name: str) -> tuple[Option, ...]:
-    """Return the options of an export.
+    """Return the options of an export with the exporter ``name``.
 
-    Options of the exporter come first, then the fields of `ExportOptions`, which all exporters have.
+    The options of the exporter itself come first. The fields of `ExportOptions`, which apply to all
+    exporters, follow.
     """
     own = exporters().options(name)
     return (*own, *options_of(ExportOptions, without=("own", "tokenizer", "input_args", *(option.name for option in own))))
 
 
 def export_options(name: str, chosen: Mapping[str, Any]) -> ExportOptions:
-    """Return the options for an exporter from one mapping with its own and the common options.
+    """Return the `ExportOptions` for the exporter ``name``.
+
+    ``chosen`` contains options of the exporter itself and fields of `ExportOptions`.
 
     Raises:
-        ConfigError: (a ValueError) There is no such option, or a value cannot be used; the message lists the
-            options.
+        ConfigError: (a ValueError) An option does not exist, or its value cannot be used. The message lists
+            the options.
     """
     whose, own = f"the exporter '{name}'", {option.name for option in exporters().options(name)}
     values = checked(whose, exporter_options(name), chosen)
     common = {key: value for key, value in values.items() if key not in own}
     make = functools.partial(ExportOptions, own={key: values[key] for key in values if key in own})
     options: ExportOptions = called(whose, make, common)
-    exporter_of(name, options)  # so that the exporter refuses a bad value before any work
+    exporter_of(name, options)  # the exporter refuses a bad value now, before any work
     return options
 
 
 def refuse_unstorable(name: str, exporter: Exporter, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> None:
-    """Check that a layout can hold a model.
+    """Check that a layout can represent a model.
 
     Args:
         name: Name of the exporter.
@@ -89,7 +92,8 @@ def refuse_unstorable(name: str, exporter: Exporter, content: CheckpointContent,
         options: Options of the export.
 
     Raises:
-        UnsupportedError: It cannot; the message says why, and which installed layouts can.
+        UnsupportedError: The layout cannot represent the model. The message says why, and names installed
+            layouts that can.
     """
     try:
         _check(name, exporter, content, skeleton, options)
@@ -106,33 +110,35 @@ def refuse_unstorable(name: str, exporter: Exporter, content: CheckpointContent,
 
 
 def layouts_that_hold(content: CheckpointContent, skeleton: nn.Module, *, besides: str = "") -> list[str]:
-    """Return the names of the installed layouts that can hold a model, with their default options.
+    """Return the names of the installed layouts that can represent a model with default options.
 
     Args:
-        content: As in `refuse_unstorable`.
-        skeleton: As in `refuse_unstorable`.
-        besides: Name of a layout to leave out.
+        content: The model to write, quantized or still float, with its configuration and its plan.
+        skeleton: The quantized model, or its quantized skeleton.
+        besides: Name of a layout to leave out of the result.
     """
     names = [record.name for record in exporters() if record.exporter is not None and besides not in (record.name, *record.aliases)]
     return [name for name in names if _holds(name, content, skeleton)]
 
 
 def _holds(name: str, content: CheckpointContent, skeleton: nn.Module) -> bool:
+    """Return whether the layout ``name`` can represent a model with default options."""
     try:
         _check(name, exporter_of(name), content, skeleton, ExportOptions())
     except Exception as error:  # an error of another layout must not hide the error of the requested one
-        get_logger(__name__).debug(f"The layout '{name}' does not hold this model: {error}")
+        get_logger(__name__).debug(f"The layout '{name}' cannot hold this model: {error}")
         return False
     return True
 
 
 def _check(name: str, exporter: Exporter, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> None:
+    """Raise UnsupportedError if an exporter cannot write a model, for example because it has branches."""
     exporter.check(content, skeleton, options)
     branched = [] if exporter.holds_branches else [n.rpartition(".")[0] for n, m in skeleton.named_modules() if isinstance(m, Branch)]
     if branched:
         raise UnsupportedError(
-            f"the layout '{name}' has no place for branches beside layers, and {len(branched)} layer(s) have one ({folded(branched)}): "
-            "choose a layout that holds branches, or leave out the algorithm that adds them"
+            f"the layout '{name}' has no place for branches beside layers, but {len(branched)} layer(s) have one ({folded(branched)}). "
+            "Choose a layout that holds branches, or leave out the algorithm that adds them"
         )
 
 
@@ -140,14 +146,15 @@ def _check(name: str, exporter: Exporter, content: CheckpointContent, skeleton: 
 def exporting(
     name: str, out: Path, *, overwrite: bool = False, leftover: Leftover = "refuse", source: Path | None = None
 ) -> Iterator[Path]:
-    """Yield the directory for an export: an empty one, or one with finished blocks of an earlier run.
+    """Yield the temporary directory in which an export is written.
 
-    It is renamed to ``out`` if the body succeeds. If the body raises, it is removed, unless it has finished
-    blocks: see `quark.checkpoint.atomic_directory.building`.
+    The directory is empty, or has finished blocks of an earlier run. It is renamed to ``out`` if the ``with``
+    statement succeeds. If the statement raises an error, the directory is removed, except if it has finished
+    blocks (see `quark.checkpoint.atomic_directory.building`).
 
     Raises:
         OutputError: ``out`` is in use, or cannot be written.
-        ResumeError: An earlier run left finished blocks.
+        ResumeError: An earlier run has left finished blocks.
         PluginError: The exporter has written no file.
     """
     with building(out, name, overwrite=overwrite, leftover=leftover, source=source) as directory:
@@ -157,22 +164,22 @@ def exporting(
 
 
 def export_with(name: str, model: nn.Module, output_dir: str | Path, options: ExportOptions | None = None) -> None:
-    """Export with the registered exporter of that name.
+    """Export a quantized model with the registered exporter ``name``.
 
     Raises:
         UnknownNameError: No exporter has that name.
         OutputError: The directory is in use, or cannot be written.
         ConfigError: The model has not been quantized.
-        UnsupportedError: The layout cannot hold the model; the message names layouts that can. Or the model
-            was quantized in FX graph mode, and the exporter writes layers.
-        PluginError: The exporter is broken.
-        CheckpointError: ``config.json`` of the model's checkpoint is a link to a file outside it.
+        UnsupportedError: The layout cannot represent the model, and the message names layouts that can. Or
+            the model was quantized in FX graph mode, and the exporter writes layers.
+        PluginError: The code of the exporter has failed.
+        CheckpointError: ``config.json`` in the model's float checkpoint is a link to a file outside of it.
     """
     options = options or ExportOptions()
     exporter = exporter_of(name, options)
     source = directory_of(getattr(model, "config", None))
     if source is not None and (source / "config.json").is_file():
-        config_file(source)  # refuses a link: settings of the loaded model may come from its target
+        config_file(source)  # refuses a link, because settings of the loaded model would come from its target
     refuse_used_directory(Path(output_dir), name, overwrite=options.overwrite, source=source)
     content = content_of(as_model(model))
     _refuse_graph(name, content.plan)
@@ -194,7 +201,7 @@ def _refuse_graph(name: str, plan: object) -> None:
         return
     able = [record.name for record in exporters() if "graphs" in record.capabilities]
     raise UnsupportedError(
-        f"the exporter '{name}' writes layers, but this model was quantized in FX graph mode: use the exporter "
+        f"the exporter '{name}' writes layers, but this model was quantized in FX graph mode. Use the exporter "
         f"{' or '.join(able) or 'of another plugin'}, or torch.export.export"
     )
 
@@ -208,21 +215,21 @@ def export_safetensors(
     *,
     overwrite: bool = False,
 ) -> None:
-    """Write a quantized model as a checkpoint in Hugging Face form.
+    """Write a quantized model as a checkpoint in the form of Hugging Face.
 
-    A model outside transformers can be read again only into a float model that you give.
+    If the model is not a transformers model, you need a float model of the same class to read the checkpoint.
 
     Args:
         model: The model that `ModelQuantizer.quantize_model` returned.
-        output_dir: A directory that does not exist, is empty, or contains only a tokenizer, a processor or
-            files of exporters that write no checkpoint, such as GGUF; these stay.
-        custom_mode: Name of an exporter; ``"quark"`` is the Quark layout.
-        weight_format: ``"real_quantized"`` or None stores codes. ``"fake_quantized"`` stores rounded values,
-            which `import_model_from_safetensors` and transformers load as the same model. Other runtimes
-            ignore this setting, and a warning is logged.
-        pack_method: ``"reorder"`` or ``"order"``.
-        overwrite: Replace an earlier export in ``output_dir`` when the new one is complete. No other file is
-            deleted.
+        output_dir: The output directory. It must not exist, or be empty, or contain only a tokenizer, a
+            processor or files of exporters that write no checkpoint, such as GGUF. These files stay.
+        custom_mode: Name of an exporter. ``"quark"`` means the Quark layout.
+        weight_format: ``"real_quantized"`` or None stores codes. ``"fake_quantized"`` stores rounded values.
+            `import_model_from_safetensors` and transformers load the same model from both. Other runtimes
+            ignore this setting, so a warning is logged for ``"fake_quantized"``.
+        pack_method: Packing order of 4-bit codes in a word, ``"reorder"`` or ``"order"``.
+        overwrite: Whether an earlier export in ``output_dir`` is replaced when the new export is complete. No
+            other file is deleted.
 
     Raises:
         ConfigError, UnknownNameError: (ValueErrors) An argument is not valid.

@@ -1,4 +1,4 @@
-"""ExportedLayer: a quantized layer on its way into a checkpoint or back, as packed tensors or codes."""
+"""`ExportedLayer`, which converts a quantized layer to the tensors of a checkpoint, and back."""
 
 from __future__ import annotations
 
@@ -25,14 +25,17 @@ from quark.numbers import QParams
 class ExportedLayer:
     """A quantized layer whose tensors are announced, written or read back.
 
+    To announce tensors means to tell their names, shapes and dtypes before they exist, as meta tensors.
+
     Attributes:
-        name: Its full name.
-        layer: The layer. For reading, it has quantizers without scales, and float weights.
+        name: Full name of the layer.
+        layer: The layer. When tensors are read, the layer has a float weight, and quantizers without scales.
         options: Options of the export.
-        output: The quantizer of its output: its own, or one inside attention; None if the output stays float.
-        merged_output: The scale that its output shares with others by ``options.kv_cache_group``; None if it
-            has its own.
-        is_meta: Whether the tensors are only announced; then all are on the meta device.
+        output: The quantizer of the layer's output, which belongs to the layer or to an attention module;
+            None if the output stays float.
+        merged_output: The scale that the output of this layer shares with the outputs of other layers because
+            of ``options.kv_cache_group``; None if the output has a scale of its own.
+        is_meta: Whether the tensors are only announced, so that all of them are on the meta device.
     """
 
     name: str
@@ -44,17 +47,17 @@ class ExportedLayer:
 
     @property
     def config(self) -> QLayerConfig:
-        """The quantization of each of its tensors."""
+        """The quantization of each tensor of the layer."""
         return self.layer.layer_config
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of its weight."""
+        """The shape of the weight."""
         return tuple(self._weight.shape)
 
     @property
     def device(self) -> torch.device:
-        """The device of its weight."""
+        """The device of the weight."""
         return self._weight.device
 
     @property
@@ -64,20 +67,21 @@ class ExportedLayer:
         return weight
 
     def is_quantized(self, slot: Slot) -> bool:
-        """Return whether a tensor of the layer is quantized."""
+        """Return whether the tensor ``slot`` of the layer is quantized."""
         return self._quantizer(slot) is not None
 
     def on_meta(self) -> Self:
-        """Return the same layer with tensors on the meta device."""
+        """Return a copy of this object whose tensors are on the meta device."""
         return attrs.evolve(self, is_meta=True)
 
     def packed(self, slot: Slot) -> dict[str, Tensor]:
-        """Return the packed tensors of a slot by suffix: ``""`` for codes or values, ``"scale"``, …
+        """Return the packed tensors of a slot, as a dictionary from suffix to tensor.
 
-        Empty if the layer has no such tensor. An activation has only scales, if they are static.
+        Suffixes are ``""`` for codes or values, ``"scale"`` and others. The result for an activation contains
+        scales if these are static, and nothing else. The result is empty if the layer has no tensor ``slot``.
 
         Raises:
-            ConfigError, PluginError: As `quark.checkpoint.stored_tensors` does.
+            ConfigError, PluginError: For the same reasons as in `quark.checkpoint.stored_tensors`.
         """
         quantizer = self._quantizer(slot)
         if slot in ACTIVATIONS:
@@ -101,7 +105,10 @@ class ExportedLayer:
         return {suffix: t for suffix, t in packed.items() if quantizer is None or is_stored(suffix, quantizer, self.options)}
 
     def suffixes(self, slot: Slot) -> Iterator[str]:
-        """Yield the suffixes of tensors that `packed` may return for a slot; the layer may lack scales."""
+        """Yield the suffixes of the tensors that `packed` may return for a slot.
+
+        This works although the layer has no scales yet.
+        """
         quantizer = self._quantizer(slot)
         if slot in ACTIVATIONS:
             yield from scale_suffixes(quantizer, self.options, LayerShape.of(self.layer).of_slot(slot))
@@ -109,11 +116,11 @@ class ExportedLayer:
             yield from ("",) if quantizer is None else packed_meta(quantizer.quantizer, tuple(tensor.shape), self.options.pack_method)
 
     def set_packed(self, slot: Slot, tensors: Mapping[str, Tensor]) -> None:
-        """Set a tensor of the layer, and its scales, to the written tensors: the inverse of `packed`.
+        """Set a tensor of the layer and its scales to written tensors. This is the inverse of `packed`.
 
         Args:
-            slot: The tensor.
-            tensors: Tensors by suffix, on any device.
+            slot: The tensor of the layer to set.
+            tensors: A dictionary from suffix to written tensor, on any device.
         """
         quantizer, order = self._quantizer(slot), self.options.pack_method
         if slot in ACTIVATIONS:
@@ -134,9 +141,9 @@ class ExportedLayer:
         self.layer._parameters |= restored
 
     def coded(self) -> CodedLayer:
-        """Return the codes and scales of a linear layer with a quantized weight.
+        """Return the codes and scales of the layer, which must be linear and have a quantized weight.
 
-        Layouts that pack codes in their own way use these.
+        Layouts that pack codes in their own way call this method.
 
         Raises:
             ConfigError: The weight is not on the grid, because it was changed after rounding.
@@ -150,15 +157,16 @@ class ExportedLayer:
         return CodedLayer(self.config, codes, quantizer.qparams, inputs.qparams if inputs is not None and inputs.is_static else None)
 
     def stored_by(self, storage: LayerStorage) -> Mapping[str, Tensor]:
-        """Return the tensors as a storage packs them, by the last part of their names.
+        """Return the tensors that ``storage`` stores for the layer, as a dictionary from name to tensor.
 
-        Empty for a layer whose weight is float.
+        The names are relative to the layer. The result is empty if the weight of the layer is float.
         """
         if not self.is_quantized(Slot.weight):
             return {}
         return meta_tensors(storage, self.config, self.shape) if self.is_meta else storage.stored(self.coded())
 
     def _quantizer(self, slot: Slot) -> QuantizerModule | None:
+        """Return the quantizer of the tensor ``slot``, or None if this tensor stays float."""
         if slot is Slot.output_tensors:
             return self.output
         return getattr(self.layer, slot.quantizer_attribute)
@@ -167,7 +175,7 @@ class ExportedLayer:
 def exported_layers(
     model: nn.Module, plan: QuantPlan, options: ExportOptions, modules: Mapping[str, nn.Module]
 ) -> dict[str, ExportedLayer]:
-    """Return the quantized layers among some modules of a model, by full name."""
+    """Return an `ExportedLayer` for each quantized layer in ``modules``, as a dictionary from full name."""
     layers = {name: m for name, m in modules.items() if isinstance(m, QuantizedLayer)}
     states = [(a.name, state, layer) for a in plan.attentions if not a.fused for state, (layer, _) in a.states.items() if layer in layers]
     inside = {layer: getattr(model.get_submodule(attention), state) for attention, state, layer in states}
@@ -177,9 +185,10 @@ def exported_layers(
 
 
 def _merged_outputs(outputs: Mapping[str, QuantizerModule | None], options: ExportOptions) -> dict[str, QParams]:
-    """Return the merged scales of the KV cache by full name of the layer, as the options ask.
+    """Return the scales that layers share because of ``options.kv_cache_group``, by full name of the layer.
 
-    Layers of one attention get its largest scale, or ``min_kv_scale`` if that is larger.
+    Layers of one attention module share the largest of their scales. If ``options.min_kv_scale`` is larger,
+    they share that value.
     """
     scales = {name: q.scale for name, q in outputs.items() if q is not None and q.scale is not None and q.scale.ndim == 0}
     merged: dict[str, QParams] = {}

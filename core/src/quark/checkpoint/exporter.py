@@ -1,7 +1,8 @@
-"""Exporter, which writes a quantized model, and BlockStream, an export that is written block by block.
+"""`Exporter`, which writes a quantized model, and `BlockStream`, which writes a model block by block.
 
-Third parties derive from `Exporter`, or, for safetensors files, from `quark.checkpoint.CheckpointExporter`,
-which streams, resumes and shares. They name the class as ``exporter`` of an `ExporterRecord`.
+A plugin derives a class from `Exporter`. For safetensors files, derive from
+`quark.checkpoint.CheckpointExporter` instead, which supports streamed, resumed and shared exports. The plugin
+names the class as ``exporter`` of an `ExporterRecord`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from quark.models.plan.decoder_blocks import Block
 
 
 class Tokenizer(Protocol):
-    """The part of a tokenizer's interface that exporters use."""
+    """The protocol of tokenizers, with the one method that exporters use."""
 
     def save_pretrained(self, save_directory: str | Path, /) -> object:
         """Write the tokenizer's files to a directory."""
@@ -32,21 +33,22 @@ class ExportOptions:
     """Options of an export.
 
     Attributes:
-        weight_format: ``"real_quantized"`` stores codes; ``"fake_quantized"`` stores rounded values, and the
-            same scales.
-        pack_method: Order of 4-bit codes in a word: ``"reorder"`` or ``"order"``.
-        kv_cache_group: Patterns of projections whose output scales are merged, in addition to the patterns in
-            the model's configuration.
-        min_kv_scale: Smallest scale of the KV cache; the larger of this value and the configuration's
+        weight_format: ``"real_quantized"`` stores codes and scales. ``"fake_quantized"`` stores rounded
+            values and scales.
+        pack_method: Packing order of 4-bit codes in a word, ``"reorder"`` or ``"order"``.
+        kv_cache_group: Patterns of projections whose output scales are merged. Patterns in the configuration
+            of the model apply too.
+        min_kv_scale: Smallest scale of the KV cache. If the configuration has a larger value, that value
             applies.
-        zero_points: Whether zero points of symmetric schemes, all 0, are written; strict readers need them.
-        max_shard_bytes: Largest size of one file.
-        own: Options specific to the exporter, by name: keyword arguments of its class.
-        overwrite: Whether to replace an earlier export in the same place when the new one is complete.
-        tokenizer: Written beside the weights; anything with ``save_pretrained(directory)``. None copies the
-            files beside the source model.
-        input_args: Example inputs for exporters that trace the model: a tensor, a tuple of arguments or a
-            mapping of named arguments. None means token ids, for transformers models.
+        zero_points: Whether to write the zero points of symmetric schemes, which are all 0. Strict readers
+            need them.
+        max_shard_bytes: Largest size of one file, in bytes.
+        own: Options of the exporter itself, as a dictionary of keyword arguments of its class.
+        overwrite: Whether an earlier export in the same place is replaced when the new export is complete.
+        tokenizer: A tokenizer to write beside the weights, which is any object with
+            ``save_pretrained(directory)``. None copies the files beside the source model.
+        input_args: Example inputs for exporters that trace the model. This is a tensor, a tuple of arguments,
+            or a mapping of named arguments. None means token ids, and works for transformers models.
 
     Raises:
         ConfigError: (a ValueError) The format or the order is not valid.
@@ -72,99 +74,106 @@ class ExportOptions:
 class BlockStream(ABC):
     """An export that is written while the model is being quantized.
 
-    Only runs that resume or share call the methods from `when_stored` on.
+    The method `when_stored` and the methods after it are called only in runs that can be resumed, or that
+    several processes share.
 
     Attributes:
-        encodes: Whether it takes the codes of all weights from their quantizers, as
+        encodes: Whether the stream takes the codes of all weights from their quantizers, as
             `quark.models.layers.coded_layer.stored_tensors` does. If so, layers whose quantizers are deferred
-            (`quark.models.layers.QuantizerModule.is_deferred`) have float weights, so that unused rounded
-            values are not computed.
+            (`quark.models.layers.QuantizerModule.is_deferred`) have float weights, because their rounded
+            values would be computed for nothing.
     """
 
     encodes: bool = False
 
     @abstractmethod
     def write(self, block: Block | None) -> None:
-        """Write the tensors of a finished block; None writes the tensors outside all blocks.
+        """Write the tensors of a finished block. If ``block`` is None, write the tensors outside all blocks.
 
-        The caller may release them afterwards.
+        The caller may free the memory of the tensors afterwards.
         """
 
     @abstractmethod
     def finish(self, content: CheckpointContent) -> None:
-        """Write the remaining files, after all blocks and the tensors outside them have been written.
+        """Write the remaining files. All blocks and the tensors outside them have been written before.
 
         Args:
-            content: The final content of the run: plan and configuration no longer name algorithms that
-                changed nothing.
+            content: The final content of the run. Its plan and its configuration no longer name algorithms
+                that changed nothing.
         """
 
     def write_float(self) -> None:  # noqa: B027 - a stream may write everything in order
-        """Begin to write the tensors outside the blocks that belong to no quantized layer.
+        """Begin to write those tensors outside the blocks that belong to no quantized layer.
 
-        It is called once, before any block is written. These tensors have their final values then, are often
-        the largest of a model, and can be on the disk long before the last block is finished. By default,
-        they are written with the other tensors outside the blocks.
+        This is called once, before any block is written, when these tensors have their final values. They are
+        often the largest tensors of a model, so it saves time to write them while blocks are quantized. The
+        default implementation does nothing. `write` then writes them with the other tensors outside the
+        blocks.
         """
 
     def when_stored(self, then: Callable[[Mapping[str, str]], None]) -> None:
-        """Call ``then`` with the checksums of everything written, when it is on the disk.
+        """Call ``then`` with the checksums of all written tensors as soon as these are on the disk.
 
-        The call happens at once, or later in another thread. Checksums of earlier calls are left out. An
-        error of ``then`` is raised here, or by the next method that is called.
+        The call happens at once, or later in another thread. Tensors that an earlier call of this method has
+        covered are left out. If ``then`` raises an error, this method raises it, or the next method that is
+        called does.
 
         Args:
-            then: Gets checksums by name of the stored things, such as tensors. Only the exporter interprets
-                them; a run stores them.
+            then: A function whose argument is a dictionary from name to checksum. The names are usually names
+                of tensors. A run only stores this dictionary, and gives it back in `adopt`.
         """
         _lacking(self, "when_stored", "resumes")
 
     def adopt(self, block: Block, checksums: Mapping[str, str]) -> Sequence[str]:
-        """Count a block as written, and return the names of tensors that no longer have their checksums.
+        """Accept a block that an earlier process has written, if its tensors still have their checksums.
 
-        If there are any, the block does not count as written.
+        Return the names of the tensors that have other checksums. If there are such tensors, the block does
+        not count as written, and the run writes it again.
 
         Args:
             block: A block that an earlier process has written to the same directory.
-            checksums: The block's checksums from `when_stored`.
+            checksums: The checksums that `when_stored` has given for this block.
         """
         _lacking(self, "adopt", "resumes")
 
     def read(self, block: Block) -> None:
-        """Set the values of a block to the written values: the inverse of `write`.
+        """Set the values of a block to the written values. This is the inverse of `write`.
 
         Args:
-            block: A block that `adopt` has counted as written, in this process or in another with the same
-                files open. Its quantized layers, and the quantizers of its attention, are in the model as for
-                `write`, but without scales, and with float weights.
+            block: A block that `adopt` has accepted, in this process or in another process that writes the
+                same files. The model has the quantized layers of the block and the quantizers of its
+                attention, as in `write`, but weights are float and there are no scales.
         """
         _lacking(self, "read", "resumes")
 
     def written(self) -> Mapping[str, str]:
-        """Return the checksums, by name, of the tensors that this process has written to the files."""
+        """Return a dictionary from name to checksum of the tensors that this process has written."""
         _lacking(self, "written", "shares")
 
     def count_as_written(self, names: Mapping[str, str]) -> None:
-        """Count tensors as written, before `finish`; ``names`` comes from another process's `written`."""
+        """Record that another process has written tensors. This is called before `finish`.
+
+        ``names`` is the result of `written` in the other process.
+        """
         _lacking(self, "count_as_written", "shares")
 
 
 class Exporter(ABC):
-    """Writes a quantized model. An exporter of whole models needs one method, `export`.
+    """The base class of exporters, which write quantized models.
 
-    Classes can be called without arguments; keyword arguments with defaults are options of the exporter. The
-    output directory is temporary: it is renamed to its final place if the export succeeds, and removed if it
-    fails.
+    An exporter of complete models needs only the method `export`. It must be possible to call the class
+    without arguments. Keyword arguments with defaults are options of the exporter. The output directory is
+    temporary. It is renamed to its final place if the export succeeds, and removed if the export fails.
 
     Attributes:
-        holds_branches: Whether it writes the tensors of `quark.models.layers.Branch` modules and its reader
-            finds them; otherwise models with branches are refused.
-        streams: Whether it writes block by block, with `stream`; other exporters get complete models. Its
-            record has the capability ``streaming``.
-        resumes: Whether `stream` continues the export of a killed process; its streams have the methods for
-            this. Its record has the capability ``resumable``.
-        shares: Whether several processes can call `stream` at once and write some blocks each; its streams
-            have the methods for this.
+        holds_branches: Whether the exporter writes the tensors of `quark.models.layers.Branch` modules, and
+            the reader of its layout finds them. If False, models with branches are refused.
+        streams: Whether the exporter can write block by block, with `stream`. If False, it gets complete
+            models. If True, its record must have the capability ``streaming``.
+        resumes: Whether `stream` can continue the export of a process that was killed. If True, its streams
+            must have the methods for this, and its record must have the capability ``resumable``.
+        shares: Whether several processes can call `stream` at the same time, so that each writes some of the
+            blocks. If True, its streams must have the methods for this.
     """
 
     holds_branches: ClassVar[bool] = False
@@ -176,71 +185,74 @@ class Exporter(ABC):
     def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
         """Write a quantized model to the directory ``out``, which exists and is empty.
 
-        An export that writes no file counts as failed.
+        If this writes no file, the export counts as failed.
 
         Args:
-            content: The model, its configuration and its plan. Exporters use these, not the attributes on the
-                model, which are for users.
+            content: The model, its configuration and its plan. An exporter must use this configuration and
+                this plan, not the attributes of the model, which are for users.
             out: The output directory.
             options: The options of the export.
 
         Raises:
-            UnsupportedError: The layout cannot express this model or these options; `check` raises it too.
+            UnsupportedError: The layout cannot express this model or these options. `check` raises the same
+                error.
             OutputError: The directory cannot be written.
         """
 
     def check(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> None:  # noqa: B027 - a layout may hold all
-        """Check, before any work and without reading weights, whether the layout can hold a model.
+        """Check whether the layout can represent a model, before any work and without reading weights.
 
-        By default, no model is refused. `quark plan` shows the error, and a run is refused with it; the
-        message also names the installed layouts that can hold the model.
+        The default implementation accepts every model. If this raises an error, `quark plan` shows it, and a
+        run stops with it. Quark adds the names of the installed layouts that can represent the model.
 
         Args:
             content: The content with the float model, or with the quantized model.
-            skeleton: As in `stream`; or the quantized model.
-            options: As in `export`.
+            skeleton: The quantized skeleton of the model, as in `stream`, or the quantized model itself.
+            options: The options of the export.
 
         Raises:
             UnsupportedError: The layout cannot express this model or these options.
         """
 
     def announced(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> list[Mapping[str, Tensor]] | None:
-        """Return meta tensors by full name, for each part of an export in the order of its files.
+        """Return a dictionary from full name to meta tensor for each part of an export, in the files' order.
 
-        A plan uses their sizes. None, the default, means that the sizes are unknown, because
-        `quark.checkpoint.shard_writer.ShardWriter` does not write the files.
+        `quark plan` uses the sizes of these tensors. The default implementation returns None. This means that
+        the sizes are unknown, because `quark.checkpoint.shard_writer.ShardWriter` does not write the files.
 
         Args:
             content: The content with the float model.
-            skeleton: As in `stream`.
-            options: As in `export`.
+            skeleton: The quantized skeleton of the model, as in `stream`.
+            options: The options of the export.
         """
         return None
 
     def stream(
         self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions
     ) -> AbstractContextManager[BlockStream]:
-        """Return the context of a streamed export to the directory ``out``.
+        """Return a context manager for a streamed export to the directory ``out``.
 
-        The files equal the files that `export` writes for the same model. They are complete when the context
-        of the first process ends without an error.
+        The files must equal the files that `export` writes for the same model. They are complete when the
+        ``with`` statement of the first process ends without an error.
 
         Args:
-            content: The content with the float model, whose weights are on the meta device except in the
-                current block.
-            skeleton: The quantized skeleton of the model: its layers and scales on the meta device, with the
-                final shapes and dtypes.
+            content: The content with the float model. Only the weights of the current block are in memory.
+                All other weights are on the meta device.
+            skeleton: The quantized skeleton of the model. Its layers and scales are on the meta device, with
+                the final shapes and dtypes.
             out: The output directory. It is empty, or another call with equal arguments has written to it. If
-                the exporter ``resumes``, the process of that call may have been killed, and its files may be
-                damaged or too short. If it ``shares``, that process may still be writing.
-            options: As in `export`.
+                ``resumes`` is True, the process of that call may have been killed, so that its files are
+                damaged or too short. If ``shares`` is True, that process may still be writing.
+            options: The options of the export.
 
         Raises:
-            UnsupportedError: As `export` does; if possible, before any file is written.
+            UnsupportedError: The layout cannot express this model or these options. If possible, raise this
+                before any file is written.
             OutputError: The directory cannot be written.
         """
         _lacking(self, "stream", "streams")
 
 
 def _lacking(owner: object, method: str, promise: str) -> NoReturn:
+    """Raise an error because a class lacks a method that the exporter's attribute ``promise`` requires."""
     raise NotImplementedError(f"{type(owner).__name__} has no method '{method}', which an exporter with {promise}=True needs")

@@ -1,6 +1,6 @@
-"""Inspection of a checkpoint: whether it is complete, and which runtimes would load it.
+"""Inspection of a checkpoint. It says whether the checkpoint is complete, and which runtimes would load it.
 
-No runtime is run.
+The inspection starts no runtime.
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ from quark.plugins.attribution import attributed, origin
 
 @attrs.frozen
 class RuntimeSupport:
-    """Support of a checkpoint by one runtime.
+    """Whether and how one runtime supports a checkpoint.
 
     Attributes:
-        runtime: Its name.
-        summary: A short description of it.
-        methods: Names of quantized layers, folded, by the method of the runtime that computes them.
-        refusals: Why it would not load the checkpoint, or would compute something else; empty if it would
-            load it.
+        runtime: Name of the runtime.
+        summary: A short description of the runtime.
+        methods: A dictionary from a method of the runtime to the names of the quantized layers that the
+            method would compute. The names are folded into one text.
+        refusals: Reasons why the runtime would not load the checkpoint, or would compute something else than
+            the exported model. Empty if it would load the checkpoint.
         notes: Further remarks.
-        own_layers: Names of the layers that its own kernels would compute, even if it refuses the checkpoint
-            because of other layers.
+        own_layers: Names of the layers that the runtime's own kernels would compute. This also lists such
+            layers if the runtime refuses the checkpoint because of other layers.
     """
 
     runtime: str
@@ -57,21 +58,21 @@ class RuntimeSupport:
 
     @property
     def loads(self) -> bool:
-        """Whether it would load the checkpoint and compute the exported model."""
+        """Whether the runtime would load the checkpoint and compute the same as the exported model."""
         return not self.refusals
 
 
 @attrs.frozen(eq=False)
 class CheckpointFacts:
-    """A checkpoint as an `Inspector` gets it; no weight has been read.
+    """The facts about a checkpoint that an `Inspector` gets. No weight has been read for them.
 
     Attributes:
         directory: The checkpoint.
-        layout: Name of its layout.
-        block: Its ``quantization_config``.
-        config: The parsed configuration from the layout's reader.
+        layout: Name of the layout of the checkpoint.
+        block: The ``quantization_config`` of the checkpoint.
+        config: The configuration that the reader of the layout has parsed from ``block``.
         plan: The quantization of each layer of the model.
-        heads: Names of the output heads.
+        heads: Full names of the output heads.
     """
 
     directory: Path
@@ -82,7 +83,10 @@ class CheckpointFacts:
     heads: frozenset[str]
 
     def number(self, name: str) -> float | None:
-        """Return the number in a stored tensor with one element; None if there is no such tensor."""
+        """Return the value of the stored tensor ``name``, which must have one element.
+
+        Return None if there is no such tensor, or if it has another number of elements.
+        """
         files = FileTensors(check_shards(self.directory))
         if name not in files.meta or files.meta[name].numel() != 1:
             return None
@@ -91,13 +95,13 @@ class CheckpointFacts:
 
 
 class Inspector(Protocol):
-    """Says which runtimes support a checkpoint, for one layout.
+    """The protocol of objects that say which runtimes support a checkpoint in one layout.
 
-    Third parties name such a class as ``inspector`` of an `ExporterRecord`.
+    A plugin names such a class as ``inspector`` of an `ExporterRecord`.
     """
 
     def support(self, facts: CheckpointFacts) -> Iterable[RuntimeSupport]:
-        """Yield the support by each runtime."""
+        """Yield a `RuntimeSupport` for each runtime."""
 
 
 @attrs.frozen
@@ -105,10 +109,11 @@ class Inspection:
     """The result of the inspection of a checkpoint.
 
     Attributes:
-        layout: Name of its layout.
-        damage: Messages about parts that are missing, do not fit the model, or have changed since they were
-            written; empty if the checkpoint is complete.
-        runtimes: Support by each runtime; empty if the checkpoint is damaged, or its layout has no inspector.
+        layout: Name of the layout of the checkpoint.
+        damage: Messages about parts of the checkpoint that are missing, do not fit the model, or have changed
+            since they were written. Empty if the checkpoint is complete.
+        runtimes: A `RuntimeSupport` for each runtime. Empty if the checkpoint is damaged, or if its layout
+            has no inspector.
         verified: Number of tensors that were compared with their checksums.
     """
 
@@ -128,21 +133,22 @@ class Inspection:
 def inspect_checkpoint(
     directory: str | Path, *, trust_remote_code: bool = False, verify: bool = False, build: Callable[[Path], nn.Module] | None = None
 ) -> Inspection:
-    """Return an `Inspection`: the damage of a checkpoint, and its support by runtimes.
+    """Return an `Inspection` that describes the damage of a checkpoint, and which runtimes support it.
 
-    Scales are read, and weights only to ``verify`` them.
+    The function reads scales. It reads weights only if ``verify`` is true.
 
     Args:
         directory: A quantized checkpoint in a layout that an installed plugin reads.
-        trust_remote_code: Whether code that comes with the checkpoint may run.
-        verify: Whether to compare all bytes with the checksums from when they were written
-            (`quark.checkpoint.run_file.verify`); if they differ, nothing else is inspected.
-        build: Makes the float model of the directory; by default the class that config.json names.
+        trust_remote_code: Whether code that comes with the checkpoint is allowed to run.
+        verify: Whether to compare all bytes with the checksums that were computed when the checkpoint was
+            written (`quark.checkpoint.run_file.verify`). If bytes have changed, nothing else is inspected.
+        build: A function that builds the float model for a directory. None builds the class that
+            ``config.json`` names.
 
     Raises:
-        CheckpointError: It is not a quantized checkpoint, no installed layout reads it, or there are no
-            checksums to ``verify`` it with.
-        UnsupportedError: The reader of its layout does not support a part of it.
+        CheckpointError: ``directory`` is not a quantized checkpoint, no installed layout reads it, or it has
+            no checksums although ``verify`` is true.
+        UnsupportedError: The reader of the layout does not support a part of the checkpoint.
     """
     path = Path(directory)
     tensors = 0
@@ -172,17 +178,17 @@ def inspect_checkpoint(
 
 @torch.no_grad()
 def refuse_incomplete_export(exporter: str, directory: Path, model: nn.Module) -> None:
-    """Check, from headers, that the files of an export have all tensors that its layout's reader needs.
+    """Check that an export has all tensors that the reader of its layout needs.
 
-    The check is skipped for this project's own exporters
-    (`quark.plugins.attribution.Origin.is_checked_whole`). It is skipped if the layout has no reader, or if
-    its reader reads its own files or does not read this export. It is also skipped for models that
-    transformers would not build from the export's config.json.
+    This reads only the headers of files. The check is skipped for the exporters of this project
+    (`quark.plugins.attribution.Origin.is_checked_whole`), except in strict mode. It is also skipped if the
+    layout has no reader, if the reader reads its own files or refuses this export, and if transformers would
+    not build the model from the ``config.json`` of the export.
 
     Args:
         exporter: Name of the exporter.
-        directory: Its output.
-        model: The model that it has written; meta tensors suffice.
+        directory: The directory that the exporter has written.
+        model: The model that the exporter has written. Its tensors may be on the meta device.
 
     Raises:
         PluginError: Tensors are missing.
@@ -205,7 +211,7 @@ def refuse_incomplete_export(exporter: str, directory: Path, model: nn.Module) -
     except PluginError:
         raise
     except QuarkError:
-        return  # reading it reports the error
+        return  # an attempt to read the export reports this error
     if missing:
         raise whose.error(f"has written files that lack {len(missing)} tensor(s) that its reader needs: {folded(missing)}")
 
@@ -213,7 +219,10 @@ def refuse_incomplete_export(exporter: str, directory: Path, model: nn.Module) -
 def _placed(
     model: nn.Module, place_of: Callable[[str, Tensor], str], shards: Iterable[Shard], exclude: Collection[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the stored tensors that do not fit the prepared model, and the tensors that are missing."""
+    """Return messages about stored tensors that do not fit the model, and the names of missing tensors.
+
+    ``model`` must have been prepared by the reader of the layout.
+    """
     found, misfits = place_headers(model, place_of, shards, exclude)
     tie(model, found)
     found |= fill_zero_points(model, found)
@@ -224,7 +233,7 @@ def _placed(
 
 
 def _bad_scales(shards: Iterable[Shard]) -> Iterator[str]:
-    """Yield the scales that are not finite."""
+    """Yield a message for each stored scale tensor that contains NaN or infinite values."""
     files = FileTensors([*shards])
     with files.reading(torch.device("cpu")) as read:
         for name in (name for name in files.meta if "scale" in name.rpartition(".")[2]):

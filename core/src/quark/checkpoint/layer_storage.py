@@ -1,9 +1,9 @@
-"""LayerStorage: how a layout names and packs the tensors of a quantized linear layer, and back.
+"""`LayerStorage`, which names and packs the tensors of a quantized linear layer in one layout.
 
-Writing and reading use the same object. A layout that packs codes differently from their number formats
-(``qweight``, ``weight_packed``, …) implements `LayerStorage`; `quark.checkpoint.CheckpointExporter` and
-`StorageReader` do the rest, for whole models. While a checkpoint is loaded, a `StoredLayer` holds the tensors
-of each layer, and becomes the quantized layer.
+The same object writes and reads. If a layout packs codes in another way than the number formats, for example
+as ``qweight`` or ``weight_packed``, implement a `LayerStorage` for it. `quark.checkpoint.CheckpointExporter`
+and `StorageReader` then write and read whole models. While a checkpoint is loaded, a `StoredLayer` holds the
+stored tensors of each layer. After loading, the quantized layer replaces it.
 """
 
 from __future__ import annotations
@@ -36,37 +36,46 @@ from quark.numbers import QParams, TensorQuantizer, quantizer_for
 
 
 class LayerStorage(Protocol):
-    """Names and packs the tensors of a quantized linear layer.
+    """The protocol of objects that name and pack the tensors of a quantized linear layer.
 
-    All methods are pure functions of their arguments.
+    The result of each method must depend only on the arguments and on the object.
     """
 
     def __hash__(self) -> int: ...
 
     def why_not(self, config: QLayerConfig, shape: tuple[int, ...]) -> str | None:
-        """Return why a layer of that configuration and weight shape cannot be stored; None if it can."""
+        """Return why a layer with the configuration ``config`` cannot be stored, or None if it can.
+
+        ``shape`` is the shape of its weight.
+        """
 
     def stored(self, layer: CodedLayer) -> dict[str, Tensor]:
-        """Return the tensors to store for a layer that `why_not` accepts, by the last part of their names.
+        """Return the tensors to store for a layer, as a dictionary from the last part of the name to tensor.
 
-        This works on meta tensors.
+        The layer is one for which `why_not` returns None. This must also work for meta tensors.
         """
 
     def restored(self, config: QLayerConfig, shape: tuple[int, ...], tensors: Mapping[str, Tensor]) -> CodedLayer:
-        """Undo `stored`, for a layer with a weight of that shape."""
+        """Return the codes and scales of a layer whose weight has the shape ``shape``.
+
+        Inverse of `stored`.
+        """
 
 
 def layer_codes(
     layer: str, config: QLayerConfig, shape: tuple[int, ...], storage: LayerStorage, names: Mapping[str, str]
 ) -> tuple[LayerCodes, ...]:
-    """Return the `LayerCodes` for writing a stored layer again; none if its static input has no stored scale.
+    """Return the `LayerCodes` with which a run can write a stored layer again without rounding it.
+
+    The result is a tuple with one item. It is empty if the input of the layer has static scales, but the
+    checkpoint does not store them.
 
     Args:
-        layer: Its full name.
-        config: Its quantization.
-        shape: Shape of its weight.
+        layer: Full name of the layer.
+        config: Quantization of the layer.
+        shape: Shape of the weight.
         storage: Storage of the layout.
-        names: Full name of each of its stored tensors, by its name in ``storage``.
+        names: A dictionary from the name of a tensor in ``storage`` to its full name in the checkpoint.
     """
     inputs = None if config.input_tensors is None else quantizer_for(config.input_tensors, activation=True)
     if inputs is not None and not inputs.is_dynamic and not any(leaf.startswith("input_") for leaf in names):
@@ -79,32 +88,32 @@ def layer_codes(
 
 
 def meta_tensors(storage: LayerStorage, config: QLayerConfig, shape: tuple[int, ...]) -> Mapping[str, Tensor]:
-    """Return the stored tensors of a layer with a weight of that shape, by name, on the meta device.
+    """Return meta tensors for the stored tensors of a layer, as a dictionary from name to meta tensor.
 
-    Layers of one shape share them.
+    ``shape`` is the shape of the weight. Layers with the same configuration and shape share these tensors.
     """
     return _on_meta(storage, _key(config.weight), _key(config.input_tensors), shape)
 
 
 def _key(spec: TensorSpec | None) -> TensorSpec | None:
-    """Return a spec that can be a key of a cache."""
+    """Return ``spec`` in a form that can be hashed, so that it can be a key of a cache."""
     return tuple(spec) if isinstance(spec, list) else spec
 
 
-# Operations on meta tensors are slow, and a model has few kinds of layers.
+# Operations on meta tensors are slow, and a model has few kinds of layers, so results are cached.
 @lru_cache(maxsize=1024)
 def _on_meta(storage: LayerStorage, weight: TensorSpec, inputs: TensorSpec | None, shape: tuple[int, ...]) -> Mapping[str, Tensor]:
     return storage.stored(CodedLayer.empty(QLayerConfig(weight=weight, input_tensors=inputs), shape))
 
 
 class StorageReader(LayoutReader):
-    """Reads a layout whose layers a `LayerStorage` packs.
+    """The base class of readers of layouts whose layers are packed by a `LayerStorage`.
 
-    The files show which layers have codes, and the configuration shows the form of the codes.
+    The files show which layers have codes, and the ``quantization_config`` shows the form of the codes.
 
     Attributes:
-        storage: Storage of the tensors of a layer.
-        excluded_under: Key of the ``quantization_config`` that lists excluded modules.
+        storage: The `LayerStorage` of the layout.
+        excluded_under: Key of the ``quantization_config`` whose value lists the excluded modules.
     """
 
     storage: LayerStorage
@@ -112,11 +121,11 @@ class StorageReader(LayoutReader):
 
     @abstractmethod
     def layers(self, block: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, QLayerConfig]:
-        """Return the quantization of each layer with codes, by full name.
+        """Return the quantization of each layer that has codes, as a dictionary from full name.
 
         Args:
             block: The ``quantization_config``.
-            stored: Dtype and shape of each tensor of the checkpoint, by full name.
+            stored: A dictionary from full name of each tensor of the checkpoint to its dtype and shape.
 
         Raises:
             ConfigError, CheckpointError, UnsupportedError: The block cannot be used, or does not fit the
@@ -124,22 +133,25 @@ class StorageReader(LayoutReader):
         """
 
     def cache(self, stored: Mapping[str, Any]) -> dict[str, QLayerConfig]:
-        """Return the quantization of the projections whose outputs attention caches, by full name.
+        """Return the quantization of the KV cache, as a dictionary from full name of a projection.
 
-        By default, the cache is float.
+        The projections are those whose outputs attention caches. The default implementation returns an empty
+        dictionary, which means a float cache.
 
         Args:
-            stored: As in `layers`. Scales of keys and values are stored with every attention module, as
-                ``k_scale``.
+            stored: A dictionary from full name of each tensor of the checkpoint to its dtype and shape. The
+                scales of keys and values are stored with every attention module, as ``k_scale``.
         """
         return {}
 
     def configuration(self, block: Mapping[str, Any], directory: Path) -> StoredConfig:
-        """As `quark.checkpoint.LayoutReader.configuration`."""
+        """Do as `quark.checkpoint.LayoutReader.configuration` says."""
         stored = {name: tensor for shard in check_shards(directory) for name, tensor in shard.tensors.items()}
         layers = self.layers(block, stored)
         if not layers:
-            raise CheckpointError(f"'{directory}' holds no codes of the layout that its quantization_config names: fetch or make it again")
+            raise CheckpointError(
+                f"'{directory}' holds no codes of the layout that its quantization_config names. Make or fetch the checkpoint again"
+            )
         owners = {name.rpartition(".")[0] for name in stored}
         cache = self.cache(stored)
         listed = block.get(self.excluded_under)
@@ -154,18 +166,19 @@ class StorageReader(LayoutReader):
         return StoredConfig(config=config)
 
     def prepare(self, model: nn.Module, stored: StoredConfig) -> QuantPlan:
-        """As `quark.checkpoint.LayoutReader.prepare`."""
+        """Do as `quark.checkpoint.LayoutReader.prepare` says."""
         pack_layer = partial(StoredLayer, storage=self.storage)
         return pack_model(model, stored.config, pack_layer=pack_layer, states_with_attention=True)
 
 
 class StoredLayer(Packed):
-    """A linear layer with the tensors of a `LayerStorage`, under their stored names.
+    """A module that replaces a linear layer while a checkpoint is loaded, and holds its stored tensors.
 
-    If the weight is not quantized, the layer has the float weight.
+    The buffers have the names that the `LayerStorage` defines. If the weight is not quantized, the module has
+    a parameter ``weight`` instead.
 
     Args:
-        layer: The float layer; its tensors may be on any device and are not used.
+        layer: The float layer. Its tensors are not used, and may be on any device.
         config: The quantization of the layer.
         name: Full name of the layer in its model, for messages.
         storage: Storage of the layout.
@@ -189,7 +202,7 @@ class StoredLayer(Packed):
             self.register_buffer(leaf, torch.empty_like(tensor))
 
     def unpack(self) -> QuantizedLayer:
-        """Return the quantized layer of the stored tensors, on their device.
+        """Return the quantized layer that the stored tensors describe, on the device of these tensors.
 
         Raises:
             CheckpointError: A scale is not valid.
@@ -197,7 +210,7 @@ class StoredLayer(Packed):
         return self._restored(keeps_tensors=False)
 
     def from_codes(self) -> QuantizedLayer:
-        """Return a quantized layer that keeps the stored tensors of its weight.
+        """Return a quantized layer that keeps its weight packed, as the stored tensors.
 
         Raises:
             CheckpointError: A scale is not valid.
@@ -206,6 +219,7 @@ class StoredLayer(Packed):
 
     @torch.no_grad()
     def _restored(self, *, keeps_tensors: bool) -> QuantizedLayer:
+        """Return the quantized layer. If ``keeps_tensors`` is true, its weight stays packed."""
         layer = self._quantized[0]
         layer._parameters["bias"] = self._parameters["bias"]
         if self._config.weight is None:
@@ -221,13 +235,13 @@ class StoredLayer(Packed):
         return runs_from_codes(layer, weight).train(self.training)
 
     def extra_repr(self) -> str:
-        """Return the shape of the weight and the names of the stored tensors, for ``repr``."""
+        """Return a text for ``repr`` with the shape of the weight and the names of the stored tensors."""
         return f"weight {list(self._shape)}, stored as {', '.join(self._leaves) or 'weight'}"
 
 
 @attrs.frozen
 class StoragePacking:
-    """Packs a weight with a `LayerStorage`, as a `quark.models.layers.packed_weight.WeightPacking`.
+    """A `quark.models.layers.packed_weight.WeightPacking` that packs a weight with a `LayerStorage`.
 
     Attributes:
         storage: Storage of the layout.
@@ -254,13 +268,14 @@ class StoragePacking:
 
 
 def by_pattern(layers: Mapping[str, QLayerConfig], others: Iterable[str]) -> dict[str, QLayerConfig]:
-    """Return the configurations of layers, with one pattern for names that differ only in numbers.
+    """Return the configurations of layers, as a dictionary with few patterns instead of many full names.
 
-    A pattern matches nothing else. A model has thousands of experts, and configurations are searched from the
-    top.
+    Names that differ only in numbers get one pattern, if their configurations are equal and the pattern
+    matches no other name. This saves time, because a model may have thousands of experts, and a look-up
+    compares a name with one pattern after another.
 
     Args:
-        layers: Configurations by full name.
+        layers: A dictionary from full name of a layer to its configuration.
         others: Names that no pattern may match.
     """
     families: dict[str, list[str]] = {}
@@ -276,4 +291,5 @@ def by_pattern(layers: Mapping[str, QLayerConfig], others: Iterable[str]) -> dic
 
 
 def _empty(tensor: Tensor) -> nn.Parameter:
+    """Return a parameter on the meta device with the shape and dtype of ``tensor``."""
     return nn.Parameter(torch.empty_like(tensor, device="meta"), requires_grad=False)

@@ -1,10 +1,10 @@
-"""LayoutReader: base of the classes that read a checkpoint layout; and the choice of a reader.
+"""`LayoutReader`, the base class of readers of checkpoint layouts, and functions that choose a reader.
 
-Third parties derive from `LayoutReader` and name the class as ``reader`` of an `ExporterRecord`. A reader
+A plugin derives a class from `LayoutReader` and names it as ``reader`` of an `ExporterRecord`. A reader
 parses the ``quantization_config`` (`LayoutReader.configuration`), changes a float model so that the stored
 tensors fit it (`LayoutReader.prepare`), and maps stored names to paths in that model
-(`LayoutReader.place_of`). The core does the rest: it builds the float model from ``config.json``, checks and
-reads the files, places every tensor once, checks that none is missing, and replaces each
+(`LayoutReader.place_of`). Core does the rest. It builds the float model from ``config.json``, checks and
+reads the files, puts every tensor in its place, checks that no tensor is missing, and replaces each
 `quark.models.layers.layers_from_codes.Packed` by the quantized module.
 """
 
@@ -35,7 +35,7 @@ class StoredConfig:
 
     Attributes:
         config: The configuration of the quantized model.
-        pack_method: Order of 4-bit codes in a word, for formats that pack several codes into a word.
+        pack_method: Packing order of 4-bit codes in a word, ``"reorder"`` or ``"order"``.
     """
 
     config: QConfig
@@ -43,14 +43,14 @@ class StoredConfig:
 
 
 class LayoutReader(ABC):
-    """Reads one checkpoint layout.
+    """The base class of readers of one checkpoint layout.
 
-    A class is called without arguments, once for each checkpoint.
+    Quark creates one object for each checkpoint, without arguments.
 
     Attributes:
-        renamings: Regular expressions for parts of stored names, with their replacements in the prepared
-            model, in order. ``from_pretrained`` of transformers uses them instead of `place_of`. Source:
-            ``WeightRenaming`` of transformers 5.
+        renamings: Pairs of a regular expression and a replacement, which are applied in order to stored
+            names. The results are names in the prepared model. ``from_pretrained`` of transformers uses these
+            pairs instead of `place_of`. Source: ``WeightRenaming`` of transformers 5.
     """
 
     renamings: Sequence[tuple[str, str]] = ()
@@ -60,10 +60,10 @@ class LayoutReader(ABC):
         """Return the parsed ``quantization_config`` of a checkpoint.
 
         Args:
-            block: The ``quantization_config`` of its ``config.json``, not validated: any value may have any
-                type.
-            directory: The checkpoint. With transformers, this is the argument of ``from_pretrained``, which
-                may be the name of a model.
+            block: The ``quantization_config`` in ``config.json``. It has not been validated, so values may
+                have any type.
+            directory: The checkpoint. If transformers loads it, this is the argument of ``from_pretrained``,
+                which may also be the name of a model on a hub.
 
         Raises:
             ConfigError, CheckpointError: The block cannot be used.
@@ -72,10 +72,11 @@ class LayoutReader(ABC):
     def prepare(self, model: nn.Module, stored: StoredConfig) -> QuantPlan:
         """Change a float model in place so that the stored tensors fit it, and return its plan.
 
-        By default `quark.checkpoint.pack_model` does this, whatever the format of the weights.
+        The default implementation calls `quark.checkpoint.pack_model`.
 
         Args:
-            model: The float model, with weights on any device, including the meta device; they are not used.
+            model: The float model. Its weights are not used, and may be on any device, including the meta
+                device.
             stored: The result of `configuration`.
 
         Raises:
@@ -84,9 +85,9 @@ class LayoutReader(ABC):
         return pack_model(model, stored.config, stored.pack_method)
 
     def place_of(self, model: nn.Module, name: str) -> str:
-        """Return the path of a stored tensor in the prepared model: ``"lm_head.weight_quantizer.scale"``.
+        """Return the path of a stored tensor in the prepared model.
 
-        By default, tensors have the names of their places.
+        An example is ``"lm_head.weight_quantizer.scale"``. The default implementation returns ``name``.
 
         Args:
             model: The model after `prepare`.
@@ -95,7 +96,9 @@ class LayoutReader(ABC):
         return name
 
     def layer_config(self, block: Mapping[str, Any]) -> QLayerConfig | None:
-        """Return the common quantization of all layers, if the ``quantization_config`` states it; or None.
+        """Return the quantization that all quantized layers have in common, or None.
+
+        None means that the ``quantization_config`` does not state such a quantization.
 
         Raises:
             ConfigError, UnsupportedError: The block cannot be used.
@@ -104,11 +107,11 @@ class LayoutReader(ABC):
 
 
 class ReadsOwnFiles(LayoutReader):
-    """Reads a layout whose tensors are not stored in ``model*.safetensors``."""
+    """The base class of readers of layouts that do not store tensors in ``model*.safetensors``."""
 
     @abstractmethod
     def tensors(self, directory: Path) -> Iterator[tuple[str, Tensor]]:
-        """Yield every tensor of the checkpoint with its name.
+        """Yield the name and the tensor for every tensor of the checkpoint.
 
         Raises:
             CheckpointError: A file is missing or damaged.
@@ -123,10 +126,10 @@ def quantization_block(directory: Path) -> dict[str, Any]:
     """
     path = directory / "config.json"
     if not path.is_file():
-        raise CheckpointError(f"'{directory}' is no export: it has no config.json")
+        raise CheckpointError(f"'{directory}' is no quantized checkpoint, because it has no config.json. Give the directory of an export")
     block = read_json(path).get("quantization_config")
     if not isinstance(block, dict):
-        raise CheckpointError(f"'{path}' has no quantization_config, which names the layout: load it with transformers instead")
+        raise CheckpointError(f"'{path}' has no quantization_config, which would name the layout. Load the model with transformers instead")
     return block
 
 
@@ -138,7 +141,7 @@ def layout_for(block: Mapping[str, Any], path: Path) -> str:
         path: The file with the block, for messages.
 
     Raises:
-        CheckpointError: No registered layout fits, or the fitting layout has no reader.
+        CheckpointError: No registered layout fits the block, or the layout that fits has no reader.
         AmbiguousNameError: (a ValueError) Several layouts fit equally well.
     """
     name = exporters().fitting_one(block, "reader", path)
@@ -147,20 +150,23 @@ def layout_for(block: Mapping[str, Any], path: Path) -> str:
     names = exporters().fitting(block)
     if names:
         source = exporters().source(names[0])
-        can = "writes it but" if exporters().get(names[0]).exporter is not None else "dequantizes it but"
-        raise CheckpointError(f"'{path}' has the layout '{names[0]}' of {source}, which {can} cannot read it")
+        can = "write" if exporters().get(names[0]).exporter is not None else "dequantize"
+        raise CheckpointError(
+            f"'{path}' has the layout '{names[0]}' of {source}. This plugin can {can} the layout but cannot read it. Load the model with "
+            "transformers or the runtime that the layout is for"
+        )
     raise CheckpointError(
         f"'{path}' has a quantization_config of quant_method {block.get('quant_method')!r}, which no installed layout reads. Installed "
-        f"ones read {exporters().methods_with('reader')}: install the distribution of that method, or load it with transformers. "
+        f"layouts read {exporters().methods_with('reader')}. Install the distribution of that method, or load the model with transformers. "
         f"{catalog().missing((exporters().kind.distribution,))}".rstrip()
     )
 
 
 def reader_of(name: str) -> LayoutReader:
-    """Return a reader of the layout of that name.
+    """Return a new reader of the layout ``name``.
 
     Raises:
-        PluginError: Its class cannot be called, or does not derive from `LayoutReader`.
+        PluginError: The class of the reader cannot be called, or does not derive from `LayoutReader`.
     """
     kind, whose = exporters().load_reader(name), origin("exporters", name)
     with attributed("being made", whose):

@@ -1,4 +1,4 @@
-"""Tensors of a region of a model that all layouts write in the same way.
+"""Functions for those tensors that all layouts write in the same way.
 
 These are unquantized tensors, and scales of activations and attention.
 """
@@ -41,21 +41,26 @@ from quark.numbers import QParams
 V = TypeVar("V")
 
 _SMALL = 1 << 24
-"""Bytes of a block of the file. Parts that end in the same block are computed and written together."""
+"""Number of bytes of a section of the file. Parts that end in the same section are computed and written
+together.
+"""
 STORED_PROBABILITIES = "prob_output"
-"""Prefix of the names of the tensors of attention probabilities: ``prob_output_scale``. Source: checkpoints
-of AMD Quark 0.13.
+"""Prefix of the names of scales of attention probabilities, such as ``prob_output_scale``.
+
+Source: checkpoints of AMD Quark 0.13.
 """
 
 
 @attrs.frozen(eq=False)
 class Part:
-    """Tensors that are computed together, such as a layer's; a part is never split over two files.
+    """Tensors that are computed together, such as the tensors of a layer.
+
+    A part is never split over two files.
 
     Attributes:
-        meta: Meta tensors by full name: shapes and dtypes, known in advance.
-        make: Returns the tensors, under the same names.
-        device: Device that computes them.
+        meta: A dictionary from full name to meta tensor, which has the shape and dtype of the tensor.
+        make: A function that returns the tensors, under the same names.
+        device: The device on which `make` computes.
     """
 
     meta: Mapping[str, Tensor]
@@ -64,7 +69,7 @@ class Part:
 
     @classmethod
     def joined(cls, parts: Sequence[Part]) -> Part:
-        """Return the tensors of several parts as one; on a CPU, several threads compute one part each."""
+        """Return one part with the tensors of several parts. On a CPU, several threads compute the parts."""
         device = next((part.device for part in parts if part.device != CPU), CPU)
 
         def make() -> dict[str, Tensor]:
@@ -74,7 +79,10 @@ class Part:
 
 
 def small_joined(parts: Sequence[Part]) -> Iterator[Part]:
-    """Yield parts; parts that end in the same block of `_SMALL` bytes are joined, to be written at once."""
+    """Yield ``parts``, but join parts that end in the same `_SMALL` bytes of the file.
+
+    Joined parts are written together, which is faster.
+    """
     ends = accumulate(sum(tensor.nbytes for tensor in part.meta.values()) for part in parts)
     for _, group in groupby(zip(parts, ends, strict=True), lambda pair: pair[1] // _SMALL):
         yield Part.joined([part for part, _ in group])
@@ -84,38 +92,43 @@ def small_joined(parts: Sequence[Part]) -> Iterator[Part]:
 class Region:
     """A part of a model whose tensors are written together.
 
-    It is one module without some of its descendants.
+    A region is one module without some of the modules inside it.
 
     Attributes:
         root: Full name of the module; empty for the model itself.
-        without: Full names of excluded modules.
+        without: Full names of the modules that do not belong to the region.
     """
 
     root: str = ""
     without: tuple[str, ...] = ()
 
     def modules(self, model: nn.Module) -> dict[str, nn.Module]:
-        """Return its modules by full name, in the model's order; a shared module appears under each name."""
+        """Return the modules of the region as a dictionary from full name, in the model's order.
+
+        A shared module appears under each of its names.
+        """
         return self._inside(model.get_submodule(self.root).named_modules(prefix=self.root, remove_duplicate=False))
 
     def state(self, model: nn.Module) -> dict[str, Tensor]:
-        """Return its parameters and persistent buffers by full name, in the model's order.
+        """Return the parameters and persistent buffers of the region, as a dictionary from full name.
 
-        Tied tensors are one object.
+        The dictionary is in the model's order. Tied tensors are one object.
         """
         prefix = f"{self.root}." if self.root else ""
         return self._inside(model.get_submodule(self.root).state_dict(keep_vars=True, prefix=prefix).items())
 
     def _inside(self, named: Iterable[tuple[str, V]]) -> dict[str, V]:
-        """Return the values whose names are in no excluded module."""
+        """Return a dictionary of the pairs in ``named`` whose names are in no excluded module."""
         excluded = set(self.without)
         return {name: value for name, value in named if excluded.isdisjoint((name, *owners(name)))}
 
 
 def is_tied_apart(model: nn.Module) -> bool:
-    """Return whether quantization has untied the head from the embeddings, and the config ties nothing else.
+    """Return whether ``tie_word_embeddings`` must become False in the config that an export writes.
 
-    If the config ties more, its setting stays: readers keep tensors with different values separate.
+    It must if quantization has untied the head from the embeddings, and the config ties nothing else. If the
+    config ties other tensors too, the setting stays, because readers do not tie tensors with different
+    values.
     """
     if not getattr(model.config, "tie_word_embeddings", False) or len(tied_on_loading(model)) > 1:
         return False
@@ -128,10 +141,10 @@ def same_weights(model: nn.Module, layers: Collection[str]) -> dict[str, str]:
 
     Args:
         model: The quantized model.
-        layers: Names of its quantized layers; both layers of a pair are among them.
+        layers: Full names of quantized layers. Both layers of a pair must be among them.
 
     Returns:
-        The name of the other layer by each layer's name.
+        A dictionary from the name of a layer to the name of the other layer.
     """
     pairs = ((name.removesuffix(".weight"), source.removesuffix(".weight")) for name, source in tied_on_loading(model).items())
     own = ((name, source) for name, source in pairs if name in layers and source in layers)
@@ -139,15 +152,15 @@ def same_weights(model: nn.Module, layers: Collection[str]) -> dict[str, str]:
 
 
 def plain_parts(state: Mapping[str, Tensor], elsewhere: Iterable[str], others: Collection[str], ties: Mapping[str, str]) -> list[Part]:
-    """Return parts of the tensors that are stored unchanged.
+    """Return a part for each tensor that is stored unchanged.
 
-    A tensor that loading ties is stored once, under its first name. Other shared tensors are stored under
-    each name, because a reader does not know that they are shared.
+    If loading ties a tensor to another, the tensor is stored once, under its first name. Other shared tensors
+    are stored under each of their names, because a reader does not know that they are shared.
 
     Args:
-        state: Tensors by full name; shared tensors are one object.
-        elsewhere: Full names of the modules that are not stored unchanged.
-        others: Names of tensors in these modules that are stored unchanged all the same.
+        state: A dictionary from full name to tensor. Shared tensors are one object.
+        elsewhere: Full names of modules whose tensors are stored in another way.
+        others: Full names of tensors in these modules that are stored unchanged nevertheless.
         ties: Ties of the model, from `tied_on_loading`.
     """
     inside, seen = set(elsewhere), set()
@@ -163,9 +176,10 @@ def plain_parts(state: Mapping[str, Tensor], elsewhere: Iterable[str], others: C
 
 
 def carried_parts(content: CheckpointContent) -> list[Part]:
-    """Return a part for each tensor of the float checkpoint that the model's class does not use.
+    """Return a part for each tensor of the source checkpoint that the model's class does not use.
 
-    The tensor is written as stored, but codes are dequantized to the dtype of the model.
+    Such a tensor is written as it is stored. If it is stored as codes, they are dequantized to the dtype of
+    the model.
 
     Raises:
         CheckpointError: The checkpoint of the model has been removed or changed.
@@ -178,7 +192,7 @@ def carried_parts(content: CheckpointContent) -> list[Part]:
     files, made = FileTensors(shards), float_tensors_of(directory, shards)
     tensors = files if made is None else DequantizedTensors(files, made, directory)
     if lost := [name for name in names if name not in tensors.meta]:
-        raise CheckpointError(f"'{directory}' has lost {folded(lost)} since the run was planned: restore the checkpoint")
+        raise CheckpointError(f"'{directory}' has lost {folded(lost)} since the run was planned. Restore the checkpoint")
     dtype = next(p.dtype for p in content.model.parameters() if p.is_floating_point())
 
     def part(name: str) -> Part:
@@ -189,7 +203,7 @@ def carried_parts(content: CheckpointContent) -> list[Part]:
             with tensors.reading(CPU) as read:
                 tensor = read(name, meta.dtype).to(meta.dtype)
             if tensor.is_floating_point() and not is_finite(tensor):
-                get_logger(__name__).warning(f"'{name}' holds NaN or Inf in '{directory}', and is copied unchanged")
+                get_logger(__name__).warning(f"'{name}' in '{directory}' holds NaN or Inf, and is copied unchanged")
             return {name: tensor}
 
         return Part({name: meta}, make)
@@ -198,16 +212,19 @@ def carried_parts(content: CheckpointContent) -> list[Part]:
 
 
 def warn_of_left_out(content: CheckpointContent, form: str) -> None:
-    """Warn of the tensors that a checkpoint would copy unchanged, but files of this form cannot hold."""
-    if names := getattr(content.plan, "carried", ()):  # nothing is copied for a graph
+    """Log a warning if files of the form ``form`` cannot contain tensors that a checkpoint would copy."""
+    if names := getattr(content.plan, "carried", ()):  # the plan of a graph has no such attribute
         get_logger(__name__).warning(
-            f"A {form} file holds only the tensors of a {type(content.model).__name__}, without {len(names)} others of the float "
-            f"checkpoint: {folded(names)}. The exporter 'safetensors' copies them"
+            f"A {form} file holds only the tensors of a {type(content.model).__name__}. It lacks {len(names)} other tensor(s) of the float "
+            f"checkpoint: {folded(names)}. If you need them, use the exporter 'safetensors', which copies them"
         )
 
 
 def activation_tensors(module: QuantizerModule | None, qparams: QParams | None, options: ExportOptions) -> dict[str, Tensor]:
-    """Return the stored scales of a static activation quantizer: ``qparams``, or else its own scales."""
+    """Return the scales to store for a static quantizer of an activation, as a dictionary from suffix.
+
+    These are the scales ``qparams``, or the scales of ``module`` if ``qparams`` is None.
+    """
     stored = qparams or (module.qparams if module is not None else None)
     if module is None or stored is None:
         return {}
@@ -216,27 +233,30 @@ def activation_tensors(module: QuantizerModule | None, qparams: QParams | None, 
 
 
 def is_stored(suffix: str, module: QuantizerModule, options: ExportOptions) -> bool:
-    """Return whether a tensor with that suffix is written: zero points that are all 0 may be left out."""
+    """Return whether the tensor with the suffix ``suffix`` is written.
+
+    Zero points that are all 0 are left out if the options say so.
+    """
     return options.zero_points or not suffix.startswith("zero_point") or module.zero_point is not None
 
 
 def scale_suffixes(module: QuantizerModule | None, options: ExportOptions, shape: tuple[int, ...] = (1,)) -> list[str]:
-    """Return the suffixes that `activation_tensors` may return for an activation of that shape.
+    """Return the suffixes that `activation_tensors` may return for an activation of shape ``shape``.
 
-    The shape has a batch of one. Empty if the activation is not static.
+    The batch size in ``shape`` is 1. The result is empty if the activation has no static scales.
     """
     return [] if module is None else list(packed_scales(module.quantizer, shape, options.pack_method))
 
 
 def attention_quantizers(modules: Mapping[str, nn.Module]) -> dict[str, QuantizerModule]:
-    """Return quantizers inside attention modules by full name: of probabilities, queries, keys and values."""
+    """Return the quantizers of probabilities, queries, keys and values, as a dictionary from full name."""
     return {n: m for n, m in modules.items() if isinstance(m, QuantizerModule) and n.rpartition(".")[2] in (PROBABILITIES, *STATES)}
 
 
 def probability_parts(quantizers: Mapping[str, QuantizerModule], options: ExportOptions) -> Iterator[Part]:
-    """Yield the parts of scales of attention probabilities.
+    """Yield a part for the scales of each quantizer of attention probabilities.
 
-    ``quantizers`` are quantizers of attention by full name.
+    ``quantizers`` is a dictionary from full name to quantizer inside attention.
     """
     for name, module in quantizers.items():
         attention, _, attribute = name.rpartition(".")
@@ -248,15 +268,15 @@ def probability_parts(quantizers: Mapping[str, QuantizerModule], options: Export
 def state_parts(
     model: nn.Module, attentions: Iterable[AttentionRow], layers: Collection[str], options: ExportOptions, *, as_vectors: bool = False
 ) -> Iterator[Part]:
-    """Yield the parts of scales of queries, keys and values that are stored with the attention module.
+    """Yield a part for those scales of queries, keys and values that are stored with the attention module.
 
     Args:
         model: The quantized model.
-        attentions: The attention modules whose scales are stored this way.
-        layers: Names of the quantized layers of the written region.
+        attentions: The attention modules that store these scales themselves.
+        layers: Full names of the quantized layers in the region that is written.
         options: Options of the export.
-        as_vectors: Whether a scale has the shape ``[1]`` instead of ``[]``, and ``[heads, 1, 1]`` instead of
-            ``[heads]``.
+        as_vectors: Whether scales are stored with the shape ``[1]`` instead of ``[]``, and with the shape
+            ``[heads, 1, 1]`` instead of ``[heads]``.
     """
     for row in attentions:
         here = [state for state, (layer, _) in row.states.items() if layer in layers]
@@ -274,6 +294,7 @@ def state_parts(
 
 
 def _scales(tensors: Mapping[str, Tensor]) -> Part:
+    """Return a part with tensors that exist already."""
     return Part({name: t.to("meta") for name, t in tensors.items()}, lambda: tensors)
 
 
@@ -285,14 +306,16 @@ def set_attention_scales(
     *,
     as_vectors: bool = False,
 ) -> None:
-    """Set scales of attention to the tensors of `probability_parts` and `state_parts`.
+    """Set the scales of quantizers inside attention to the written tensors.
+
+    These are the tensors of `probability_parts` and `state_parts`.
 
     Args:
-        quantizers: Quantizers of attention by full name, without scales.
-        attentions: As in `state_parts`.
-        written: The tensors.
+        quantizers: A dictionary from full name to quantizer inside attention. The quantizers have no scales.
+        attentions: The attention modules that store scales of queries, keys and values themselves.
+        written: The writer that reads the written tensors.
         options: Options of the export.
-        as_vectors: As in `state_parts`.
+        as_vectors: Whether scales are stored with the shapes that `state_parts` describes.
     """
     owners = [name.rpartition(".")[0] for name in quantizers if name.rpartition(".")[2] == PROBABILITIES]
     stored_as: dict[str, tuple[str, tuple[int, ...]]]

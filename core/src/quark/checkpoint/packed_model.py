@@ -1,4 +1,4 @@
-"""Conversion of a float model to a model that fits a checkpoint's tensors, before they are loaded."""
+"""Conversion of a float model to a model that the tensors of a checkpoint fit, before they are loaded."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from quark.models.plan.rules import layer_config_for
 from quark.numbers import quantizer_for
 
 PackLayer = Callable[[nn.Module, QLayerConfig, str], Packed]
-"""Makes the module that holds the stored tensors of a layer, from the float layer, its quantization and its
-full name.
+"""A function that creates the packed layer for a float layer. Its arguments are the float layer, the
+quantization of the layer, and its full name.
 """
 
 
@@ -39,30 +39,31 @@ def pack_model(
     pack_layer: PackLayer | None = None,
     states_with_attention: bool = False,
 ) -> QuantPlan:
-    """Replace every layer that the configuration quantizes by a `Packed` layer, in place; return the plan.
+    """Replace every layer that the configuration quantizes by a `Packed` layer, in place. Return the plan.
 
-    Attention modules get quantizers, and layers their branches. Other algorithms that run with the model are
-    restored.
+    Attention modules get their quantizers, and layers get their branches. The additions of other algorithms
+    that run with the model are restored.
 
     Args:
-        model: A float model, with weights on any device; they are not used.
+        model: A float model. Its weights are not used, and may be on any device.
         quant_config: The configuration of the checkpoint.
-        pack_method: Order of 4-bit codes in a word.
-        pack_layer: Makes the packed layers; None makes a `PackedLayer`, whose tensors are named and packed by
-            the number formats.
+        pack_method: Packing order of 4-bit codes in a word, ``"reorder"`` or ``"order"``.
+        pack_layer: A function that creates the packed layers. None creates a `PackedLayer`, whose tensors the
+            number formats name and pack.
         states_with_attention: Whether scales of keys and values are stored with every attention module, as
-            ``k_scale``, instead of with separate projections.
+            ``k_scale``. If False, they are stored with the projections, except if a projection is fused.
 
     Returns:
-        The plan of the float model, as it was when the checkpoint was made.
+        The plan of the float model, which equals the plan of the run that made the checkpoint.
 
     Raises:
-        UnsupportedError: Attention is quantized, but the model's attention cannot be exchanged.
+        UnsupportedError: The configuration quantizes attention, but the model cannot use quark's attention
+            functions.
         MissingPluginError: An algorithm that runs with the model is not installed.
         ConfigError, UnknownNameError: The configuration does not fit the model, or needs a format that is not
             installed.
-        CheckpointError: The checkpoint has a layout of a format that the installed distribution does not
-            know.
+        CheckpointError: The checkpoint stores a format in a version of its layout that the installed
+            distribution does not read.
     """
     refuse_unreadable(quant_config)
     separate_experts(model, quant_config)
@@ -81,7 +82,8 @@ def pack_model(
             continue
         config = layer_config_for(quant_config, name, planned_as).config
         if config is not None:
-            # Attention quantizes this output, not the layer, although its scales are stored with the layer.
+            # The attention module quantizes this output, not the layer, although the scales are stored with
+            # the layer.
             own = attrs.evolve(config, output_tensors=None) if name in in_attention else config
             if layer not in packed_of:
                 holds_values = quant_config.weight_format == "fake_quantized"
@@ -96,6 +98,7 @@ def pack_model(
 
 
 def _map_attention(model: nn.Module, attentions: Sequence[AttentionRow], order: str, *, eager: bool, as_vectors: bool) -> None:
+    """Add packed quantizers to attention modules, and let these modules call quark's attention functions."""
     for row in attentions:
         module = model.get_submodule(row.name)
         if row.probabilities is not None:

@@ -1,7 +1,7 @@
-"""The distributions whose formats, observers and algorithms a checkpoint uses.
+"""The record of which distributions provide the formats, observers and algorithms of a checkpoint.
 
-The block ``plugins`` of its ``quantization_config`` names them. It is written at export and checked on
-reading; AMD Quark 0.13, transformers and vLLM ignore it::
+This is the block ``plugins`` of the ``quantization_config``. An export writes it, and a reader checks it. AMD
+Quark 0.13, transformers and vLLM ignore it::
 
     {"formats": {"acme_nf3": {"distribution": "acme-quant", "version": "0.1.0", "layout_version": 1}},
      "observers": {"AcmeRmsObserver": {…}}, "algorithms": {"acme_weighted": {…}}}
@@ -26,7 +26,10 @@ _DISTRIBUTION, _VERSION = r"[a-z0-9]+(-[a-z0-9]+)*", r"[0-9a-z.+!-]+"
 
 
 def provenance(config: QConfig) -> dict[str, Any]:
-    """Return distribution and version of every format, observer and algorithm of a configuration, as JSON."""
+    """Return the block ``plugins`` for a configuration, as JSON values.
+
+    It has the distribution and the version of every format, observer and algorithm.
+    """
     specs = [level for spec in _specs(config) for level in (*levels(spec), *canonicalize(spec))]
     names = {level.dtype.name for level in specs}
     classes = {s.observer_cls if isinstance(s.observer_cls, str) else s.observer_cls.__name__ for s in specs if s.observer_cls is not None}
@@ -38,19 +41,19 @@ def provenance(config: QConfig) -> dict[str, Any]:
 
 
 def refuse_unreadable(config: QConfig, checkpoint: str = "the checkpoint") -> None:
-    """Check that the formats and observers of a checkpoint are installed, in versions that read its layout.
+    """Check that the formats and observers of a checkpoint are installed, in versions that can read it.
 
-    Checkpoints of other tools and earlier versions, which name no distributions, are not checked.
+    Checkpoints of other tools and of earlier versions name no distributions, so they are not checked.
 
     Args:
-        config: The configuration of the checkpoint, with `QConfig.written_with`.
-        checkpoint: Name of the checkpoint, for messages.
+        config: The configuration of the checkpoint. `QConfig.written_with` is its block ``plugins``.
+        checkpoint: A description of the checkpoint, for messages.
 
     Raises:
-        UnknownNameError: A format or an observer is not installed; the message names the distribution that
+        UnknownNameError: A format or an observer is not installed. The message names the distribution that
             provides it.
-        CheckpointError: The installed distribution of a format does not read the checkpoint's version of its
-            layout.
+        CheckpointError: The checkpoint stores a format in a version of its layout that the installed
+            distribution does not read.
     """
     provenance_block = config.written_with
     for name, entry in _entries(provenance_block, "formats"):
@@ -58,10 +61,10 @@ def refuse_unreadable(config: QConfig, checkpoint: str = "the checkpoint") -> No
         version, known = entry.get("layout_version"), formats().get(name).layout_version
         if isinstance(version, int) and not isinstance(version, bool) and version != known:
             source = formats().source(name)
-            fix = f"pip install --upgrade {source.distribution}" if version > known else "install the version that wrote it, to read it"
+            fix = f"Run pip install --upgrade {source.distribution}" if version > known else "Install the version that wrote the checkpoint"
             raise CheckpointError(
-                f"{checkpoint} holds the format '{name}' in layout {version}, written with {_who(entry)}; {source.distribution} "
-                f"{source.version}, which is installed, reads layout {known}: {fix}"
+                f"{checkpoint} holds the format '{name}' in layout {version}, written with {_who(entry)}. The installed "
+                f"{source.distribution} {source.version} reads only layout {known}. {fix}"
             )
     by_class = {record.class_name for record in observers()}
     for name, entry in _entries(provenance_block, "observers"):
@@ -70,6 +73,7 @@ def refuse_unreadable(config: QConfig, checkpoint: str = "the checkpoint") -> No
 
 
 def _specs(config: QConfig) -> Iterator[TensorSpec]:
+    """Yield every spec of a configuration."""
     by_name = (config.layer_type_quant_config, config.layer_quant_config, config.kv_cache_quant_config)
     for layer in (config.global_quant_config, *(layer for layers in by_name for layer in layers.values())):
         yield from (s for s in (layer.weight, layer.bias, layer.input_tensors, layer.output_tensors) if s is not None)
@@ -78,12 +82,16 @@ def _specs(config: QConfig) -> Iterator[TensorSpec]:
 
 
 def _entry(registry: Registry[Any], name: str) -> dict[str, str]:
+    """Return the distribution that registers ``name``, and its version."""
     source = registry.source(name)
     return {"distribution": source.distribution, "version": source.version}
 
 
 def _entries(block: Any, kind: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the entries of one kind; malformed entries are ignored."""
+    """Yield the name and the entry for each entry of one kind, such as ``"formats"``.
+
+    Skip malformed entries.
+    """
     entries = block.get(kind) if isinstance(block, Mapping) else None
     for name, entry in entries.items() if isinstance(entries, Mapping) else ():
         if isinstance(entry, Mapping):
@@ -91,15 +99,22 @@ def _entries(block: Any, kind: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _require(registry: Registry[Any], name: str, entry: Mapping[str, Any], checkpoint: str) -> None:
+    """Raise UnknownNameError if ``name`` is not registered.
+
+    The message names the distribution in ``entry``.
+    """
     try:
         registry.get(name)
     except UnknownNameError as error:
-        message = f"{checkpoint} was written with the {registry.kind.name} '{name}' of {_who(entry)}: install that distribution; {error}"
+        message = f"{checkpoint} was written with the {registry.kind.name} '{name}' of {_who(entry)}. Install that distribution; {error}"
         raise error.saying(message) from None
 
 
 def _who(entry: Mapping[str, Any]) -> str:
-    """Return distribution and version, but only well-formed ones: the author of the file is unknown."""
+    """Return the distribution and the version in ``entry``, for messages.
+
+    Only well-formed names and versions are returned, because the author of the file is unknown.
+    """
     distribution, version = str(entry.get("distribution", "")), str(entry.get("version", ""))
     if not re.fullmatch(_DISTRIBUTION, distribution):
         return "a distribution that it does not name"

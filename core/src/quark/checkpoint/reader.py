@@ -1,4 +1,7 @@
-"""Reads checkpoints of any registered layout; the result is the exported model, with the same logits."""
+"""Functions that read checkpoints of any registered layout.
+
+The model has the same logits as before its export.
+"""
 
 from __future__ import annotations
 
@@ -47,21 +50,25 @@ def import_model_from_safetensors(
     *,
     packed: bool = False,
 ) -> nn.Module:
-    """Return the model of an export.
+    """Return the quantized model that an export contains.
 
-    Its ``config.json`` determines the layout; every registered layout with a reader can be read.
+    The ``config.json`` of the export determines the layout. Every registered layout with a reader can be
+    read.
 
     Args:
-        model: A float model of the same structure, changed in place. None builds it from the export's
-            ``config.json``, which is possible only for transformers models.
+        model: A float model of the same structure, which is changed in place. None builds the model from the
+            ``config.json`` of the export, which is possible only for transformers models.
         model_dir: Directory of the export.
-        multi_device: Part of AMD Quark's public API; without effect.
-        trust_remote_code: Whether code that comes with the checkpoint may run, if ``model`` is None.
-        attn_implementation: Attention implementation if ``model`` is None; None means transformers' default.
-        device: Device to load to; "cuda" means the CPU on a machine without CUDA.
-        multi_gpu: Part of AMD Quark's public API; without effect.
-        packed: Whether weights stay as stored, and each forward unpacks them. The model then takes the memory
-            of its files and computes the same, but more slowly. `quark.checkpoint.unpack_model` undoes this.
+        multi_device: Has no effect. It is part of AMD Quark's public API.
+        trust_remote_code: Whether code that comes with the checkpoint is allowed to run, if ``model`` is
+            None.
+        attn_implementation: Attention implementation, if ``model`` is None. None means the default of
+            transformers.
+        device: Device to load to. ``"cuda"`` means the CPU on a machine without CUDA.
+        multi_gpu: Has no effect. It is part of AMD Quark's public API.
+        packed: Whether weights stay as stored, so that each forward pass unpacks them. The model then needs
+            only as much memory as its files. It computes the same, but more slowly.
+            `quark.checkpoint.unpack_model` unpacks such a model.
 
     Returns:
         The model in evaluation mode, with the same layers as after `ModelQuantizer.quantize_model`.
@@ -71,7 +78,7 @@ def import_model_from_safetensors(
             not fit the model.
         ConfigError: (a ValueError) ``model`` is on the meta device, and has buffers that no checkpoint
             contains.
-        AmbiguousNameError: Several installed layouts read it.
+        AmbiguousNameError: Several installed layouts can read the export.
         MissingPluginError: An algorithm that runs with the model is not installed.
         UnknownNameError: A format, an observer or another record is not installed; the message names its
             distribution if it is known.
@@ -92,28 +99,29 @@ def import_model_from_safetensors(
 
 
 def _refuse_lost_buffers(model: nn.Module) -> None:
+    """Raise ConfigError if the model has buffers on the meta device that no checkpoint contains."""
     stored = model.state_dict(keep_vars=True)
     if lost := [name for name, buffer in model.named_buffers() if buffer.is_meta and name not in stored]:
         raise ConfigError(
-            f"this {type(model).__name__} is on the meta device, and no checkpoint holds the values of its {folded(lost)}. Build it on "
-            "the CPU, or give None instead, which builds it from the export's config.json"
+            f"this {type(model).__name__} is on the meta device, but no checkpoint holds the values of its {folded(lost)}. Build it on "
+            "the CPU, or give model=None, so that quark builds it from the config.json of the export"
         )
 
 
 @attributed("reading a checkpoint")
 def packed_content(model_dir: str | Path) -> CheckpointContent:
-    """Return the content of an export of a transformers model, with its layers as stored.
+    """Return the content of an export of a transformers model, with packed layers.
 
-    The layers are `quark.models.layers.layers_from_codes.Packed`, and the model takes no more memory than its
-    files. Raises as `import_model_from_safetensors` does.
+    The layers are `quark.models.layers.layers_from_codes.Packed`, so the model needs no more memory than its
+    files. The errors are those of `import_model_from_safetensors`.
     """
     return _packed_content(empty_model(Path(model_dir), None), Path(model_dir))
 
 
 def _packed_content(float_model: nn.Module, directory: Path) -> CheckpointContent:
-    """Return the content of a checkpoint, loaded into ``float_model`` in place, with its layers packed.
+    """Load a checkpoint into ``float_model``, in place, and return its content. Layers stay packed.
 
-    Raises as `packed_content` does.
+    The errors are those of `packed_content`.
     """
     opened = OpenedCheckpoint.of(directory, as_model(float_model))
     model = opened.model
@@ -134,11 +142,11 @@ class OpenedCheckpoint:
 
     Attributes:
         directory: The checkpoint.
-        layout: Name of its layout.
-        reader: Reader of that layout.
+        layout: Name of the layout of the checkpoint.
+        reader: Reader of the layout.
         config: Configuration of the quantized model.
-        shards: Its safetensors files; none if the layout has its own files.
-        model: The prepared model.
+        shards: The safetensors files of the checkpoint; empty if the layout stores tensors in other files.
+        model: The model, changed so that the tensors fit it.
         plan: Plan of the model.
     """
 
@@ -152,9 +160,9 @@ class OpenedCheckpoint:
 
     @classmethod
     def of(cls, directory: Path, model: nn.Module) -> Self:
-        """Open a checkpoint, and change a float model of its class in place so that the tensors fit it.
+        """Open a checkpoint, and change the float model ``model`` in place so that the tensors fit it.
 
-        Raises as `packed_content` does.
+        The errors are those of `packed_content`.
         """
         block = quantization_block(directory)
         layout = layout_for(block, directory / "config.json")
@@ -166,9 +174,9 @@ class OpenedCheckpoint:
 
 
 def prepared(reader: LayoutReader, model: nn.Module, stored: StoredConfig, directory: Path, whose: Origin | None = None) -> QuantPlan:
-    """Change a float model in place so that a checkpoint's tensors fit it, and return the plan.
+    """Change a float model in place so that the tensors of a checkpoint fit it, and return the plan.
 
-    Errors name its ``config.json``.
+    Error messages name the ``config.json`` of the checkpoint.
     """
     refuse_unreadable(stored.config, f"the checkpoint '{directory}'")
     with _naming(directory / "config.json"):
@@ -179,12 +187,16 @@ def prepared(reader: LayoutReader, model: nn.Module, stored: StoredConfig, direc
 
 
 def _expect(value: object, kind: type, method: str, whose: Origin) -> None:
+    """Raise PluginError if ``value``, the result of the method ``method`` of a plugin, is not a ``kind``."""
     if not isinstance(value, kind):
         raise whose.error(f"returns {described(value)} from '{method}' instead of a {kind.__name__}")
 
 
 def read_configuration(reader: LayoutReader, block: dict[str, object], directory: Path) -> StoredConfig:
-    """Return the configuration that a reader parses from a ``quantization_config``; errors name the file."""
+    """Return the configuration that a reader parses from a ``quantization_config``.
+
+    Error messages name the ``config.json`` of the checkpoint.
+    """
     try:
         return reader.configuration(block, directory)
     except QuarkError as error:
@@ -196,7 +208,7 @@ def read_configuration(reader: LayoutReader, block: dict[str, object], directory
 
 @contextmanager
 def _naming(file: Path) -> Iterator[None]:
-    """Add the name of the configuration file to errors of the body."""
+    """Add the name of the configuration file to errors inside the ``with`` statement."""
     try:
         yield
     except UnknownNameError as error:
@@ -208,7 +220,7 @@ def _naming(file: Path) -> Iterator[None]:
 
 
 def _load(opened: OpenedCheckpoint) -> set[str]:
-    """Put all tensors into the model, and return their paths in the model."""
+    """Put all tensors of the checkpoint into the model, and return their paths in the model."""
     model, config = opened.model, opened.config
     place_of, missing = placed_by(opened.reader, model, config), missing_algorithms(config)
     is_left_out = left_out_by(model, config.exclude)
@@ -227,7 +239,10 @@ def _load(opened: OpenedCheckpoint) -> set[str]:
 
 
 def placed_by(reader: LayoutReader, model: nn.Module, config: QConfig) -> Callable[[str, Tensor], str]:
-    """Return the function that gives the path of a stored tensor, or a meta tensor, in the prepared model."""
+    """Return a function from name and tensor to the path of the tensor in the prepared model.
+
+    The name is the stored name. The tensor may be a meta tensor.
+    """
     restorers = restorers_of(config)
 
     def place_of(name: str, tensor: Tensor) -> str:
@@ -239,7 +254,11 @@ def placed_by(reader: LayoutReader, model: nn.Module, config: QConfig) -> Callab
 
 
 def _tensors(reader: LayoutReader, directory: Path, shards: Iterable[Shard]) -> Iterator[tuple[Path, str, Tensor]]:
-    """Yield the tensors of a checkpoint, each with its file; for a layout with own files, the directory."""
+    """Yield the file, the name and the tensor for each tensor of a checkpoint.
+
+    If the layout stores tensors in other files than safetensors files, the directory takes the place of the
+    file.
+    """
     if isinstance(reader, ReadsOwnFiles):
         for name, tensor in reader.tensors(directory):
             yield directory, name, tensor
@@ -250,28 +269,30 @@ def _tensors(reader: LayoutReader, directory: Path, shards: Iterable[Shard]) -> 
 
 
 def place(model: nn.Module, target_path: str, name: str, tensor: Tensor, path: Path) -> str:
-    """Put the checkpoint tensor ``name`` at ``target_path`` in the model, and return ``target_path``.
+    """Put the tensor ``name`` of a checkpoint at ``target_path`` in the model, and return ``target_path``.
 
     Raises:
-        CheckpointError: The model has no such place, or needs another shape or dtype there.
+        CheckpointError: The model has no such path, or needs another shape or dtype there.
     """
     owner, _, leaf = target_path.rpartition(".")
     try:
         target = module_at(model, owner)
         old = target._parameters.get(leaf) if leaf in target._parameters else target._buffers[leaf]
     except KeyError:
-        raise CheckpointError(f"'{path}' holds '{name}', for which the model has no place: the export is of another model") from None
+        raise CheckpointError(
+            f"'{path}' holds '{name}', for which the model has no place. The export is of another model: give the model that was exported"
+        ) from None
     if old is None:
-        raise CheckpointError(f"'{path}' holds '{name}', a part that the model does not have: the export is damaged")
+        raise CheckpointError(f"'{path}' holds '{name}', but this model has no such part. Give the model that was exported")
     if error := misfit(tensor, old):
         raise CheckpointError(f"'{name}' in '{path}' {error}: the export is damaged, or of another model")
-    tensor = tensor.reshape(old.shape)  # tools store a single number in the shape [] or [1]
+    tensor = tensor.reshape(old.shape)  # some tools store a single number with the shape [], others with [1]
     put_tensor([(target, leaf)], tensor.to(old.dtype) if leaf in target._parameters else tensor)
     return target_path
 
 
 def fill_zero_points(model: nn.Module, loaded: set[str]) -> set[str]:
-    """Set zero points of symmetric specs that the export lacks to 0, and return their paths in the model."""
+    """Set zero points to 0 if the export lacks them and their spec is symmetric. Return their paths."""
     filled = set()
     for path, scales in ((path, m) for path, m in model.named_modules() if isinstance(m, PackedScales | PackedLayer)):
         for suffix in scales.zero_points_of_symmetric_specs():
@@ -282,17 +303,18 @@ def fill_zero_points(model: nn.Module, loaded: set[str]) -> set[str]:
 
 
 def tie(model: nn.Module, loaded: set[str]) -> None:
-    """Tie tensors that the export lacks to stored tensors, as the model ties them.
+    """Tie each tensor that the export lacks to the stored tensor to which the model ties it.
 
-    Loaded tensors stay. The export decides, not the config of ``model``, because quantization unties a tied
-    output head, unless head and embeddings have one set of codes. Codes are tied together with their scales.
+    Loaded tensors stay as they are. So the export decides what is tied, not the config of ``model``. This is
+    necessary because quantization unties the output head from the embeddings, except if both have the same
+    codes. Codes are tied together with their scales.
     """
     before: dict[str, Tensor] = model.state_dict(keep_vars=True)
     if not hasattr(model, "tie_weights") or loaded.issuperset(before):
         return
     shared, stays = layers_to_tie(model, loaded), loaded | tied_codes(model)
     for name, source in _tied_names(model):
-        if name in loaded and source not in stays:  # stored under the head's name, because the head comes first
+        if name in loaded and source not in stays:  # the head comes first in the model, so the tensor has the head's name
             put_tensor([(module_at(model, source.rpartition(".")[0]), source.rpartition(".")[2])], before[name])
     model.tie_weights()  # type: ignore[operator]
     after = model.state_dict(keep_vars=True)
@@ -310,13 +332,14 @@ def tie(model: nn.Module, loaded: set[str]) -> None:
 
 
 def layers_to_tie(model: nn.Module, loaded: Set[str]) -> dict[PackedLayer, PackedLayer]:
-    """Return the layers without stored codes and scales, each with the layer that stores them.
+    """Return the layers that must share the codes and scales of other layers.
 
-    The model ties the weights of the two layers, and both are quantized alike.
+    The result is a dictionary from a layer without stored codes to the layer with these codes. The model ties
+    the weights of the two layers, and both are quantized alike.
 
     Args:
         model: The model, with packed layers.
-        loaded: Paths of the tensors that the checkpoint holds.
+        loaded: Paths of the tensors that the checkpoint contains.
     """
     pairs: dict[PackedLayer, PackedLayer] = {}
     for name, source in _tied_names(model):
@@ -330,21 +353,21 @@ def layers_to_tie(model: nn.Module, loaded: Set[str]) -> dict[PackedLayer, Packe
 
 
 def tied_codes(model: nn.Module) -> set[str]:
-    """Return the names of the tensors that the model ties, if one of the two is stored as codes.
+    """Return the names of tied tensors of which at least one is stored as codes.
 
-    Codes of one layer are no values for another.
+    Such tensors must not be tied blindly, because the codes of one layer are not the values of another.
     """
     return {path for names in _tied_names(model) if any(_holds_codes(model, name) for name in names) for path in names}
 
 
 def _tied_names(model: nn.Module) -> list[tuple[str, str]]:
-    """Return pairs of names of tensors that the model ties; it has both tensors."""
+    """Return the pairs of names of tensors that the model ties. Both tensors are in the state dict."""
     state = model.state_dict(keep_vars=True)
     return [names for names in tied_on_loading(model).items() if state.keys() >= set(names)]
 
 
 def _holds_codes(model: nn.Module, path: str) -> bool:
-    """Return whether the weight or bias at this path is stored as codes, or as values with scales."""
+    """Return whether ``path`` is the weight or bias of a packed layer that quantizes this tensor."""
     owner, _, leaf = path.rpartition(".")
     module = module_at(model, owner)
     return isinstance(module, PackedLayer) and leaf in PARAMETERS and getattr(module.layer_config, leaf) is not None

@@ -1,4 +1,7 @@
-"""Restorers put an algorithm's hooks and other additions back into a model when a checkpoint is read."""
+"""Restorers, which put the additions of an algorithm back into a model when a checkpoint is read.
+
+Additions are hooks, for example.
+"""
 
 from __future__ import annotations
 
@@ -14,30 +17,31 @@ from quark.plugins import algorithms
 
 
 class Restorer(Protocol):
-    """Restores one algorithm's additions to a model.
+    """The protocol of objects that restore the additions of one algorithm to a model.
 
-    The class is called with the settings of the algorithm in the checkpoint.
+    Quark calls the class with the settings of the algorithm from the checkpoint.
     """
 
     def restore(self, model: nn.Module, config: QConfig) -> None:
-        """Change a float model with separate experts, before its layers are replaced and tensors are loaded.
+        """Add to a float model what the algorithm had added before the export.
 
-        Hooks on layers survive the replacement. Tensors that the checkpoint holds for this algorithm need
-        buffers in the model.
+        Quark calls this after it has separated experts, and before it replaces layers and loads tensors.
+        Hooks on layers survive the replacement. If the checkpoint has tensors of this algorithm, this method
+        must add buffers for them.
 
         Raises:
             CheckpointError: The settings do not fit the model.
         """
 
     def place_of(self, name: str, tensor: Tensor) -> str:
-        """Return the full name of a checkpoint's tensor in the restored model.
+        """Return the full name in the restored model of the tensor that the checkpoint stores as ``name``.
 
-        For tensors of other algorithms, return ``name``.
+        If the tensor does not belong to this algorithm, return ``name``.
         """
 
 
 def restorers_of(config: QConfig) -> list[Restorer]:
-    """Return a restorer for each algorithm of a checkpoint that runs with the model.
+    """Return a restorer for each algorithm in ``config`` that runs with the model.
 
     Raises:
         MissingPluginError: An algorithm that runs with the model is not installed.
@@ -49,7 +53,7 @@ def restorers_of(config: QConfig) -> list[Restorer]:
         if settings.name not in algorithms():
             if settings.runs_with_model():
                 raise MissingPluginError(
-                    f"the model needs the algorithm '{settings.name}' to run, and no installed distribution provides it. "
+                    f"the model needs the algorithm '{settings.name}' to run, but no installed distribution provides it. "
                     f"Run pip install {algorithms().kind.distribution}, or install another distribution that registers '{settings.name}'"
                 )
             continue
@@ -60,17 +64,17 @@ def restorers_of(config: QConfig) -> list[Restorer]:
             if algorithms().get(settings.name).restorer is None:
                 source = algorithms().source(settings.name)
                 raise UnsupportedError(
-                    f"the model needs the algorithm '{settings.name}' to run, and {source.distribution} {source.version} cannot restore "
-                    f"it: install a later version"
+                    f"the model needs the algorithm '{settings.name}' to run, but {source.distribution} {source.version} cannot restore "
+                    f"it. Install a later version"
                 )
             restorers.append(algorithms().load_restorer(settings.name)(own))
     return restorers
 
 
 def missing_algorithms(config: QConfig) -> list[str]:
-    """Return the names of the algorithms of a checkpoint that are not installed.
+    """Return the names of the algorithms in ``config`` that are not installed.
 
-    Unknown tensors may belong to them.
+    Unknown tensors of the checkpoint may belong to these algorithms.
     """
     return [settings.name for settings in config.algo_config or () if settings.name not in algorithms()]
 
@@ -80,5 +84,5 @@ def _own(settings: AlgoConfig) -> AlgoConfig:
     if not isinstance(settings, StoredAlgoConfig):
         return settings
     if algorithms().get(settings.name).restorer is None and not settings.is_run:
-        return settings  # nothing to restore, so its settings may be unknown
+        return settings  # there is nothing to restore, so unknown settings do no harm
     return algo_config_from_dict(settings.to_dict())

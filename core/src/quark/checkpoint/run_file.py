@@ -1,6 +1,7 @@
-"""The run's file, ``quark_run.json``: the identity of the run, and sizes and checksums of its files.
+"""The file ``quark_run.json`` of a checkpoint, with checksums of its tensors and files, and their comparison.
 
-Checksums of tensors are computed while they are written. On request, they are compared with the files.
+The file also identifies the run. Checksums of tensors are computed while the tensors are written. `verify`
+compares the files with the checksums.
 """
 
 from __future__ import annotations
@@ -24,16 +25,17 @@ from quark.models.hf.json_files import read_json
 from quark.models.hf.shards import read_header
 
 FORMAT = 1
-"""Version of the file's format."""
+"""Version of the format of ``quark_run.json``."""
 
 
 @attrs.frozen
 class Verification:
-    """The result of comparing a checkpoint with the checksums from when it was written.
+    """The result of `verify`, which compares a checkpoint with its checksums.
 
     Attributes:
-        tensors: Number of tensors that were compared.
-        files: Number of whole files, other than safetensors files, that were compared.
+        tensors: Number of tensors that have a checksum.
+        files: Number of files that have one checksum for the whole file. Safetensors files are not among
+            them.
         changes: A message for each part that is missing or has changed.
     """
 
@@ -44,7 +46,7 @@ class Verification:
 
 @attrs.frozen
 class _Stored:
-    """Bytes of an open file, their expected checksum, and the name of their tensor or file."""
+    """A range of bytes in an open file, with an expected checksum and the name of the tensor or file."""
 
     name: str
     file: int
@@ -54,19 +56,25 @@ class _Stored:
 
 
 def begin_run_file(directory: Path, headers: Mapping[str, bytes], tensors: Mapping[str, str]) -> None:
-    """Write the checksums of tensors, by full name, and of the headers of their files, by file name."""
+    """Write a run file with the checksums of tensors and headers.
+
+    Args:
+        directory: The checkpoint.
+        headers: A dictionary from file name to the header of the file.
+        tensors: A dictionary from full name of a tensor to its checksum.
+    """
     made = {name: checksum([torch.frombuffer(bytearray(header), dtype=torch.uint8)]) for name, header in headers.items()}
     _write(directory, {"checksums": {"headers": made, "tensors": dict(sorted(tensors.items()))}})
 
 
 def complete_run_file(directory: Path, run: Mapping[str, Any] | None = None) -> None:
-    """Add to the run's file the identity of the run, the sizes of all files, and missing checksums.
+    """Add to the run file the identity of the run, the sizes of all files, and the checksums of other files.
 
-    Files beside a checkpoint, such as a tokenizer, are left out, because other programs may replace them.
+    Companions of a checkpoint, such as a tokenizer, get no checksum, because other programs may replace them.
 
     Args:
-        directory: The complete checkpoint; its exporter may have called `begin_run_file`.
-        run: Identity of the run, as JSON values; None for an export of a model in memory.
+        directory: The complete checkpoint. Its exporter may have called `begin_run_file`.
+        run: Identity of the run, as JSON values; None for the export of a model in memory.
     """
     begun = read_json(directory / RUN_FILE)["checksums"] if (directory / RUN_FILE).is_file() else {"headers": {}, "tensors": {}}
     paths = [p for p in sorted(directory.iterdir()) if p.is_file() and p.name not in (*COMPANIONS, *OF_THE_RUN)]
@@ -79,10 +87,10 @@ def complete_run_file(directory: Path, run: Mapping[str, Any] | None = None) -> 
 
 
 def verify(directory: Path) -> Verification:
-    """Compare all bytes of a checkpoint with the checksums from when it was written.
+    """Compare all bytes of a checkpoint with the checksums in its run file.
 
     Raises:
-        CheckpointError: There are no checksums, or they cannot be read.
+        CheckpointError: The checkpoint has no checksums, or they cannot be read.
     """
     sizes, headers, tensors, files = _contents(directory)
     changes = []
@@ -93,7 +101,7 @@ def verify(directory: Path) -> Verification:
             if not path.is_file():
                 changes.append(f"'{name}' is missing")
             elif path.stat().st_size != size:
-                changes.append(f"'{name}' has {path.stat().st_size:,} bytes, and had {size:,} when it was written")
+                changes.append(f"'{name}' has {path.stat().st_size:,} bytes, but had {size:,} when it was written")
             else:
                 opened[name] = _opened(path, stack)
         whole = [_Stored(name, opened[name], 0, sizes[name], files[name]) for name in files if name in opened]
@@ -113,35 +121,44 @@ def verify(directory: Path) -> Verification:
 
 
 def _contents(directory: Path) -> tuple[dict[str, int], dict[str, str], dict[str, str], dict[str, str]]:
-    """Return the sizes of files, and the checksums of headers, of tensors and of other files, all by name."""
+    """Return four dictionaries from the run file, whose keys are names.
+
+    They contain the sizes of all files, the checksums of headers, the checksums of tensors, and the checksums
+    of files other than safetensors files.
+    """
     path = directory / RUN_FILE
     if not path.is_file():
-        raise CheckpointError(f"'{directory}' has no {RUN_FILE}, where quark keeps checksums, and cannot be verified: export it again")
+        raise CheckpointError(
+            f"'{directory}' cannot be verified, because it has no {RUN_FILE}, the file with the checksums. Export the model again"
+        )
     values = read_json(path)
     if not isinstance(sums := values.get("checksums"), dict):
-        raise CheckpointError(f"'{path}' has no checksums, because an earlier version of quark wrote it: export the model again")
+        raise CheckpointError(f"'{path}' has no checksums, because an earlier version of quark wrote it. Export the model again")
     sizes: Any = values.get("files")
     parts: list[Any] = [sums.get(key) for key in ("headers", "tensors", "files")]
     if not _maps_to(int, sizes) or not all(_maps_to(str, part) for part in parts) or any(Path(n).name != n for n in sizes):
-        raise CheckpointError(f"'{path}' is damaged: its sizes and checksums do not match the files beside it. Make or fetch it again")
+        raise CheckpointError(
+            f"'{path}' is damaged: its sizes or checksums are missing, or have a wrong form. Make or fetch the checkpoint again"
+        )
     headers, tensors, files = parts
     if headers.keys() | files.keys() != sizes.keys():
-        raise CheckpointError(f"'{path}' is damaged: its sizes and its checksums name different files. Make or fetch it again")
+        raise CheckpointError(f"'{path}' is damaged: its sizes and its checksums name different files. Make or fetch the checkpoint again")
     return sizes, headers, tensors, files
 
 
 def _maps_to(kind: type, values: object) -> bool:
+    """Return whether ``values`` is a dictionary whose values all have the type ``kind``."""
     return isinstance(values, dict) and all(type(value) is kind for value in values.values())
 
 
 def _size_of(expected: str, most: int) -> int:
-    """Return the number of bytes that a checksum covers, at most the size of its file."""
+    """Return the number of bytes that the checksum ``expected`` covers, but at most ``most``."""
     size = expected.rpartition(":")[2]
     return min(int(size), most) if size.isdecimal() and len(size) < 20 else most
 
 
 def _tensors(path: Path, header: _Stored, expected: Mapping[str, str]) -> Iterator[_Stored]:
-    """Yield the tensors of a file whose header has not changed."""
+    """Yield the byte range of each tensor in a safetensors file. The header of the file must be unchanged."""
     read_header(path)  # refuses a damaged header
     for name, entry in json.loads(pread(header.file, header.size - 8, 8)).items():
         if name != "__metadata__":
@@ -150,10 +167,12 @@ def _tensors(path: Path, header: _Stored, expected: Mapping[str, str]) -> Iterat
 
 
 def _changed(parts: list[_Stored]) -> list[_Stored]:
+    """Return those of ``parts`` whose bytes do not have the expected checksum."""
     return [part for part in parts if checksum(stored_bytes(part.file, part.offset, part.size)) != part.expected]
 
 
 def _opened(path: Path, stack: ExitStack) -> int:
+    """Open a file for reading and return its descriptor, which ``stack`` will close."""
     file = open_file(path, os.O_RDONLY)
     stack.callback(os.close, file)
     return file

@@ -1,4 +1,4 @@
-"""save_pretrained of a quantized model, and the other attributes that a run or a reader sets on it."""
+"""The attributes that a run or a reader sets on a quantized model, such as its ``save_pretrained``."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from quark.checkpoint.content import CheckpointContent
 from quark.errors import UnsupportedError
 from quark.models.hf.internals import source_of
 
-_EXPORT = LazyRef("quark.checkpoint.export:export_safetensors")  # lazy, because the two modules need each other
+_EXPORT = LazyRef("quark.checkpoint.export:export_safetensors")  # lazy, because the two modules import each other
 _WITHOUT_EFFECT = ("max_shard_size", "save_peft_format", "save_original_format", "token")
-_AS_ALWAYS = ("safe_serialization", "save_compressed")  # the second one is llm-compressor's
+_AS_ALWAYS = ("safe_serialization", "save_compressed")  # the second option comes from llm-compressor
 
 
 def set_results(content: CheckpointContent) -> None:
-    """Set the attributes of a quantized model that describe it to users, and its ``save_pretrained``."""
+    """Set the attributes that tell users how the model is quantized, and replace its ``save_pretrained``."""
     model: Any = content.model
     model.quant_config, model.quark_plan, model.quark_quantized = content.config, content.plan, True
     if hasattr(type(model), "save_pretrained"):
@@ -25,10 +25,11 @@ def set_results(content: CheckpointContent) -> None:
 
 
 class SavesQuantized:
-    """The ``save_pretrained`` of one quantized model; it writes the same files as `export_safetensors`.
+    """The ``save_pretrained`` of one quantized model. It writes the same files as `export_safetensors`.
 
-    The method of its class would write rounded weights as floats, and no runtime would quantize activations.
-    This object does not keep its model alive. A copy of the model, including one by torch.save, gets its own.
+    The method of the model's class would write rounded weights as floats, and no runtime would then quantize
+    activations. This object has only a weak reference to the model. A copy of the model, for example from
+    ``torch.save``, gets an object of its own.
 
     Args:
         model: A quantized model of a class with ``save_pretrained``.
@@ -41,14 +42,14 @@ class SavesQuantized:
         """Write the model to a directory, as a checkpoint in the Quark layout.
 
         Args:
-            save_directory: As ``output_dir`` of `export_safetensors`.
-            is_main_process: Whether this process writes.
-            options: Options of transformers. Sizes of shards and tokens have no effect; options that ask for
-                another result are refused.
+            save_directory: The output directory, as ``output_dir`` of `export_safetensors`.
+            is_main_process: Whether this process writes the files. If False, nothing happens.
+            options: Options of ``save_pretrained`` of transformers. ``max_shard_size`` and ``token`` have no
+                effect. Options that ask for another result are refused.
 
         Raises:
-            UnsupportedError: An option asks for another result; or ``from_pretrained`` has loaded the model.
-            OutputError: As `export_safetensors`.
+            UnsupportedError: An option asks for another result, or ``from_pretrained`` has loaded the model.
+            OutputError: The directory is in use, or cannot be written.
         """
         model: Any = self._model()
         if getattr(model, "_hf_peft_config_loaded", False):  # only an adapter is saved
@@ -56,14 +57,14 @@ class SavesQuantized:
             return
         if not getattr(model, "quark_quantized", False):
             raise UnsupportedError(
-                f"this model was loaded quantized, from '{source_of(model.config)}', and cannot be saved again: copy that "
+                f"this model was loaded quantized, from '{source_of(model.config)}', and cannot be saved again. Copy that "
                 "directory, or read it with quark.checkpoint.import_model_from_safetensors, and write the model with export_safetensors"
             )
         asked = {name for name, value in options.items() if value not in (None, name in _AS_ALWAYS)}
         if asked := asked.difference(_WITHOUT_EFFECT):
             raise UnsupportedError(
-                f"save_pretrained of a quantized model writes the Quark layout, and does not support {', '.join(sorted(asked))}: "
-                "leave it out, or use quark.checkpoint.export_safetensors, which has weight_format='fake_quantized' for floats"
+                f"save_pretrained of a quantized model writes the Quark layout, and does not support {', '.join(sorted(asked))}. "
+                "Leave this out, or use quark.checkpoint.export_safetensors, which has weight_format='fake_quantized' for floats"
             )
         if is_main_process:
             _EXPORT.load()(model, save_directory)

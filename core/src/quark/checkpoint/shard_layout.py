@@ -1,7 +1,7 @@
-"""ShardLayout: the files of a checkpoint, their headers, and the place of each tensor in them.
+"""`ShardLayout`, which describes the files of a checkpoint, their headers, and the place of each tensor.
 
-All of this is known from meta tensors before any tensor exists, so that headers can be written first. Source:
-the safetensors format, version 0.4.
+It is computed from meta tensors before any tensor exists, so that headers can be written first. Source: the
+safetensors format, version 0.4.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Place:
     """The place of a tensor in the files of a checkpoint.
 
     Attributes:
-        file: Position of its file in `ShardLayout.files`.
-        offset: Position of its first byte in that file.
-        meta: A meta tensor of its shape and dtype.
+        file: Index of the file in `ShardLayout.files`.
+        offset: Position of the first byte of the tensor in that file.
+        meta: A meta tensor with the shape and dtype of the tensor.
     """
 
     file: int
@@ -36,18 +36,18 @@ class Place:
 
     @property
     def size(self) -> int:
-        """The number of its bytes."""
+        """The number of bytes of the tensor."""
         return _bytes(self.meta)
 
 
 @attrs.frozen(eq=False, slots=False)
 class ShardLayout:
-    """The files of a checkpoint: ``model.safetensors``, or several if it would be too large.
+    """The files of a checkpoint. This is ``model.safetensors``, or several files if it would be too large.
 
     Attributes:
-        headers: The bytes before the data, including the length of the header, by file name, in the order of
-            the files.
-        places: The place of each tensor, by full name.
+        headers: A dictionary from file name to the bytes before the data, which include the length of the
+            header. It is in the order of the files.
+        places: A dictionary from full name of a tensor to its place.
     """
 
     headers: Mapping[str, bytes]
@@ -55,16 +55,17 @@ class ShardLayout:
 
     @classmethod
     def of(cls, announced: Iterable[Mapping[str, Tensor]], max_shard_bytes: int) -> Self:
-        """Return the layout of tensors that are announced part by part, in the order of the files.
+        """Return the layout of tensors that are announced in parts, in the order of the parts.
 
-        No part is split over two files.
+        A part is never split over two files.
 
         Args:
-            announced: Meta tensors by full name, for each part.
-            max_shard_bytes: Largest size of the tensors in one file; a larger part has its own file.
+            announced: For each part, a dictionary from full name to meta tensor.
+            max_shard_bytes: Largest number of bytes of the tensors in one file. A larger part gets a file of
+                its own.
 
         Raises:
-            UnsupportedError: A dtype has no name in the format.
+            UnsupportedError: Safetensors files cannot store the dtype of a tensor.
         """
         shards = _shards(list(announced), max_shard_bytes)
         headers = [_header(shard) for shard in shards]
@@ -89,7 +90,7 @@ class ShardLayout:
         return sum(place.size for place in self.places.values())
 
     def file_sizes(self) -> dict[str, int]:
-        """Return the number of bytes of each file, including the index, by name."""
+        """Return a dictionary from file name to number of bytes. It includes the index."""
         sizes = {name: len(header) for name, header in self.headers.items()}
         for place in self.places.values():
             sizes[self.files[place.file]] += place.size
@@ -98,14 +99,14 @@ class ShardLayout:
 
     @cached_property
     def names_under(self) -> Mapping[str, list[str]]:
-        """Names of tensors relative to their module, by the module's full name, in the order of the files."""
+        """A dictionary from full name of a module to the names of its tensors, relative to the module."""
         names: dict[str, list[str]] = {}
         for owner, _, name in (place.rpartition(".") for place in self.places):
             names.setdefault(owner, []).append(name)
         return names
 
     def index(self) -> str | None:
-        """Return the text of the index that readers of several files need; None for a single file."""
+        """Return the text of the index that readers need for several files, or None for a single file."""
         if len(self.files) == 1:
             return None
         weight_map = {name: self.files[place.file] for name, place in sorted(self.places.items())}
@@ -113,10 +114,12 @@ class ShardLayout:
 
 
 def _bytes(tensor: Tensor) -> int:
+    """Return the number of bytes of a tensor, which may be a meta tensor."""
     return tensor.numel() * tensor.element_size()
 
 
 def _shards(parts: Sequence[Mapping[str, Tensor]], limit: int) -> list[list[Mapping[str, Tensor]]]:
+    """Return the parts of each file, so that no file with several parts has more than ``limit`` bytes."""
     shards: list[list[Mapping[str, Tensor]]] = [[]]
     size = 0
     for part in parts:
@@ -130,12 +133,12 @@ def _shards(parts: Sequence[Mapping[str, Tensor]], limit: int) -> list[list[Mapp
 
 
 def _header(parts: Sequence[Mapping[str, Tensor]]) -> bytes:
-    """Return the bytes before the data in a file: the header and its length."""
+    """Return the bytes before the data in a file. These are the length of the header and the header."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, tensor in ((n, t) for part in parts for n, t in part.items()):
         if tensor.dtype not in _NAMES:
-            raise UnsupportedError(f"'{name}' has the dtype {tensor.dtype}, which safetensors cannot hold: quantize or convert it first")
+            raise UnsupportedError(f"'{name}' has the dtype {tensor.dtype}, which safetensors cannot hold. Quantize or convert it first")
         end = offset + _bytes(tensor)
         header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
         offset = end

@@ -1,7 +1,8 @@
-"""Streamed writing of safetensors files: written tensors are not held in memory.
+"""Streamed writing of safetensors files, without holding written tensors in memory.
 
-The layout of the files is known beforehand (`quark.checkpoint.shard_layout`). Headers are written first, and
-tensors in any order; several runs or processes may open the same files one after another or at once.
+The layout of the files must be known beforehand (`quark.checkpoint.shard_layout`). The writer writes headers
+first, and then tensors in any order. Several runs or processes may open the same files, one after another or
+at the same time.
 """
 
 from __future__ import annotations
@@ -32,17 +33,20 @@ _LAG = 2
 
 
 class ShardWriter:
-    """The files of a layout, filled in any order. The context manager closes them.
+    """A writer of the files of a layout, in any order of tensors.
 
-    Files with the headers of the layout keep their content, because an earlier writer or another process has
-    written it. Other files are created.
+    It is a context manager that closes the files.
+
+    If a file already has the header of the layout, its content stays, because an earlier writer or another
+    process has written it. Other files are created.
 
     Args:
         layout: Layout of the files.
-        directory: The output directory, which exists.
+        directory: The output directory, which must exist.
 
     Raises:
-        OSError: From the file system; with ``ENOSPC`` before any file is written if the tensors do not fit.
+        OSError: The file system reports an error. If the disk has no room for the tensors, this is
+            ``ENOSPC``, and no file is written.
     """
 
     def __init__(self, layout: ShardLayout, directory: Path) -> None:
@@ -60,8 +64,8 @@ class ShardWriter:
                 self._files.append(open_file(directory / name, os.O_RDWR | os.O_CREAT, 0o644))
                 stack.callback(os.close, self._files[-1])
                 _begin(self._files[-1], header, sizes[name])
-            # While one part is written, the next is computed: at most two are in memory. Nothing waits for
-            # the disk meanwhile.
+            # While this thread writes one part, the caller computes the next one, so at most two parts are in
+            # memory. Another thread waits for the disk.
             self._thread = stack.enter_context(ThreadPoolExecutor(max_workers=1))
             self._storing_thread = stack.enter_context(ThreadPoolExecutor(max_workers=1))
             self._closing = stack.pop_all()
@@ -75,13 +79,13 @@ class ShardWriter:
         self._closing.close()
 
     def __contains__(self, name: object) -> bool:
-        """Return whether a tensor of that full name was announced."""
+        """Return whether a tensor with the full name ``name`` was announced."""
         return name in self._layout.places
 
     def write(self, tensors: Mapping[str, Tensor]) -> None:
-        """Start writing tensors, by full name, to their places in the files.
+        """Start to write tensors to their places in the files. The keys of ``tensors`` are full names.
 
-        The writing may continue in the background, until the next call.
+        A thread may still write them when this method returns. The next call waits for it.
         """
         self._refuse_others(tensors)
         self._wait()
@@ -89,29 +93,31 @@ class ShardWriter:
         self._pending = self._thread.submit(self._write_all, tensors)
 
     def write_beside(self, tensors: Mapping[str, Tensor]) -> None:
-        """Start writing tensors that stay in memory anyway; `when_stored` leaves them out.
+        """Start to write tensors that stay in memory in any case, while `write` writes others.
 
-        Other tensors are written meanwhile. An error is raised by a later call, at the latest by `finish`.
+        `when_stored` does not report these tensors. If the writing fails, a later call raises the error, at
+        the latest `finish`.
         """
         self._refuse_others(tensors)
         self._storing.append(self._storing_thread.submit(self._write_all, tensors))
 
     def _refuse_others(self, tensors: Mapping[str, Tensor]) -> None:
-        """Check that tensors match their announcement, and note the files that they are written to."""
+        """Check that tensors have the announced shapes and dtypes, and record the files that will change."""
         for name, tensor in tensors.items():
             place = self._layout.places[name]
             if tensor.shape != place.meta.shape or tensor.dtype != place.meta.dtype:
                 raise RuntimeError(
-                    f"'{name}' was announced as {place.meta.dtype}{list(place.meta.shape)}, but is {tensor.dtype}{list(tensor.shape)}: an "
-                    "exporter must write each tensor as announced"
+                    f"'{name}' was announced as {place.meta.dtype}{list(place.meta.shape)}, but is {tensor.dtype}{list(tensor.shape)}. An "
+                    "exporter must write each tensor with the announced dtype and shape"
                 )
             self._written_to.add(place.file)
 
     def when_stored(self, then: Callable[[Mapping[str, str]], None]) -> None:
-        """Call ``then`` with the checksums of the written tensors when these are on the disk.
+        """Call ``then`` with the checksums of the written tensors as soon as the tensors are on the disk.
 
-        The call happens in the background. Checksums of earlier calls are left out. If ``then`` raises, the
-        next method that is called raises the error.
+        Another thread makes this call. The checksums do not include tensors that an earlier call of this
+        method has covered. If ``then`` raises an error, a later method call of this object raises the same
+        error.
         """
         while len(self._storing) >= _LAG:
             self._storing.popleft().result()
@@ -120,23 +126,26 @@ class ShardWriter:
         self._storing.append(self._storing_thread.submit(self._store, self._pending, files, names, then))
 
     def adopt(self, checksums: Mapping[str, str]) -> list[str]:
-        """Count tensors as written if their bytes have these checksums, and return the names of the others.
+        """Record tensors in the files as written if they have the expected checksums.
+
+        Return the names of the tensors that do not.
 
         Args:
-            checksums: Checksums by full name of a tensor, from `when_stored`, for instance of an earlier run.
+            checksums: A dictionary from full name of a tensor to the checksum that `when_stored` has given,
+                for instance in an earlier run.
         """
         same = {name: expected for name, expected in checksums.items() if name in self and checksum(self._stored(name)) == expected}
         self._checksums |= same
         return [name for name in checksums if name not in same]
 
     def read(self, name: str) -> Tensor:
-        """Return a tensor from the files, in its own memory."""
+        """Read a tensor from the files and return it in newly allocated memory."""
         place = self._layout.places[name]
         data = torch.cat([torch.empty(0, dtype=torch.uint8), *(chunk.clone() for chunk in self._stored(name))])
         return data.view(place.meta.dtype).reshape(place.meta.shape)
 
     def names_under(self, module: str) -> Sequence[str]:
-        """Return the names of a module's own announced tensors, relative to the module."""
+        """Return the names of the announced tensors that belong directly to ``module``, relative to it."""
         return self._layout.names_under.get(module, ())
 
     def written(self) -> dict[str, str]:
@@ -145,14 +154,17 @@ class ShardWriter:
         return dict(self._checksums)
 
     def count_as_written(self, checksums: Mapping[str, str]) -> None:
-        """Count tensors that another process has written, with their checksums."""
+        """Record that another process has written tensors.
+
+        ``checksums`` maps their full names to checksums.
+        """
         self._checksums |= checksums
 
     def finish(self) -> None:
-        """Wait until all parts are written, and write the index and the checksums.
+        """Wait until all parts are on the disk, and then write the index and the checksums.
 
         Raises:
-            OutputError: A file was removed or replaced meanwhile.
+            OutputError: A file was removed or replaced since this writer opened it.
             RuntimeError: An announced tensor was not written.
         """
         self._wait(for_disk=True)
@@ -165,21 +177,21 @@ class ShardWriter:
         begin_run_file(self._directory, self._layout.headers, self._checksums)
 
     def _refuse_replaced(self) -> None:
-        """Raise OutputError unless the layout's file names still lead to the files that were written."""
+        """Raise OutputError if a file that this writer has written was removed, replaced or truncated."""
         sizes = self._layout.file_sizes()
         for (name, header), file in zip(self._layout.headers.items(), self._files, strict=True):
             path, written = self._directory / name, os.fstat(file)
             is_whole = written.st_size == sizes[name] and pread(file, len(header), 0) == header
             if not is_whole or not path.is_file() or not os.path.samestat(path.stat(), written):
                 raise OutputError(
-                    f"'{path}' was removed, replaced or truncated after this run wrote it. Run it again, and let no other program change "
-                    "that directory"
+                    f"'{path}' was removed, replaced or truncated after this run wrote it. Start the run again, and let no other program "
+                    "change that directory"
                 )
 
     def _wait(self, *, for_disk: bool = False) -> None:
-        """Wait until no part is being written, or, if ``for_disk``, until everything is on the disk.
+        """Wait until no part is being written. If ``for_disk`` is true, wait until everything is on the disk.
 
-        Raises the errors of the writing threads.
+        If a writing thread has failed, this method raises its error.
         """
         pending, self._pending = self._pending, None
         if pending is not None:
@@ -188,13 +200,20 @@ class ShardWriter:
             self._storing.popleft().result()
 
     def _write_all(self, tensors: Mapping[str, Tensor]) -> None:
-        """Write tensors; tensors on an accelerator are copied here, so that the caller does not wait."""
+        """Write tensors to their places, and record their checksums.
+
+        This runs in a thread. Tensors on an accelerator are copied to the CPU here, so that the caller does
+        not wait for the copy.
+        """
         for name, tensor in tensors.items():
             place, data = self._layout.places[name], tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             self._checksums[name] = checksum(self._written(place, data))
 
     def _written(self, place: Place, data: Tensor) -> Iterator[Tensor]:
-        """Write bytes to a place, and yield each block of them while it is in the processor's cache."""
+        """Write ``data`` block by block.
+
+        Yield each block, so that it is used while it is in the CPU's cache.
+        """
         for number, block in enumerate(data.split(BLOCK)):
             write_at(self._files[place.file], memoryview(block.numpy().data), place.offset + number * BLOCK)
             yield block
@@ -202,6 +221,7 @@ class ShardWriter:
     def _store(
         self, written: Future[None] | None, files: Iterable[int], names: Iterable[str], then: Callable[[Mapping[str, str]], None]
     ) -> None:
+        """Wait for ``written``, synchronize ``files`` with the disk, and call ``then`` with the checksums."""
         if written is not None:
             written.result()
         for number in sorted(files):
@@ -209,13 +229,19 @@ class ShardWriter:
         then({name: self._checksums[name] for name in names})
 
     def _stored(self, name: str) -> Iterator[Tensor]:
-        """Yield the bytes of a tensor in chunks, uint8; fewer if the file ends early."""
+        """Yield the bytes of a tensor from its file in chunks, as uint8.
+
+        If the file ends early, yield fewer bytes.
+        """
         place = self._layout.places[name]
         return stored_bytes(self._files[place.file], place.offset, place.size)
 
 
 def _begin(file: int, header: bytes, size: int) -> None:
-    """Write the header of an open file, unless it has been written; ``size`` is the file's final size."""
+    """Write the header of an open file, except if the file has this header already.
+
+    ``size`` is the final size of the file.
+    """
     if pread(file, len(header), 0) == header:
         return
     write_at(file, memoryview(header), 0)

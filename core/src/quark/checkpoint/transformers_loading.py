@@ -1,9 +1,8 @@
-"""Loading by transformers' ``from_pretrained``: the functions that it calls, and registration of layouts with
-it.
+"""Functions that transformers' ``from_pretrained`` calls, and registration of layouts with transformers.
 
-transformers supports ``quant_method: quark`` itself and imports quark for it. For other methods, a program
-calls `register_layouts` before ``from_pretrained``. Importing quark does not register them, because that
-would import torch and transformers.
+transformers itself supports ``quant_method: quark``, and imports quark for it. For other methods, a program
+must call `register_layouts` before ``from_pretrained``. The import of quark does not register layouts,
+because this would import torch and transformers.
 """
 
 from __future__ import annotations
@@ -47,14 +46,14 @@ from quark.models.layers.packed_layers import PackedLayer, PackedScales
 from quark.plugins import exporters
 
 _IMPORTS_QUARK = "quark"
-"""The method for which transformers has a quantizer that imports this package."""
+"""The ``quant_method`` for which transformers has a quantizer that imports this package."""
 
 
 def register_layouts() -> list[str]:
-    """Register each installed layout with transformers under its ``quant_methods``.
+    """Register each installed layout with transformers, under the names in its ``quant_methods``.
 
-    Methods that transformers knows already are skipped. Only `import_model_from_safetensors` can read layouts
-    whose tensors are not in safetensors files (`ReadsOwnFiles`).
+    Methods that transformers already supports are skipped. If a layout stores tensors in other files than
+    safetensors files (`ReadsOwnFiles`), only `import_model_from_safetensors` can read it.
 
     Returns:
         The methods that this call has registered.
@@ -73,9 +72,10 @@ def register_layouts() -> list[str]:
 
 
 def is_read_here(method: str) -> bool:
-    """Return whether ``from_pretrained`` calls a layout's reader for checkpoints of that method.
+    """Return whether ``from_pretrained`` calls one of quark's readers for this ``quant_method``.
 
-    It does after `register_layouts`, except for methods that transformers reads itself.
+    After `register_layouts`, this is so for all methods of installed layouts except those that transformers
+    reads itself.
     """
     from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
@@ -88,10 +88,10 @@ def load_checkpoint(
 ) -> nn.Module:
     """Return the model of a checkpoint, float or quantized, in evaluation mode.
 
-    This registers layouts. If both `import_model_from_safetensors` and a library of transformers can read a
-    checkpoint, `import_model_from_safetensors` reads it; `load_model` reads any other checkpoint. In both
-    cases, a quantized checkpoint must have exactly the tensors that its configuration announces. Arguments
-    and errors are as in `load_model`.
+    The function registers layouts with transformers. If both quark and a library of transformers can read a
+    quantized checkpoint, `import_model_from_safetensors` reads it. `load_model` reads all other checkpoints.
+    In both cases, a quantized checkpoint must have exactly the tensors that its configuration announces. The
+    arguments and errors are those of `load_model`.
     """
     register_layouts()
     file = config_file(path)
@@ -101,7 +101,7 @@ def load_checkpoint(
         try:
             model = _read_here(path, dtype, device, trust_remote_code=trust_remote_code, packed=packed)
         except UnsupportedError as error:
-            get_logger(__name__).info(f"transformers reads '{path}', because quark cannot: {error}")
+            get_logger(__name__).info(f"transformers reads '{path}', because quark cannot read it: {error}")
         else:
             get_logger(__name__).info(f"quark's reader of the layout '{layout}' reads '{path}', not transformers.")
             return model
@@ -117,28 +117,28 @@ def _read_here(path: Path, dtype: str, device: str, *, trust_remote_code: bool, 
 
 
 def map_to_quark(model: nn.Module, quant_config: QConfig, pack_method: str = "reorder", custom_mode: str = "quark") -> nn.Module:
-    """Change a float model in place so that a checkpoint's tensors fit it.
+    """Change a float model in place so that the tensors of a checkpoint fit it.
 
-    The library transformers calls this before it loads tensors.
+    The library transformers calls this function before it loads tensors.
 
     Args:
-        model: A float model, with weights on any device; they are not used.
-        quant_config: The configuration from the checkpoint's ``quantization_config``.
-        pack_method: ``pack_method`` of its ``export`` block.
-        custom_mode: Its ``quant_method``, which determines the layout.
+        model: A float model. Its weights are not used, and may be on any device.
+        quant_config: The configuration from the ``quantization_config`` of the checkpoint.
+        pack_method: The value ``pack_method`` in the block ``export`` of the ``quantization_config``.
+        custom_mode: The ``quant_method`` of the ``quantization_config``, which determines the layout.
 
     Returns:
         The argument ``model``.
 
     Raises:
         EnvironmentConflictError: This version of transformers is not supported.
-        UnsupportedError: No registered layout reads that ``custom_mode``; or attention is quantized, but
-            cannot be exchanged.
+        UnsupportedError: No registered layout reads this ``custom_mode``. Or the configuration quantizes
+            attention, but the model cannot use quark's attention functions.
         MissingPluginError: An algorithm that runs with the model is not installed.
         ConfigError, UnknownNameError: The configuration does not fit the model, or needs a format that is not
             installed.
-        CheckpointError: The checkpoint has a layout of a format that the installed distribution does not
-            know.
+        CheckpointError: The checkpoint stores a format in a version of its layout that the installed
+            distribution does not read.
     """
     refuse_unfit_environment()
     try:
@@ -150,15 +150,15 @@ def map_to_quark(model: nn.Module, quant_config: QConfig, pack_method: str = "re
 
 
 def _prepare(model: nn.Module, reader: LayoutReader, stored: StoredConfig, *, renames_scales: bool = False) -> None:
-    """Change a float model in place so that transformers fills it with a checkpoint's tensors.
+    """Change a float model in place so that transformers can fill it with the tensors of a checkpoint.
 
-    Loading raises if the checkpoint has no values for a tensor that this function has added.
+    If the checkpoint has no values for a tensor that this function adds, loading raises an error.
 
     Args:
-        model: The model.
-        reader: Reader of the layout.
+        model: The float model.
+        reader: Reader of the layout of the checkpoint.
         stored: The configuration of the checkpoint.
-        renames_scales: Whether the loader renames scales (`renamed_scales`).
+        renames_scales: Whether transformers renames scales while it loads (`renamed_scales`).
     """
     from transformers import PreTrainedModel
 
@@ -180,6 +180,7 @@ def _prepare(model: nn.Module, reader: LayoutReader, stored: StoredConfig, *, re
 
 
 def _put_scales_where_the_loader_looks(model: nn.Module) -> None:
+    """Move scales of packed layers beside the weight if transformers does not rename their stored names."""
     renamed, is_another = renamed_scales(), renamed_by_loader(model)
     for name, layer in model.named_modules():
         if isinstance(layer, PackedLayer):
@@ -187,10 +188,21 @@ def _put_scales_where_the_loader_looks(model: nn.Module) -> None:
 
 
 def _fill_missing(model: Any, own: set[str], tied: set[str], missing: set[str], give_memory: Callable[[], None]) -> None:
-    """Set missing zero points of symmetric specs to 0; raise for other tensors of ``own`` that are missing.
+    """Fill tensors that a checkpoint need not contain, and raise an error if other tensors are missing.
 
-    Codes and scales that a checkpoint holds once for tied layers are set for all of them, and their names are
-    added to ``tied``.
+    Missing zero points of symmetric specs become 0. If a checkpoint stores codes and scales once for tied
+    layers, all these layers get them, and the names of the other layers' tensors are added to ``tied``.
+
+    Args:
+        model: The model that transformers loads.
+        own: Names of the tensors that quark has added to the model.
+        tied: A set to which this function adds names.
+        missing: Names of the tensors that the checkpoint lacks. Filled tensors are removed from this set.
+        give_memory: A function that moves missing tensors from the meta device into memory.
+
+    Raises:
+        CheckpointError: The checkpoint lacks tensors of ``own``.
+        UnsupportedError: The checkpoint contains these tensors, but transformers does not load them.
     """
     shared = layers_to_tie(model, model.state_dict().keys() - missing)
     names = {module: name for name, module in model.named_modules()}
@@ -208,8 +220,8 @@ def _fill_missing(model: Any, own: set[str], tied: set[str], missing: set[str], 
                 "quark.checkpoint.import_model_from_safetensors, or use another version of transformers"
             )
         raise CheckpointError(
-            f"'{directory}' has no values for {what}. It is incomplete, or of another model class; "
-            "quark.checkpoint.import_model_from_safetensors uses the class that config.json names"
+            f"'{directory}' has no values for {what}. The checkpoint is incomplete, or of another model class. Fetch it again, or use "
+            "quark.checkpoint.import_model_from_safetensors, which builds the class that config.json names"
         )
     give_memory()
     for layer, source in shared.items():
@@ -219,9 +231,9 @@ def _fill_missing(model: Any, own: set[str], tied: set[str], missing: set[str], 
 
 
 def _end_loading(model: Any, groups: list[list[str]], tied: set[str], keeps: bool, missing: set[str]) -> None:
-    """Put quantized layers into a model whose tensors transformers has loaded.
+    """Replace packed layers by quantized layers in a model whose tensors transformers has loaded.
 
-    Tensors in ``tied`` do not count as missing.
+    The names in ``tied`` are removed from ``missing``.
     """
     missing -= tied
     for layer in model.modules():
@@ -233,20 +245,23 @@ def _end_loading(model: Any, groups: list[list[str]], tied: set[str], keeps: boo
 
 
 def _stored_names(directory: str) -> set[str]:
-    """Return the names of the tensors in a checkpoint; none if it is on a hub."""
+    """Return the names of the tensors in a checkpoint. The result is empty if the checkpoint is on a hub."""
     with suppress(CheckpointError):
         return {name for shard in check_shards(Path(directory)) for name in shard.tensors}
     return set()
 
 
 def _stored_name(name: str) -> str:
-    """Return the stored name: ``weight_scale`` for the tensor ``weight_quantizer.scale``."""
+    """Return the name under which a checkpoint stores the tensor ``name`` of a model.
+
+    An example is ``weight_scale`` for ``weight_quantizer.scale``.
+    """
     owner, _, leaf = name.rpartition(".")
     return f"{owner.removesuffix('_quantizer')}_{leaf}" if owner.endswith("_quantizer") else name
 
 
 def _config_class(method: str) -> type[Any]:
-    """Return a class of transformers' quantization configs for that method."""
+    """Return a quantization config class for transformers. ``method`` is the ``quant_method``."""
     from transformers.utils.quantization_config import QuantizationConfigMixin
 
     class LayoutConfig(QuantizationConfigMixin):
@@ -263,11 +278,12 @@ def _config_class(method: str) -> type[Any]:
 
 
 def _quantizer_class() -> type[Any]:
+    """Return a quantizer class for transformers, which calls the reader of a layout."""
     from transformers.core_model_loading import WeightRenaming
     from transformers.quantizers import HfQuantizer
 
     class LayoutQuantizer(HfQuantizer):
-        """A quantizer of transformers that delegates to the layout's reader."""
+        """A quantizer for transformers that calls the reader of the layout."""
 
         requires_calibration = True
 
@@ -295,10 +311,14 @@ def _quantizer_class() -> type[Any]:
 
 
 def _reader(block: dict[str, Any]) -> LayoutReader:
+    """Return the reader for a ``quantization_config``.
+
+    Raise ValueError if ``from_pretrained`` cannot use it.
+    """
     layout = layout_for(block, Path("config.json"))
     reader = reader_of(layout)
     if isinstance(reader, ReadsOwnFiles):
         raise ValueError(
-            f"from_pretrained cannot read the files of the layout '{layout}': use quark.checkpoint.import_model_from_safetensors"
+            f"from_pretrained cannot read the files of the layout '{layout}'. Use quark.checkpoint.import_model_from_safetensors"
         )
     return reader

@@ -19,7 +19,7 @@ from quark.models.hf.skeleton import meta_model
 @pytest.mark.parametrize("damaged", ["[[1]]", '{"a": 1}', "7"])
 def test_a_model_type_that_is_no_name_is_damage(tmp_path: Path, damaged: str) -> None:
     (tmp_path / "config.json").write_text(f'{{"model_type": {damaged}}}')
-    with pytest.raises(CheckpointError, match=r"config\.json' says model_type = .* instead of a name"):
+    with pytest.raises(CheckpointError, match=r"config\.json' is damaged, because its model_type is .* instead of a name"):
         model_config(tmp_path)
 
 
@@ -47,7 +47,7 @@ def test_experts_may_be_as_many_as_the_weights_have_bytes(tmp_path: Path) -> Non
     (tmp_path / "model.safetensors").write_bytes(bytes(20_000))
     assert model_config(tmp_path).num_experts == 20_000
     (tmp_path / "model.safetensors").write_bytes(bytes(19_999))
-    with pytest.raises(CheckpointError, match=r"says num_experts = 20,000, but its weights have 19,999 bytes"):
+    with pytest.raises(CheckpointError, match=r"says num_experts = 20,000, but the weights have only 19,999 bytes"):
         model_config(tmp_path)
 
 
@@ -106,7 +106,7 @@ def test_code_of_a_hub_is_refused_unless_it_is_trusted(values: dict[str, Any], n
     (key,) = values
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **nest(values)}))
     with pytest.raises(
-        UnsupportedError, match=rf"says {key} = .*, which is code or a model on a hub.*remove \"{key}\" .*--trust-remote-code"
+        UnsupportedError, match=rf"says {key} = .*, which is code or a model on a hub.*Remove \"{key}\" .*--trust-remote-code"
     ):
         model_config(tmp_path)
     with suppress(CheckpointError):  # what transformers says of it is its own matter

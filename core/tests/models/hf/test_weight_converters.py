@@ -139,7 +139,7 @@ def test_tensors_of_the_wrong_form_are_refused(converter: Any, tensor: Tensor, m
 
 
 def test_several_tensors_for_an_operation_of_one_are_refused() -> None:
-    with pytest.raises(ConfigError, match="works on one tensor and was given 2"):
+    with pytest.raises(ConfigError, match="works on one tensor, but got 2"):
         converted({"x": torch.ones(2, 2, 2), "y": torch.ones(2)}, [WeightConverter(["x", "y"], "z", operations=[SplitFusedExperts()])])
 
 

@@ -133,9 +133,9 @@ class Exchangeable(nn.Module):
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (lambda: nn.Sequential(nn.Identity()), "attention of a Sequential cannot be quantized: only transformers models"),
+        (lambda: nn.Sequential(nn.Identity()), "attention of a Sequential cannot be quantized: only the attention of transformers models"),
         (lambda: Exchangeable("eager", can=False), "does not use transformers' attention interface"),
-        (lambda: Exchangeable("flash_attention_2"), "'attn' runs the attention implementation 'flash_attention_2'.*'eager' or 'sdpa'"),
+        (lambda: Exchangeable("flash_attention_2"), "'attn' uses the attention implementation 'flash_attention_2'.*'eager' or 'sdpa'"),
     ],
 )
 def test_models_whose_attention_cannot_be_exchanged_are_refused_with_the_cure(model: Any, words: str) -> None:

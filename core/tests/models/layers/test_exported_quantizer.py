@@ -41,5 +41,5 @@ def test_a_program_computes_the_same(spec: TensorSpec) -> None:
 
 def test_a_quantizer_of_which_the_spec_does_not_tell_all_is_refused() -> None:
     module = QuantizerModule(BLOCKS, activation=True, quantizer=viewed(quantizer_for(BLOCKS, activation=True), ChannelsLast(-2)))
-    with pytest.raises(UnsupportedError, match="in a view of the tensor"):
+    with pytest.raises(UnsupportedError, match="in a rearranged view of the tensor"):
         torch.export.export(Model(module), (X.repeat(16, 1),))

@@ -98,7 +98,7 @@ def refusals() -> dict[str, tuple[nn.Module, QConfig, str]]:
             config(softmax=fp8()),
             "no attention module was found.*leave attention_scheme out",
         ),
-        "no cache": (model(), config(post_rope=True), "the cache is not quantized: add kv_cache_scheme"),
+        "no cache": (model(), config(post_rope=True), "the cache is not quantized. Add kv_cache_scheme"),
         "unknown projections": (model(("wkv",)), unknown, "'tower.self_attn.wkv' feeds the cache.*Leave kv_cache_post_rope out"),
         "scales per channel": (model(), config(softmax=per_channel()), "softmax_quant_spec must have one scale per tensor"),
         "keys per channel": (
@@ -228,7 +228,7 @@ def test_where_projections_are_inferred_from_names_an_unknown_one_is_rounded_as_
     facts = Architecture(model_type="acme", decoder_blocks="layers", kv_layers_name="*kv_b_proj")
     made = make_plan(reachable("kv_b_proj"), cached("*kv_b_proj"), facts)
     assert (made.config.kv_cache_post_rope, made.attentions) == (False, ())
-    assert "'layers.0.self_attn.kv_b_proj' feeds the cache, but is not a projection" in made.warnings[0]
+    assert "'layers.0.self_attn.kv_b_proj' feeds the cache, but its output is neither keys alone" in made.warnings[0]
 
 
 def test_what_chooses_tokens_inside_attention_is_none() -> None:
@@ -251,7 +251,7 @@ def test_where_attention_cannot_be_reached_outputs_are_rounded_and_the_reason_is
     assert (made.config.kv_cache_post_rope, made.attentions) == (False, ())
     (warning,) = made.warnings
     assert "4 layers feed the quantized cache" in warning
-    assert "only transformers models" in warning
+    assert "only the attention of transformers models" in warning
     assert any("warning: 4 layers feed" in line for line in plan_lines(made))
     assert made.to_dict()["warnings"] == [warning]
 
@@ -261,7 +261,7 @@ def test_keys_behind_a_norm_that_cannot_be_reached_are_refused_unless_it_is_aske
     made = model()
     for block in made["layers"]:  # type: ignore[index]
         block["self_attn"][norm] = nn.Identity()
-    with pytest.raises(ConfigError, match=rf"keys pass the norm 'layers\.0\.self_attn\.{norm}'.*kv_cache_post_rope=False"):
+    with pytest.raises(ConfigError, match=rf"the norm 'layers\.0\.self_attn\.{norm}' changes keys.*kv_cache_post_rope=False"):
         make_plan(made, two(config(cache=fp8(), post_rope=None)), NAMES)
     for asked_of in (made, reachable(norm=norm)):
         (warning,) = make_plan(asked_of, two(config(cache=fp8(), post_rope=False)), NAMES).warnings

@@ -180,9 +180,10 @@ def test_a_pattern_that_other_rules_leave_nothing_is_told_of_and_an_error_on_req
 ) -> None:
     config = QConfig(GLOBAL, exclude=exclude, layer_quant_config=dict.fromkeys(patterns, FP8))
     (warning,) = make_plan(model(), config).warnings
-    assert warning.startswith(f"the pattern '{patterns[-1]}' in layer_quant_config has no effect: all layers that it matches")
-    assert f" are decided by {others}. " in warning
-    with pytest.raises(ConfigError, match="has no effect: all layers that it matches"):
+    start = f"the pattern '{patterns[-1]}' in layer_quant_config has no effect"
+    assert warning.startswith(f"{start}, because other rules decide for all layers that it matches")
+    assert f"): {others}. " in warning
+    with pytest.raises(ConfigError, match="has no effect, because other rules decide for all layers that it matches"):
         make_plan(model(), attrs.evolve(config, strict=True))
 
 

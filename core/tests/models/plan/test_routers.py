@@ -114,8 +114,8 @@ def test_nothing_is_chosen_from_where_no_top_k_is() -> None:
 def test_what_a_module_raises_is_logged_with_what_follows(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, logger="quark"):
         assert chosen_in(Mixture()) == {"block.foo"}
-    assert "a Mixture does not run by itself on the meta device" in caplog.text
-    assert "its routers are found by their names and widths, and from the operations before the error" in caplog.text
+    assert "a Mixture cannot run separately on the meta device" in caplog.text
+    assert "Its routers are inferred from names, widths and the operations before the error" in caplog.text
 
 
 def test_the_model_is_not_touched() -> None:

@@ -1,1 +1,4 @@
-"""Everything that touches transformers' internals: loading, the layout of its checkpoints, its attention."""
+"""All code that depends on the library transformers.
+
+It loads models, reads checkpoints in the form of transformers, and replaces attention functions.
+"""

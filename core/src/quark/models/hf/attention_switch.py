@@ -1,6 +1,6 @@
-"""Switches a transformers model to attention that can be quantized, through transformers' own registries.
+"""Functions that let a transformers model use quark's attention functions, which can quantize tensors.
 
-No function of torch is replaced.
+They use the registries of transformers. No function of torch is replaced.
 """
 
 from __future__ import annotations
@@ -20,10 +20,13 @@ _BASES = {"eager": "eager", "sdpa": "sdpa", _EAGER: "eager", _SDPA: "sdpa"}
 
 
 def why_unswitchable(model: nn.Module, attentions: Sequence[str]) -> str | None:
-    """Return why these attention modules of ``model`` cannot be switched, with the fix, or None."""
+    """Return why the modules ``attentions`` of ``model`` cannot use quark's attention functions, or None.
+
+    The result includes a fix.
+    """
     cause = None
     if not hasattr(model, "set_attn_implementation"):
-        cause = "only transformers models have an attention that can be exchanged"
+        cause = "only the attention of transformers models can be replaced"
     elif not can_set_attention(model):
         cause = "its code does not use transformers' attention interface"
     if cause is not None:
@@ -32,31 +35,35 @@ def why_unswitchable(model: nn.Module, attentions: Sequence[str]) -> str | None:
         implementation = _implementation(model, name)
         if implementation not in _BASES:
             return (
-                f"'{name}' runs the attention implementation {implementation!r}, which hides its probabilities and keys: load "
+                f"'{name}' uses the attention implementation {implementation!r}, which hides its probabilities and keys. Load "
                 "the model with attn_implementation='eager' or 'sdpa', or call model.set_attn_implementation('eager') first"
             )
     return None
 
 
 def refuse_unswitchable(model: nn.Module, attentions: Sequence[str]) -> None:
-    """Raise UnsupportedError, before any work, if these attention modules of ``model`` cannot be switched."""
+    """Raise UnsupportedError if the modules ``attentions`` cannot use quark's attention functions.
+
+    Call this before any work.
+    """
     reason = why_unswitchable(model, attentions) if attentions else None
     if reason is not None:
         raise UnsupportedError(reason)
 
 
 def switch_attention(model: nn.Module, attentions: Sequence[str], *, eager: bool) -> None:
-    """Make these attention modules call `quark.models.layers.attention`.
+    """Let the modules ``attentions`` of ``model`` use the functions in `quark.models.layers.attention`.
 
-    A saved config does not show this: transformers never stores the implementation.
+    A saved config does not show this, because transformers does not save the attention implementation.
 
     Args:
-        model: A transformers model on any device, changed in place.
-        attentions: Full names of its attention modules.
-        eager: Whether probabilities must be in memory; if not, "sdpa" stays fused and "eager" stays eager.
+        model: A transformers model on any device, which is changed in place.
+        attentions: Full names of attention modules of the model.
+        eager: Whether attention must compute its probabilities in memory, so that they can be quantized. If
+            False, each module keeps its kind of implementation, "sdpa" or "eager".
 
     Raises:
-        UnsupportedError: As `refuse_unswitchable` does.
+        UnsupportedError: A module cannot use quark's attention functions.
     """
     refuse_unswitchable(model, attentions)
     _register()
@@ -64,20 +71,22 @@ def switch_attention(model: nn.Module, attentions: Sequence[str], *, eager: bool
     for config, name in configs.values() or [(model.config, "")]:
         base = _BASES[_implementation(model, name)]
         target = _EAGER if eager or base == "eager" else _SDPA
-        # If the model has several parts (text, vision), only the part with these modules is switched.
+        # If the model has several parts (text, vision), only the part with these modules is changed.
         part = next((key for key in getattr(model.config, "sub_configs", {}) if getattr(model.config, key, None) is config), None)
         model.set_attn_implementation(target if part is None else {part: target})  # type: ignore[operator]
 
 
 def _implementation(model: nn.Module, name: str) -> Any:
+    """Return the name of the attention implementation that the module ``name`` uses."""
     config = getattr(model.get_submodule(name), "config", None) or model.config
     return getattr(config, "_attn_implementation", None)
 
 
 def _register() -> None:
-    """Register both implementations, with the masks of the implementations that they replace.
+    """Register quark's attention functions with transformers.
 
-    This happens on first use, because transformers is slow to import.
+    Each one gets the mask function of the implementation that it replaces. This happens on first use, because
+    the import of transformers is slow.
     """
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS

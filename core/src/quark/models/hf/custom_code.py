@@ -1,4 +1,4 @@
-"""Code that comes with a checkpoint: it runs if the user allows it, and is otherwise refused by name."""
+"""Functions for code that comes with a checkpoint. Such code runs only if the user allows it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from quark.errors import CheckpointError, UnsupportedError
 from quark.models.hf.json_files import bounded_bytes, read_json
 
 _NAMING = ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
-"""Files of a checkpoint whose ``auto_map`` names code."""
-_LARGEST = 1 << 24  # bytes: no hand-written module has more
+"""Names of those files of a checkpoint whose ``auto_map`` may name code."""
+_LARGEST = 1 << 24  # maximum number of bytes of a Python file; no hand-written module has more
 _RELATIVE = re.compile(r"^\s*from\s+\.(?:(\w+)|\s+import\s+\(?([\w ,]+))", re.MULTILINE)
-"""``from .name import …`` and ``from . import name``: imports between modules in one folder."""
+"""Imports of modules in the same folder, such as ``from .name import …`` and ``from . import name``."""
 
 
 def code_files(file: Path) -> list[str]:
-    """Return the names of Python files in ``auto_map`` of a config.json or tokenizer_config.json.
+    """Return the names of the Python files that ``auto_map`` in the JSON file ``file`` names.
 
-    Empty without that key.
+    The result is empty if the file does not exist or has no ``auto_map``.
     """
     data = read_json(file) if file.is_file() else None
     auto_map = data.get("auto_map") if isinstance(data, dict) else None
@@ -34,8 +34,9 @@ def code_files(file: Path) -> list[str]:
 def code_of(directory: Path) -> list[str]:
     """Return the names of the Python files that belong to a checkpoint.
 
-    These are the files that ``auto_map`` and modules.json name, and the files that they import. Other Python
-    files in the directory do not belong to the checkpoint. No code runs.
+    These are the files that ``auto_map`` and ``modules.json`` name, and the files that these files import.
+    Other Python files in the directory do not belong to the checkpoint. The function runs no code of the
+    checkpoint.
     """
     found: set[str] = set()
     waiting = [name for file in _NAMING for name in code_files(directory / file)]
@@ -52,10 +53,10 @@ def code_of(directory: Path) -> list[str]:
 
 
 def sentence_modules(directory: Path) -> list[tuple[str, str]]:
-    """Return folder and class of each part of a sentence-transformers model, from its modules.json.
+    """Return the folder and the class of each part of a sentence-transformers model, from ``modules.json``.
 
-    The folder of the model itself is ``""``. The result is empty if modules.json is missing or damaged: quark
-    only copies that file.
+    The folder of the model itself is ``""``. If ``modules.json`` is missing or damaged, the result is empty.
+    This is not an error, because quark only copies that file.
     """
     try:
         parts = json.loads(bounded_bytes(directory / "modules.json")) if (directory / "modules.json").is_file() else []
@@ -66,12 +67,13 @@ def sentence_modules(directory: Path) -> list[tuple[str, str]]:
 
 
 def refuse_code(file: Path) -> None:
-    """Raise if a file has an ``auto_map``.
+    """Raise an error if the JSON file ``file`` has an ``auto_map``.
 
-    Call this if the code is needed, but the user has not allowed it.
+    Call this if a checkpoint needs its own code, but the user has not allowed this code to run.
 
     Raises:
-        UnsupportedError: There is an ``auto_map``; the message names its files and how to allow them.
+        UnsupportedError: There is an ``auto_map``. The message names the Python files, and says how to allow
+            them.
     """
     if files := code_files(file):
         raise UnsupportedError(

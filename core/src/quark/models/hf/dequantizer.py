@@ -1,9 +1,9 @@
-"""Dequantizers: they compute the float tensors of a quantized checkpoint from its codes.
+"""Dequantizers, which say how to compute the float tensors of a quantized checkpoint from its codes.
 
-A third party implements `Dequantizer` and names the class as ``dequantizer`` of an `ExporterRecord`, whose
-``quant_methods`` and ``marks`` select checkpoints. The core does the rest: it reads the stored tensors of
-each block when they are needed, and applies weight converters and transformers' conversions to the float
-tensors.
+A plugin implements `Dequantizer` and names the class as ``dequantizer`` of an `ExporterRecord`. The fields
+``quant_methods`` and ``marks`` of the record select the checkpoints. Core does the rest. It reads the stored
+tensors of each block when they are needed, and applies weight converters and the conversions of transformers
+to the float tensors.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ def _tuple(values: Iterable[Any]) -> tuple[Any, ...]:
 
 @attrs.frozen(kw_only=True, eq=False)
 class LayerCodes:
-    """How a linear layer is quantized in a checkpoint.
+    """The quantization of a linear layer in a checkpoint.
 
-    A run that keeps the layer writes exactly this quantization.
+    If a run keeps the layer, it writes exactly this quantization.
 
     Attributes:
-        name: Its full name, as in a float checkpoint. A layer of a fused expert has the expert's number,
-            ``experts.3.down_proj``.
-        config: Quantization of its weight and input.
-        shape: Shape of its weight, ``[O, I]``.
-        read: Returns its codes and scales. The argument holds the stored tensors in ``sources`` and
-            ``left_out`` of its `FloatTensor`, by full name.
+        name: Full name of the layer, as in a float checkpoint. The name of a layer of a fused expert contains
+            the number of the expert, as in ``experts.3.down_proj``.
+        config: Quantization of the weight and the input.
+        shape: Shape of the weight, ``[out, in]``.
+        read: A function that returns the codes and scales of the layer. Its argument is a dictionary from
+            full name to stored tensor, with all tensors in ``sources`` and ``left_out`` of the `FloatTensor`.
     """
 
     name: str
@@ -51,19 +51,19 @@ class LayerCodes:
 
 @attrs.frozen(kw_only=True, eq=False)
 class FloatTensor:
-    """A float tensor that is computed from stored tensors.
+    """A description of a float tensor and of its computation from stored tensors.
 
     Attributes:
-        name: Its full name, as in a float checkpoint of the same model.
-        shape: Its shape.
-        sources: Full names of the stored tensors that it is computed from, codes first.
-        make: Computes it. The arguments are the sources by full name, all on one device, and the dtype of the
-            result.
-        left_out: Full names of stored tensors that belong to it but are not needed, such as the scale of its
-            layer's input.
-        layers: The linear layers whose weight it is, or whose weights are parts of it, each with its codes.
-            Empty if a `QLayerConfig` cannot express their quantization exactly: such layers are dequantized,
-            even if a run would keep them.
+        name: Full name of the float tensor, as in a float checkpoint of the same model.
+        shape: Shape of the float tensor.
+        sources: Full names of the stored tensors that the computation needs. The codes come first.
+        make: A function that computes the float tensor. Its arguments are a dictionary from full name to
+            source, with all sources on one device, and the dtype of the result.
+        left_out: Full names of stored tensors that belong to the float tensor, but are not needed to compute
+            it. An example is the scale of the input of the layer.
+        layers: The `LayerCodes` of each linear layer whose weight is this tensor or a part of it. Empty if no
+            `QLayerConfig` expresses the quantization exactly. Such layers are dequantized even if a run would
+            keep their quantization.
     """
 
     name: str
@@ -75,19 +75,21 @@ class FloatTensor:
 
 
 class Dequantizer(Protocol):
-    """Says which float tensors a quantized checkpoint represents.
+    """The protocol of objects that say which float tensors a quantized checkpoint represents.
 
-    Implementations are classes that are called without arguments.
+    Quark calls the class of such an object without arguments.
     """
 
     def float_tensors(self, block: Mapping[str, Any], stored: Mapping[str, Tensor]) -> Iterable[FloatTensor]:
-        """Yield every float tensor that must be computed.
+        """Yield a `FloatTensor` for every float tensor that must be computed.
 
-        Tensors that are in no ``sources`` are used as stored.
+        Stored tensors that are in no ``sources`` and no ``left_out`` are used unchanged.
 
         Args:
-            block: The ``quantization_config`` of the checkpoint, not validated: any value may have any type.
-            stored: All tensors of the checkpoint by full name, on the meta device.
+            block: The ``quantization_config`` of the checkpoint. It has not been validated, so values may
+                have any type.
+            stored: A dictionary from full name to tensor, on the meta device, for all tensors of the
+                checkpoint.
 
         Raises:
             CheckpointError: Scales are missing, or do not have the shape that their codes need.
@@ -96,15 +98,15 @@ class Dequantizer(Protocol):
 
 
 class DequantizedTensors:
-    """The float tensors of a quantized checkpoint, computed from codes and scales on reading.
+    """The `TensorFiles` of a quantized checkpoint that compute float tensors from codes and scales.
 
     Args:
-        files: The tensors as stored.
+        files: The stored tensors.
         float_tensors: The tensors to compute, from a `quark.models.hf.dequantizer.Dequantizer`.
         directory: The checkpoint, for messages.
 
     Attributes:
-        meta: As in `quark.models.hf.file_tensors.TensorFiles`.
+        meta: A dictionary from full name to a meta tensor with the shape of the float or stored tensor.
 
     Raises:
         CheckpointError: A tensor would occur twice, is computed from missing tensors, or is stored as codes
@@ -119,13 +121,13 @@ class DequantizedTensors:
         stays = {name: tensor for name, tensor in files.meta.items() if name not in used}
         twice = [one.name for one in float_tensors if one.name in stays or self._made[one.name] is not one]
         if twice:
-            raise CheckpointError(f"'{directory}' has {folded(twice)} twice, quantized and unquantized: fetch or make it again")
+            raise CheckpointError(f"'{directory}' has {folded(twice)} twice, quantized and unquantized. Make or fetch the checkpoint again")
         if absent := sorted(used - files.meta.keys()):
-            raise CheckpointError(f"'{directory}' lacks {folded(absent)}, which its quantized weights need: fetch it again")
+            raise CheckpointError(f"'{directory}' lacks {folded(absent)}, which its quantized weights need. Fetch the checkpoint again")
         if codes := [name for name, tensor in stays.items() if tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1]:
             raise CheckpointError(
-                f"'{directory}' holds {folded(codes)} as codes of 8 bits, but no scales for them: it is incomplete, or its layout differs "
-                "from its quantization_config"
+                f"'{directory}' holds {folded(codes)} as codes of 8 bits, but no scales for them. It is incomplete, or its layout differs "
+                "from its quantization_config. Fetch the checkpoint again"
             )
         self.meta: dict[str, Tensor] = stays | {
             one.name: torch.empty(one.shape, dtype=torch.float32, device="meta") for one in self._made.values()
@@ -133,16 +135,16 @@ class DequantizedTensors:
 
     @contextmanager
     def reading(self, device: torch.device) -> Iterator[ReadTensor]:
-        """As `quark.models.hf.file_tensors.TensorFiles.reading`.
+        """Do as `quark.models.hf.file_tensors.TensorFiles.reading` says.
 
         Raises:
-            CheckpointError: A file has changed or cannot be read, or its codes and scales do not fit each
-                other.
+            CheckpointError: A file has changed or cannot be read, or codes and scales do not fit each other.
         """
         with self._files.reading(device) as stored:
             yield lambda name, dtype: self._read(name, dtype, stored)
 
     def _read(self, name: str, dtype: torch.dtype, stored: Callable[[str, torch.dtype], Tensor]) -> Tensor:
+        """Return the tensor ``name``, computed from codes and scales if it is quantized in the checkpoint."""
         made = self._made.get(name)
         if made is None:
             return stored(name, dtype)
@@ -154,6 +156,6 @@ class DequantizedTensors:
         if tuple(values.shape) != made.shape:
             raise CheckpointError(
                 f"{folded(made.sources)} of '{self._directory}' give '{name}' the shape {list(values.shape)}, but their headers give "
-                f"{list(made.shape)}: the checkpoint is damaged"
+                f"{list(made.shape)}. The checkpoint is damaged: fetch it again"
             )
         return values

@@ -1,6 +1,6 @@
-"""The tensors of a checkpoint's safetensors files, as stored.
+"""The tensors in the safetensors files of a checkpoint, in their stored form.
 
-Names, shapes and dtypes come from headers; values are read when needed.
+Names, shapes and dtypes come from the headers of the files. Values are read when they are needed.
 """
 
 from __future__ import annotations
@@ -24,34 +24,35 @@ from quark.errors import CheckpointError
 from quark.models.hf.shards import DTYPES, Shard
 
 ReadTensor = Callable[[str, torch.dtype], Tensor]
-"""Reads the tensor of a name. The dtype applies only to computed values; a stored tensor keeps its own.
+"""A function that reads the tensor of a given name. The second argument is the dtype for computed values. A
+tensor that is only read keeps its stored dtype.
 """
 
 
 class TensorFiles(Protocol):
-    """Tensors of a checkpoint by name: as stored, dequantized, or converted.
+    """The protocol of objects that read the tensors of a checkpoint, as stored, dequantized or converted.
 
     Attributes:
-        meta: Every tensor by full name, on the meta device, in its stored dtype.
+        meta: A dictionary from full name to a meta tensor with the shape and dtype, for every tensor.
     """
 
     meta: dict[str, Tensor]
 
     def reading(self, device: torch.device) -> AbstractContextManager[ReadTensor]:
-        """Return a context that yields a function for reading tensors to a device.
+        """Return a context manager that yields a function, which reads a tensor to ``device``.
 
-        Files are open only while the body runs.
+        Files are open only inside the ``with`` statement.
         """
 
 
 class FileTensors:
-    """Tensors as stored.
+    """The `TensorFiles` of a checkpoint in their stored form.
 
     Args:
-        shards: From `quark.models.hf.shards.check_shards`.
+        shards: The files, from `quark.models.hf.shards.check_shards`.
 
     Attributes:
-        meta: As in `TensorFiles`.
+        meta: A dictionary from full name to a meta tensor with the stored shape and dtype.
     """
 
     def __init__(self, shards: Sequence[Shard]) -> None:
@@ -66,9 +67,10 @@ class FileTensors:
 
     @contextmanager
     def reading(self, device: torch.device) -> Iterator[ReadTensor]:
-        """As `TensorFiles.reading`.
+        """Do as `TensorFiles.reading` says.
 
-        Files are read, not mapped: truncating a mapped file would kill the process.
+        Files are read and not mapped into memory, because the process would be killed if a mapped file were
+        truncated.
 
         Raises:
             CheckpointError: A file has changed since its header was checked, or cannot be read.
@@ -86,7 +88,7 @@ class FileTensors:
                 if shortage(error) is not None:
                     raise
                 raise CheckpointError(
-                    f"'{name}' cannot be read from '{shard.path}' ({error.strerror}): fetch the checkpoint again"
+                    f"'{name}' cannot be read from '{shard.path}' ({error.strerror}). Fetch the checkpoint again"
                 ) from error
             return tensor.to(device)
 
@@ -99,9 +101,10 @@ class FileTensors:
                 os.close(file)
 
     def _read(self, shard: Shard, file: int, name: str) -> Tensor:
+        """Return the tensor ``name`` from the open file of a shard, on the CPU."""
         dtype, shape = shard.tensors[name]
         if dtype not in DTYPES:
-            raise CheckpointError(f"'{name}' in '{shard.path}' has the dtype {dtype}, which quark cannot read: fetch the checkpoint again")
+            raise CheckpointError(f"'{name}' in '{shard.path}' has the dtype {dtype}, which quark cannot read. Fetch the checkpoint again")
         if 0 in shape:
             return torch.empty(shape, dtype=DTYPES[dtype], device="cpu")
         if shard.path not in self._starts:
@@ -109,43 +112,47 @@ class FileTensors:
         data = self._memory.take(math.prod(shape) * DTYPES[dtype].itemsize)
         if read_at(file, memoryview(data.numpy().data), self._starts[shard.path][name]) != len(data):
             shard.refuse_changed(file)
-            raise CheckpointError(f"'{shard.path}' ends within '{name}': it is truncated, fetch the checkpoint again")
+            raise CheckpointError(f"'{shard.path}' is truncated, because it ends within '{name}'. Fetch the checkpoint again")
         return data.view(DTYPES[dtype]).reshape(shape)
 
 
 _MOST_FREE = 1 << 28
-"""Maximum number of bytes that are kept for later tensors."""
+"""Maximum number of bytes of freed memory that are kept for later tensors."""
 
 
 class _ReusedMemory:
-    """Reuses the memory of freed tensors for the tensors of the next block.
+    """A pool that reuses the memory of freed tensors for the tensors of the next block.
 
-    Getting new memory from the system takes as long as reading a file into it. On one thread, reading 272
-    cached tensors (269 MB in total) took 63 ms into new memory and 46 ms into reused memory. The lower bound,
-    a read of the same bytes into one buffer, took 38 ms. Mapping the file and touching each page took 66 ms.
-    Larger or smaller reads and ``posix_fadvise`` changed nothing.
+    To get new memory from the system takes nearly as long as to read a file into it. With one thread, it took
+    63 ms to read 272 cached tensors (269 MB in total) into new memory, and 46 ms to read them into reused
+    memory. The lower bound, a read of the same bytes into one buffer, took 38 ms. To map the file and touch
+    each page took 66 ms. Larger or smaller reads and ``posix_fadvise`` changed nothing.
     """
 
     def __init__(self) -> None:
         self._free: dict[int, list[np.ndarray[Any, Any]]] = {}
 
     def take(self, size: int) -> Tensor:
-        """Return ``size`` bytes, uint8, which become free again when no tensor uses them."""
+        """Return a uint8 tensor of ``size`` bytes. Its memory becomes free again when no tensor uses it."""
         try:
             memory = self._free[size].pop()
-        except (KeyError, IndexError):  # another thread may take the last one
+        except (KeyError, IndexError):  # IndexError, because another thread may take the last free memory
             memory = np.empty(size, dtype=np.uint8)
-        lent = memory[:]  # lives as long as the tensor's storage
+        lent = memory[:]  # this array lives as long as the storage of the tensor
         weakref.finalize(lent, self._give_back, memory).atexit = False
         return torch.from_numpy(lent)
 
     def _give_back(self, memory: np.ndarray[Any, Any]) -> None:
+        """Keep the memory of a freed tensor for later tensors, if the pool is not full."""
         if memory.nbytes + sum(size * len(free) for size, free in list(self._free.items())) <= _MOST_FREE:
             self._free.setdefault(memory.nbytes, []).append(memory)
 
 
 def _starts(file: int) -> dict[str, int]:
-    """Return the start of each tensor in an open safetensors file, whose header has been checked."""
+    """Return a dictionary from name of each tensor in an open safetensors file to the position of its data.
+
+    The header of the file must have been checked before.
+    """
     length = int.from_bytes(pread(file, 8, 0), "little")
     header = bytearray(length)
     read_at(file, memoryview(header), 8)

@@ -1,7 +1,8 @@
-"""Fused experts of a mixture, as one matrix for every expert and projection.
+"""Functions that return the matrix of each expert and projection in a module with fused experts.
 
-Nothing is copied: matrices are views of the fused parameters. transformers 5 defines an interface for fused
-experts. For models without it, `quark.config.architecture.Architecture.expert_parts` separates the experts.
+The matrices are views of the fused parameters, so nothing is copied. transformers 5 defines an interface for
+fused experts. If a model does not use it, `quark.config.architecture.Architecture.expert_parts` separates the
+experts.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ _GATE, _UP, _DOWN, _GATE_UP = "gate_proj", "up_proj", "down_proj", "gate_up_proj
 
 
 def expert_parts(module: nn.Module, architecture: Architecture) -> ExpertParts | None:
-    """Return the parts of a fused mixture, or None if the module is not one.
+    """Return the parts of a module with fused experts, or None if ``module`` is another module.
 
     Args:
-        module: Any module; its parameters may be on the meta device.
-        architecture: Architecture of its family. If the module has transformers' experts interface, that
-            interface takes precedence.
+        module: Any module. Its parameters may be on the meta device.
+        architecture: Architecture of the model family. It is ignored if the module uses transformers'
+            interface for fused experts.
     """
     parts = _of_interface(module)
     if parts is None and architecture.expert_parts is not None:
@@ -36,11 +37,13 @@ def expert_parts(module: nn.Module, architecture: Architecture) -> ExpertParts |
 
 
 def _of_interface(module: Any) -> ExpertParts | None:
+    """Return the parts of a module that uses transformers' interface for fused experts, or None."""
     pair = _pair(module)
     if pair is None or not getattr(module, "has_gate", False) or getattr(module, "has_post_expert_norm", False):
         return None
     up, down = (p.transpose(1, 2) for p in pair) if module.is_transposed else pair
-    # The gate is a method of the model's own class, so a copy without weights calls it.
+    # The gate is a method of the class of the model. A copy of the module without weights is enough to call
+    # it.
     shell = copy.copy(module)
     shell._parameters = {}
     biases = {name: module._parameters[f"{name}_bias"] for name in (_GATE_UP, _DOWN)} if module.has_bias else {}
@@ -51,10 +54,11 @@ def _of_interface(module: Any) -> ExpertParts | None:
 
 
 def _is_concatenated(module: Any, width: int) -> bool:
-    """Return whether outputs of gate and up are stored one after the other, and not interleaved.
+    """Return whether the fused matrix has all outputs of gate first and then all outputs of up.
 
-    transformers has an attribute for this since 5.8. With older releases, the model's gate runs on outputs
-    with NaN at index 1: if its first result is NaN, they are interleaved.
+    The alternative is that both are interleaved. transformers has an attribute for this since 5.8. With older
+    releases, this function calls the gate of the model with NaN at index 1. If the first result is NaN, both
+    are interleaved.
     """
     stated = getattr(module, "is_concatenated", None)
     if stated is not None:
@@ -65,9 +69,11 @@ def _is_concatenated(module: Any, width: int) -> bool:
 
 
 def _pair(module: nn.Module) -> tuple[Tensor, Tensor] | None:
+    """Return the fused matrices of gate and up, and of down, or None if the module does not have them."""
     pair = [p.detach() for name in (_GATE_UP, _DOWN) if (p := module._parameters.get(name)) is not None and p.ndim == 3]
     return (pair[0], pair[1]) if len(pair) == 2 else None
 
 
 def _halved(up: Tensor, down: Tensor) -> dict[str, Tensor]:
+    """Return separate tensors of gate, up and down. The first half of ``up`` belongs to the gate."""
     return {**dict(zip((_GATE, _UP), up.chunk(2, dim=1), strict=True)), _DOWN: down}

@@ -1,7 +1,7 @@
-"""Internals of transformers that have no public name.
+"""Functions that use parts of transformers that are not public.
 
-`core/tests/models/hf/test_internals.py` tests each of them. Two other modules use such names:
-`quark.models.hf.stored_tensors` for stored tensors, and `quark.models.hf.weight_converters` for converters.
+`core/tests/models/hf/test_internals.py` tests each of these functions. Two other modules use parts that are
+not public: `quark.models.hf.stored_tensors` and `quark.models.hf.weight_converters`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 
 def model_classes(auto: Any, config: Any) -> tuple[type[nn.Module], ...]:
-    """Return the model classes that an Auto class has for a config; empty if it does not know the config."""
+    """Return the model classes that the Auto class ``auto`` has for a config; empty if it has none."""
     mapping = auto._model_mapping
     if type(config) not in mapping:
         return ()
@@ -34,7 +34,7 @@ def input_embeddings(model: Any) -> Any:
 
 
 def language_model(model: Any) -> Any:
-    """Return the decoder of a model's text, such as the language model beside a vision tower, or None."""
+    """Return the language model inside ``model``, such as the one beside a vision tower, or None."""
     try:
         return model.get_decoder()
     except (AttributeError, NotImplementedError):
@@ -42,7 +42,7 @@ def language_model(model: Any) -> Any:
 
 
 def output_embeddings(model: Any) -> Any:
-    """Return the head of a model, with one output for each token of a vocabulary, or None."""
+    """Return the output head of a model, which has one output for each token of the vocabulary, or None."""
     try:
         return model.get_output_embeddings()
     except (AttributeError, NotImplementedError):
@@ -50,7 +50,7 @@ def output_embeddings(model: Any) -> Any:
 
 
 def kept_in_float32(model: Any, dtype: torch.dtype) -> list[str]:
-    """Return the full names of tensors that a model class keeps in float32 at that dtype."""
+    """Return the full names of the tensors that stay in float32 if the model is loaded in ``dtype``."""
     from transformers.core_model_loading import build_glob_alternation
 
     patterns = list(model._get_dtype_plan(dtype))
@@ -59,9 +59,9 @@ def kept_in_float32(model: Any, dtype: torch.dtype) -> list[str]:
 
 
 def initialize_what_no_checkpoint_holds(model: Any) -> None:
-    """Compute buffers that are not persistent, such as rotary tables.
+    """Compute the buffers of ``model`` that are not persistent, such as rotary tables.
 
-    Parameters, persistent buffers and the random state do not change.
+    Parameters, persistent buffers and the state of the random number generator do not change.
     """
     for tensor in model.state_dict(keep_vars=True).values():
         tensor._is_hf_initialized = True  # without this mark, transformers draws random numbers for meta tensors too
@@ -70,14 +70,14 @@ def initialize_what_no_checkpoint_holds(model: Any) -> None:
 
 
 def keep_from_initializing(model: nn.Module, children: Iterable[str]) -> None:
-    """Keep transformers' initialization away from the parents of some modules.
+    """Prevent transformers from initializing the parent modules of ``children``.
 
-    A class may initialize tensors of a child, such as fused experts, that the child no longer has.
-    A parent with tensors of its own is initialized all the same.
+    This is necessary because the class of a parent may initialize tensors of a child, such as fused experts,
+    that the child no longer has. A parent with tensors of its own is initialized nevertheless.
 
     Args:
         model: The model.
-        children: Full names of the modules.
+        children: Full names of modules.
     """
     for name in children:
         parent: Any = model.get_submodule(name.rpartition(".")[0])
@@ -87,18 +87,18 @@ def keep_from_initializing(model: nn.Module, children: Iterable[str]) -> None:
 
 @torch.no_grad()
 def compute_absent(model: Any, names: Sequence[str], device: torch.device) -> dict[str, Tensor]:
-    """Compute tensors that a checkpoint lacks, as the model class does, and put them into the model.
+    """Compute tensors that a checkpoint lacks, with the code of the model class, and put them into the model.
 
-    All other parameters and persistent buffers stay, and so does the random state.
+    Other parameters and persistent buffers do not change, nor does the state of the random number generator.
 
     Args:
-        model: A transformers model; its other tensors may be on the meta device.
-        names: Full names of the tensors.
-        device: The device that they are computed on.
+        model: A transformers model. Its other tensors may be on the meta device.
+        names: Full names of the tensors to compute.
+        device: The device to compute on.
 
     Returns:
-        The computed tensors by name. Tensors that the class leaves alone, or fills with random numbers, are
-        left out.
+        A dictionary from full name to computed tensor. It does not contain tensors that the class does not
+        initialize, or that it fills with random numbers.
     """
     if not names:
         return {}
@@ -109,9 +109,9 @@ def compute_absent(model: Any, names: Sequence[str], device: torch.device) -> di
 
 
 def _initialized(model: Any, names: Sequence[str], device: torch.device, seed: int) -> dict[str, Tensor]:
-    """Return new tensors of these names that the model class has initialized.
+    """Replace the tensors ``names`` by new ones, let the model class initialize them, and return them.
 
-    ``seed`` is the value before initialization, and the seed of the random numbers.
+    Before initialization, all elements have the value ``seed``. It is also the seed of the random numbers.
     """
     tensors: dict[str, Tensor] = {}
     for name in names:
@@ -131,7 +131,7 @@ def _initialized(model: Any, names: Sequence[str], device: torch.device, seed: i
 
 
 def without_initialization() -> AbstractContextManager[None]:
-    """Let the body build a model with allocated parameters, without drawing random numbers for them."""
+    """Return a context manager inside which a model can be built without drawing random parameters."""
     from transformers.initialization import no_init_weights
 
     return no_init_weights()
@@ -139,11 +139,12 @@ def without_initialization() -> AbstractContextManager[None]:
 
 @contextmanager
 def reading_files() -> Iterator[None]:
-    """Make ``from_pretrained`` in the body read the files of a checkpoint instead of mapping them.
+    """Make ``from_pretrained`` read the files of a checkpoint instead of mapping them into memory.
 
-    Truncating a mapped file kills the process, and writing to it changes a loaded model. Models that other
-    threads load meanwhile are read too. Enter this inside `building`, which admits one thread at a time: if
-    two bodies overlapped, the later one would restore the function of the earlier one.
+    This applies inside the ``with`` statement. It is necessary because the process is killed if a mapped file
+    is truncated, and a loaded model changes if a mapped file is written to. It also applies to models that
+    other threads load at the same time. Use it only inside `building`, which admits one thread at a time.
+    Otherwise two statements could overlap, and the one that ends last would restore the wrong function.
     """
     from transformers import modeling_utils
 
@@ -156,19 +157,20 @@ def reading_files() -> Iterator[None]:
 
 
 def source_of(config: Any) -> str:
-    """Return the argument of ``from_pretrained``: a directory, or the name of a model on a hub.
+    """Return the directory, or the name of a model on a hub, from which a config was loaded.
 
-    Empty if the config was not loaded.
+    This is the argument of ``from_pretrained``. It is empty if the config was not loaded.
     """
     return str(getattr(config, "_name_or_path", "") or "")
 
 
 def directory_of(config: Any) -> Path | None:
-    """Return the directory of the checkpoint that a config was loaded from; None if there is none.
+    """Return the directory of the checkpoint that a config was loaded from, or None if it is unknown.
 
-    A model on a hub is looked up in the cache of this machine; nothing is fetched. If the cache has several
-    versions with the same weights, the newest is returned. If their weights differ, the result is None,
-    because transformers does not say which version was loaded.
+    If the config comes from a model on a hub, the function looks for the model in the hub cache of this
+    machine. It fetches nothing. If the cache has several versions with the same weights, the newest version
+    is returned. If their weights differ, the result is None, because transformers does not say which version
+    was loaded.
     """
     source = source_of(config)
     if not source or Path(source).is_dir():
@@ -183,7 +185,7 @@ def directory_of(config: Any) -> Path | None:
 
 
 def set_source(config: Any, source: str) -> None:
-    """Set ``source`` as the result of `source_of` for a config and its parts, such as the text model's."""
+    """Set the result of `source_of` to ``source`` for a config and for its parts, such as the text config."""
     config.name_or_path = source
     for part in (getattr(config, name, None) for name in getattr(config, "sub_configs", ())):
         if hasattr(part, "name_or_path"):
@@ -191,26 +193,26 @@ def set_source(config: Any, source: str) -> None:
 
 
 def tied_on_loading(model: Any) -> dict[str, str]:
-    """Return the full names of the tensors that the loader ties, each with its partner's name.
+    """Return a dictionary from full name of each tensor that transformers ties when it loads to its source.
 
-    Empty if transformers does not load the model.
+    The result is empty if ``model`` is not a transformers model.
     """
     return dict(getattr(model, "all_tied_weights_keys", None) or {})
 
 
 def can_set_attention(model: Any) -> bool:
-    """Return whether a transformers model uses the attention interface, and so can be switched."""
+    """Return whether a transformers model uses the attention interface, so that attention can be replaced."""
     return bool(type(model)._can_set_attn_implementation())
 
 
 def key_value_heads(attention: Any, width: int | None) -> tuple[int, int] | None:
-    """Return the number of heads of an attention module's keys and values, and the elements of one head.
+    """Return the number of heads of keys and values, and the number of elements of one head.
 
-    None if the module does not show them.
+    Return None if the attention module does not show these numbers.
 
     Args:
         attention: The attention module.
-        width: Number of outputs of its key projection; None if one projection gives more than keys.
+        width: Number of outputs of the key projection. None if the projection does not compute only keys.
     """
     size = getattr(attention, "head_dim", None) or getattr(attention, "head_size", None)
     config = getattr(attention, "config", None)
@@ -223,14 +225,18 @@ def key_value_heads(attention: Any, width: int | None) -> tuple[int, int] | None
 
 
 def apply_gate(experts: Any, outputs: Sequence[Tensor]) -> Tensor:
-    """Return the input of the last projection of fused experts, by the model's own code."""
+    """Return the input of the output projection of experts, computed by the code of the model.
+
+    ``outputs`` are the outputs of the gate and up projections.
+    """
     return experts._apply_gate(torch.cat(list(outputs), dim=-1))
 
 
 def renamed_scales() -> frozenset[str]:
-    """Return the stored names of scales that the loader of Quark checkpoints looks for in submodules.
+    """Return the stored names of scales that transformers renames when it loads a Quark checkpoint.
 
-    For instance, ``weight_scale`` becomes ``weight_quantizer.scale``. Scales of scales are not included.
+    For instance, ``weight_scale`` becomes ``weight_quantizer.scale``. Scales of two-level scales are not
+    included.
     """
     from transformers.quantizers.quantizer_quark import CHECKPOINT_KEYS
 
@@ -238,10 +244,11 @@ def renamed_scales() -> frozenset[str]:
 
 
 def renamed_by_loader(model: Any) -> Callable[[str], bool]:
-    """Return a function that says whether the loader mistakes a stored name for another tensor's.
+    """Return a function that says whether transformers renames a tensor by mistake on loading.
 
-    Up to transformers 5.20 it mistakes the scale of an expert, ``experts.0.up_proj.weight_scale``, because
-    its name begins with the name of a weight that belongs to fused experts.
+    Up to transformers 5.20, this happens to the scale of an expert, such as
+    ``experts.0.up_proj.weight_scale``. Its name begins with the name of a weight that belongs to fused
+    experts.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
 
@@ -250,12 +257,14 @@ def renamed_by_loader(model: Any) -> Callable[[str], bool]:
 
 
 def on_missing(model: Any, act: Callable[[set[str], Callable[[], None]], None]) -> None:
-    """Call ``act`` after the loader has filled a model, and before it allocates tensors without values.
+    """Arrange that ``act`` is called while ``from_pretrained`` loads a model.
+
+    The call happens after transformers has filled the model, and before it allocates tensors without values.
 
     Args:
         model: A transformers model that ``from_pretrained`` is about to load.
-        act: Gets the full names of the tensors for which the loader has no values, and a function that
-            allocates these tensors without values. The function leaves out tied tensors.
+        act: A function with two arguments: the full names of the tensors for which the checkpoint has no
+            values, and a function that allocates these tensors, except tied ones.
     """
     name = "_move_missing_keys_from_meta_to_device"
     move = getattr(model, name)
@@ -268,22 +277,26 @@ def on_missing(model: Any, act: Callable[[set[str], Callable[[], None]], None]) 
 
 
 def initialize(model: Any, module: nn.Module) -> None:
-    """Initialize a module, and its buffers that no checkpoint holds, as the loader of its model does."""
+    """Initialize ``module`` and its buffers that no checkpoint contains, as the class of ``model`` does."""
     model._init_weights(module)
 
 
 def before_tying(model: Any, act: Callable[[set[str]], None]) -> None:
-    """Call ``act`` after the loader has filled and initialized a model, and before it ties weights.
+    """Arrange that ``act`` is called while ``from_pretrained`` loads a model.
+
+    The call happens after transformers has filled and initialized the model, and before it ties weights.
 
     Args:
         model: A transformers model that ``from_pretrained`` is about to load.
-        act: Called once, with the names that the loader will report as missing; it may remove some.
+        act: A function that is called once, with the set of names that transformers will report as missing.
+            It may remove names from the set.
     """
 
     def tying(*args: Any, missing_keys: set[str] | None = None, **kwargs: Any) -> None:
         del model.__dict__["tie_weights"]
         act(set() if missing_keys is None else missing_keys)
-        # Looked up now, because while the model is built, its class has a method that does nothing.
+        # The method is looked up only now, because while the model is built, its class has a method that does
+        # nothing.
         model.tie_weights(*args, missing_keys=missing_keys, **kwargs)
 
     model.__dict__["tie_weights"] = tying

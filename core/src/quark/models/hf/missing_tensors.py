@@ -1,4 +1,4 @@
-"""Missing and unexpected tensors of a checkpoint: which a model class ignores, and which are refused."""
+"""Functions that say which missing or unexpected tensors a model class ignores, and which ones are errors."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from quark.base.names import folded
 from quark.errors import CheckpointError
 
-_FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}  # all of these hold numbers; all other dtypes hold codes
+_FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}  # tensors of these dtypes hold numbers; all others may hold codes
 
 
 def misfit(stored: Tensor, wanted: Tensor) -> str | None:
-    """Return how a stored tensor differs in shape or dtype from the model's tensor; None if it fits.
+    """Return how a stored tensor differs in shape or dtype from the model's tensor, or None if it fits.
 
-    Both may be meta tensors. A single number may have the shape ``[]`` or ``[1]``.
+    Both may be meta tensors. If there is only one element, the shapes ``[]`` and ``[1]`` count as equal.
     """
     if stored.shape != wanted.shape and not stored.numel() == wanted.numel() == 1:
         return f"has the shape {list(stored.shape)} instead of {list(wanted.shape)}"
@@ -29,40 +29,44 @@ def misfit(stored: Tensor, wanted: Tensor) -> str | None:
 
 
 def without_source(state: Mapping[str, Tensor], names: Iterable[str]) -> Iterator[str]:
-    """Yield the names in a state whose tensor is not among the tensors of ``names``.
+    """Yield the names in ``state`` whose tensors were not read.
 
     Args:
-        state: Tensors by full name; ``state_dict(keep_vars=True)``, in which tied names have one object.
-        names: Names that were read; names outside the state are ignored.
+        state: The result of ``state_dict(keep_vars=True)``, in which tied tensors are one object.
+        names: Names of the tensors that were read. Names that ``state`` does not contain are ignored.
     """
     have = {id(state[name]) for name in names if name in state}
     return (name for name, tensor in state.items() if id(tensor) not in have)
 
 
 def refuse_missing(names: Sequence[str], model: nn.Module, directory: Path) -> None:
-    """Raise CheckpointError if a checkpoint lacks ``names``, tensors of its model."""
+    """Raise CheckpointError if ``names`` is not empty.
+
+    These are tensors of the model that a checkpoint lacks.
+    """
     if names:
         raise CheckpointError(
             f"'{directory}' lacks {len(names)} tensor(s) of a {type(model).__name__}: {folded(names)}. It is incomplete, or its "
-            "config.json is of another model"
+            "config.json is of another model. Fetch the checkpoint again, or correct config.json"
         )
 
 
 def may_lack(model: nn.Module) -> Callable[[str], bool]:
-    """Return a function that says whether a model class lets a checkpoint lack a tensor, by its full name.
+    """Return a function from full name of a tensor to whether a checkpoint of ``model`` may lack the tensor.
 
-    The class computes such a tensor itself: Marian's positions, and BART's ``final_logits_bias``.
+    It may if the model class computes the tensor itself. Examples are the positions of Marian and
+    ``final_logits_bias`` of BART.
     """
     patterns = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_missing", None) or ()]
     return lambda name: any(pattern.search(name) for pattern in patterns)
 
 
 def refuse_lost(names: Sequence[str], model: nn.Module, directory: Path) -> None:
-    """Raise if stored tensors would be lost because others have taken their places in the model.
+    """Raise an error if stored tensors would be lost because other tensors have taken their places.
 
     Args:
-        names: Stored tensors that no tensor of the model is made from, and no export copies.
-        model: Its class says which tensors may be left out (`left_out_by`).
+        names: Names of stored tensors that no tensor of the model is computed from and that no export copies.
+        model: The model. Its class says which tensors may be left out (`left_out_by`).
         directory: The checkpoint, for the message.
 
     Raises:
@@ -77,13 +81,15 @@ def refuse_lost(names: Sequence[str], model: nn.Module, directory: Path) -> None
 
 
 def left_out_by(model: nn.Module, carried: Collection[str] = ()) -> Callable[[str], bool]:
-    """Return a function that says whether a model class ignores a stored tensor.
+    """Return a function from name of a stored tensor to whether the model class ignores the tensor.
 
-    DeepSeek-V3 ignores its layers for multi-token prediction. ``carried`` are names that an export lists
-    because its model has no such module or tensor (`quark.models.plan.quant_plan.QuantPlan.carried_names`).
+    For example, DeepSeek-V3 ignores its layers for multi-token prediction. ``carried`` are names that an
+    export lists because its model has no such module or tensor
+    (`quark.models.plan.quant_plan.QuantPlan.carried_names`). Such tensors are ignored too.
 
-    The patterns of a class are meant for tensors that the model lacks, but match others too: GPT-2's
-    ``attn.bias`` matches ``c_attn.bias``. So tensors of a module that stores tensors are never ignored.
+    The class states patterns for tensors that the model lacks. But a pattern may match other tensors too: the
+    pattern ``attn.bias`` of GPT-2 matches ``c_attn.bias``. So if a module stores tensors, none of its tensors
+    is ignored.
     """
     patterns = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
     storing = {name for name, module in model.named_modules() if patterns and _stores(module)}
@@ -95,17 +101,18 @@ def left_out_by(model: nn.Module, carried: Collection[str] = ()) -> Callable[[st
 
 
 def beside_others(model: nn.Module) -> Callable[[str], bool]:
-    """Return a function that says whether an unexpected tensor's module is in the model and stores tensors.
+    """Return a function from name of a tensor to whether its module is in the model and stores other tensors.
 
-    In a quantized checkpoint, such a tensor is usually a scale, and the module is wrong without it. A
-    tensor of a module that the model lacks belongs to another part, which its class ignores.
+    If an unexpected tensor of a quantized checkpoint belongs to such a module, it is usually a scale, and the
+    module is wrong without it. If the model lacks the module, the tensor belongs to another part of the
+    checkpoint, which the model class ignores.
     """
     storing = {name for name, module in model.named_modules() if _stores(module)}
     return lambda name: name.rpartition(".")[0] in storing
 
 
 def refuse_unannounced(names: Sequence[str], directory: Path | str) -> None:
-    """Raise CheckpointError if a checkpoint has ``names``, which its quantization does not announce."""
+    """Raise CheckpointError if ``names`` is not empty. These are tensors that no configuration announces."""
     if names:
         raise CheckpointError(
             f"'{directory}' holds {folded(names)}, which its quantization_config does not announce: config.json was changed, or is of "
@@ -114,11 +121,12 @@ def refuse_unannounced(names: Sequence[str], directory: Path | str) -> None:
 
 
 def recomputed_by(model: Any) -> Callable[[str], bool]:
-    """Return a function that says whether a transformers model computes a stored tensor itself.
+    """Return a function from name of a stored tensor to whether a transformers model computes it itself.
 
-    An export can leave such a tensor out. There are two kinds. Either the model has a computed buffer with
-    the same last two names: ``rotary_emb.inv_freq``, which older releases had in every layer. Or the model
-    has the tensor's module, and its class ignores the tensor: the masks ``attn.bias`` of GPT-2.
+    An export can leave such a tensor out. There are two cases. In the first case, the model has a computed
+    buffer whose last two name parts are the same. An example is ``rotary_emb.inv_freq``, which older releases
+    stored in every layer. In the second case, the model has the module of the tensor, and the model class
+    ignores the tensor. An example is the mask ``attn.bias`` of GPT-2.
     """
     expects, prefix = left_out_by(model), f"{model.base_model_prefix}."
     modules = {name.removeprefix(prefix) for name, _ in model.named_modules()}
@@ -127,6 +135,7 @@ def recomputed_by(model: Any) -> Callable[[str], bool]:
 
 
 def _last_two(name: str) -> str:
+    """Return the last two parts of a full name."""
     return ".".join(name.split(".")[-2:])
 
 

@@ -1,7 +1,7 @@
-"""The class of a checkpoint's model: the class that its config.json names in ``architectures``, or none.
+"""Functions that find the model class that a config.json names in ``architectures``.
 
-All code that builds or loads a model uses this. If transformers' own Auto classes do not know the named
-class, they would build another class of the family.
+All code that builds or loads a model uses these functions, because the Auto classes of transformers would
+build another class of the model family if they do not know the named class.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from quark.models.hf.internals import model_classes
 
 _FIRST = ("CausalLM", "ImageTextToText")
 _FIRST_WITH_ENCODER = ("Seq2SeqLM", "SpeechSeq2Seq", *_FIRST)
-"""Suffixes of Auto classes, in the order in which they are tried if a config names no class. ``AutoModel`` is
-last.
+"""Suffixes of the Auto classes that are tried, in this order, if a config names no class. ``AutoModel`` is
+tried last.
 """
 
 
 @attrs.frozen(eq=False)
 class ModelClass:
-    """The class of a checkpoint's model, and the config for building it.
+    """The class of the model of a checkpoint, and the config with which the model is built.
 
     Attributes:
-        type: A model class; or an Auto class, which runs the checkpoint's own code.
-        config: The checkpoint's config, or the part of it for this class.
-        trust_remote_code: Whether code that comes with the checkpoint may run.
+        type: A model class. If the model class is code of the checkpoint, this is an Auto class that runs it.
+        config: The config of the checkpoint, or the part of it that belongs to this class.
+        trust_remote_code: Whether code that comes with the checkpoint is allowed to run.
     """
 
     type: Any
@@ -41,13 +41,16 @@ class ModelClass:
     trust_remote_code: bool = False
 
     def build(self, **options: Any) -> Any:
-        """Return the model without the checkpoint's weights; ``options`` go to ``from_config``."""
+        """Return a new model without the weights of the checkpoint.
+
+        ``options`` are passed to ``from_config``.
+        """
         if hasattr(self.type, "from_config"):
             return self.type.from_config(self.config, trust_remote_code=self.trust_remote_code, **options)
         return self.type._from_config(self.config, **options)
 
     def load(self, path: Path, **options: Any) -> Any:
-        """Return the result of the class's ``from_pretrained`` for a directory."""
+        """Return the result of ``from_pretrained`` of the class for the directory ``path``."""
         return self.type.from_pretrained(
             path, config=self.config, trust_remote_code=self.trust_remote_code, local_files_only=True, **options
         )
@@ -56,16 +59,17 @@ class ModelClass:
 def model_class(config: Any, file: Path, *, trust_remote_code: bool = False) -> ModelClass:
     """Return the class that a config names in ``architectures``.
 
-    If it names none, return the first class that transformers has for the config: for text, then for images
-    and text, then the model without a head.
+    If the config names no class, return the first class that transformers has for the config. A class for
+    text comes first, then a class for images and text, then the model without a head.
 
     Args:
         config: A transformers config.
-        file: Its config.json, for messages.
-        trust_remote_code: Whether code that comes with the checkpoint may run.
+        file: The config.json of the config, for messages.
+        trust_remote_code: Whether code that comes with the checkpoint is allowed to run.
 
     Raises:
-        UnsupportedError: The class is unknown, or is code of the checkpoint, which may not run.
+        UnsupportedError: The class is unknown. Or it is code of the checkpoint, and this code is not allowed
+            to run.
         EnvironmentConflictError: A library that the class needs cannot be imported.
     """
     names = list(config.architectures or ())
@@ -81,7 +85,7 @@ def model_class(config: Any, file: Path, *, trust_remote_code: bool = False) -> 
     kind, version = type(config).model_type, transformers_version()
     if not names:
         raise UnsupportedError(
-            f"'{file}' names no model class, and transformers {version} has no default class for the model type '{kind}': write the name "
+            f"'{file}' names no model class, and transformers {version} has no default class for the model type '{kind}'. Write the name "
             'of the class into "architectures"'
         )
     raise UnsupportedError(
@@ -92,7 +96,7 @@ def model_class(config: Any, file: Path, *, trust_remote_code: bool = False) -> 
 
 
 def is_of_its_config(model: nn.Module) -> bool:
-    """Return whether a model has the class that its config.json would give."""
+    """Return whether the class of ``model`` is the class that transformers would build from its config."""
     from transformers import PretrainedConfig
 
     config = getattr(model, "config", None)
@@ -102,9 +106,10 @@ def is_of_its_config(model: nn.Module) -> bool:
 
 
 def config_for(model_type: Any, config: Any) -> Any:
-    """Return the config, or its part for this model class; None if the class takes neither.
+    """Return ``config`` or the part of it that belongs to the class ``model_type``, or None.
 
-    Some families use a model class of another family, which is registered for their config.
+    None means that the class accepts neither. Some model families use a model class of another family. Then
+    the whole config is returned, because the class is registered for it.
     """
     wanted = getattr(model_type, "config_class", None)
     if wanted is None or isinstance(config, wanted):
@@ -118,9 +123,9 @@ def config_for(model_type: Any, config: Any) -> Any:
 
 
 def _of_own_code(auto_map: dict[str, Any], names: list[str]) -> Any:
-    """Return the Auto class that ``auto_map`` maps to a class of one of these names.
+    """Return the Auto class that ``auto_map`` maps to a class with one of ``names``, or None.
 
-    Without names, return the first Auto class of ``auto_map`` that is for models.
+    If ``names`` is empty, return the first Auto class in ``auto_map`` that builds models.
     """
     import transformers
 
@@ -130,7 +135,7 @@ def _of_own_code(auto_map: dict[str, Any], names: list[str]) -> Any:
 
 
 def _named(name: str, config: Any) -> Any:
-    """Return the class of that name that is registered for a config, or else transformers' own class."""
+    """Return the class ``name`` that is registered for a config, else the one of transformers, or None."""
     import transformers
 
     registered = {one.__name__: one for auto in _auto_classes() for one in model_classes(auto, config)}
@@ -139,7 +144,7 @@ def _named(name: str, config: Any) -> Any:
 
 
 def _unnamed(config: Any) -> Iterator[Any]:
-    """Yield the classes for a config that names none."""
+    """Yield the classes to try, in order, for a config that names no class."""
     autos = {auto.__name__: auto for auto in _auto_classes()}
     ends = _FIRST_WITH_ENCODER if getattr(config, "is_encoder_decoder", False) else _FIRST
     for name in (*(f"AutoModelFor{end}" for end in ends), "AutoModel"):

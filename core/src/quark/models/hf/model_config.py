@@ -1,4 +1,4 @@
-"""The transformers config of a checkpoint, and model classes of plugins."""
+"""Functions that read the transformers config of a checkpoint, and that import model classes of plugins."""
 
 from __future__ import annotations
 
@@ -24,29 +24,30 @@ _PACKAGE_OF_ATTENTION = {
     "flash_attention_3": ("flash_attn_interface", "FlashAttention 3"),
     "flash_attention_4": ("flash_attn", "FlashAttention 4"),
 }
-"""The module that each attention implementation imports, and the package that provides it."""
+"""Dictionary from attention implementation to the module that it imports and the package that provides it."""
 _NAMING_CODE = re.compile(r"_implementation(_internal)?$|^(backbone|architecture)$")
-"""Keys of a config.json whose value may name code or a model on a hub."""
+"""Those keys of a config.json whose value may name code on a hub or a model on a hub."""
 _EXPERTS_OF_A_HUB = ("deepgemm", "sonicmoe")
-"""Implementations of experts for which transformers fetches a kernel."""
+"""Names of implementations of experts for which transformers fetches a kernel from a hub."""
 
-_MOST_LAYERS = 10_000  # more layers cannot be built in reasonable time
+_MOST_LAYERS = 10_000  # a model with more layers cannot be built in reasonable time
 
 
 def model_config(path: Path, *, trust_remote_code: bool = False) -> Any:
     """Return the transformers config of a checkpoint.
 
-    A plugin's model class for it is imported first.
+    If a plugin provides the model class of this checkpoint, the class is imported first.
 
     Args:
         path: Directory of the checkpoint.
-        trust_remote_code: Whether code that comes with the checkpoint may run.
+        trust_remote_code: Whether code that comes with the checkpoint is allowed to run.
 
     Raises:
-        CheckpointError: There is no such directory, its config.json is missing or damaged, or its model type
-            is unknown.
-        UnsupportedError: Its model needs code from the checkpoint or a hub, which may not run.
-        PluginError: The plugin's module cannot be imported.
+        CheckpointError: The directory does not exist, its ``config.json`` is missing or damaged, or the model
+            type is unknown.
+        UnsupportedError: The model needs code from the checkpoint or a hub, and this code is not allowed to
+            run.
+        PluginError: The module of the plugin cannot be imported.
         EnvironmentConflictError: This version of transformers is not supported, or a library is broken.
     """
     refuse_unfit_environment()
@@ -61,7 +62,7 @@ def model_config(path: Path, *, trust_remote_code: bool = False) -> Any:
     _refuse_missing_attention(values, file)
     model_type = values.get("model_type")
     if model_type is not None and not isinstance(model_type, str):
-        raise CheckpointError(f"'{file}' says model_type = {model_type!r} instead of a name: it is damaged, fetch it again")
+        raise CheckpointError(f"'{file}' is damaged, because its model_type is {model_type!r} instead of a name. Fetch the file again")
     if model_type is not None and model_type in templates():
         _import_modeling(model_type)
     if not trust_remote_code and model_type not in CONFIG_MAPPING:
@@ -76,20 +77,22 @@ def model_config(path: Path, *, trust_remote_code: bool = False) -> Any:
         raise CheckpointError(f"{unknown}: {_why_unknown(model_type)}") from error
     classes = config.architectures
     if classes and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
-        raise CheckpointError(f"'{file}' says architectures = {classes!r} instead of a list of names: it is damaged, fetch it again")
+        raise CheckpointError(
+            f"'{file}' is damaged, because its architectures are {classes!r} instead of a list of names. Fetch the file again"
+        )
     model_class(config, file, trust_remote_code=trust_remote_code)  # refuses an unknown class
-    set_source(config, str(path))  # config.json could name any directory, and files there are copied to a result
+    set_source(config, str(path))  # config.json could name any other directory, and quark copies files of this directory to a result
     return config
 
 
 def _refuse_fetched_code(values: object, file: Path) -> None:
-    """Raise if a config.json names code or a model on a hub, which transformers would fetch.
+    """Raise an error if a config.json names code or a model that transformers would fetch from a hub.
 
-    transformers fetches a kernel for an attention or for experts called ``owner/name``, and for some names of
-    its own.
+    transformers fetches a kernel if the name of an attention or experts implementation has the form
+    ``owner/name``. It also does so for some other names.
 
     Raises:
-        UnsupportedError: It names such code.
+        UnsupportedError: The file names such code or such a model.
     """
     for key, value in _entries(values):
         if not _NAMING_CODE.search(key):
@@ -97,42 +100,42 @@ def _refuse_fetched_code(values: object, file: Path) -> None:
         for _, name in _entries([value]):
             if isinstance(name, str) and ("/" in name or name in _EXPERTS_OF_A_HUB):
                 raise UnsupportedError(
-                    f"'{file}' says {key} = '{name}', which is code or a model on a hub. Quark fetches it only if you allow it: remove "
+                    f"'{file}' says {key} = '{name}', which is code or a model on a hub. Quark fetches it only if you allow it. Remove "
                     f'"{key}" from the file, or give --trust-remote-code (trust_remote_code=True)'
                 )
 
 
 def _refuse_missing_attention(values: object, file: Path) -> None:
-    """Raise if a config.json asks for an attention whose package is not installed.
+    """Raise an error if a config.json names an attention implementation whose package is not installed.
 
     Raises:
-        EnvironmentConflictError: The package is missing.
+        EnvironmentConflictError: The package is not installed.
     """
     for key, attention in _entries(values):
         name = attention.rpartition("|")[2] if isinstance(attention, str) else ""
         package = _PACKAGE_OF_ATTENTION.get(name)
         if package is not None and importlib.util.find_spec(package[0]) is None:
             raise EnvironmentConflictError(
-                f"'{file}' asks for the attention '{name}', but {package[1]} is not installed: install it, or remove \"{key}\" from "
-                "the file, and transformers chooses another"
+                f"'{file}' asks for the attention '{name}', but {package[1]} is not installed. Install it, or remove \"{key}\" from "
+                "the file, so that transformers chooses another attention"
             )
 
 
 def _refuse_endless(values: object, file: Path) -> None:
-    """Raise if building a model from that config.json would take forever, even without weights."""
+    """Raise CheckpointError if a model that a config.json describes would take too long to build."""
     for key, value in _entries(values):
         if not isinstance(value, int) or value <= _MOST_LAYERS or re.search("size|dim", key):
             continue
         if re.search("layer|depth", key):
-            raise CheckpointError(f"'{file}' says {key} = {value:,}, but no model has more than {_MOST_LAYERS:,}: correct it")
+            raise CheckpointError(f"'{file}' says {key} = {value:,}, but no model has more than {_MOST_LAYERS:,}. Correct the file")
         if re.search("layer|expert|depth", key):
             stored = sum(weights.stat().st_size for weights in file.parent.glob("*.safetensors"))
             if 0 < stored < value:
-                raise CheckpointError(f"'{file}' says {key} = {value:,}, but its weights have {stored:,} bytes: fetch both again")
+                raise CheckpointError(f"'{file}' says {key} = {value:,}, but the weights have only {stored:,} bytes. Fetch both again")
 
 
 def _entries(values: object) -> Iterator[tuple[str, object]]:
-    """Yield the keys of objects and lists in a JSON value, at any depth, each with its value."""
+    """Yield each key and its value in a JSON value, at any depth. The keys of a list are its indices."""
     waiting = [values]
     while waiting:
         table = waiting.pop()
@@ -142,7 +145,7 @@ def _entries(values: object) -> Iterator[tuple[str, object]]:
 
 
 def _import_modeling(model_type: str) -> None:
-    """Import the module with the model class that the template of a model type names.
+    """Import the module that the template of a model type names in ``modeling``. It has the model class.
 
     The class stays registered with transformers, because an import cannot be undone.
     """
@@ -160,14 +163,14 @@ def _import_modeling(model_type: str) -> None:
 
 
 def _why_unknown(model_type: str) -> str:
-    """Return why transformers does not know a model type, with the fix."""
+    """Return the reason why transformers does not know a model type, and a fix."""
     try:
         module, source = templates().get(model_type).modeling, templates().source(model_type)
     except UnknownNameError:
-        return "no installed distribution provides that family; install one that does, or upgrade transformers"
+        return "no installed distribution provides this model family. Install a distribution that does, or upgrade transformers"
     if module is None:
         return (
-            f"the template of {source} names no module with the model class (TemplateRecord.modeling); upgrade that distribution, "
+            f"the template of {source} names no module with the model class (TemplateRecord.modeling). Upgrade that distribution, "
             "or transformers"
         )
     return (

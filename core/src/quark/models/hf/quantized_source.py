@@ -1,4 +1,7 @@
-"""Quantized sources: checkpoints, and models in memory, with the float tensors that they represent."""
+"""Functions for quantized sources.
+
+They say which float tensors a quantized checkpoint or model represents.
+"""
 
 from __future__ import annotations
 
@@ -28,20 +31,20 @@ from quark.plugins.record_fields import described
 
 _KEY = "quantization_config"
 _OF_TRANSFORMERS = ("hf_quantizer", "is_quantized", "quantization_method")
-"""Attributes of a model that transformers loaded quantized."""
+"""Names of attributes that transformers sets on a model that it has loaded quantized."""
 
 
 def float_tensors_of(directory: Path, shards: Sequence[Shard]) -> list[FloatTensor] | None:
-    """Return the float tensors that a quantized checkpoint represents; None for a float checkpoint.
+    """Return the float tensors that a quantized checkpoint represents, or None for a float checkpoint.
 
     Args:
         directory: The checkpoint.
-        shards: Its files, from `quark.models.hf.shards.check_shards`.
+        shards: The files of the checkpoint, from `quark.models.hf.shards.check_shards`.
 
     Raises:
-        ConfigError, AmbiguousNameError: As `source_layout` does.
+        ConfigError, AmbiguousNameError: For the same reasons as in `source_layout`.
         CheckpointError: Codes and scales do not fit each other.
-        PluginError: The dequantizer is broken.
+        PluginError: The code of the dequantizer has failed.
     """
     layout = source_layout(directory)
     if layout is None:
@@ -50,24 +53,24 @@ def float_tensors_of(directory: Path, shards: Sequence[Shard]) -> list[FloatTens
     with naming(directory / "config.json"):
         float_tensors = checked_float_tensors(name, block, FileTensors(shards).meta, f"'{directory}'")
     get_logger(__name__).info(
-        f"'{directory}' is quantized ({block.get('quant_method')}): {len(float_tensors)} tensors are dequantized before they are "
-        "quantized again. Rounding twice loses accuracy: use the float checkpoint if there is one"
+        f"'{directory}' is quantized ({block.get('quant_method')}), so {len(float_tensors)} tensors are dequantized before they are "
+        "quantized again. This loses accuracy, because values are rounded twice. Use the float checkpoint if there is one"
     )
     return float_tensors
 
 
 def checked_float_tensors(name: str, block: Mapping[str, Any], stored: Mapping[str, Tensor], what: str) -> list[FloatTensor]:
-    """Return the float tensors that stored tensors represent, from the dequantizer of a layout.
+    """Return the float tensors that the dequantizer of a layout finds in stored tensors.
 
     Args:
         name: Name of the layout.
         block: The ``quantization_config``.
-        stored: The tensors by full name, on the meta device.
-        what: Their owner, for messages.
+        stored: A dictionary from full name to stored tensor, on the meta device.
+        what: A description of the checkpoint or model, for messages.
 
     Raises:
         CheckpointError: Codes and scales do not fit each other.
-        PluginError: The dequantizer is broken.
+        PluginError: The code of the dequantizer has failed.
     """
     whose, make = origin("exporters", name), exporters().load_dequantizer(name)
     with attributed(f"dequantizing {what}", whose):
@@ -79,7 +82,7 @@ def checked_float_tensors(name: str, block: Mapping[str, Any], stored: Mapping[s
 
 
 def without_quantization(config: Any) -> Any:
-    """Remove all information about quantization from a transformers config, in place, and return it."""
+    """Remove all information about quantization from a transformers config, in place. Return the config."""
     for part in (config, getattr(config, "text_config", None)):
         if getattr(part, _KEY, None) is not None:
             delattr(part, _KEY)
@@ -87,15 +90,15 @@ def without_quantization(config: Any) -> Any:
 
 
 def source_layout(directory: Path) -> tuple[str, Mapping[str, Any]] | None:
-    """Return the layout that dequantizes a checkpoint, and its ``quantization_config``.
+    """Return the name of the layout that dequantizes a checkpoint, and the ``quantization_config``.
 
-    None for a float checkpoint.
+    Return None for a float checkpoint.
 
     Raises:
-        CheckpointError: There is no config.json, or it is damaged.
-        ConfigError: No installed layout dequantizes it. The message names its method and the methods that can
-            be read.
-        AmbiguousNameError: Several layouts do.
+        CheckpointError: There is no ``config.json``, or it is damaged.
+        ConfigError: No installed layout dequantizes the checkpoint. The message names the ``quant_method`` of
+            the checkpoint and the methods of installed layouts.
+        AmbiguousNameError: Several installed layouts dequantize the checkpoint.
     """
     path = config_file(directory)
     config = read_json(path)
@@ -107,14 +110,14 @@ def source_layout(directory: Path) -> tuple[str, Mapping[str, Any]] | None:
     if name is None:
         raise ConfigError(
             f"'{directory}' is quantized already, by the quant_method {block.get('quant_method')!r}, which no installed layout dequantizes "
-            f"(they dequantize {exporters().methods_with('dequantizer')}). Give the float checkpoint. "
+            f"(installed layouts dequantize {exporters().methods_with('dequantizer')}). Give the float checkpoint. "
             f"{catalog().missing((exporters().kind.distribution,))}".rstrip()
         )
     return name, block
 
 
 def _block(config: Any) -> Mapping[str, Any] | None:
-    """Return the ``quantization_config`` of a config.json, or of its text part."""
+    """Return the ``quantization_config`` in the content of a config.json or in its text part, or None."""
     parts = [config, config.get("text_config")] if isinstance(config, dict) else []
     blocks = [part[_KEY] for part in parts if isinstance(part, dict) and part.get(_KEY) is not None]
     if blocks and not isinstance(blocks[0], dict):
@@ -124,12 +127,12 @@ def _block(config: Any) -> Mapping[str, Any] | None:
 
 @attrs.frozen(eq=False)
 class QuantizedModel:
-    """A model in memory with codes and scales, in a layout that an installed plugin dequantizes.
+    """A model in memory that another tool has quantized, in a layout that an installed plugin dequantizes.
 
     Attributes:
-        model: The model.
-        twin: The float model without its weights, on the meta device.
-        float_tensors: The float tensors that the model's tensors represent.
+        model: The quantized model.
+        twin: The float model of the same class, on the meta device.
+        float_tensors: The float tensors that the codes and scales of ``model`` represent.
     """
 
     model: nn.Module
@@ -138,14 +141,15 @@ class QuantizedModel:
 
     @classmethod
     def of(cls, model: nn.Module) -> Self | None:
-        """Return the model as a source; None if it is float, or no installed layout dequantizes it.
+        """Return a `QuantizedModel` for ``model``, or None.
 
-        The result is also None for a model that quark's reader has loaded: its layers are quantized layers,
-        which a plan refuses.
+        None means that the model is float, or that no installed layout dequantizes it. The result is also
+        None for a model that one of quark's readers has loaded. Its layers are quantized layers, and planning
+        refuses such a model.
 
         Raises:
             CheckpointError: Codes and scales do not fit each other.
-            PluginError: The dequantizer is broken.
+            PluginError: The code of the dequantizer has failed.
         """
         block = _block_of(getattr(model, "config", None))
         name = None if block is None else exporters().fitting_one(block, "dequantizer", Path("config.json"))
@@ -163,15 +167,18 @@ class QuantizedModel:
 
     @property
     def codes_of(self) -> dict[str, LayerCodes | None]:
-        """Stored form of each layer that is quantized in the source, by full name.
+        """A dictionary from full name of each layer that is quantized in the source to its `LayerCodes`.
 
-        None if no `QLayerConfig` expresses it exactly.
+        The value is None if no `QLayerConfig` expresses the quantization of the layer exactly.
         """
         known: dict[str, LayerCodes | None] = {codes.name: codes for one in self.float_tensors for codes in one.layers}
         return known | {one.name.removesuffix(".weight"): None for one in self.float_tensors if not one.layers}
 
     def coded(self, names: Iterable[str]) -> Mapping[str, CodedLayer]:
-        """Return the codes and scales of some layers; call it before `dequantize`."""
+        """Return the codes and scales of the layers ``names``, as a dictionary from full name.
+
+        Call this before `dequantize`.
+        """
         state, chosen = self.model.state_dict(), set(names)
         return {
             codes.name: codes.read({name: state[name] for name in (*one.sources, *one.left_out)})
@@ -184,7 +191,7 @@ class QuantizedModel:
     def dequantize(self) -> None:
         """Replace the quantized modules of the model by float modules, in place.
 
-        The model then no longer says that it is quantized.
+        This also removes all attributes which say that the model is quantized.
         """
         of_module: dict[str, dict[str, FloatTensor]] = {}
         for one in self.float_tensors:
@@ -203,13 +210,13 @@ class QuantizedModel:
         without_quantization(self.model.config)
         for name in _OF_TRANSFORMERS:
             self.model.__dict__.pop(name, None)
-        hook = self.model.__dict__.pop("ct_decompress_hook", None)  # compressed-tensors would decompress at the first forward
+        hook = self.model.__dict__.pop("ct_decompress_hook", None)  # with it, compressed-tensors would decompress in the first forward
         if hook is not None:
             hook.remove()
 
 
 def _block_of(config: Any) -> Mapping[str, Any] | None:
-    """Return the ``quantization_config`` of a model's config, as it is in a config.json."""
+    """Return the ``quantization_config`` of a transformers config, with the values that a config.json has."""
     block: Any = getattr(config, "quantization_config", None)
     block = block.to_dict() if hasattr(block, "to_dict") else block
     plain: Any = json.loads(json.dumps(block, default=lambda value: getattr(value, "value", str(value))))

@@ -1,4 +1,7 @@
-"""A checkpoint's model without its weights: on the meta device, or in uninitialized memory."""
+"""Functions that build the model of a checkpoint without its weights.
+
+Parameters are on the meta device, or in uninitialized memory.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,12 @@ _NO_MODEL = "no model can be built from its values; correct them, or fetch the f
 
 
 def meta_model(path: Path, dtype: torch.dtype | None = None, *, trust_remote_code: bool = False) -> nn.Module:
-    """Return the float model of a checkpoint without its weights, on the meta device.
+    """Return the float model of a checkpoint on the meta device.
 
     Args:
         path: Directory of the checkpoint.
-        dtype: Dtype of its weights; None uses the config's dtype.
-        trust_remote_code: Whether code that comes with the checkpoint may run.
+        dtype: Dtype of the weights; None means the dtype in the config.
+        trust_remote_code: Whether code that comes with the checkpoint is allowed to run.
 
     Raises:
         CheckpointError: The directory is not a checkpoint.
@@ -38,20 +41,20 @@ def meta_model(path: Path, dtype: torch.dtype | None = None, *, trust_remote_cod
 
 
 def skeleton(path: Path, dtype: str, device: torch.device, *, trust_remote_code: bool = False) -> nn.Module:
-    """Return the model as `load_model` does, but without reading a weight.
+    """Return the same model as `load_model`, but do not read weights.
 
-    Parameters and persistent buffers are on the meta device, in their final dtypes. Buffers that no
-    checkpoint holds (rotary tables) are computed, on ``device``. Source: ``from_pretrained`` of transformers
-    5.
+    Parameters and persistent buffers are on the meta device, with their final dtypes. Buffers that no
+    checkpoint contains, such as rotary tables, are computed on ``device``. Source: ``from_pretrained`` of
+    transformers 5.
 
     Args:
         path: Directory of the checkpoint.
-        dtype: As in `load_model`.
-        device: Device of the buffers.
-        trust_remote_code: Whether code that comes with the checkpoint may run.
+        dtype: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"auto"`` for the dtype in the checkpoint.
+        device: Device of the computed buffers.
+        trust_remote_code: Whether code that comes with the checkpoint is allowed to run.
 
     Raises:
-        CheckpointError, ConfigError: As `load_model` and `meta_model`.
+        CheckpointError, ConfigError: For the same reasons as in `load_model` and `meta_model`.
     """
     model_dtype = torch_dtype(dtype) or model_config(path, trust_remote_code=trust_remote_code).dtype or first_dtype(path)
     model: Any = meta_model(path, model_dtype, trust_remote_code=trust_remote_code)
@@ -70,9 +73,10 @@ def skeleton(path: Path, dtype: str, device: torch.device, *, trust_remote_code:
 def empty_model(
     path: Path, attn_implementation: str | None, *, trust_remote_code: bool = False, dtype: torch.dtype | None = None
 ) -> nn.Module:
-    """Return the float model of a config.json with allocated weights, in ``dtype`` or the checkpoint's dtype.
+    """Return the float model that a config.json describes, with uninitialized weights in memory.
 
-    Buffers that no checkpoint holds (rotary tables) are computed. Raises as `model_config` does.
+    If ``dtype`` is None, the weights have the dtype in the config. Buffers that no checkpoint contains, such
+    as rotary tables, are computed. The errors are those of `model_config`.
     """
     kind = _class_of(path, trust_remote_code=trust_remote_code)
     with building(), without_initialization(), reading(path / "config.json", _NO_MODEL):
@@ -81,7 +85,7 @@ def empty_model(
 
 
 def _with_generation_config(model: Any, path: Path) -> nn.Module:
-    """Return ``model`` with the generation settings of its checkpoint, if there are any."""
+    """Set the generation settings of ``model`` if the checkpoint has such settings. Return ``model``."""
     from transformers import GenerationConfig
 
     generation = path / "generation_config.json"
@@ -93,5 +97,6 @@ def _with_generation_config(model: Any, path: Path) -> nn.Module:
 
 
 def _class_of(path: Path, *, trust_remote_code: bool) -> ModelClass:
+    """Return the model class of a checkpoint, with a config that contains no quantization."""
     config = without_quantization(model_config(path, trust_remote_code=trust_remote_code))
     return model_class(config, path / "config.json", trust_remote_code=trust_remote_code)

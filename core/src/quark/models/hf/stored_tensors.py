@@ -1,8 +1,9 @@
-"""Maps stored tensors to the tensors of a transformers model, from file headers alone.
+"""Functions that map stored tensors to the tensors of a transformers model, from file headers alone.
 
-Weight converters of the user or template come first (`quark.models.hf.converted_tensors`), then transformers'
-renamings and conversions, such as fusing experts that are stored separately. So the result equals that of
-``from_pretrained``. Source: transformers 5, ``core_model_loading``.
+Weight converters of the user or of a template are applied first (`quark.models.hf.converted_tensors`). Then
+the renamings and conversions of transformers are applied, which for example fuse experts that are stored
+separately. So the model gets the same tensors as from ``from_pretrained``. Source: transformers 5,
+``core_model_loading``.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ from quark.models.layers.coded_layer import CodedLayer
 
 @attrs.frozen(eq=False)
 class Recipe:
-    """Tensors of a model that come from the same stored tensors.
+    """A description of how some tensors of a model are computed from the same stored tensors.
 
     Attributes:
-        sources: The pattern of transformers' conversion and the full name of each stored tensor, in the order
-            in which they are joined.
+        sources: A pair for each stored tensor: the pattern of transformers' conversion, and the full name of
+            the tensor. The tensors are joined in this order.
         targets: Full names of the resulting tensors in the model.
-        conversion: transformers' ``WeightConverter`` from sources to targets; None if the only source is the
-            target.
+        conversion: The ``WeightConverter`` of transformers that computes the targets from the sources. None
+            if there is one source, which is the target without a change.
     """
 
     sources: tuple[tuple[str, str], ...]
@@ -53,15 +54,15 @@ class Recipe:
     conversion: Any = None
 
     def make(self, stored: Mapping[str, Tensor], model: Any) -> dict[str, Tensor]:
-        """Return the targets by full name.
+        """Compute the targets. Return a dictionary from full name to tensor.
 
         Args:
-            stored: The sources by full name; meta tensors give meta tensors.
-            model: The transformers model or its `ModelAsLoaded`, which some conversions read.
+            stored: A dictionary from full name to source. If these are meta tensors, the targets are too.
+            model: The transformers model or its `ModelAsLoaded`. Some conversions need it.
         """
         if self.conversion is None:
             return {self.targets[0]: stored[self.sources[0][1]]}
-        converter = copy.deepcopy(self.conversion)  # it collects tensors
+        converter = copy.deepcopy(self.conversion)  # a converter collects tensors, so each call needs its own copy
         for pattern, name in self.sources:
             converter.add_tensor(self.targets[0], name, pattern, stored[name])
         results: dict[str, Any] = converter.convert(self.targets[0], model=model, config=model.config)
@@ -70,18 +71,18 @@ class Recipe:
 
 @attrs.frozen(eq=False)
 class ModelAsLoaded:
-    """The parts of a model that transformers' conversions read, as they were before experts were separated.
+    """The parts of a model that transformers' conversions need, as they were before experts were separated.
 
     Attributes:
-        config: Its configuration.
-        state: Its tensors by full name, from before any module is replaced.
+        config: The transformers config of the model.
+        state: A dictionary from full name to tensor, from before any module was replaced.
     """
 
     config: Any
     state: Mapping[str, Tensor]
 
     def get_parameter(self, name: str) -> Tensor:
-        """Return a tensor by full name."""
+        """Return the tensor with the full name ``name``."""
         return self.state[name]
 
 
@@ -90,25 +91,26 @@ class StoredTensors:
 
     Args:
         model: A transformers model on the meta device, with no module replaced yet.
-        shards: The result of `quark.models.hf.shards.check_shards`.
-        directory: The checkpoint's directory, for messages.
-        converters: transformers' ``WeightConverter``, from the user or the model's template, applied before
-            transformers' own (`quark.models.hf.converted_tensors`).
-        float_tensors: The tensors to compute from the codes of a quantized checkpoint; None for a float one.
+        shards: The files of the checkpoint, from `quark.models.hf.shards.check_shards`.
+        directory: The directory of the checkpoint, for messages.
+        converters: ``WeightConverter`` objects of transformers, from the user or from the template of the
+            model. They are applied before transformers' own (`quark.models.hf.converted_tensors`).
+        float_tensors: The tensors to compute from the codes of a quantized checkpoint; None for a float
+            checkpoint.
 
     Attributes:
-        directory: The argument of this name.
-        recipes: One for each tensor of the model, or for several tensors that are made together; tied tensors
-            only under their stored names.
-        codes_of: Stored form of each layer that is quantized in the source, by full name in the model; None
-            if no `QLayerConfig` expresses it exactly.
+        directory: The argument ``directory``.
+        recipes: A recipe for each tensor of the model, or for several tensors that are computed together.
+            Tied tensors appear only under their stored names.
+        codes_of: A dictionary from full name in the model of each layer that is quantized in the source to
+            its `LayerCodes`. The value is None if no `QLayerConfig` expresses the quantization exactly.
         absent: Full names of tensors that the checkpoint lacks because the model class computes them.
-        carried: Names of stored tensors that the model class neither takes nor computes: an export copies
+        carried: Names of stored tensors that the model class neither uses nor computes. An export copies
             them.
 
     Raises:
         CheckpointError: The checkpoint lacks tensors of the model, stores them in other shapes or as codes,
-            or holds tensors that the model has no place for; or a conversion does not fit.
+            or has tensors for which the model has no place. Or a conversion of transformers does not fit.
         ConfigError: A weight converter does not fit.
     """
 
@@ -148,25 +150,27 @@ class StoredTensors:
         _tell_carried(self.carried, model, directory)
 
     def _checked(self, recipe: Recipe, state: Mapping[str, Tensor]) -> Recipe:
+        """Return ``recipe`` with all its targets, after a check of their names and shapes."""
         stored = {name: self._tensors.meta[name] for _, name in recipe.sources}
         names = ", ".join(f"'{name}' {list(t.shape)}" for name, t in list(stored.items())[:4]) + (", …" if len(stored) > 4 else "")
         try:
             targets = recipe.make(stored, self._model)
         except (RuntimeError, ValueError, IndexError, KeyError) as error:
             raise CheckpointError(
-                f"'{self.directory}': {names} cannot be turned into '{recipe.targets[0]}' of this {self._kind} ({error}): "
-                "the checkpoint is of another model, or incomplete"
+                f"'{self.directory}': {names} cannot be turned into '{recipe.targets[0]}' of this {self._kind} ({error}). "
+                "The checkpoint is incomplete, or of another model: fetch it again, or correct its config.json"
             ) from error
         for name, tensor in targets.items():
             if name not in state or tensor.shape != state[name].shape:
                 expected = list(state[name].shape) if name in state else "no such tensor"
                 raise CheckpointError(
                     f"'{self.directory}': {names} gives '{name}' the shape {list(tensor.shape)}, but the model of its config.json has "
-                    f"{expected}: config.json and weights do not belong together"
+                    f"{expected}. So config.json and the weights do not belong together: fetch both again"
                 )
         return attrs.evolve(recipe, targets=tuple(targets))
 
     def _refuse_integers(self, state: Mapping[str, Tensor]) -> None:
+        """Raise CheckpointError if a stored tensor has integers, but the model has floating-point numbers."""
         for recipe in self.recipes:
             for _, name in recipe.sources:
                 dtype = self._tensors.meta[name].dtype
@@ -175,21 +179,21 @@ class StoredTensors:
                     stored = self._tensors.sources(name)[0]
                     raise CheckpointError(
                         f"'{self.directory}' holds '{stored}' as {str(dtype).removeprefix('torch.')}, but the model has floating-point "
-                        "numbers: the checkpoint is quantized already, or of another model. Give the float checkpoint"
+                        "numbers. The checkpoint is quantized already, or of another model. Give the float checkpoint"
                     )
 
     def read(self, recipes: Iterable[Recipe], dtype_of: Mapping[str, torch.dtype], device: torch.device) -> Iterator[tuple[str, Tensor]]:
-        """Read the tensors of some recipes.
+        """Read and compute the targets of some recipes.
 
         Files are open only while this generator runs.
 
         Args:
             recipes: Recipes from the attribute ``recipes``.
-            dtype_of: The dtype of each target, by full name.
+            dtype_of: A dictionary from full name of each target to its dtype.
             device: The device of all targets.
 
         Yields:
-            Full name in the model, and the tensor.
+            The full name in the model and the tensor, for each target.
 
         Raises:
             CheckpointError: A file has changed or cannot be read.
@@ -201,10 +205,10 @@ class StoredTensors:
                 yield from recipe.make(stored, self._model).items()
 
     def read_codes(self, names: Iterable[str], device: torch.device) -> dict[str, CodedLayer]:
-        """Return the stored codes and scales of layers, by full name in the model.
+        """Return the stored codes and scales of layers, as a dictionary from full name in the model.
 
         Args:
-            names: Layers whose ``codes_of`` is not None.
+            names: Full names of layers whose value in ``codes_of`` is not None.
             device: Device of the result.
 
         Raises:
@@ -224,7 +228,10 @@ class StoredTensors:
 
 
 def _layers(names: _ModelNames, float_tensors: Sequence[FloatTensor]) -> Iterator[tuple[str, tuple[FloatTensor, LayerCodes | None]]]:
-    """Yield the layers that are quantized in the source, by full name in the model."""
+    """Yield the full name in the model of each layer that is quantized in the source.
+
+    It is paired with the float tensor of the layer, and with the `LayerCodes` or None.
+    """
     for one in float_tensors:
         found = names.find(one.name)
         owner = one.name.removesuffix(".weight") if found is None else found[0].rpartition(".")[0]
@@ -235,7 +242,10 @@ def _layers(names: _ModelNames, float_tensors: Sequence[FloatTensor]) -> Iterato
 
 
 def _name_in_model(layer: str, owner: str) -> str:
-    """Return the model's name of a stored layer; ``owner`` is the module with its weight or fused experts."""
+    """Return the full name in the model of a stored layer.
+
+    ``owner`` is the full name of the module that has the weight of the layer, or the fused experts.
+    """
     parts, last = layer.split("."), owner.rpartition(".")[2]
     if last not in parts:
         return layer
@@ -244,10 +254,10 @@ def _name_in_model(layer: str, owner: str) -> str:
 
 
 class _ModelNames:
-    """Maps stored names to names in a transformers model, with transformers' renamings and conversions.
+    """A mapping of stored names to names in a transformers model, by transformers' renamings and conversions.
 
     Attributes:
-        converter_of: transformers' converter by pattern.
+        converter_of: A dictionary from pattern to the converter of transformers.
     """
 
     def __init__(self, model: Any, state: Mapping[str, Tensor]) -> None:
@@ -262,7 +272,10 @@ class _ModelNames:
         self._state = state
 
     def find(self, name: str) -> tuple[str, str | None] | None:
-        """Return the model's name of a stored tensor, and the pattern of its conversion."""
+        """Return the name of a stored tensor in the model, and the pattern of its conversion or None.
+
+        Return None if the model has no place for the tensor.
+        """
         from transformers.core_model_loading import rename_source_key
 
         target, pattern = rename_source_key(name, self._renamings, self._converters, self._prefix, self._state)
@@ -272,7 +285,7 @@ class _ModelNames:
 
 
 def _recipes(names: _ModelNames, stored: Iterable[str]) -> tuple[list[Recipe], list[str]]:
-    """Return the recipes, and the names of stored tensors that no recipe uses."""
+    """Return the recipes for the tensors ``stored``, and the names of those that no recipe uses."""
     from transformers.core_model_loading import dot_natural_key
 
     sources: dict[str, list[tuple[str, str]]] = {}
@@ -292,12 +305,12 @@ def _recipes(names: _ModelNames, stored: Iterable[str]) -> tuple[list[Recipe], l
 
 
 def _tell_carried(carried: Sequence[str], model: Any, directory: Path) -> None:
-    """Log the tensors that are copied unchanged; warn if the model class does not expect them."""
+    """Log which tensors are copied unchanged. This is a warning if the model class does not expect them."""
     log, is_expected = get_logger(__name__), left_out_by(model)
     if carried:
         log.log(
             logging.INFO if all(map(is_expected, carried)) else logging.WARNING,
             f"'{directory}' holds {len(carried)} tensor(s) that a {type(model).__name__} has no place for: {folded(carried)}. They are "
-            "copied unchanged and excluded from quantization; if no runtime uses them, correct config.json, which may name too few "
+            "copied unchanged and excluded from quantization. If no runtime uses them, correct config.json, which may name too few "
             "layers or the wrong parts",
         )

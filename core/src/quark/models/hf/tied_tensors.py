@@ -1,4 +1,4 @@
-"""Tied tensors and shared modules of a model: their names, and how to set one at all its places."""
+"""Functions for tied tensors and shared modules of a model, which have several full names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from quark.models.hf.internals import tied_on_loading
 
 
 def owners_of(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
-    """Return, by ``id()`` of each tensor of a model, every module and attribute that holds the tensor."""
+    """Return the places of each tensor of a model.
+
+    The result is a dictionary from ``id()`` of a tensor to the pairs of module and attribute that hold it.
+    """
     owners: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
         for leaf, tensor in (*module._parameters.items(), *module._buffers.items()):
@@ -20,7 +23,10 @@ def owners_of(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
 
 
 def other_names(model: nn.Module) -> dict[str, list[str]]:
-    """Return, by the first full name of each module that has several, its other full names."""
+    """Return the other names of each module that has several full names.
+
+    The result is a dictionary from the first full name of such a module to its other full names.
+    """
     first: dict[nn.Module, str] = {}
     others: dict[str, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
@@ -30,7 +36,11 @@ def other_names(model: nn.Module) -> dict[str, list[str]]:
 
 
 def aliases(model: nn.Module) -> list[list[str]]:
-    """Return the full names of each tensor that has several names in a model, or that loading ties."""
+    """Return groups of full names that mean the same tensor.
+
+    A group contains the names of a tensor that has several names in the model, or of tensors that loading
+    ties.
+    """
     names_of: dict[object, list[str]] = {}
     ties = tied_on_loading(model)
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -42,9 +52,10 @@ def aliases(model: nn.Module) -> list[list[str]]:
 
 @torch.no_grad()
 def tie_equal(model: nn.Module, groups: Iterable[Sequence[str]]) -> None:
-    """Tie parameters with equal values again; ``groups`` is the result of `aliases` before loading.
+    """Tie the parameters of each group again if their values are equal.
 
-    Parameters with different values, because quantization untied them, stay separate.
+    ``groups`` is the result of `aliases` before loading. Parameters with different values stay separate,
+    because quantization has untied them.
     """
     for names in groups:
         apart: list[Tensor] = []
@@ -60,14 +71,16 @@ def tie_equal(model: nn.Module, groups: Iterable[Sequence[str]]) -> None:
 
 
 def _are_equal(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors have the same shape, dtype, device and values."""
     alike = (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
     return one is other or (alike and torch.equal(one, other))
 
 
 def module_at(model: nn.Module, name: str) -> nn.Module:
-    """Return the module of that full name, in a fraction of the time of ``get_submodule``.
+    """Return the module with the full name ``name``, faster than ``get_submodule`` does.
 
-    Raises KeyError if there is none.
+    Raises:
+        KeyError: There is no such module.
     """
     module: nn.Module | None = model
     for part in name.split(".") if name else ():
@@ -78,7 +91,10 @@ def module_at(model: nn.Module, name: str) -> nn.Module:
 
 
 def put_tensor(owners: Iterable[tuple[nn.Module, str]], tensor: Tensor) -> Tensor:
-    """Set ``tensor`` as a parameter or buffer in each of these modules and attributes, and return it."""
+    """Put ``tensor`` into each pair of module and attribute, as a parameter or as a buffer.
+
+    Return the tensor, or the parameter that was made from it.
+    """
     parameter = tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)
     placed = tensor
     for module, leaf in owners:

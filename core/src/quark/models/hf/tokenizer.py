@@ -1,4 +1,4 @@
-"""The tokenizer of a checkpoint."""
+"""Functions that load the tokenizer of a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from quark.errors import CheckpointError
 from quark.models.hf.custom_code import refuse_code
 from quark.models.hf.json_files import bounded_bytes, read_json, reading, refuse_link_out
 
-# A token id of eight digits or more. A tokenizer allocates its vocabulary up to the largest id, so such an id
-# would take too much time and memory.
+# This matches a token id of eight digits or more. A tokenizer allocates memory for all ids up to the largest
+# one, so such an id would need too much time and memory.
 _FAR_ID = re.compile(rb'":(?<!length":)\s*(\d{8,18})\s*[,}]')
 
 _NECESSARY = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
@@ -25,7 +25,7 @@ TOKENIZER_FILES = (
     "merges.txt",
     "vocab.txt",
 )
-"""Files that a tokenizer is loaded from; at least one of `_NECESSARY` must exist."""
+"""Names of files that a tokenizer is loaded from. At least one file of `_NECESSARY` must exist."""
 
 
 _FILES_OF = {
@@ -33,14 +33,15 @@ _FILES_OF = {
     "vocab_file": ("tokenizer.model", "vocab.json", "vocab.txt"),
     "merges_file": ("merges.txt",),
 }
-"""The files of a checkpoint that an entry of tokenizer_config.json may mean."""
+"""Dictionary from an entry of tokenizer_config.json to the files of a checkpoint that the entry may mean."""
 
 
 def _own_files(path: Path) -> dict[str, str | None]:
-    """Return the entries of tokenizer_config.json that name a file, replaced by files of the checkpoint.
+    """Return the entries of tokenizer_config.json that name a file, with paths of files in the checkpoint.
 
-    Some releases of transformers read the file that an entry names, wherever it is. Many checkpoints have an
-    entry from the machine on which they were made.
+    The value is None if the checkpoint has no such file. This is necessary because some releases of
+    transformers read the named file wherever it is, and many checkpoints name a file of the machine on which
+    they were made.
     """
     config = read_json(path / "tokenizer_config.json") if (path / "tokenizer_config.json").is_file() else {}
     own: dict[str, str | None] = {}
@@ -51,15 +52,15 @@ def _own_files(path: Path) -> dict[str, str | None]:
 
 
 def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> Any:
-    """Return the tokenizer of a checkpoint, or None if there is none.
+    """Return the tokenizer of a checkpoint, or None if the checkpoint has no tokenizer.
 
     Args:
         path: Directory of the checkpoint.
-        trust_remote_code: Whether code that comes with the checkpoint may run.
+        trust_remote_code: Whether code that comes with the checkpoint is allowed to run.
 
     Raises:
-        CheckpointError: It is damaged, or one of its files is a link out of the checkpoint.
-        UnsupportedError: It needs code from the checkpoint, which may not run.
+        CheckpointError: The tokenizer is damaged, or one of its files is a link out of the checkpoint.
+        UnsupportedError: The tokenizer needs code from the checkpoint, and this code is not allowed to run.
     """
     from transformers import AutoTokenizer
 
@@ -71,11 +72,11 @@ def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> Any:
             refuse_link_out(file, path)
     for file in (path / name for name in TOKENIZER_FILES if (path / name).is_file()):
         if far := _FAR_ID.search(bounded_bytes(file)):
-            raise CheckpointError(f"'{file}' has the token id {int(far[1]):,}, but no vocabulary is that large: fetch it again")
+            raise CheckpointError(f"'{file}' has the token id {int(far[1]):,}, but no vocabulary is so large. Fetch the file again")
     try:
         with reading(path, "its tokenizer is damaged; fetch tokenizer.json and tokenizer_config.json again"):
             tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=True, **_own_files(path))
-            tokenizer("some text")  # some settings are checked only on use
+            tokenizer("some text")  # a tokenizer checks some settings only when it is called
     except CheckpointError:
         if not trust_remote_code:
             refuse_code(path / "tokenizer_config.json")

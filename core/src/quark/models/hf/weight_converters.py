@@ -1,10 +1,10 @@
-"""Operations of weight converters that transformers lacks, and the weight converters of model families.
+"""Operations for weight converters that transformers lacks, and a function that creates weight converters.
 
-A weight converter turns tensors of a checkpoint into others. It is transformers' own ``WeightConverter``, and
-most operations are in ``transformers.core_model_loading``. `quark.models.hf.converted_tensors` applies
-converters when a checkpoint is read.
+A weight converter computes tensors of a model from tensors of a checkpoint. It is a ``WeightConverter`` of
+transformers, and most operations are in ``transformers.core_model_loading``. When a checkpoint is read,
+`quark.models.hf.converted_tensors` applies the converters.
 
-This module imports transformers. It is imported only if converters are created.
+This module imports transformers, so it is imported only if converters are created.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from quark.errors import ConfigError
 
 
 class Chunk(core_model_loading.Chunk):
-    """Split one tensor along an axis into views, one for each target in order; lengths may differ.
+    """An operation that splits one tensor along an axis into views, one for each target, in order.
 
     Args:
         dim: The axis.
-        sizes: Lengths of the parts along the axis, such as ``(4096, 1024, 1024)`` for queries, keys and
-            values; None for equal lengths.
+        sizes: Lengths of the views along the axis, such as ``(4096, 1024, 1024)`` for queries, keys and
+            values. None means equal lengths.
     """
 
     def __init__(self, dim: int = 0, sizes: Sequence[int] | None = None) -> None:
@@ -34,7 +34,11 @@ class Chunk(core_model_loading.Chunk):
         self.sizes = None if sizes is None else tuple(sizes)
 
     def convert(self, input_dict: Mapping[str, Any], source_patterns: list[str], target_patterns: list[str], **_: Any) -> dict[str, Tensor]:
-        """Return the parts by target; raise ConfigError (a ValueError) if the tensor cannot be split so."""
+        """Return a dictionary from target to view.
+
+        Raises:
+            ConfigError: (a ValueError) The tensor cannot be split in this way.
+        """
         tensor, count = _only(input_dict, self), len(target_patterns)
         length = tensor.shape[self.dim]
         sizes = self.sizes or (length // count,) * count
@@ -44,29 +48,32 @@ class Chunk(core_model_loading.Chunk):
 
 
 class SplitFusedExperts(ConversionOps):
-    """Separate fused experts: a tensor ``[E, …]`` becomes views, one for each expert and target.
+    """An operation that separates fused experts.
 
-    The expert's number replaces a star in a target, or else precedes the target: ``gate_proj.weight`` becomes
-    ``3.gate_proj.weight``.
+    It splits a tensor ``[experts, …]`` into views, one for each expert and target. The number of the expert
+    replaces the star in a target. If there is no star, the number is put before the target. For example,
+    ``gate_proj.weight`` becomes ``3.gate_proj.weight``.
 
     Args:
-        split_axis: Axis of one expert's tensor along which two targets are joined, half and half.
-        ndim: Number of axes of the fused tensor: 3 for matrices, 2 for biases.
+        split_axis: If there are two targets, the axis of one expert's tensor along which they are joined.
+            Each one is half of this axis.
+        ndim: Number of axes of the fused tensor, which is 3 for matrices and 2 for biases.
     """
 
     def __init__(self, split_axis: int = 0, ndim: int = 3) -> None:
         self.split_axis, self.ndim = split_axis, ndim
 
     def convert(self, input_dict: Mapping[str, Any], source_patterns: list[str], target_patterns: list[str], **_: Any) -> dict[str, Tensor]:
-        """Return the tensors of single experts by target.
+        """Return the tensors of single experts, as a dictionary from name to view.
 
-        Raises ConfigError (a ValueError) if the tensor does not have that form.
+        Raises:
+            ConfigError: (a ValueError) The tensor does not have the form that the operation needs.
         """
         fused, count, inner = _only(input_dict, self), len(target_patterns), self.ndim - 1
         if count not in (1, 2):
-            raise ConfigError(f"{self} handles one or two matrices per expert, not {count}")
+            raise ConfigError(f"{self} handles one or two matrices per expert, not {count}. Give one or two targets")
         if not -inner <= self.split_axis < inner:
-            raise ConfigError(f"{self}: the tensor of one expert has {inner} axes, split_axis={self.split_axis} is out of range")
+            raise ConfigError(f"{self}: the tensor of one expert has {inner} axes, so split_axis={self.split_axis} is out of range")
         if fused.ndim != self.ndim:
             raise ConfigError(f"{self} needs a tensor of {self.ndim} axes, experts first, not one of the shape {list(fused.shape)}")
         axis = self.split_axis % inner + 1
@@ -80,17 +87,18 @@ class SplitFusedExperts(ConversionOps):
 
 
 def _only(input_dict: Mapping[str, Any], operation: ConversionOps) -> Tensor:
+    """Return the only tensor in ``input_dict``. Raise ConfigError if there are several."""
     tensors = [tensor for value in input_dict.values() for tensor in (value if isinstance(value, list) else [value])]
     if len(tensors) != 1:
-        raise ConfigError(f"{operation} works on one tensor and was given {len(tensors)}: join them in an operation before it")
+        raise ConfigError(f"{operation} works on one tensor, but got {len(tensors)}. Join the tensors in an operation before it")
     return tensors[0]
 
 
 def make_converters(rows: Iterable[WeightConversion]) -> list[WeightConverter]:
-    """Return converters from data.
+    """Return the weight converters that ``rows`` describe.
 
     Args:
-        rows: As in `quark.config.architecture.Architecture.weight_converters`.
+        rows: Descriptions in the form of `quark.config.architecture.Architecture.weight_converters`.
 
     Raises:
         ConfigError: (a ValueError) An operation is unknown.
@@ -102,6 +110,7 @@ def make_converters(rows: Iterable[WeightConversion]) -> list[WeightConverter]:
 
 
 def _operation(name: object, *settings: object) -> ConversionOps:
+    """Return a new operation of the class ``name``, called with ``settings``."""
     known = {kind.__name__: kind for kind in (*vars(core_model_loading).values(), Chunk, SplitFusedExperts) if _is_operation(kind)}
     if name not in known:
         raise ConfigError(f"there is no conversion operation '{name}': use one of {', '.join(sorted(known))}")
@@ -109,4 +118,5 @@ def _operation(name: object, *settings: object) -> ConversionOps:
 
 
 def _is_operation(kind: Any) -> bool:
+    """Return whether ``kind`` is a class of operations that transformers or this module defines."""
     return isinstance(kind, type) and issubclass(kind, ConversionOps) and kind is not ConversionOps

@@ -1,7 +1,7 @@
-"""Codes and scales as checkpoints store them: conversions for one tensor, and a linear layer as `CodedLayer`.
+"""Conversions between a quantized tensor and the codes and scales that a checkpoint stores for it.
 
-Shapes and dtypes of stored tensors come from packing meta tensors, so they always agree with the packing
-code.
+`CodedLayer` holds the codes and scales of a linear layer. The shapes and dtypes of stored tensors are found
+by packing meta tensors, so they always agree with the packing code.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class CodedLayer:
     """The codes and scales of a quantized linear layer.
 
     Attributes:
-        config: Quantization of its weight and input.
-        codes: Codes of the weight, ``[O, I]``, in its number format.
+        config: Quantization of the weight and the input.
+        codes: Codes of the weight, ``[out, in]``, in the number format of the weight.
         qparams: Scales and zero points of the weight.
-        input: Scale of a static input; None if inputs are float or find their scales at run time.
+        input: Static scale of the input; None if the input stays float or has dynamic scales.
     """
 
     config: QLayerConfig
@@ -43,7 +43,7 @@ class CodedLayer:
 
     @classmethod
     def empty(cls, config: QLayerConfig, shape: tuple[int, ...]) -> Self:
-        """Return a layer with a weight of that shape on the meta device."""
+        """Return a layer whose weight has the shape ``shape``. All its tensors are on the meta device."""
         assert config.weight is not None
         codes, qparams = quantizer_for(config.weight, activation=False).empty_codes(shape)
         inputs = None if config.input_tensors is None else quantizer_for(config.input_tensors, activation=True)
@@ -51,14 +51,14 @@ class CodedLayer:
         return cls(config, codes, qparams, inputs.empty_qparams((1,), "meta") if inputs is not None and is_static else None)
 
     def put_into(self, layer: QuantizedLayer, name: str, *, keeps_codes: bool) -> None:
-        """Set a layer's weight and scales to the stored codes and scales.
+        """Set the weight of ``layer`` to the values of the codes, and its scales to the stored scales.
 
         Args:
-            layer: A layer of the same configuration; its weight gives the dtype, and may be on the meta
-                device.
-            name: Its full name, for messages.
-            keeps_codes: Whether the layer keeps these codes for storage; if not, an export computes them from
-                its values.
+            layer: A layer with the same configuration. The new weight has the dtype of the layer's present
+                weight, which may be on the meta device.
+            name: Full name of ``layer``, for messages.
+            keeps_codes: Whether the layer keeps these codes until it is exported. If not, an export computes
+                codes from the layer's values.
 
         Raises:
             CheckpointError: A scale is not valid.
@@ -72,7 +72,11 @@ class CodedLayer:
         self.set_input(layer, name)
 
     def set_input(self, layer: QuantizedLayer, name: str) -> None:
-        """Set the scale of a layer's input if it is static. Raises as `put_into` does."""
+        """Set the scale of the input of ``layer`` if that scale is static.
+
+        Raises:
+            CheckpointError: The scale is not valid.
+        """
         if self.input is not None and layer.input_quantizer is not None:
             qparams = self.input.map(lambda scale: scale.reshape(()))
             refuse_bad_scales(qparams, f"the input of '{name}'", activation=True)
@@ -80,21 +84,25 @@ class CodedLayer:
 
 
 def restored_parameter(quantizer: QuantizerModule, codes: Tensor, qparams: QParams, dtype: torch.dtype) -> nn.Parameter:
-    """Return the values of codes as a parameter in that dtype, and give the quantizer their scales."""
+    """Return the dequantized codes as a parameter of dtype ``dtype``.
+
+    The function also sets the scales of ``quantizer`` to ``qparams``.
+    """
     quantizer.set_qparams(qparams)
     return nn.Parameter(cast_finite(quantizer.quantizer.dequantize(codes, qparams), dtype), requires_grad=False)
 
 
 def refuse_bad_scales(qparams: QParams, of: str, *, activation: bool) -> None:
-    """Check that scales are valid.
+    """Raise an error if a scale is not valid.
 
-    With a scale of 0, an activation becomes infinite, and a group of a weight dequantizes to zeros. Other
-    tools write such scales for groups of zeros, so a 0 among a weight's scales is only logged.
+    If the scale of an activation is 0, the activation becomes infinite. If the scale of a weight's group is
+    0, the group dequantizes to zeros. Other tools write a scale of 0 for a group of zeros, so this function
+    only logs a warning if a scale of a weight is 0.
 
     Args:
         qparams: Unpacked scales of a checkpoint.
-        of: Name of the tensor, for messages.
-        activation: Whether the tensor is an input or output.
+        of: A description of the tensor, for messages.
+        activation: Whether the tensor is an activation; if not, it is a parameter.
 
     Raises:
         CheckpointError: A scale is NaN, infinite or negative, or a scale of an activation is 0.
@@ -111,9 +119,11 @@ def refuse_bad_scales(qparams: QParams, of: str, *, activation: bool) -> None:
         if bad or activation:
             raise CheckpointError(
                 f"{bad or zeros} of {values.numel()} scale(s) of {of} are {'NaN, infinite or negative' if bad else '0'}: the checkpoint is "
-                "damaged, or the quantized model overflowed. Make or fetch it again"
+                "damaged, or values overflowed when it was quantized. Download the checkpoint again, or quantize the model again"
             )
-        get_logger(__name__).warning(f"{zeros} of {values.numel()} scale(s) of {of} are 0: their groups dequantize to zeros")
+        get_logger(__name__).warning(
+            f"{zeros} of {values.numel()} scale(s) of {of} are 0: the groups with these scales dequantize to zeros"
+        )
 
 
 def restore(
@@ -127,22 +137,23 @@ def restore(
     *,
     holds_values: bool = False,
 ) -> dict[str, nn.Parameter]:
-    """Give a quantizer its stored scales, and return the parameter by name; empty for an activation.
+    """Set the scales of ``quantizer`` to the stored scales, and return the restored parameter.
 
-    This is the inverse of `stored_tensors`.
+    The result is a dictionary from the parameter's name to the parameter, or an empty one if the tensor is an
+    activation. This is the inverse of `stored_tensors`.
 
     Args:
-        quantizer: Quantizer of a tensor of a layer.
-        slot: The tensor.
-        tensors: Stored tensors by suffix; codes or values are in the layout of the layer.
-        shape: Shape of the tensor, as its quantizer sees it.
+        quantizer: Quantizer of one tensor of a layer.
+        slot: Which tensor of the layer this is.
+        tensors: A dictionary from suffix to stored tensor. Codes or values are in the layout of the layer.
+        shape: Shape of the tensor in the layout that its quantizer expects.
         dtype: Dtype of the parameter.
-        order: Order of 4-bit codes in a word.
+        order: Packing order of 4-bit codes in a word, ``"reorder"`` or ``"order"``.
         name: Full name of the layer, for messages.
-        holds_values: Whether parameters are stored as values instead of codes.
+        holds_values: Whether the checkpoint stores the values of parameters instead of codes.
 
     Raises:
-        CheckpointError: A scale is not valid, or the codes have another shape.
+        CheckpointError: A scale is not valid, or the unpacked codes do not have the shape ``shape``.
     """
     inner, stored = quantizer.quantizer, dict(tensors)
     if slot.is_activation or holds_values:
@@ -159,24 +170,28 @@ def restore(
 
 
 def as_parameter(tensor: Tensor) -> nn.Parameter:
-    """Return a tensor as a parameter without gradient; a parameter is returned itself."""
+    """Return ``tensor`` as a parameter without gradient.
+
+    If ``tensor`` is a parameter, return it unchanged.
+    """
     return tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)
 
 
 def stored_tensors(name: str, module: QuantizerModule, values: Tensor, order: str) -> dict[str, Tensor]:
-    """Return the checkpoint tensors of a quantized tensor, by suffix.
+    """Return the tensors that a checkpoint stores for a quantized tensor.
 
-    Every scale and a sample of the codes are checked.
+    The result is a dictionary from suffix to tensor. The function checks every scale and a sample of the
+    codes.
 
     Args:
-        name: Full name, for messages.
-        module: The quantizer, which has the scales.
-        values: Values on the quantizer's grid; float values if the quantizer says so (``is_deferred``).
-        order: Order of 4-bit codes in a word.
+        name: Full name of the quantized tensor, for messages.
+        module: The quantizer, which holds the scales.
+        values: Values on the quantizer's grid, or float values if ``module.is_deferred``.
+        order: Packing order of 4-bit codes in a word, ``"reorder"`` or ``"order"``.
 
     Raises:
         ConfigError: The values are not on the grid, because they were changed after rounding.
-        PluginError: Codes change when they are packed and unpacked; the message names the format.
+        PluginError: Codes change when they are packed and unpacked. The message names the number format.
     """
     quantizer, qparams = module.quantizer, module.qparams
     assert qparams is not None
@@ -185,18 +200,20 @@ def stored_tensors(name: str, module: QuantizerModule, values: Tensor, order: st
     tensors = quantizer.pack(codes, qparams, order=order)
     announced = packed_meta(quantizer, tuple(values.shape), order)
     if any(n in announced and (t.shape, t.dtype) != (announced[n].shape, announced[n].dtype) for n, t in tensors.items()):
-        complaint = "packs real tensors to other shapes or dtypes than meta tensors, which determine the layout of files"
+        complaint = (
+            "packs real tensors to other shapes or dtypes than meta tensors, but quark derives the layout of files from meta tensors"
+        )
     if complaint is not None:
         raise origin("formats", quantizer.stored_level.format.name).error(f"{complaint} (at '{name}')")
     return tensors
 
 
 def checked_codes(name: str, module: QuantizerModule, values: Tensor) -> Tensor:
-    """Return the codes of a quantized tensor, after a check of a sample.
+    """Return the codes of a quantized tensor, after the function has checked a sample of the codes.
 
     Args:
-        name: Full name, for messages.
-        module: The quantizer, which has the scales.
+        name: Full name of the quantized tensor, for messages.
+        module: The quantizer, which holds the scales.
         values: Values on the quantizer's grid.
 
     Raises:
@@ -208,7 +225,11 @@ def checked_codes(name: str, module: QuantizerModule, values: Tensor) -> Tensor:
 
 
 def _complaint(name: str, module: QuantizerModule, values: Tensor, codes: Tensor, order: str) -> str | None:
-    """Return why the format cannot pack these codes, or None; raise ConfigError if the values need others."""
+    """Return the reason why the number format cannot pack the codes, or None if it can.
+
+    Raises:
+        ConfigError: The codes do not represent the values exactly.
+    """
     quantizer, qparams = module.quantizer, module.qparams
     assert qparams is not None
     complaint = codes_error(quantizer, qparams, values, codes, order, is_rounded=not module.is_deferred)
@@ -216,20 +237,24 @@ def _complaint(name: str, module: QuantizerModule, values: Tensor, codes: Tensor
         names = [level.dtype.name for level in levels(quantizer.spec)]
         raise ConfigError(
             f"'{name}' cannot be stored as {' → '.join(names)}: it {complaint}. It was changed after it was quantized, or by a broken "
-            "plugin: quantize the model again"
+            "plugin. Quantize the model again"
         )
     return complaint
 
 
 def packed_meta(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str) -> dict[str, Tensor]:
-    """Return the checkpoint tensors of a quantized tensor of that shape by suffix, on the meta device."""
+    """Return meta tensors with the shapes and dtypes of the tensors that a checkpoint stores.
+
+    The quantized tensor has the shape ``shape``. The result is a dictionary from suffix to meta tensor.
+    """
     return dict(_packed_meta(quantizer, shape, order))
 
 
 def packed_scales(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str) -> dict[str, Tensor]:
-    """Return the stored scales of an activation of that shape by suffix, on the meta device.
+    """Return meta tensors of the shapes and dtypes that a checkpoint stores for the scales of an activation.
 
-    Empty if they are dynamic.
+    The activation has the shape ``shape``. The result is a dictionary from suffix to tensor, and is empty if
+    the scales are dynamic.
     """
     if quantizer.is_dynamic or quantizer.is_float:
         return {}
@@ -238,13 +263,15 @@ def packed_scales(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str
 
 @lru_cache(maxsize=1024)
 def _packed_meta(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str) -> dict[str, Tensor]:
-    """Return `packed_meta`, cached by shape.
+    """Return the result of `packed_meta`, and cache it.
 
-    Operations on meta tensors take longer than packing a small layer, and shapes repeat.
+    The cache saves time, because operations on meta tensors take longer than packing a small layer, and many
+    layers have the same shape.
     """
     tensors = quantizer.pack(*quantizer.empty_codes(shape), order=order)
     if strange := [suffix for suffix in tensors if suffix and not suffix.isidentifier()]:
         raise origin("formats", quantizer.stored_level.format.name).error(
-            f"packs a tensor of the suffix {strange[0]!r}, under which no reader would find it: name it with letters, digits and '_'"
+            f"packs a tensor under the suffix {strange[0]!r}, which no reader of checkpoints can find. Use only letters, digits and '_' in "
+            "the suffix"
         )
     return tensors

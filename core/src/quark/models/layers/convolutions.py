@@ -1,8 +1,9 @@
-"""Quantized convolutions of torch: scales per output channel, groups of scales along the input channels.
+"""Quantized classes of torch's convolutions.
 
-This holds for transposed convolutions too. A weight keeps torch's layout, so that the float class's forward
-applies. Its quantizer sees the matrix ``[out, kernel positions · in / groups]``. For scales per group or
-vector, inputs and outputs are quantized with their channels last.
+Scales per channel belong to the output channels, and groups run along the input channels, also in transposed
+convolutions. A weight keeps torch's layout, so that the ``forward`` of the float class can be used. Its
+quantizer gets the weight as the matrix ``[out, kernel positions · in / groups]``. If activations have a scale
+per group or per position, their quantizer gets them with the channels as the last axis.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from quark.numbers import ChannelsLast, KernelMatrix, TensorQuantizer, quantizer
 
 
 class QuantizedConvolution(QuantizedLayer):
-    """Base of quantized convolutions, in core and in plugins.
+    """The base class of quantized convolutions, in core and in plugins.
 
-    Inputs and outputs are ``[batch, channels, …]`` or ``[channels, …]``. ``ch_axis=0`` of a weight means the
-    output channels, however the float class stores it; planning refuses other axes. Groups run along the
-    input channels, separately for each kernel position if the group size divides them. For activations,
-    ``ch_axis=1`` means the channels, static or dynamic, and groups run along the channels.
+    Inputs and outputs have the shape ``[batch, channels, …]`` or ``[channels, …]``. ``ch_axis=0`` of a weight
+    means the output channels, whatever layout the float class uses. Planning refuses other axes of a weight.
+    Groups of a weight run along the input channels. If the group size divides the number of input channels,
+    no group spans two kernel positions. ``ch_axis=1`` of activations means the channels, for static and
+    dynamic scales. Groups of activations run along the channels.
     """
 
     @classmethod

@@ -1,8 +1,8 @@
-"""Separate experts: a mixture of experts with fused parameters as one linear layer per matrix.
+"""Separation of a mixture-of-experts module with fused parameters into one linear layer per matrix.
 
-Layers are named as in checkpoints and runtimes, ``experts.3.down_proj``. So each expert is planned,
-calibrated on its routed tokens, rounded and exported like any other layer. Weights are views of the fused
-parameters: nothing is copied.
+The layers have the names that checkpoints and runtimes use, such as ``experts.3.down_proj``. So quark plans,
+calibrates, rounds and exports the layers of each expert like any other layer, and calibrates each expert on
+the tokens that are routed to it. The weights are views of the fused parameters. Nothing is copied.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ _M = TypeVar("_M", bound=nn.Module)
 
 @attrs.frozen(eq=False)
 class ExpertParts:
-    """The matrices of a fused mixture, and how its experts compute.
+    """The matrices of a fused mixture-of-experts module, and the computation of its experts.
 
     Attributes:
-        weights: Weights by name of the projection, ``[experts, out, in]``; the last one is the output
-            projection of an expert.
-        biases: Biases by the same names, ``[experts, out]``; empty if there are none.
-        gate: Returns the input of the output projection from the outputs of the other projections.
-        separate: Returns the module that replaces the mixture, if it has other arguments than
-            `SeparateExperts`.
+        weights: A dictionary from the name of a projection to its weights ``[experts, out, in]``. The last
+            entry is the output projection of the experts.
+        biases: A dictionary from the name of a projection to its biases ``[experts, out]``; empty if the
+            projections have no biases.
+        gate: A function that computes the input of the output projection from the outputs of the other
+            projections.
+        separate: A function that returns the module that replaces the mixture-of-experts module. None means
+            `SeparateExperts`, which is right if the arguments of ``forward`` are the same.
     """
 
     weights: dict[str, Tensor]
@@ -41,20 +43,24 @@ class ExpertParts:
 
 
 class Expert(nn.Module):
-    """The layers of one expert; `SeparateExperts` computes the activation between them."""
+    """A container of the layers of one expert.
+
+    `SeparateExperts` computes the activation function between them.
+    """
 
 
 class SeparateExperts(nn.Module):
-    """Computes the output of a fused mixture expert by expert.
+    """A module that computes the same as a fused mixture-of-experts module, one expert after another.
 
-    The experts are its children, named by their numbers.
+    The experts are its children. The name of a child is the number of the expert.
 
     Args:
-        parts: The matrices of the fused mixture, which are shared.
+        parts: The matrices of the fused module. The new layers share their storage.
 
     Attributes:
-        shows_all: Whether every expert runs on every token, for calibration; the output does not change.
-        layer_names: Names of the layers of one expert; the last is the output projection.
+        shows_all: Whether every expert runs on every token, so that calibration gets more inputs. The output
+            does not change.
+        layer_names: Names of the layers of one expert. The last one is the output projection.
     """
 
     shows_all = False
@@ -66,27 +72,27 @@ class SeparateExperts(nn.Module):
         for index in range(parts.weights[self.layer_names[-1]].shape[0]):
             self.add_module(str(index), _expert(parts, index))
 
-    # Models name the last two arguments differently; all pass them in this order.
+    # Models use different names for the last two arguments, but all models pass them in this order.
     def forward(self, hidden_states: Tensor, chosen: Tensor | None = None, weights: Tensor | None = None, **named: Any) -> Tensor:
-        """Return the weighted sum of the outputs of each token's experts.
+        """Return for each token the weighted sum of the outputs of its experts.
 
         Args:
-            hidden_states: ``[..., hidden]``; the other axes together are the tokens.
-            chosen: Indices of the experts of each token, ``[tokens, k]``; an index beyond the last expert
-                means none.
+            hidden_states: Inputs ``[..., hidden]``. All axes but the last one count the tokens.
+            chosen: Indices of the experts of each token, ``[tokens, k]``. An index beyond the last expert
+                stands for no expert.
             weights: Router weights of these experts, ``[tokens, k]``.
-            **named: ``chosen`` as ``top_k_index`` or ``router_indices``, and ``weights`` as ``top_k_weights``
-                or ``routing_weights``.
+            **named: Other names for two arguments: ``top_k_index`` or ``router_indices`` for ``chosen``, and
+                ``top_k_weights`` or ``routing_weights`` for ``weights``.
 
         Raises:
-            UnsupportedError: The model does not pass the experts' indices and weights.
+            UnsupportedError: The model does not pass the indices and weights of the experts.
         """
         chosen = chosen if chosen is not None else named.get("top_k_index", named.get("router_indices"))
         weights = weights if weights is not None else named.get("top_k_weights", named.get("routing_weights"))
         if chosen is None or weights is None:
             raise UnsupportedError(
                 f"this model calls its experts with {', '.join(named) or 'their input alone'}, but without the experts' indices and "
-                "weights (top_k_index, top_k_weights), so they cannot run as separate layers. Exclude them"
+                "weights (top_k_index, top_k_weights), so the experts cannot run as separate layers. Exclude the experts from quantization"
             )
         tokens = hidden_states.reshape(-1, hidden_states.shape[-1])
         result = torch.zeros_like(tokens)
@@ -99,19 +105,25 @@ class SeparateExperts(nn.Module):
         return result.view_as(hidden_states)
 
     def run_expert(self, expert: nn.Module, x: Tensor) -> Tensor:
-        """Return the output of one expert, a child of this module, for its tokens ``[tokens, hidden]``."""
+        """Return the output of ``expert`` for the tokens ``x [tokens, hidden]``.
+
+        ``expert`` is a child of this module.
+        """
         *inputs, last = self.layer_names
         return getattr(expert, last)(self._gate([getattr(expert, name)(x) for name in inputs]))
 
 
 def separated(parts: ExpertParts) -> SeparateExperts:
-    """Return the module that replaces a fused mixture of these parts, with the same arguments."""
+    """Return the module that replaces a fused mixture-of-experts module.
+
+    Its ``forward`` has the same arguments.
+    """
     return (parts.separate or SeparateExperts)(parts)
 
 
 @contextmanager
 def showing_all(model: nn.Module, wanted: bool) -> Iterator[None]:
-    """Run every expert of ``model`` on every token while the body runs, if ``wanted``."""
+    """Run every expert of ``model`` on every token inside the ``with`` statement, if ``wanted`` is true."""
     mixtures = [m for m in model.modules() if isinstance(m, SeparateExperts)] if wanted else []
     for mixture in mixtures:
         mixture.shows_all = True
@@ -123,6 +135,7 @@ def showing_all(model: nn.Module, wanted: bool) -> Iterator[None]:
 
 
 def _expert(parts: ExpertParts, index: int) -> Expert:
+    """Return the expert of number ``index``. Its layers share the storage of the fused parameters."""
     expert = _bare(Expert)
     for name, weight in parts.weights.items():
         bias = parts.biases.get(name)
@@ -131,6 +144,7 @@ def _expert(parts: ExpertParts, index: int) -> Expert:
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """Return a linear layer that shares the storage of ``weight`` and ``bias``."""
     layer = _bare(nn.Linear)
     layer.out_features, layer.in_features = weight.shape
     layer._parameters["weight"] = nn.Parameter(weight.detach(), requires_grad=False)
@@ -138,10 +152,10 @@ def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     return layer
 
 
-# A mixture may have a hundred thousand layers. The constructor of nn.Linear would draw random weights, and
-# that of nn.Module takes longer than the rest of a plan.
+# A mixture-of-experts model may have a hundred thousand layers. The constructor of nn.Linear would draw
+# random weights, and the constructor of nn.Module would need more time than the rest of planning.
 def _bare(kind: type[_M]) -> _M:
-    """Return a module of that class with only the state that ``nn.Module.__init__`` sets."""
+    """Return an instance of ``kind`` that has only the state that ``nn.Module.__init__`` sets."""
     module = kind.__new__(kind)
     module.__dict__.update({name: value.copy() if isinstance(value, dict | set) else value for name, value in _new_state().items()})
     return module
@@ -149,4 +163,5 @@ def _bare(kind: type[_M]) -> _M:
 
 @cache
 def _new_state() -> dict[str, Any]:
+    """Return the attributes of a new ``nn.Module``."""
     return nn.Module().__dict__

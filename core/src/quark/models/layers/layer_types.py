@@ -1,4 +1,4 @@
-"""The registered layer types by float class: their quantized class, class in plans, and shapes."""
+"""Functions that find what is registered for the class of a float layer, and the shapes of its tensors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _HARMLESS = {"__init__", "__module__", "__doc__", "__qualname__", "__annotations__", "__firstlineno__", "__static_attributes__"} | {
     "__constants__", "__annotate_func__", "__annotations_cache__", "reset_parameters", "extra_repr", "__repr__"
 }  # fmt: skip
-"""Attributes that a subclass may define without changing the computation."""
+"""Names of attributes that a subclass may define although it computes the same as its base class."""
 
 
 @attrs.frozen(eq=False)
@@ -34,8 +34,8 @@ class LayerType:
 
     Attributes:
         record: The registered record.
-        planned_as: The class of such layers for configurations and algorithms.
-        planned_name: The registered name of ``planned_as``, used in plans.
+        planned_as: The class under which configurations and algorithms address layers of this type.
+        planned_name: The registered name of ``planned_as``. Plans use this name.
     """
 
     record: LayerTypeRecord
@@ -45,23 +45,31 @@ class LayerType:
 
     @cached_property
     def quantized(self) -> type[QuantizedLayer]:
-        """The quantized class. Raises PluginError if it cannot be imported or is not a `QuantizedLayer`."""
+        """The quantized class of the layer type.
+
+        Raises:
+            PluginError: The class cannot be imported, or is not a `QuantizedLayer`.
+        """
         return layer_types().load_quantized(self._name)
 
 
 def layer_type_of(layer: nn.Module) -> LayerType | None:
-    """Return the layer type of a float layer; None if the layer cannot be quantized.
+    """Return the layer type of a float layer, or None if the layer cannot be quantized.
 
-    The type is registered for the layer's class. Or it is registered for the nearest base class, if the layer
-    overrides nothing. A subclass of ``nn.Linear`` may override anything, if it computes the same
-    (`is_verbatim_linear`).
+    This is the type that is registered for the layer's class. If there is none, it is the type of the nearest
+    base class that has a registered type, on the condition that the layer overrides nothing of that class.
+    There are two exceptions. A subclass of ``nn.Linear`` may override methods if it computes the same
+    (`is_verbatim_linear`), and an embedding may multiply its rows by a constant (`is_scaled_lookup`).
     """
     layer_type = layer_type_of_class(type(layer)) or _inherited(layer)
     return None if layer_type is None or layer_type.record.quantized is None else layer_type
 
 
 def _inherited(layer: nn.Module) -> LayerType | None:
-    """Return the layer type of the nearest registered base class with the same computation."""
+    """Return the layer type of the nearest base class that has a registered type.
+
+    Return None if there is no such class, or if the layer computes something else than this class.
+    """
     for base in type(layer).__mro__[1:]:
         layer_type = layer_type_of_class(base)
         if layer_type is not None:
@@ -73,8 +81,8 @@ def _inherited(layer: nn.Module) -> LayerType | None:
 def is_scaled_lookup(layer: nn.Module) -> bool:
     """Return whether a layer is a subclass of ``nn.Embedding`` that multiplies the rows by one constant.
 
-    An example is the embedding of Gemma. A copy with a small random float64 weight, and ones for the buffers,
-    must give multiples of its rows, by the same factor.
+    An example is the embedding of Gemma. The function runs a copy of the layer that has a small random
+    float64 weight and buffers of ones. It checks that each output is a row of the weight times one factor.
     """
     kind = type(layer)
     if (
@@ -94,7 +102,7 @@ def is_scaled_lookup(layer: nn.Module) -> bool:
         tiny._buffers = {name: torch.ones((), dtype=torch.float64) for name in layer._buffers}
         try:
             output = kind.forward(tiny, ids)
-        except Exception:  # any error: a layer that cannot be called like an embedding is none
+        except Exception:  # any error: a layer that cannot be called like an embedding does not count as one
             return False
         if not isinstance(output, Tensor) or output.shape != (1, _IN, _OUT):
             return False
@@ -103,46 +111,56 @@ def is_scaled_lookup(layer: nn.Module) -> bool:
 
 
 def _overrides_nothing(layer_class: type[nn.Module], base: type[nn.Module]) -> bool:
-    """Return whether a class computes with its base's own code and parameters."""
+    """Return whether ``layer_class`` computes only with the code and the parameters of ``base``."""
     own = layer_class.__mro__[: layer_class.__mro__.index(base)]
     names = {name for cls in own for name in vars(cls)} - _HARMLESS
     return not any(hasattr(base, name) for name in names) and not names & {"weight", "bias"}
 
 
 def layer_type_of_class(layer_class: type[Any]) -> LayerType | None:
-    """Return the layer type registered for exactly this class, including a type that stays float; or None."""
+    """Return the layer type that is registered for exactly this class, or None if there is none.
+
+    The type may be one whose layers stay float.
+    """
     registry = layer_types()
     return _registered_for(layer_class, registry, registry.revision)  # type: ignore[arg-type]  # classes are hashed by identity
 
 
 def is_lookup(layer_class: type[Any]) -> bool:
-    """Return whether layers of that class take indices as input, as embeddings do."""
+    """Return whether the input of layers of ``layer_class`` is indices, as for embeddings."""
     layer_type = layer_type_of_class(layer_class)
     return layer_type is not None and layer_type.record.lookup
 
 
 def is_by_name(layer_class: type[Any]) -> bool:
-    """Return whether layers of that class are quantized only if a pattern or a type names them."""
+    """Return whether layers of ``layer_class`` are quantized only if the configuration names them.
+
+    A configuration names them by a pattern or by their type.
+    """
     layer_type = layer_type_of_class(layer_class)
     return layer_type is not None and layer_type.record.by_name
 
 
 def planned_names() -> list[str]:
-    """Return the sorted class names of layers in plans, which ``layer_type_quant_config`` may use."""
+    """Return the class names that ``layer_type_quant_config`` may use, sorted."""
     return sorted({_class_name(record.layer) for record in layer_types() if record.quantized is not None and record.planned_as is None})
 
 
-# Looked up for each module of a model; cached until the registry changes.
+# Quark calls this for each module of a model, so the result is cached until the registry changes.
 @lru_cache(maxsize=1024)
 def _registered_for(layer_class: type[Any], registry: LayerTypeRegistry, revision: tuple[int, int]) -> LayerType | None:
+    """Return the layer type that ``registry`` has for exactly ``layer_class``, or None.
+
+    ``revision`` is only a key of the cache.
+    """
     claims = [name for name in registry.names() if _loaded(registry.get(name).layer) is layer_class]
     if not claims:
         return None
     if len(claims) > 1:
         sources = " and ".join(f"'{name}' of {registry.source(name)}" for name in claims)
         raise ConfigError(
-            f"the class {layer_class.__module__}.{layer_class.__qualname__} is registered as the layer types {sources}: leave one out with "
-            'QUARK_DISABLED_PLUGINS, or let one take the name of the other and say replaces="..."'
+            f"the class {layer_class.__module__}.{layer_class.__qualname__} is registered as the layer types {sources}. Disable one plugin "
+            'with QUARK_DISABLED_PLUGINS, or register one type under the name of the other with replaces="..."'
         )
     record = registry.get(claims[0])
     if record.planned_as is None:
@@ -151,14 +169,14 @@ def _registered_for(layer_class: type[Any], registry: LayerTypeRegistry, revisio
 
 
 def _class_name(reference: Reference) -> str:
-    """Return the class name in a reference, without importing the class."""
+    """Return the name of the class that a reference points to, without importing the class."""
     if isinstance(reference, ObjectRef):
         return str(reference.target.__name__)
     return reference.attribute.rpartition(".")[2]
 
 
 def _loaded(reference: Reference) -> Any:
-    """Return the object of a reference if its module is already imported, or None."""
+    """Return the object that a reference points to, or None if its module is not imported yet."""
     if isinstance(reference, ObjectRef):
         return reference.target
     loaded: Any = sys.modules.get(reference.module)
@@ -172,11 +190,12 @@ _TOLERANCE = 1e-12
 
 
 def is_verbatim_linear(layer: nn.Module) -> bool:
-    """Return whether a layer is an ``nn.Linear``, or a subclass that computes the same.
+    """Return whether a layer is an ``nn.Linear``, or of a subclass that computes the same.
 
-    Such a layer is quantized like an ``nn.Linear``. It must have a weight and a bias and nothing else. A copy
-    with small random float64 tensors must give the result of ``nn.Linear``. This excludes routers
-    that select experts, low-rank adapters, weights stored as codes, and grouped matrices.
+    Such a layer is quantized like an ``nn.Linear``. Its tensors must be ``weight`` and ``bias`` (which may be
+    None) and nothing else. The function also runs a copy of the layer that has small random float64 tensors,
+    and compares the output with that of ``nn.Linear``. So the result is False for routers that select
+    experts, low-rank adapters, weights that are stored as codes, and grouped matrices.
     """
     if not isinstance(layer, nn.Linear) or layer._modules or layer._buffers:
         return False
@@ -199,7 +218,7 @@ def _forward_agrees(layer: nn.Linear, *, has_bias: bool) -> bool:
         expected = functional.linear(x, weight, bias if has_bias else None)
         try:
             output = type(tiny).forward(tiny, x)
-        except Exception:  # any error: a layer that cannot be called like a linear layer is none
+        except Exception:  # any error: a layer that cannot be called like a linear layer does not count as one
             return False
         return isinstance(output, Tensor) and output.shape == expected.shape and torch.allclose(output, expected, rtol=0, atol=_TOLERANCE)
 
@@ -209,12 +228,12 @@ class LayerShape:
     """The shapes of the tensors of a layer.
 
     Attributes:
-        weight: Shape of the weight with its output channels first, however it is stored: ``[out, in]`` for a
-            linear layer, ``[out, in / groups, *kernel]`` for a convolution, ``[tokens, features]`` for an
-            embedding.
-        groups: Groups of a convolution.
+        weight: Shape of the weight with the output channels as the first axis, in whatever layout the float
+            class stores it. This is ``[out, in]`` for a linear layer, ``[out, in / groups, *kernel]`` for a
+            convolution, and ``[tokens, features]`` for an embedding.
+        groups: Number of groups of a convolution; 1 for other layers.
         is_transposed: Whether the float class stores the weight as ``[in, out / groups, …]``.
-        is_lookup: Whether the input is indices.
+        is_lookup: Whether the input of the layer is indices, as for an embedding.
     """
 
     weight: tuple[int, ...]
@@ -226,7 +245,7 @@ class LayerShape:
     def of(cls, layer: nn.Module) -> Self:
         """Return the shapes of a float layer with a registered layer type.
 
-        ``groups`` is its attribute of that name, or 1.
+        ``groups`` of the result is the attribute ``groups`` of the layer, or 1 if the layer has none.
         """
         groups = getattr(layer, "groups", 1)
         groups = groups if isinstance(groups, int) else 1
@@ -237,15 +256,16 @@ class LayerShape:
 
     @property
     def rank(self) -> int:
-        """Number of axes of the weight."""
+        """The number of axes of the weight."""
         return len(self.weight)
 
     def of_slot(self, slot: Slot) -> tuple[int, ...]:
-        """Return the shape of a tensor as its quantizer sees it.
+        """Return the shape of one tensor of the layer, in the layout that its quantizer gets.
 
-        A weight has the shape in the quantized layer: ``[out, in]`` for linear layers, and torch's layout for
-        others. Of activations, only the features are known before a run, so the shape is that of a batch of
-        one: ``[1, features]`` or ``[1, channels, 1, …]``; ``[1]`` for indices.
+        For a weight, this is the shape in the quantized layer: ``[out, in]`` in linear layers, and torch's
+        layout in other layers. For activations, only the number of features is known before a run. So the
+        result is the shape for a single token or position, ``[1, features]`` or ``[1, channels, 1, …]``. For
+        indices it is ``[1]``.
         """
         outputs, kernel = (self.weight[1:2] if self.is_lookup else self.weight[:1]), (1,) * (self.rank - 2)
         if slot is Slot.weight:
@@ -259,11 +279,11 @@ class LayerShape:
 
 
 def is_transposed(layer: nn.Module) -> bool:
-    """Return whether the class of a float layer stores its weight as ``[in, out / groups, …]``."""
+    """Return whether the class of a float layer stores the weight as ``[in, out / groups, …]``."""
     layer_type = _known_type(layer)
     return layer_type is not None and layer_type.record.transposed
 
 
 def _known_type(layer: nn.Module) -> LayerType | None:
-    """Return the layer type of a float layer, including a type that stays float."""
+    """Return the layer type of a float layer, or None. The type may be one whose layers stay float."""
     return layer_type_of_class(type(layer)) or layer_type_of(layer)

@@ -1,8 +1,8 @@
-"""Layers that run from codes: quantized layers of any type whose weight stays packed.
+"""Layers that run from codes. These are quantized layers of any type whose weight stays packed in memory.
 
-The quantized class of the layer type computes as usual. When it accesses its weight, it gets the values of
-the stored tensors, in memory that all layers share. So a plugin's layer type or number format needs no code
-for this.
+The quantized class of the layer type computes as usual. When it reads its weight, the stored tensors are
+dequantized into a buffer that all layers share. So layer types and number formats of plugins work without
+additional code.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from quark.models.layers.packed_weight import PackedWeight, weight_room
 from quark.models.layers.quantized_layers import QuantEmbedding, QuantizedLayer, copied
 
 ROOM_ELEMENTS = 1 << 21
-"""Maximum number of elements of a weight that a linear layer unpacks whole. For a larger weight, the outputs
-are computed in slices of this size, which stay in a third-level cache. Other devices use eight times as much:
-their caches, and the cost of an operation, are larger.
+"""Maximum number of elements of a weight that a linear layer on a CPU unpacks as a whole. A larger weight is
+unpacked and multiplied in slices of this size, because a slice stays in the third-level cache. Devices other
+than CPUs use eight times this number, because they have larger caches and start each operation more slowly.
 """
 _ROWS = 64
-"""The number of rows of a slice is a multiple of this. Products compute a last incomplete vector of rows in
-another order, so with this multiple a slice equals the rows of the whole product to the bit.
+"""The number of rows of a slice is a multiple of this. Matrix products sum an incomplete last vector of rows
+in another order. With this multiple, the product of a slice equals the same rows of the whole product bit for
+bit.
 """
 
 _LOCAL = threading.local()
@@ -40,39 +41,40 @@ _PREFIX = "packed_"
 
 
 class Packed(nn.Module, ABC):
-    """Base of modules that hold the tensors of a checkpoint as stored.
+    """The base class of modules that hold tensors in the form in which a checkpoint stores them.
 
-    While a checkpoint is loaded, they replace other modules, and loaders fill their tensors.
+    While a checkpoint is loaded, such modules replace others, and the loader fills their tensors.
     """
 
     @abstractmethod
     def unpack(self) -> nn.Module:
-        """Return the module that replaces this one, on the device of its tensors.
+        """Return the module that replaces this one after loading, on the device of this module's tensors.
 
         Raises:
-            CheckpointError: The tensors cannot be used.
+            CheckpointError: The loaded tensors cannot be used.
         """
 
     def from_codes(self) -> nn.Module:
-        """Return a module that computes the same and keeps the weight as stored.
+        """Return a module that computes the same as the result of `unpack`, but keeps the weight as stored.
 
-        By default, or if that has no advantage, this is `unpack`.
+        The default implementation returns the result of `unpack`.
         """
         return self.unpack()
 
 
 class WeightFromCodes(Tensor):
-    """The weight of a layer that runs from codes, as an ``nn.Parameter`` without gradient.
+    """The weight of a layer that runs from codes, as a parameter without gradient.
 
-    It has the shape, dtype and device of the values, but no memory. Each operation computes the values again.
-    An operation that changes them in place turns the layer into a quantized layer with its weight in memory.
+    The tensor has the shape, dtype and device of the weight's values, but stores no values. Each operation
+    computes the values again. If an operation changes the weight in place, the layer becomes a quantized
+    layer that has the values of its weight in memory.
 
     Args:
-        layer: The layer.
+        layer: The layer that the weight belongs to.
     """
 
     _layer: RunsFromCodes
-    _is_param = True  # torch recognizes parameters by it
+    _is_param = True  # torch recognizes parameters by this attribute
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
@@ -92,7 +94,10 @@ class WeightFromCodes(Tensor):
         return operation(*args, **kwargs)
 
     def values(self) -> Tensor:
-        """Return the values in fresh memory; the weight itself if the layer no longer runs from codes."""
+        """Return the values of the weight in newly allocated memory.
+
+        If the layer no longer runs from codes, return the layer's weight itself.
+        """
         layer: Any = self._layer
         return layer.packed_weight.values() if isinstance(layer, RunsFromCodes) else layer.weight
 
@@ -104,41 +109,47 @@ class WeightFromCodes(Tensor):
 
 
 class RunsFromCodes(Packed):
-    """A quantized layer with a `PackedWeight`; its class also derives from the layer's quantized class.
+    """A quantized layer whose weight is a `PackedWeight`.
 
-    ``weight`` is a `WeightFromCodes`, and one of the parameters. The state dict has the stored tensors
-    instead, so that loading it restores the same codes. Inputs and outputs are quantized as in any quantized
-    layer. Moving or casting the layer changes the dtype of the values, and never the stored tensors.
+    The class of such a layer derives from this class and from a quantized class. The parameter ``weight`` is
+    a `WeightFromCodes`. The state dict contains the stored tensors in place of the weight, so that loading
+    the state dict restores the same codes. Inputs and outputs are quantized as in any quantized layer. If the
+    layer is cast, the values get the new dtype, but the stored tensors keep their dtypes.
     """
 
     _weight: PackedWeight
-    """The weight as created; its tensors are this module's buffers, on its device."""
+    """The weight with meta tensors. The stored tensors themselves are buffers of this module."""
     _shows_weight = True
 
     @property
     def packed_weight(self) -> PackedWeight:
-        """The weight as stored."""
+        """The weight with its stored tensors, on the device of this module."""
         made = self._weight
         tensors = {name: self._buffers[_PREFIX + name] for name in made.tensors}
         return PackedWeight(made.packing, tensors, made.shape, made.dtype, made.name)  # type: ignore[arg-type]
 
     @property
     def weight(self) -> Tensor:
-        """The weight: its values while this layer computes, else a `WeightFromCodes`."""
+        """The weight.
+
+        While this layer computes, these are the values; at other times it is a `WeightFromCodes`.
+        """
         layer, values = getattr(_LOCAL, "computing", (None, None))
         return values if layer is self and values is not None else WeightFromCodes(self)
 
     @property
     def _parameters(self) -> Any:  # type: ignore[override]
-        """The parameters by name, including the weight; assignments go to the module's own parameters."""
+        """A dictionary from name to parameter that includes the weight. Assignments change the module's other
+        parameters.
+        """
         own = self.__dict__["_parameters"]
         return ChainMap(own, {"weight": self.weight}) if self._shows_weight else own
 
     def register_parameter(self, name: str, param: Any) -> None:
-        """Set a parameter.
+        """Set the parameter ``name`` to ``param``.
 
-        The weight of another layer that runs from codes ties the stored tensors. With any other weight, this
-        layer no longer runs from codes.
+        If ``param`` is the weight of another layer that runs from codes, both layers then share the stored
+        tensors. If it is any other weight, this layer no longer runs from codes.
         """
         if name == "weight" and isinstance(param, WeightFromCodes):
             made = param._layer._weight
@@ -151,12 +162,12 @@ class RunsFromCodes(Packed):
             super().register_parameter(name, param)
 
     def held_codes(self) -> Tensor:
-        """Return the tensor of the codes."""
+        """Return the stored tensor that contains the codes of the weight."""
         return self._buffers[_PREFIX + next(iter(self._weight.tensors))]  # type: ignore[return-value]
 
     @contextmanager
     def _own_tensors(self) -> Iterator[None]:
-        """Show the body only the module's own parameters."""
+        """Hide the weight from the parameters of this module inside the ``with`` statement."""
         self.__dict__["_shows_weight"] = False
         try:
             yield
@@ -173,7 +184,9 @@ class RunsFromCodes(Packed):
             rows = packed.looked_up(x)
             if computes is nn.Embedding.forward:
                 return rows
-            return self._computed(rows.reshape(-1, rows.shape[-1]), torch.arange(x.numel()).to(x).view(x.shape))  # it scales rows
+            # The float class multiplies the rows by a constant, so its forward computes on the rows that were
+            # looked up.
+            return self._computed(rows.reshape(-1, rows.shape[-1]), torch.arange(x.numel()).to(x).view(x.shape))
         room = ROOM_ELEMENTS if packed.device.type == "cpu" else 8 * ROOM_ELEMENTS
         parts = packed.row_slices(room, _ROWS) if computes is nn.Linear.forward and packed.shape[0] else []
         if len(parts) > 1:
@@ -181,7 +194,7 @@ class RunsFromCodes(Packed):
         return self._computed(packed.values(weight_room(packed.shape, packed.dtype, packed.device)), x, *args, **kwargs)
 
     def _computed(self, values: Tensor, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the product of the quantized class with these values as the weight."""
+        """Return the result of ``product`` of the quantized class, with ``values`` as the weight."""
         quantized: Any = super()
         _LOCAL.computing = (self, values)
         try:
@@ -191,14 +204,18 @@ class RunsFromCodes(Packed):
 
     @property
     def _float_forward(self) -> Any:
-        """The forward of the float class; None if the quantized class overrides the product."""
+        """The ``forward`` of the float class, or None if the quantized class overrides ``product``."""
         own: Any = super()
         if own.product.__func__ is not QuantizedLayer.product:
             return None
         return super(QuantizedLayer, self).forward.__func__  # type: ignore[misc]
 
     def _linear_in_parts(self, packed: PackedWeight, parts: list[slice], x: Tensor) -> Tensor:
-        """Return the product of a linear layer, computed for some output channels at a time."""
+        """Return the output of a linear layer before the output quantizer.
+
+        Each of ``parts`` is a slice of output channels. The function unpacks one slice of the weight at a
+        time.
+        """
         quantizer, bias = self.input_quantizer, self.bias
         x = x if quantizer is None else quantizer(x)  # type: ignore[operator]
         output: Tensor | None = None
@@ -213,7 +230,10 @@ class RunsFromCodes(Packed):
 
     @torch.no_grad()
     def unpack(self) -> nn.Module:
-        """Return the quantized layer with its weight in memory, on this layer's device and in its dtype."""
+        """Return a quantized layer that has the values of its weight in memory.
+
+        The result has the device and the dtype of this layer.
+        """
         packed = self.packed_weight
         quantized: Any = copied(self, type(self).__bases__[1])
         for name in packed.tensors:
@@ -227,16 +247,16 @@ class RunsFromCodes(Packed):
         return self
 
     def become_unpacked(self) -> QuantizedLayer:
-        """Turn this module into the result of `unpack`, and return it."""
+        """Change this module, in place, into the result of `unpack`. Return this module."""
         with _BECOMING:
-            if isinstance(self, RunsFromCodes):  # and no other thread was first
+            if isinstance(self, RunsFromCodes):  # False if another thread has just unpacked this layer
                 layer = self.unpack()
                 self.__class__ = type(layer)  # type: ignore[assignment]
                 object.__setattr__(self, "__dict__", layer.__dict__)
         return self  # type: ignore[return-value]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Its class is created on demand, so there is no place from which it could be imported.
+        # The class of this layer is created on demand, so no module exports it.
         return _bare, type(self).__bases__, self.__dict__
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -260,14 +280,14 @@ class RunsFromCodes(Packed):
 
 
 class UntilUsed(RunsFromCodes):
-    """A quantized layer that has its weight as codes until it is called or its weight is accessed.
+    """A quantized layer whose weight stays packed until the layer is called or its weight is read.
 
-    Then it becomes the quantized layer with its weight in memory.
+    The layer then becomes, in place, a quantized layer that has the values of its weight in memory.
     """
 
     @property
     def weight(self) -> Tensor:
-        """The weight in memory."""
+        """The weight with its values in memory. The first access unpacks this layer."""
         return self.become_unpacked().weight  # type: ignore[return-value]
 
     @property
@@ -275,11 +295,11 @@ class UntilUsed(RunsFromCodes):
         return self.become_unpacked()._parameters
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the output of the quantized layer."""
+        """Unpack this layer and return its output."""
         return self.become_unpacked().forward(*args, **kwargs)
 
     def from_codes(self) -> nn.Module:
-        """Return a layer that keeps its weight as codes."""
+        """Return a layer that shares the stored tensors and stays packed when it is called."""
         return copied(self, _class_from_codes(RunsFromCodes, type(self).__bases__[1]))
 
     def _apply(self, *args: Any) -> nn.Module:
@@ -293,7 +313,10 @@ class UntilUsed(RunsFromCodes):
 
 
 def until_used(layer: nn.Module) -> nn.Module:
-    """Return a layer that runs from codes as an `UntilUsed`; any other layer unchanged."""
+    """Return an `UntilUsed` with the tensors of ``layer`` if that layer runs from codes.
+
+    Return any other layer unchanged.
+    """
     return copied(layer, _class_from_codes(UntilUsed, type(layer).__bases__[1])) if isinstance(layer, RunsFromCodes) else layer
 
 
@@ -301,8 +324,9 @@ def runs_from_codes(quantized: QuantizedLayer, weight: PackedWeight) -> Quantize
     """Return a quantized layer that runs from codes.
 
     Args:
-        quantized: The layer with its other parameters and its activation scales, but without its own weight.
-        weight: Its weight.
+        quantized: A quantized layer that has its bias, other parameters and activation scales. Its weight is
+            not used.
+        weight: The weight for the result.
 
     Raises:
         CheckpointError: A scale is not valid.
@@ -311,20 +335,25 @@ def runs_from_codes(quantized: QuantizedLayer, weight: PackedWeight) -> Quantize
     layer: Any = copied(quantized, _class_from_codes(RunsFromCodes, type(quantized)))  # type: ignore[arg-type]  # classes are hashed by identity
     layer.__dict__["_parameters"].pop("weight", None)
     layer._buffers |= {_PREFIX + name: tensor for name, tensor in weight.tensors.items()}
-    # Only the buffers hold the tensors: a second reference would keep them in memory when the layer is moved.
+    # Only the buffers refer to the tensors. A second reference would keep the old tensors in memory after the
+    # layer is moved.
     shapes = {name: tensor.to("meta") for name, tensor in weight.tensors.items()}
     layer._weight = PackedWeight(weight.packing, shapes, weight.shape, weight.dtype, weight.name)
     return layer
 
 
 def _bare(*bases: type[nn.Module]) -> Any:
-    """Return a layer that runs from codes, without attributes."""
+    """Return an instance of the class that derives from ``bases``, without attributes."""
     kind: Any = _class_from_codes(*bases)  # type: ignore[arg-type]  # classes are hashed by identity
     return kind.__new__(kind)
 
 
 @lru_cache(maxsize=1024)
 def _class_from_codes(kind: type[RunsFromCodes], quantized: type[QuantizedLayer]) -> type[QuantizedLayer]:
+    """Return a class that derives from ``kind`` and ``quantized``.
+
+    The same arguments always give the same class.
+    """
     name = f"{quantized.__name__}{'FromCodes' if kind is RunsFromCodes else kind.__name__}"
     members: dict[str, Any] = {"__doc__": kind.__doc__}
     if kind is RunsFromCodes:

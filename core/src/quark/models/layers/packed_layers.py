@@ -1,8 +1,8 @@
-"""PackedLayer: a layer that holds the tensors of a checkpoint while it is loaded.
+"""Modules that hold the stored tensors of a layer or a quantizer while a checkpoint is loaded.
 
-`PackedLayer.unpack` or `PackedLayer.from_codes` creates the quantized layer after loading. The tensors have
-the names that checkpoint loaders expect (``weight``, ``weight_quantizer.scale``, …). A `PackedQuantizer` does
-the same for a quantizer of an attention module.
+A `PackedLayer` replaces a layer. Its tensors have the names that checkpoint loaders expect, such as
+``weight`` and ``weight_quantizer.scale``. After loading, `PackedLayer.unpack` or `PackedLayer.from_codes`
+creates the quantized layer. In the same way, a `PackedQuantizer` replaces a quantizer of an attention module.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ from quark.numbers import canonicalize, quantizer_for
 
 
 class PackedScales(nn.Module):
-    """The stored scales of one tensor, under their checkpoint suffixes: ``scale``, ``zero_point``, …
+    """A module that holds the stored scales of one quantized tensor as buffers.
+
+    A buffer has the suffix that the checkpoint uses as its name, such as ``scale`` or ``zero_point``.
 
     Args:
-        tensors: The tensors by suffix.
-        spec: The quantization of the tensor.
+        tensors: A dictionary from suffix to stored tensor.
+        spec: The quantization of the tensor that the scales belong to.
     """
 
     def __init__(self, tensors: dict[str, Tensor], spec: TensorSpec | None) -> None:
@@ -42,29 +44,33 @@ class PackedScales(nn.Module):
             self.register_buffer(suffix, tensor)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors by suffix."""
+        """Return a dictionary from suffix to stored tensor. It includes tensors that `move` has moved."""
         moved = {suffix: owner.get_buffer(name) for suffix, (owner, name) in self._moved.items()}
         return {**self._buffers, **moved}  # type: ignore[dict-item]
 
     def move(self, suffix: str, owner: nn.Module, name: str) -> None:
-        """Make a tensor a buffer of another module, under another name."""
+        """Move the tensor with this suffix into ``owner``, where it becomes the buffer ``name``."""
         owner.register_buffer(name, self._buffers.pop(suffix))
         self._moved[suffix] = owner, name
 
     def zero_points_of_symmetric_specs(self) -> Iterator[str]:
-        """Yield the suffixes of tensors that a checkpoint may leave out, because all their values are 0."""
+        """Yield the suffixes of zero points that a checkpoint may leave out.
+
+        It may leave them out because all their values are 0.
+        """
         return (suffix for suffix in self._buffers if self._is_symmetric and suffix.startswith("zero_point"))
 
 
 class PackedLayer(Packed):
-    """A layer whose weight is packed codes, or the rounded values themselves.
+    """A module that replaces a layer while a checkpoint is loaded, and holds the stored tensors of the layer.
 
     Args:
-        layer: The float layer; its tensors may be on any device and are not used.
+        layer: The float layer. Its weight and bias are not used, and may be on any device.
         config: The quantization of the layer.
-        order: Order of 4-bit codes in a word.
+        order: Packing order of 4-bit codes in a word, ``"reorder"`` or ``"order"``.
         name: Full name of the layer in its model, for messages.
-        holds_values: Whether the checkpoint has rounded values instead of codes; it has scales in both cases.
+        holds_values: Whether the checkpoint has rounded values instead of codes. The checkpoint has scales in
+            both cases.
     """
 
     def __init__(
@@ -99,7 +105,10 @@ class PackedLayer(Packed):
         self._register_others(layer)
 
     def _register_others(self, layer: nn.Module) -> None:
-        """Register the layer's other tensors, as in checkpoints; its submodules are shared."""
+        """Register all tensors of ``layer`` except its weight and bias, under the same names.
+
+        The submodules of ``layer`` become submodules of this module too.
+        """
         for name in self._others:
             if name in layer._parameters:
                 tensor = layer._parameters[name]
@@ -111,6 +120,7 @@ class PackedLayer(Packed):
             self.add_module(name, module)
 
     def _register(self, slot: Slot, spec: TensorSpec | None, tensor: Tensor | None) -> None:
+        """Register meta tensors for the tensors that the checkpoint stores for a weight or a bias."""
         if tensor is None:
             self.register_parameter(slot, None)
             return
@@ -124,16 +134,22 @@ class PackedLayer(Packed):
             setattr(self, slot.quantizer_attribute, PackedScales(packed, spec))
 
     def _register_scales(self, slot: Slot, spec: TensorSpec) -> None:
+        """Register meta tensors for the static scales of an activation.
+
+        Do nothing if the scales are dynamic.
+        """
         scales = packed_scales(self._quantizer_of(slot, spec, self._shapes), self._shapes.of_slot(slot), self.order)
         if scales:
             setattr(self, slot.quantizer_attribute, PackedScales(scales, spec))
 
     def put_beside_weight(self, is_wanted: Callable[[str], bool]) -> None:
-        """Make stored scales buffers of this module, for a loader that expects them there.
+        """Turn scales into buffers of this module if the loader expects them there.
+
+        Other scales stay in a submodule, for example as ``weight_quantizer.scale``.
 
         Args:
-            is_wanted: Whether the loader expects a scale, by its stored name such as ``weight_scale``, in
-                this module. Other scales stay in a submodule, as ``weight_quantizer.scale``.
+            is_wanted: A function that returns whether the loader expects a scale in this module. Its argument
+                is the stored name of the scale, such as ``weight_scale``.
         """
         for slot in Slot:  # also an output that attention quantizes
             inner: PackedScales | None = getattr(self, slot.quantizer_attribute, None)
@@ -145,33 +161,44 @@ class PackedLayer(Packed):
                         inner.move(suffix, self, name)
 
     def zero_points_of_symmetric_specs(self) -> Iterator[str]:
-        """Yield the names of own tensors that a checkpoint may leave out, because all their values are 0."""
+        """Yield the names of zero points that a checkpoint may leave out because all their values are 0.
+
+        Only buffers of this module itself are included, not buffers of its submodules.
+        """
         for name, (slot, suffix) in self._flat.items():
             if _is_symmetric(getattr(self.layer_config, slot)) and suffix.startswith("zero_point"):
                 yield name
 
     def initialize_buffers(self, initialize: Callable[[nn.Module], None]) -> None:
-        """Let a function that initializes float layers set the buffers that no checkpoint holds, in place."""
+        """Compute the buffers that no checkpoint stores, in place.
+
+        Args:
+            initialize: A function that initializes the buffers of a float layer.
+        """
         if computed := {name: self._buffers[name] for name in self._others if name in self._non_persistent_buffers_set}:
             self._float[0]._buffers = computed
             initialize(self._float[0])
 
     def can_share_codes(self, other: PackedLayer) -> bool:
-        """Return whether the stored weight of another layer can be this layer's too."""
+        """Return whether this layer and ``other`` can share one stored weight."""
         return self.layer_config.weight is not None and self._weight_form() == other._weight_form()
 
     def _weight_form(self) -> tuple[object, ...]:
+        """Return everything that determines the form of the stored weight.
+
+        Layers with equal results can share a weight.
+        """
         spec = self.layer_config.weight
         quantizer = None if spec is None else self._quantizer_of(Slot.weight, spec, self._shapes)
         return spec, quantizer, self.weight_shape, self.order, self._holds_values, self._as_stored
 
     def weight_tensors(self) -> list[str]:
-        """Return the names, inside this module, of the stored tensors of its weight."""
+        """Return the names of the stored tensors of the weight, relative to this module."""
         inner = [f"{Slot.weight.quantizer_attribute}.{suffix}" for suffix in self._inner(Slot.weight)]
         return [Slot.weight, *inner, *(name for name, (slot, _) in self._flat.items() if slot is Slot.weight)]
 
     def share_codes(self, source: PackedLayer) -> None:
-        """Take the stored weight of another layer: the same tensors."""
+        """Replace the stored tensors of this layer's weight by the ones of ``source``, without a copy."""
         self._parameters[Slot.weight] = source._parameters[Slot.weight]
         attribute = Slot.weight.quantizer_attribute
         if attribute in source._modules:  # not all formats store scales
@@ -181,19 +208,23 @@ class PackedLayer(Packed):
             self._buffers[name] = stored[self._flat[name][1]]
 
     def _stored(self, slot: Slot) -> dict[str, Tensor]:
+        """Return all stored scales of a tensor, as a dictionary from suffix to scale."""
         flat = {suffix: getattr(self, name) for name, (owner, suffix) in self._flat.items() if owner == slot}
         return {**self._inner(slot), **flat}
 
     def _inner(self, slot: Slot) -> dict[str, Tensor]:
-        """Return the stored scales of a tensor that are in a submodule, by suffix."""
+        """Return the stored scales of a tensor that are in a submodule.
+
+        The result is a dictionary from suffix to scale.
+        """
         scales = self._modules.get(slot.quantizer_attribute)
         return dict(scales._buffers) if isinstance(scales, PackedScales) else {}  # type: ignore[arg-type]
 
     @torch.no_grad()
     def unpack(self) -> QuantizedLayer:
-        """Return the quantized layer of the stored tensors, on their device.
+        """Return the quantized layer that the stored tensors describe, on the device of these tensors.
 
-        Its forward equals that of the exported layer.
+        Its outputs equal the outputs of the layer that was exported.
 
         Raises:
             CheckpointError: A scale is not valid.
@@ -202,9 +233,10 @@ class PackedLayer(Packed):
 
     @torch.no_grad()
     def from_codes(self) -> QuantizedLayer:
-        """Return a layer that computes the same and keeps the stored tensors of its weight.
+        """Return a layer that computes the same as the result of `unpack`, but keeps its weight packed.
 
-        If the checkpoint holds values, this is `unpack`.
+        If the checkpoint stores values instead of codes, or the weight is float, return the result of
+        `unpack`.
 
         Raises:
             CheckpointError: A scale is not valid.
@@ -217,7 +249,10 @@ class PackedLayer(Packed):
         return runs_from_codes(self._quantized((Slot.bias,)), weight)
 
     def _quantized(self, parameters: Iterable[Slot]) -> QuantizedLayer:
-        """Return the quantized layer with some of its parameters, and all other tensors."""
+        """Return the quantized layer, with only those of its weight and bias that ``parameters`` names.
+
+        All other tensors of the layer are set.
+        """
         layer = self._float[0]
         quantized = quantized_class(layer).from_float(layer, self.layer_config)
         shapes = {Slot.weight: self.weight_shape, Slot.bias: self._bias_shape}
@@ -240,12 +275,15 @@ class PackedLayer(Packed):
         return quantized.train(self.training)
 
     def extra_repr(self) -> str:
-        """Return the class of the float layer and the shape of its weight, for ``repr``."""
+        """Return a text for ``repr`` with the class of the float layer and the shape of its weight."""
         return f"{type(self._float[0]).__name__}, weight {list(self.weight_shape)}"
 
 
 def without_weights(layer: nn.Module) -> nn.Module:
-    """Return a shallow copy on the meta device, because a packed layer must not keep float weights alive."""
+    """Return a shallow copy of ``layer`` with its parameters on the meta device.
+
+    A packed layer keeps only this copy, so that the memory of the float weights can be freed.
+    """
     shell = copy.copy(layer)
     shell._parameters = {
         name: None if tensor is None else nn.Parameter(tensor.detach().to("meta"), requires_grad=False)
@@ -255,19 +293,23 @@ def without_weights(layer: nn.Module) -> nn.Module:
 
 
 def _is_symmetric(spec: TensorSpec | None) -> bool:
-    """Return whether no level of a spec has zero points, after formats have made the spec explicit."""
+    """Return whether no level of the canonicalized spec has zero points.
+
+    The result is True if ``spec`` is None.
+    """
     return spec is None or all(level.symmetric is not False for level in canonicalize(spec))
 
 
 class ScalesOf:
-    """Stored scales that are buffers of another module, where loaders expect them.
+    """Stored scales of one tensor that are buffers of an existing module, because loaders expect them there.
 
-    An example is ``k_scale`` of an attention module.
+    An example is the scale ``k_scale`` of an attention module.
 
     Args:
-        owner: The module, which gets the buffers.
-        name: Prefix of their names, such as ``k``.
-        tensors: The scales by suffix, from `quark.models.layers.coded_layer.packed_scales`.
+        owner: The module that gets the buffers.
+        name: Prefix of the names of the buffers, such as ``k``.
+        tensors: A dictionary from suffix to scale, as `quark.models.layers.coded_layer.packed_scales` returns
+            it.
     """
 
     def __init__(self, owner: nn.Module, name: str, tensors: dict[str, Tensor]) -> None:
@@ -277,34 +319,38 @@ class ScalesOf:
             owner.register_buffer(self._names[suffix], tensor)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors by suffix."""
+        """Return a dictionary from suffix to scale."""
         return {suffix: self._owner.get_buffer(name) for suffix, name in self._names.items()}
 
     def free(self) -> None:
-        """Remove the buffers from the module again."""
+        """Remove the buffers from the module that owns them."""
         for name in self._names.values():
             del self._owner._buffers[name]
         self._names = {}
 
 
 def as_vector(scale: Tensor) -> Tensor:
-    """Return a scale ``[]`` as ``[1]``, and scales of heads ``[heads]`` as ``[heads, 1, 1]``.
+    """Return a scale in the shape that compressed-tensors uses for scales of attention.
 
-    compressed-tensors stores the scales of attention in these shapes.
+    A scale of shape ``[]`` gets the shape ``[1]``. Scales per head ``[heads]`` get the shape ``[heads, 1,
+    1]``.
     """
     return scale.reshape(-1, 1, 1) if scale.ndim else scale.reshape(1)
 
 
 class PackedQuantizer(PackedScales, Packed):
-    """The scales of a quantizer: a checkpoint loader fills them, and `unpack` makes the quantizer.
+    """A module that replaces a quantizer of an activation while a checkpoint is loaded.
+
+    A checkpoint loader fills the scales, and `unpack` then creates the quantizer.
 
     Args:
-        spec: Spec of an activation.
-        order: Order of 4-bit codes in a word in the checkpoint.
-        stored: The holder of the scales, if not this module. A checkpoint stores scales of keys with the
-            projection, or with the attention module if the projection is fused.
+        spec: Spec of the activation.
+        order: Packing order of 4-bit codes in a word in the checkpoint, ``"reorder"`` or ``"order"``.
+        stored: The object that holds the scales; None if this module holds them. For example, a checkpoint
+            stores the scales of keys with their projection, or with the attention module if the projection is
+            fused.
         largest: Upper bound of valid scales.
-        shape: Shape of an activation with such scales.
+        shape: Shape of an activation. It determines the shape of the scales.
     """
 
     def __init__(
@@ -328,8 +374,9 @@ class PackedQuantizer(PackedScales, Packed):
         """Return the quantizer, on the device of its scales.
 
         Raises:
-            CheckpointError: The scales are not positive and finite: a loader that only warns of missing
-                tensors leaves them uninitialized.
+            CheckpointError: A scale is not positive, not finite or larger than the upper bound. This happens
+                if the checkpoint lacks the scales and the loader only warns of missing tensors, because the
+                scales are then uninitialized.
         """
         module = QuantizerModule(self.spec, activation=True)
         tensors = self._stored[0].tensors()
@@ -339,8 +386,8 @@ class PackedQuantizer(PackedScales, Packed):
             if not bool(((qparams.scale > 0) & (qparams.scale <= self.largest) & torch.isfinite(qparams.scale)).all()):
                 raise CheckpointError(
                     f"a scale inside attention is {qparams.scale.tolist()}: softmax_quant_spec or kv_cache_post_rope promises scales that "
-                    "the checkpoint lacks. Read it with quark.checkpoint.import_model_from_safetensors, which names them and leaves "
-                    "probabilities without scales in float"
+                    "the checkpoint lacks. Read the checkpoint with quark.checkpoint.import_model_from_safetensors, which names missing "
+                    "scales and leaves probabilities without scales in float"
                 )
             module.set_qparams(qparams)
             if isinstance(self._stored[0], ScalesOf):

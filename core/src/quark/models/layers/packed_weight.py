@@ -1,9 +1,12 @@
-"""PackedWeight: a weight as its checkpoint stores it; its values are computed for each use.
+"""`PackedWeight`, a weight in the form in which its checkpoint stores it.
 
-This module knows no number format or layout: the code that packed tensors unpacks them. The shapes of packed
-meta tensors show which rows of a stored tensor hold which rows of the weight; a random weight confirms this
-once. A weight that cannot be cut is unpacked whole. A part of a weight, for instance of a rank in tensor
-parallelism, is a `PackedWeight` with that part's tensors and shape.
+Its values are computed for each use.
+
+This module depends on no number format and no layout: a `WeightPacking` packs and unpacks the tensors. To
+unpack only some rows of a weight, the module must know which rows of each stored tensor belong to them. It
+derives this from the shapes of packed meta tensors, and confirms it once with a random weight. If a weight
+cannot be cut into rows, the whole weight is unpacked. A part of a weight, such as the part of one rank in
+tensor parallelism, is a `PackedWeight` too, with the tensors and the shape of the part.
 """
 
 from __future__ import annotations
@@ -24,15 +27,15 @@ from quark.numbers import QParams, TensorQuantizer
 from quark.numbers.tiles import kept_room
 
 SLICE_ELEMENTS = 1 << 20
-"""Maximum number of elements that one CPU thread unpacks at a time. With smaller slices, which fit into a
-second-level cache, the additional calls cost more time than the cache saves.
+"""Maximum number of elements that one CPU thread unpacks at a time. Smaller slices would fit into a
+second-level cache, but the additional calls cost more time than the cache saves.
 """
 
 
 class WeightPacking(Protocol):
-    """Packs codes and scales of a weight to stored tensors, and unpacks them.
+    """The protocol of objects that pack codes and scales of a weight into stored tensors, and unpack them.
 
-    It is a value: equal packings are equal and have the same hash.
+    Two objects that pack in the same way must compare equal and have the same hash.
     """
 
     def __hash__(self) -> int: ...
@@ -42,29 +45,32 @@ class WeightPacking(Protocol):
         """The quantizer of the weight."""
 
     def pack(self, codes: Tensor, qparams: QParams) -> dict[str, Tensor]:
-        """Return the stored tensors by name; also for meta tensors."""
+        """Return a dictionary from name to stored tensor. This must also work for meta tensors."""
 
     def unpack(self, tensors: Mapping[str, Tensor], shape: tuple[int, ...]) -> tuple[Tensor, QParams]:
-        """Undo `pack` for a weight of that shape."""
+        """Return the codes and scales of a weight of shape ``shape``. This is the inverse of `pack`."""
 
     def qparams(self, tensors: Mapping[str, Tensor], shape: tuple[int, ...]) -> QParams:
-        """Return only the scales."""
+        """Return only the scales of a weight of shape ``shape``."""
 
 
 _CHECKED = 1 << 20
-"""Number of elements of a weight whose scales are checked at a time. The number is small, because memory that
-is freed between the objects of two layers is not reused for larger tensors.
+"""Scales are checked in slices of the weight with up to this number of elements. The number is small because
+the check runs between the allocations of two layers, and the memory that it frees there cannot hold larger
+tensors later.
 """
 
 
 @attrs.frozen
 class FormatPacking:
-    """Packs by the number format, as a `WeightPacking`; names are suffixes, with ``""`` for the codes.
+    """A `WeightPacking` that packs in the way that the number format of the weight defines.
+
+    The names of its tensors are the suffixes that checkpoints use. The codes have the suffix ``""``.
 
     Attributes:
         quantizer: Quantizer of the weight.
-        order: Order of 4-bit codes in a word.
-        as_stored: Converts codes to the layout of checkpoints, or back
+        order: Packing order of 4-bit codes in a word, ``"reorder"`` or ``"order"``.
+        as_stored: A function that converts codes to the layout of checkpoints, or back
             (`quark.models.layers.QuantizedLayer.as_stored`).
     """
 
@@ -85,18 +91,23 @@ class FormatPacking:
 
 @attrs.frozen
 class RowCuts:
-    """The places of a weight's rows in its stored tensors.
+    """A description of where the rows of a weight are in its stored tensors.
 
     Attributes:
-        multiple: The weight can be cut before each row whose number is a multiple of this.
-        axes: The axis of the rows in each stored tensor that has rows, by name, and its elements per row.
+        multiple: The weight can be cut before each row whose index is a multiple of this number.
+        axes: A dictionary with an entry for each stored tensor whose size depends on the number of rows. It
+            maps the tensor's name to a pair: the axis that grows with the rows, and the number of elements
+            along this axis for one row of the weight.
     """
 
     multiple: int
     axes: Mapping[str, tuple[int, Fraction]] = attrs.field(eq=False)
 
     def rows(self, tensors: Mapping[str, Tensor], rows: slice) -> dict[str, Tensor]:
-        """Return the tensors of a slice of rows that begins at a `multiple`; they are contiguous."""
+        """Return the contiguous stored tensors of a slice of rows.
+
+        The slice must begin at a multiple of `multiple`.
+        """
         cut = dict(tensors)
         for name, (axis, ratio) in self.axes.items():
             first, last = int(rows.start * ratio), math.ceil(rows.stop * ratio)
@@ -104,23 +115,29 @@ class RowCuts:
         return cut
 
     def chosen(self, tensors: Mapping[str, Tensor], parts: Tensor) -> dict[str, Tensor]:
-        """Return the tensors of some parts of `multiple` rows; ``parts`` are their numbers, int64."""
+        """Return the stored tensors of some parts of the weight, one part after another.
+
+        A part has `multiple` rows. ``parts`` contains the indices of the parts, as int64.
+        """
         cut = dict(tensors)
         for name, (axis, ratio) in self.axes.items():
             size = int(self.multiple * ratio)
             places = parts[:, None] * size + torch.arange(size, device=parts.device)
-            # The last part may be shorter; the repeated elements belong to no row of the weight.
+            # The last part may have fewer rows. Its last element is then repeated, and callers do not use
+            # these rows.
             cut[name] = tensors[name].index_select(axis, places.flatten().clamp_(max=tensors[name].shape[axis] - 1))
         return cut
 
 
 _PROBE = 1024
-"""Rows of the weight whose packed meta tensors show where to cut; a multiple of the rows in any word."""
+"""Number of rows of the meta weights that are packed to find the cuts. It is a multiple of the number of rows
+that any format packs into one word.
+"""
 
 
 @lru_cache(maxsize=1024)
 def row_cuts(packing: WeightPacking, columns: int) -> RowCuts | None:
-    """Return where a packed weight with that number of columns can be cut; None if it cannot."""
+    """Return where a packed weight with ``columns`` columns can be cut, or None if it cannot be cut."""
     quantizer = packing.quantizer
     probe = _PROBE * quantizer.granularity.rows_per_scale
     small, large = (packing.pack(*quantizer.empty_codes((rows, columns))) for rows in (probe, 2 * probe))
@@ -138,7 +155,7 @@ def row_cuts(packing: WeightPacking, columns: int) -> RowCuts | None:
 
 @torch.no_grad()
 def _cuts_agree(packing: WeightPacking, cuts: RowCuts, columns: int) -> bool:
-    """Return whether the parts of a packed matrix unpack to the parts of its values."""
+    """Return whether each part of a packed random matrix unpacks to the same rows as the whole matrix."""
     rows = cuts.multiple * max(3, 64 // cuts.multiple)
     with torch.device("cpu"), torch.inference_mode(False):
         weight = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
@@ -162,11 +179,11 @@ class PackedWeight:
     """A weight with only its stored tensors in memory.
 
     Attributes:
-        packing: How its tensors are packed.
-        tensors: The stored tensors by name, on one device.
+        packing: The object that unpacks the tensors.
+        tensors: A dictionary from name to stored tensor. All tensors are on one device.
         shape: Shape of the weight, ``[out, in]`` for linear layers.
-        dtype: Dtype of its values, as in the unpacked layer.
-        name: Full name, for messages.
+        dtype: Dtype of the values, the same as in the unpacked layer.
+        name: Full name of the layer, for messages.
     """
 
     packing: WeightPacking
@@ -177,24 +194,27 @@ class PackedWeight:
 
     @property
     def cuts(self) -> RowCuts | None:
-        """Where it can be cut; None if it is only unpacked whole."""
+        """The places where the weight can be cut, or None if it can only be unpacked as a whole."""
         return row_cuts(self.packing, self.shape[1]) if len(self.shape) == 2 else None
 
     @property
     def device(self) -> torch.device:
-        """The device of its tensors."""
+        """The device of the stored tensors."""
         return next(iter(self.tensors.values())).device
 
     def check(self) -> None:
-        """Raise CheckpointError unless its scales are valid.
+        """Raise CheckpointError if a scale of the weight is not valid.
 
-        Codes are not read if scales are stored separately.
+        The check does not read the codes if scales are stored in tensors of their own.
         """
         if not all(map(self._has_valid_scales, self.row_slices(_CHECKED))):
             refuse_bad_scales(self.packing.qparams(self.tensors, self.shape), f"the weight of '{self.name}'", activation=False)
 
     def _has_valid_scales(self, rows: slice) -> bool:
-        """Return whether the scales of some rows are positive and finite; False if only codes could tell."""
+        """Return whether the scales of ``rows`` are positive and finite.
+
+        The result is also False if the scales cannot be unpacked without the codes.
+        """
         codes = max(self.tensors, key=lambda name: self.tensors[name].nbytes)
         part = attrs.evolve(self, tensors={**self.tensors, codes: self.tensors[codes].to("meta")}).part(rows)
         try:
@@ -205,15 +225,18 @@ class PackedWeight:
             return False
 
     def codes(self) -> tuple[Tensor, QParams]:
-        """Return codes and scales."""
+        """Return the unpacked codes and scales."""
         return self.packing.unpack(self.tensors, self.shape)
 
     def row_slices(self, elements: int, multiple: int = 1) -> list[slice]:
-        """Return slices of its rows with up to that number of elements each, if it can be cut.
+        """Return slices of the weight's rows, each with at most ``elements`` elements.
+
+        If the weight cannot be cut, return one slice with all rows.
 
         Args:
-            elements: Maximum size of a slice. A slice is larger if no smaller one can be cut.
-            multiple: Divisor of the number of rows of each slice but the last.
+            elements: Maximum number of elements of a slice. If the smallest slice that can be cut has more
+                elements, slices have this size.
+            multiple: The number of rows of each slice except the last one is a multiple of this.
         """
         rows, cuts = self.shape[0], self.cuts
         if cuts is None:
@@ -223,7 +246,10 @@ class PackedWeight:
         return [slice(p.start * unit, min(p.stop * unit, rows)) for p in parts]
 
     def part(self, rows: slice) -> PackedWeight:
-        """Return a slice of its rows, from `row_slices`."""
+        """Return the part of the weight with these rows.
+
+        ``rows`` must be a slice that `row_slices` has returned.
+        """
         if rows == slice(0, self.shape[0]) or self.cuts is None:
             return self
         shape = (rows.stop - rows.start, *self.shape[1:])
@@ -231,10 +257,11 @@ class PackedWeight:
 
     @torch.no_grad()
     def values(self, out: Tensor | None = None) -> Tensor:
-        """Return the values; they equal the values of the unpacked layer, to the bit.
+        """Return the dequantized values. They equal the values of the unpacked layer bit for bit.
 
         Args:
-            out: Receives the values, in its shape and dtype; None uses fresh memory.
+            out: A tensor that receives the values. Its dtype is the dtype of the result. If it is None, a new
+                tensor is allocated.
         """
         result = torch.empty(self.shape, dtype=self.dtype, device=self.device) if out is None else out
 
@@ -249,7 +276,10 @@ class PackedWeight:
 
     @torch.no_grad()
     def looked_up(self, indices: Tensor) -> Tensor:
-        """Return the rows at ``indices``, ``[*indices.shape, in]``; only these are unpacked, each once."""
+        """Return the rows at ``indices`` as a tensor of shape ``[*indices.shape, in]``.
+
+        If the weight can be cut, only parts that contain such rows are unpacked, each of them once.
+        """
         cuts = self.cuts
         if cuts is None:
             return self.values()[indices]
@@ -261,8 +291,9 @@ class PackedWeight:
 
 
 def weight_room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return uninitialized memory for the values of a weight, which all layers on a device share.
+    """Return an uninitialized tensor for the values of a weight. All layers on a device share its memory.
 
-    It is valid until the thread asks again: a layer finishes before the next one is called.
+    A thread may use the tensor until it calls this function again. This is safe because a layer finishes
+    before the next layer is called.
     """
     return kept_room(shape, dtype, device, "the values of a weight")

@@ -1,6 +1,7 @@
-"""Quantized layers: the float layer's class, with a rounded weight and fake-quantized inputs and outputs.
+"""Quantized layers. They have a rounded weight, and fake-quantize their inputs and outputs.
 
-Convolutions are in `quark.models.layers.convolutions`.
+The class of a quantized layer derives from the class of the float layer. Quantized convolutions are in
+`quark.models.layers.convolutions`.
 """
 
 from __future__ import annotations
@@ -19,42 +20,53 @@ from quark.numbers import TensorQuantizer, quantizer_for
 
 _M = TypeVar("_M", bound=nn.Module)
 BRANCH = "branch"
-"""Name of the submodule of a quantized layer that is its `Branch`; also in checkpoints."""
+"""Name of the submodule of a quantized layer that is its `Branch`. Checkpoints use the same name."""
 
 
 class Branch(nn.Module, ABC):
-    """Computes beside a quantized layer, from the same input; the layer adds the result to its output.
+    """The base class of branches of quantized layers.
 
-    All tensors are parameters or persistent buffers: checkpoints hold them as ``branch.<name>`` of the layer.
+    A branch computes a tensor from the input of the layer, and the layer adds this tensor to its output. All
+    tensors of a branch must be parameters or persistent buffers. A checkpoint stores them under the name of
+    the layer followed by ``branch.<name>``.
     """
 
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
-        """Return the tensor to add to the layer's output, ``[…, out]``, from the layer's float input ``x
-        [..., in]``."""
+        """Return the tensor ``[…, out]`` that the layer adds to its output.
+
+        ``x`` is the float input ``[…, in]`` of the layer.
+        """
 
     def rest(self, x: Tensor) -> Tensor:
-        """Return the input for the layer's own weight, by default ``x`` itself.
+        """Return the input that the layer quantizes and multiplies with its own weight.
 
-        A branch that multiplies some channels in float, such as outliers, removes them here from the input to
-        quantize, and in `quark.algorithms.Branching.weight_to_round` from the weight to round. Static scales
-        and statistics cover the whole input.
+        By default this is ``x``.
+
+        A branch may multiply some channels in float, such as outliers. It then removes these channels from
+        the input here, and from the weight in `quark.algorithms.Branching.weight_to_round`. Static scales and
+        statistics are computed from the whole input.
         """
         return x
 
 
 class QuantizedLayer(nn.Module):
-    """Base of quantized layers, which derive from it and from their float class.
+    """The base class of quantized layers.
 
-    ``weight`` and ``bias`` hold values on the grid of their quantizers, in the model's dtype. So the float
-    class's forward applies, and the codes can be recovered exactly. A weight that is only stored may still be
-    float (`QuantizerModule.is_deferred`).
+    Each quantized class derives from this class and from a float class.
+
+    The values of ``weight`` and ``bias`` are on the grid of their quantizers, in the model's dtype. So the
+    ``forward`` of the float class can be used, and the codes can be recovered exactly. A weight that is only
+    exported, and never used in a forward pass, may still be float (`QuantizerModule.is_deferred`).
 
     Attributes:
-        layer_config: The spec of each tensor.
-        planned_as: The class of the layer for plans and algorithms: ``nn.Linear`` for all linear layers.
-        weight_quantizer, bias_quantizer: Scales of the parameters; None if they stay float.
-        input_quantizer, output_quantizer: Applied at each forward; None if activations stay float.
+        layer_config: The configuration with the spec of each tensor of the layer.
+        planned_as: The class that plans and algorithms use for the layer. It is ``nn.Linear`` for all linear
+            layers.
+        weight_quantizer, bias_quantizer: The quantizers with the scales of the parameters. They are None for
+            parameters that stay float.
+        input_quantizer, output_quantizer: The quantizers that run in each forward pass. They are None for
+            activations that stay float.
     """
 
     layer_config: QLayerConfig
@@ -68,7 +80,7 @@ class QuantizedLayer(nn.Module):
     def from_float(cls, layer: nn.Module, config: QLayerConfig) -> Self:
         """Return a quantized layer that shares the parameters, hooks and settings of ``layer``.
 
-        No value is rounded yet.
+        The values of the parameters are not rounded yet.
         """
         quantized = copied(layer, cls)
         quantized.layer_config = config
@@ -88,21 +100,22 @@ class QuantizedLayer(nn.Module):
     def quantizer_of(cls, slot: Slot, spec: TensorSpec, shape: LayerShape) -> TensorQuantizer:
         """Return the quantizer of one tensor of a layer.
 
-        A linear layer has the output channels of a weight first, its input channels last, and the features of
-        activations last. A layer type with another layout returns quantizers with a view
+        The default implementation is for linear layers: the first axis of a weight is the output channels,
+        the last one is the input channels, and the last axis of activations is the features. A layer type
+        with another layout overrides this method and returns quantizers that rearrange the tensor
         (`quark.numbers.viewed`).
 
         Args:
-            slot: The tensor.
-            spec: Its quantization.
-            shape: The shapes of the layer.
+            slot: Which tensor of the layer to quantize.
+            spec: The quantization of the tensor.
+            shape: The shapes of the tensors of the layer.
         """
         return quantizer_for(spec, activation=slot.is_activation)
 
     def other_state(self) -> dict[str, Tensor]:
-        """Return parameters and persistent buffers by name, except weight, bias and quantizer buffers.
+        """Return the tensors of the state dict that are never quantized, as a dictionary from name to tensor.
 
-        These tensors are never quantized.
+        These are all parameters and persistent buffers except the weight, the bias and buffers of quantizers.
         """
         quantizers = tuple(f"{slot.quantizer_attribute}." for slot in Slot)
         state: dict[str, Tensor] = self.state_dict(keep_vars=True)
@@ -110,20 +123,25 @@ class QuantizedLayer(nn.Module):
 
     @staticmethod
     def as_stored(matrix: Tensor) -> Tensor:
-        """Convert a weight or codes to the layout of the float class's checkpoints, or back; return a view.
+        """Return a view of a weight or of codes in the layout that checkpoints of the float class use.
 
-        By default, both layouts are ``[out, in, …]``.
+        The same function converts back. By default, it returns ``matrix``, because both layouts are
+        ``[out, in, …]``.
         """
         return matrix
 
-    # The float classes name and count their arguments differently; all take the input first.
+    # The float classes differ in the names and the number of their arguments, but the first one is always the
+    # input.
     def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the float layer's output for the quantized input, with the output quantized."""
+        """Return the output of the layer, with the input and the output quantized as configured."""
         y = self.with_branch(x, *args, **kwargs)
         return y if self.output_quantizer is None else self.output_quantizer(y)
 
     def with_branch(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the output before the output quantizer: the product plus the output of the branch."""
+        """Return the layer's output before the output quantizer.
+
+        This is the product plus the output of the branch.
+        """
         if (branch := self.branch) is None:
             return self.product(x, *args, **kwargs)
         y = self.product(branch.rest(x), *args, **kwargs)
@@ -131,26 +149,27 @@ class QuantizedLayer(nn.Module):
 
     @property
     def branch(self) -> Branch | None:
-        """The branch beside the layer; None without one."""
+        """The branch of the layer, or None if the layer has no branch."""
         branch = self._modules.get(BRANCH)
         return branch if isinstance(branch, Branch) else None
 
     def product(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the product of the quantized input and the rounded weight, and the bias."""
+        """Return the product of the quantized input and the rounded weight, plus the bias."""
         return super().forward(x if self.input_quantizer is None else self.input_quantizer(x), *args, **kwargs)
 
 
 class QuantLinear(QuantizedLayer, nn.Linear):  # type: ignore[misc]
-    """A quantized ``nn.Linear``. Input ``[…, I]``, output ``[…, O]``."""
+    """A quantized ``nn.Linear``. Its input has the shape ``[…, in]``, and its output ``[…, out]``."""
 
 
 class QuantConv1D(QuantLinear):
     """A quantized linear layer whose float class stores its weight as ``[in, out]``.
 
-    An example is ``Conv1D`` of transformers. The quantized layer's weight is ``[out, in]``, a view of the
-    float weight, with the channels and groups of any linear layer. In a checkpoint, weight and codes are
-    ``[in, out]``, because runtimes of such models transpose every ``weight`` and nothing else; scales have
-    the layout of a linear layer. Source: ``vllm.model_executor.models.gpt2``.
+    An example of such a float class is ``Conv1D`` of transformers. In the quantized layer, the weight is a
+    view of the float weight with the shape ``[out, in]``, and channels and groups are as in any linear layer.
+    In a checkpoint, the weight or its codes have the layout ``[in, out]``, because runtimes transpose every
+    ``weight`` of such models and no other tensor. So the scales in a checkpoint have the layout of a linear
+    layer. Source: ``vllm.model_executor.models.gpt2``.
     """
 
     @classmethod
@@ -167,9 +186,9 @@ class QuantConv1D(QuantLinear):
 
     @staticmethod
     def as_stored(matrix: Tensor) -> Tensor:
-        """Return a matrix transposed, ``[out, in]`` to ``[in, out]`` or back.
+        """Return the transposed matrix, which converts ``[out, in]`` to ``[in, out]`` or back.
 
-        Tensors of other ranks are returned unchanged.
+        A tensor that does not have two axes is returned unchanged.
         """
         return matrix.t() if matrix.ndim == 2 else matrix
 
@@ -184,52 +203,54 @@ class QuantConv1D(QuantLinear):
 
 
 class QuantEmbedding(QuantizedLayer, nn.Embedding):  # type: ignore[misc]
-    """A quantized ``nn.Embedding``: channel 0 of its weight is the token.
+    """A quantized ``nn.Embedding``. Axis 0 of its weight is the token.
 
-    Its input is indices, which are not quantized.
+    The input is indices, which are not quantized.
     """
 
 
 @lru_cache(maxsize=256)
 def _scaled_embedding(kind: type[nn.Embedding]) -> type[QuantEmbedding]:
-    """Return the quantized class of embeddings that multiply the rows by a constant."""
+    """Return the quantized class of ``kind``, an embedding class that multiplies the rows by a constant."""
     return type(f"Quant{kind.__name__}", (QuantEmbedding, kind), {"__doc__": QuantEmbedding.__doc__, "__reduce__": _scaled_reduced})
 
 
 def _scaled_reduced(layer: nn.Module) -> tuple[Any, ...]:
-    # The class is created on demand, so there is no place from which it could be imported.
+    """Return what ``__reduce__`` must return for an instance of a class that `_scaled_embedding` created."""
+    # The class is created on demand, so no module exports it.
     return _bare_scaled, (type(layer).__bases__[1],), layer.__dict__
 
 
 def _bare_scaled(kind: type[nn.Embedding]) -> QuantEmbedding:
-    """Return a quantized embedding of that float class, without attributes."""
+    """Return an instance of the quantized class of ``kind``, without attributes."""
     quantized = _scaled_embedding(kind)  # type: ignore[arg-type]  # classes are hashed by identity
     return quantized.__new__(quantized)
 
 
 class QuantEmbeddingBag(QuantizedLayer, nn.EmbeddingBag):  # type: ignore[misc]
-    """A quantized ``nn.EmbeddingBag``: channel 0 of its weight is the token.
+    """A quantized ``nn.EmbeddingBag``. Axis 0 of its weight is the token.
 
-    Its input is indices, which are not quantized.
+    The input is indices, which are not quantized.
     """
 
 
 def copied(module: nn.Module, kind: type[_M]) -> _M:
-    """Return a module of that class that shares the tensors, submodules and settings of ``module``."""
+    """Return an instance of ``kind`` that shares the tensors, submodules and settings of ``module``."""
     copy = kind.__new__(kind)
-    # Dicts are the tables of parameters, buffers and submodules, which change in the copy.
+    # The copy gets dictionaries of its own for parameters, buffers and submodules, so that callers can change
+    # them.
     copy.__dict__.update({k: dict(v) if type(v) is dict else v for k, v in module.__dict__.items()})
     return copy
 
 
 def counts_as(layer: nn.Module) -> type[nn.Module] | None:
-    """Return the class of a float layer in plans, from its registered layer type; None if it has none."""
+    """Return the class that plans use for a float layer, or None if the layer has no registered type."""
     layer_type = layer_type_of(layer)
     return None if layer_type is None else layer_type.planned_as
 
 
 def quantized_class(layer: nn.Module) -> type[QuantizedLayer]:
-    """Return the quantized class of a float layer for which `counts_as` is not None.
+    """Return the quantized class of a float layer.
 
     Raises:
         ConfigError: (a ValueError) No layer type is registered for the layer.
@@ -237,7 +258,9 @@ def quantized_class(layer: nn.Module) -> type[QuantizedLayer]:
     """
     layer_type, kind = layer_type_of(layer), type(layer)
     if layer_type is None:
-        raise ConfigError(f"no layer type is registered for a {type(layer).__name__}: see the hook quark_register_layer_types")
+        raise ConfigError(
+            f"no layer type is registered for a {type(layer).__name__}. Register one in a plugin, with the hook quark_register_layer_types"
+        )
     is_scaled = layer_type.quantized is QuantEmbedding and kind.forward is not nn.Embedding.forward
     return _scaled_embedding(kind) if is_scaled else layer_type.quantized  # type: ignore[arg-type]  # classes are hashed by identity
 
@@ -245,34 +268,35 @@ def quantized_class(layer: nn.Module) -> type[QuantizedLayer]:
 def linear_weight(layer: nn.Module) -> Tensor:
     """Return a view of a float layer's weight in the layout of its quantized class.
 
-    This is ``[out, in]`` for a linear layer, however it is stored. Weights of other ranks, such as in
-    convolutions, keep the float class's layout.
+    For a linear layer this is ``[out, in]``, whatever layout the float class uses. A weight that does not
+    have two axes, such as the weight of a convolution, keeps the layout of the float class.
     """
     weight: Tensor = layer.weight  # type: ignore[assignment]
     return weight.detach().t() if weight.ndim == 2 and is_transposed(layer) else weight
 
 
 def share_codes(layer: QuantizedLayer, source: QuantizedLayer) -> None:
-    """Give a quantized layer the weight of another one: the same parameter, codes and scales."""
+    """Let ``layer`` share the weight of ``source``, which means the same parameter, codes and scales."""
     layer.register_parameter("weight", source.weight)  # type: ignore[arg-type]
     layer.weight_quantizer = source.weight_quantizer
 
 
 def held_weight(layer: Any) -> tuple[Tensor | None, nn.Module | None]:
-    """Return the tensor of a layer's weight (its codes if it runs from codes), and its weight quantizer.
+    """Return the tensor that stores the weight of ``layer``, and the weight quantizer of ``layer``.
 
-    Two layers that share a weight return the same objects, also while a checkpoint is loaded.
+    The tensor is the tensor of the codes if the layer runs from codes. For two layers that share a weight,
+    this function returns the same objects, also while a checkpoint is loaded.
     """
     held: Tensor | None = layer.held_codes() if hasattr(layer, "held_codes") else layer._parameters.get("weight")
     return held, getattr(layer, "weight_quantizer", None)
 
 
 def have_same_weight(one: nn.Module, other: nn.Module) -> bool:
-    """Return whether the weight of two layers is one tensor, with one set of scales if it is quantized."""
+    """Return whether two layers share one weight tensor, and also its scales if the weight is quantized."""
     (weight, scales), (other_weight, other_scales) = held_weight(one), held_weight(other)
     return weight is not None and weight is other_weight and scales is other_scales
 
 
 def is_quantized(module: nn.Module) -> bool:
-    """Return whether this module itself is a quantized layer."""
+    """Return whether ``module`` itself is a quantized layer. Its submodules do not matter."""
     return isinstance(module, QuantizedLayer)

@@ -1,4 +1,4 @@
-"""QuantizerModule: one tensor's quantization inside a model, with its scales as buffers."""
+"""`QuantizerModule`, the module that fake-quantizes one tensor of a model. Its buffers are the scales."""
 
 from __future__ import annotations
 
@@ -19,23 +19,25 @@ _BUFFERS = ("scale", "zero_point", "outer_scale", "table", "codes")
 
 
 class QuantizerModule(nn.Module):
-    """Fake-quantizes a tensor.
+    """A module that fake-quantizes a tensor.
 
-    Static scales are stored, and dynamic scales are computed at each call.
+    It stores static scales in buffers. It computes dynamic scales at each call.
 
     Args:
-        spec: The tensor's quantization.
-        activation: Whether the tensor is an activation, which decides the channel axis.
-        quantizer: A quantizer of that spec for the layout of the layer type; None builds one from the spec
-            alone.
+        spec: The quantization of the tensor.
+        activation: Whether the tensor is an activation. This determines which axis is the channels.
+        quantizer: A quantizer for ``spec`` that fits the layout of the layer type. If it is None, the module
+            creates a quantizer from ``spec`` and ``activation``.
 
     Attributes:
         quantizer: The `quark.numbers.TensorQuantizer` that does the arithmetic.
-        scale, zero_point, outer_scale, table: Buffers; None before `set_qparams`, or if the format has none.
-        codes: Buffer: codes of a weight that stays as stored in its checkpoint, or codes that its rounding
-            has set, until the run has written them. None if codes are computed from the values.
-        is_deferred: Whether the scales belong to a weight that is still float: its codes are its values
-            rounded to nearest. No forward may run before the weight is rounded.
+        scale, zero_point, outer_scale, table: Buffers. They are None before `set_qparams` is called, and if
+            the number format does not use them.
+        codes: A buffer with the codes of a weight, or None if codes are computed from the weight's values.
+            The buffer is set if the weight keeps the codes of its checkpoint, or if a rounding algorithm has
+            set codes that the run has not written yet.
+        is_deferred: Whether the scales belong to a weight that is still float. The codes of such a weight are
+            its values rounded to nearest. The layer must not run before the weight is rounded.
     """
 
     is_deferred: bool
@@ -56,16 +58,16 @@ class QuantizerModule(nn.Module):
 
     @property
     def is_static(self) -> bool:
-        """Whether the quantizer needs scales that calibration has found."""
+        """Whether the quantizer needs scales from calibration."""
         return not (self.quantizer.is_dynamic or self.quantizer.is_float)
 
     @property
     def qparams(self) -> QParams | None:
-        """The scales; None before `set_qparams`."""
+        """The scales, or None before `set_qparams` is called."""
         return None if self.scale is None else QParams(self.scale, self.zero_point, self.outer_scale, self.table)
 
     def set_qparams(self, qparams: QParams, *, is_deferred: bool = False, codes: Tensor | None = None) -> None:
-        """Set the scales, which replace earlier ones, and the attributes ``is_deferred`` and ``codes``."""
+        """Replace the scales by ``qparams``, and set the attributes ``is_deferred`` and ``codes``."""
         self.is_deferred = is_deferred
         for name in _BUFFERS:
             setattr(self, name, None)
@@ -74,16 +76,20 @@ class QuantizerModule(nn.Module):
             setattr(self, name, value.detach())
 
     def codes_of(self, weight: Tensor) -> Tensor:
-        """Return the codes of a weight, rounded or (if ``is_deferred``) float. The scales must be set."""
+        """Return the codes of a weight. The scales must be set.
+
+        The values of ``weight`` must be rounded, except if ``is_deferred`` is true. Then they are float.
+        """
         assert self.qparams is not None
         if self.codes is not None:
             return self.codes
         return (self.quantizer.quantize if self.is_deferred else self.quantizer.codes_of)(weight, self.qparams)
 
     def rows_of(self, weight: Tensor, rows: slice | None) -> Tensor:
-        """Return rows of a weight, or all of it, rounded; if ``is_deferred``, they are rounded here.
+        """Return the rounded values of some rows of a weight. If ``rows`` is None, return all rows.
 
-        ``rows`` must hold all rows that share scales.
+        If ``is_deferred`` is true, the values of ``weight`` are float, and this function rounds them. If rows
+        share a scale, ``rows`` must contain all of them or none.
         """
         part = weight if rows is None else weight[rows]
         if not self.is_deferred or self.qparams is None:
@@ -92,10 +98,12 @@ class QuantizerModule(nn.Module):
         return self.quantizer.fake_quantize(part, self.qparams if rows is None else of_rows(rows))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``x`` fake-quantized, in its dtype and shape.
+        """Return the fake-quantized values of ``x``, in the dtype and the shape of ``x``.
 
-        Raises CalibrationError if a static scale is not set. Gradients pass straight through: the gradient of
-        ``x`` is the gradient of the result.
+        The gradient of ``x`` is the gradient of the result (straight-through estimator).
+
+        Raises:
+            CalibrationError: The quantizer needs static scales, but they are not set.
         """
         if self.is_static and self.scale is None:
             raise CalibrationError(
@@ -116,19 +124,22 @@ class QuantizerModule(nn.Module):
         """
         if self._as_text is None:
             raise UnsupportedError(
-                f"torch.compile and torch.export do not support scales of {self.quantizer.granularity} in a view of the tensor: use one "
-                "scale for each tensor"
+                f"torch.compile and torch.export do not support the granularity {self.quantizer.granularity} in a rearranged view of the "
+                "tensor. Use one scale per tensor (qscheme per_tensor) for this activation"
             )
         scales = (self.scale, self.zero_point, self.outer_scale) if self.is_static else (None, None, None)
         return _operator(x, *scales, *self._as_text)
 
     def extra_repr(self) -> str:
-        """Return format, static or dynamic, and granularity, for ``repr``."""
+        """Return a text for ``repr`` with the format, ``static`` or ``dynamic``, and the granularity."""
         return f"{_formats(self.quantizer.spec)}, {'dynamic' if self.quantizer.is_dynamic else 'static'}, {self.quantizer.granularity}"
 
 
 class _StraightThrough(torch.autograd.Function):
-    """Returns its second argument, with the gradient of its first: the straight-through estimator."""
+    """A straight-through estimator.
+
+    It returns ``values``, and passes the gradient of the result on to ``x``.
+    """
 
     @staticmethod
     def forward(_: Any, x: Tensor, values: Tensor) -> Tensor:
@@ -140,38 +151,40 @@ class _StraightThrough(torch.autograd.Function):
 
 
 class RoundedParameter(QuantizerModule):
-    """The quantizer of a parameter whose values are already on its grid: calls do nothing.
+    """A quantizer of a parameter whose values are already on its grid, so that a call does nothing.
 
-    Graphs call it, so that exporters find the scales here.
+    The graph of a model contains a call of this module, so that exporters find the scales of the parameter.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``x``."""
+        """Return ``x`` unchanged."""
         return x
 
 
 def _formats(spec: TensorSpec) -> str:
+    """Return the names of the number formats of the levels of a spec, with arrows between them."""
     return " → ".join(s.dtype.name for s in levels(spec))
 
 
-# Graphs of ``torch.export`` and ``torch.compile`` call no Python code of a module, and torch cannot trace a
-# quantizer. So a quantizer is one operator in them, with its spec as text. A saved program computes the same
-# as the model, bit for bit, wherever ``quark.models.layers`` is imported.
+# Graphs of ``torch.export`` and ``torch.compile`` call no Python code of modules, and torch cannot trace a
+# quantizer. So each quantizer is one operator in the graph, with the spec as a text argument. If
+# ``quark.models.layers`` is imported, a saved program computes the same as the model, bit for bit.
 def _fake_quantize(
     x: Tensor, scale: Tensor | None, zero_point: Tensor | None, outer_scale: Tensor | None, spec: str, activation: bool
 ) -> Tensor:
-    """Return ``x`` fake-quantized, in its dtype and shape."""
+    """Return the fake-quantized values of ``x``, in the dtype and the shape of ``x``. ``spec`` is JSON."""
     qparams = None if scale is None else QParams(scale, zero_point, outer_scale)
     return _quantizer_of(spec, activation).fake_quantize(x, qparams)
 
 
-# Written out, because torch cannot read it from annotations that are not evaluated.
+# The schema is written out because torch cannot infer it: annotations in this module are not evaluated.
 _SCHEMA = "(Tensor x, Tensor? scale, Tensor? zero_point, Tensor? outer_scale, str spec, bool activation) -> Tensor"
 _operator = torch.library.custom_op("quark::fake_quantize", _fake_quantize, mutates_args=(), schema=_SCHEMA)
 
 
 @_operator.register_fake
 def _shape_only(x: Tensor, *_: object) -> Tensor:
+    """Return an empty tensor with the shape and dtype of the operator's result."""
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
@@ -180,17 +193,25 @@ _operator.register_autograd(lambda _, gradient: (gradient, None, None, None, Non
 
 @lru_cache(maxsize=1024)
 def _quantizer_of(spec: str, activation: bool) -> TensorQuantizer:
+    """Return the quantizer of a spec that is given as JSON."""
     specs = [QTensorConfig.from_dict(level) for level in json.loads(spec)]
     return quantizer_for(specs[0] if len(specs) == 1 else specs, activation=activation)
 
 
 def _as_text(quantizer: TensorQuantizer, activation: bool) -> tuple[str, bool] | None:
-    """Return the last arguments of the operator, or None if they do not determine the quantizer."""
+    """Return the spec as JSON and whether the tensor is an activation: the last arguments of the operator.
+
+    Return None if these arguments do not determine the quantizer.
+    """
     text = _text(tuple(levels(quantizer.spec)))
-    same = _quantizer_of(text, activation)
-    return (text, activation) if same.granularity == quantizer.granularity and type(same) is type(quantizer) else None
+    for is_activation in dict.fromkeys((activation, False)):
+        same = _quantizer_of(text, is_activation)
+        if same.granularity == quantizer.granularity and type(same) is type(quantizer):
+            return text, is_activation
+    return None
 
 
 @lru_cache(maxsize=1024)
 def _text(spec: tuple[QTensorConfig, ...]) -> str:
+    """Return a spec as JSON."""
     return json.dumps([level.to_dict() for level in spec])

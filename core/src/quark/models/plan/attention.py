@@ -1,4 +1,4 @@
-"""Planning of attention: which probabilities, queries, keys and values are quantized."""
+"""Planning of attention. It decides which probabilities, queries, keys and values are quantized."""
 
 from __future__ import annotations
 
@@ -25,22 +25,23 @@ from quark.models.plan.rules import first_match
 
 @attrs.frozen
 class AttentionRow:
-    """One attention module with at least one quantized tensor.
+    """The plan of one attention module with at least one quantized tensor.
 
-    Keys, values and queries are quantized as attention receives them, after per-head norms and the rotary
-    embedding. This replaces the output quantization of the projection that produces them.
+    Queries, keys and values are quantized inside attention, after per-head norms and the rotary embedding.
+    This replaces the output quantization of the projection that computes them.
 
     Attributes:
-        name: Full module name.
+        name: Full name of the attention module.
         probabilities: Spec of the softmax output; None if it stays float.
         key: Spec of the keys; None if they are not quantized inside attention.
         key_layer: Full name of the projection whose output quantization ``key`` replaces; None if ``key`` is
             None.
         value, value_layer: The same for the values.
         query, query_layer: The same for the queries.
-        fused: Whether one projection gives queries, keys and values, such as ``qkv_proj``. Then their scales
-            are stored with the attention module, not with the projection.
-        heads: Number of heads of keys and values, and elements of a head of keys; None if they are not known.
+        fused: Whether a single projection, such as ``qkv_proj``, computes queries, keys and values. Their
+            scales are then stored with the attention module, not with the projection.
+        heads: A pair, the number of heads of keys and values and the number of elements of a head of keys;
+            None if these are not known.
     """
 
     name: str
@@ -56,13 +57,13 @@ class AttentionRow:
 
     @property
     def states(self) -> dict[str, tuple[str, TensorSpec]]:
-        """The projection and the spec of each quantized state, by a name of ``attention.STATES``."""
+        """A dictionary from name in ``attention.STATES`` to the projection and the spec of the state."""
         states = {QUERY: (self.query_layer, self.query), KEY: (self.key_layer, self.key), VALUE: (self.value_layer, self.value)}
         return {name: (layer, spec) for name, (layer, spec) in states.items() if layer is not None and spec is not None}
 
     @property
     def state_shape(self) -> tuple[int, ...]:
-        """The shape of one token's keys: ``[1, heads, 1, elements]``, or ``[1]`` if heads are unknown."""
+        """The shape ``[1, heads, 1, elements]`` of the keys of one token, or ``[1]`` if heads are unknown."""
         return (1,) if self.heads is None else (1, self.heads[0], 1, self.heads[1])
 
     def to_dict(self) -> dict[str, object]:
@@ -81,25 +82,25 @@ def attention_rows(
 ) -> tuple[AttentionRow, ...]:
     """Return the `AttentionRow` of each attention module in which ``config`` quantizes a tensor.
 
-    They are in the model's order. Nothing is checked.
+    The rows are in the model's order. The function checks nothing.
     """
     return AttentionPlanning(model, layers, config, architecture).rows
 
 
 @attrs.frozen(eq=False, slots=False)
 class AttentionPlanning:
-    """The attention of one model under one configuration: its rows, errors and warnings.
+    """The planning of attention in one model, which finds attention rows, errors and warnings.
 
-    Attention modules are the parents of the query, key and value projections that the architecture names.
-    Without such names, they are the modules called ``…attn`` or ``…attention``. ``exclude`` applies to
-    layers, not to attention modules.
+    Attention modules are the parents of the query, key and value projections that the architecture names. If
+    it names none, attention modules are the modules whose names end in ``attn`` or ``attention``. The field
+    ``exclude`` applies to layers, not to attention modules.
 
     Attributes:
         model: The model.
-        layers: The rows of its layers.
+        layers: The plan rows of the layers of the model.
         config: The configuration. If ``kv_cache_post_rope`` or ``attention_post_rope`` is None, it counts as
-            False; `resolved` replaces None.
-        architecture: Facts about the family; None if nothing is known.
+            False; `resolved` replaces None by True or False.
+        architecture: Facts about the model family; None if the family is unknown.
     """
 
     model: nn.Module
@@ -117,8 +118,7 @@ class AttentionPlanning:
         cached = [r for r in self.layers if first_match(r.name, config.kv_cache_quant_config) is not None]
         queries = self._queries if config.attention_post_rope else []
         if not has_cache:
-            # A fused projection has one output quantizer: while it rounds keys and values, it rounds queries
-            # too.
+            # The output quantizer of a fused projection rounds queries together with keys and values.
             queries, cached = [r for r in queries if r not in cached], []
         fused_rows = {_parent(r.name): r for r in (*cached, *queries) if _is_fused(r.name, facts)}
         attentions = []
@@ -139,10 +139,11 @@ class AttentionPlanning:
         return tuple(attentions)
 
     def resolved(self) -> AttentionPlanning:
-        """Return this planning, with ``kv_cache_post_rope`` and ``attention_post_rope`` resolved.
+        """Return this planning with None replaced in ``kv_cache_post_rope`` and ``attention_post_rope``.
 
-        A value of None becomes True, as in runtimes, if attention can be switched to our implementation and
-        each projection produces only keys, values or queries.
+        None becomes True, because runtimes quantize after the rotary embedding, if two conditions hold. The
+        model can use quark's attention functions, and the projections have outputs that attention can
+        quantize. Else it becomes False.
         """
         cache, queries = self.config.kv_cache_post_rope, self.config.attention_post_rope
         if cache is None:
@@ -155,10 +156,10 @@ class AttentionPlanning:
         return self._with(cache, queries)
 
     def errors(self, requested_post_rope: bool | None) -> Iterator[str]:
-        """Yield one error message for each attention setting that this model does not allow, with the fix.
+        """Yield an error message, with a fix, for each setting of attention that this model does not allow.
 
         Args:
-            requested_post_rope: ``kv_cache_post_rope`` before it was resolved.
+            requested_post_rope: The value of ``kv_cache_post_rope`` before `resolved` replaced it.
         """
         probabilities = self.config.softmax_quant_spec
         if probabilities is not None:
@@ -174,13 +175,13 @@ class AttentionPlanning:
         if not self.config.kv_cache_post_rope and (outputs := self._outputs_without_heads(requested_post_rope)):
             yield (
                 f"the cache has several scales, but {folded(outputs)} would be rounded at the projection's output, which has no axis of "
-                f"heads: {self._why_before_rope or 'kv_cache_post_rope is False'}. Use a cache with one scale per tensor, such as fp8"
+                f"heads. The reason: {self._why_before_rope or 'kv_cache_post_rope is False'}. Use one scale per tensor, such as with fp8"
             )
         if self.config.kv_cache_post_rope:
             if not self.config.kv_cache_quant_config:
                 yield (
-                    "kv_cache_post_rope says where keys of a quantized cache are rounded, but the cache is not quantized: "
-                    "add kv_cache_scheme"
+                    "kv_cache_post_rope says where keys of a quantized cache are rounded, but the cache is not quantized. "
+                    "Add kv_cache_scheme, or leave kv_cache_post_rope out"
                 )
             else:
                 yield from self._cache_errors()
@@ -190,16 +191,16 @@ class AttentionPlanning:
                 yield _not_what_is_cached(others)
             elif reason is not None and norm is not None:
                 yield (
-                    f"keys pass the norm '{norm}' before they are cached, so a scale of the projection's output does not fit the cached "
-                    f"keys, and they cannot be rounded after the norm: {reason}. To use that scale anyway, set "
-                    "kv_cache_post_rope=False"
+                    f"the norm '{norm}' changes keys before they are cached, so a scale of the projection's output does not fit the "
+                    f"cached keys. They cannot be rounded after the norm. The reason: {reason}. To use the scale of the output anyway, "
+                    "set kv_cache_post_rope=False"
                 )
 
     def warnings(self, requested_post_rope: bool | None) -> Iterator[str]:
         """Yield warnings about scales of the KV cache that do not fit the values that runtimes cache.
 
         Args:
-            requested_post_rope: As in `errors`.
+            requested_post_rope: The value of ``kv_cache_post_rope`` before `resolved` replaced it.
         """
         cached = [r.name for r in self._cached]
         if self.config.kv_cache_post_rope or not cached:
@@ -209,16 +210,16 @@ class AttentionPlanning:
             yield f"{where}. {_not_what_is_cached(others)}"
         elif self._key_norm is not None:
             yield (
-                f"{where}. Runtimes cache keys after the norm '{self._key_norm}' and the rotary embedding, so this scale does not fit: "
-                "all keys may saturate. Leave kv_cache_post_rope out to calibrate a scale of the cached keys"
+                f"{where}. Runtimes cache keys after the norm '{self._key_norm}' and the rotary embedding, so the scale of the output does "
+                "not fit, and all keys may saturate. Leave kv_cache_post_rope out to calibrate a scale of the cached keys"
             )
         elif requested_post_rope is None:
             yield (
-                f"{where}. Runtimes cache keys after the rotary embedding, for which the scale may be too small. The reason: "
-                f"{self._why_before_rope}"
+                f"{where}. Runtimes cache keys after the rotary embedding, so the scale of the output may be too small. Keys cannot be "
+                f"rounded after the rotary embedding. The reason: {self._why_before_rope}"
             )
         if any(_is_fused(name, self._facts) for name in cached):
-            yield f"{where}. vLLM has no name for the scale of a fused projection's output, and does not load it"
+            yield f"{where}. vLLM has no name for the scale of a fused projection's output, so vLLM does not load this scale"
 
     def _with(self, cache: bool | None, queries: bool | None) -> AttentionPlanning:
         """Return this planning with these values of ``kv_cache_post_rope`` and ``attention_post_rope``."""
@@ -235,7 +236,7 @@ class AttentionPlanning:
 
     @property
     def _blocks(self) -> str:
-        """The prefix of all full names in decoder blocks; empty if the blocks are not known."""
+        """The prefix of the full names of layers in decoder blocks; empty if the blocks are not known."""
         blocks = None if self.architecture is None else self.architecture.decoder_blocks
         return "" if blocks is None else f"{blocks}."
 
@@ -274,10 +275,10 @@ class AttentionPlanning:
 
     @cached_property
     def _neither_keys_nor_values(self) -> list[str]:
-        """The layers that feed the quantized cache, but give neither keys, nor values, nor both fused.
+        """Layers that feed the quantized cache with an output that is neither keys, nor values, nor both.
 
-        An example is ``kv_b_proj`` of latent attention. The list is empty if the names of projections are
-        inferred.
+        An example is ``kv_b_proj`` of latent attention. The list is empty if the architecture does not state
+        the names of the projections.
         """
         facts = self.architecture
         if facts is None or facts.key_projections is None or facts.value_projections is None:
@@ -287,28 +288,29 @@ class AttentionPlanning:
 
     @cached_property
     def _key_norm(self) -> str | None:
-        """The full name of the first norm that keys pass before they are cached."""
+        """The full name of the first norm that is applied to keys before they are cached, or None."""
         parents = dict.fromkeys(_parent(r.name) for r in self._cached)
         children = (f"{parent}.{name}" for parent in parents for name, _ in self.model.get_submodule(parent).named_children())
         return next((child for child in children if _is_one_of(child, self._facts.key_norms or ())), None)
 
     @cached_property
     def _why_before_rope(self) -> str | None:
-        """Why keys and values of the cache cannot be rounded inside attention, with the fix; or None."""
+        """The reason why cached keys and values cannot be rounded inside attention, with a fix, or None."""
         after_rope = self._with(True, False)
         reason = next(after_rope._cache_errors(), None)
         return reason or why_unswitchable(self.model, [a.name for a in after_rope.rows if a.states])
 
     def _cache_errors(self) -> Iterator[str]:
+        """Yield an error message for each reason why the cache cannot be rounded inside attention."""
         covered = {layer for row in self.rows for layer, _ in row.states.values()}
         missing = [r.name for r in self._cached if r.name not in covered]
         if others := self._neither_keys_nor_values:
             yield _not_what_is_cached(others)
         elif missing:
             yield (
-                f"keys cannot be quantized after the rotary embedding (kv_cache_post_rope): '{missing[0]}' feeds the cache, but is not a "
-                "projection of an attention module that gives keys alone, values alone, or both with queries. Leave kv_cache_post_rope "
-                "out, or set it to False"
+                f"keys cannot be quantized after the rotary embedding (kv_cache_post_rope): '{missing[0]}' feeds the cache, but its output "
+                "is neither keys alone, nor values alone, nor both with queries of one attention module. Leave kv_cache_post_rope out, or "
+                "set it to False"
             )
         cached = [(row, spec) for row in self.rows for state, (_, spec) in row.states.items() if state in (KEY, VALUE)]
         reasons = ((row.name, why_not_cached(spec, row.heads)) for row, spec in cached)
@@ -316,15 +318,18 @@ class AttentionPlanning:
             yield f"output_tensors of keys and values with kv_cache_post_rope {reason}. Use a scheme such as fp8"
 
     def _heads(self, attention: str, key_layer: str | None) -> tuple[int, int] | None:
-        """Return `AttentionRow.heads` of a module; ``key_layer`` gives only its keys, or is None."""
+        """Return `AttentionRow.heads` of the module ``attention``.
+
+        ``key_layer`` computes only its keys, or is None.
+        """
         shapes = {row.name: row.shapes for row in self.layers if row.name == key_layer}
         width = shapes[key_layer].of_slot(Slot.output_tensors)[-1] if key_layer in shapes else None
         return key_value_heads(self.model.get_submodule(attention), width)
 
     def _outputs_without_heads(self, requested_post_rope: bool | None) -> list[str]:
-        """Return the layers that feed the cache with several scales, which only fit tensors inside attention.
+        """Return the layers that feed the cache with several scales. These scales fit only inside attention.
 
-        Dynamic scales of outputs, as in AMD Quark, are allowed if ``kv_cache_post_rope`` is False.
+        If the user set ``kv_cache_post_rope`` to False, dynamic scales are allowed, as in AMD Quark.
         """
         specs = {r.name: r.config.output_tensors for r in self._cached if r.config is not None and r.config.output_tensors is not None}
         is_requested = requested_post_rope is False
@@ -340,47 +345,50 @@ class AttentionPlanning:
 
 
 def _parent(name: str) -> str:
+    """Return the full name of the parent module of ``name``."""
     return name.rpartition(".")[0]
 
 
 def _wants_tensor_scale(subject: str) -> str:
     return (
-        f"{subject} must have one scale per tensor (qscheme per_tensor): inside attention, tensors have other axes than a layer's output. "
-        "Use a scheme such as fp8"
+        f"{subject} must have one scale per tensor (qscheme per_tensor), because tensors inside attention have other axes than the output "
+        "of a layer. Use a scheme such as fp8"
     )
 
 
 def _not_what_is_cached(layers: Sequence[str]) -> str:
     return (
-        f"The output of {folded(layers)} is neither keys, nor values, nor both with queries, so runtimes do not cache it: with latent "
-        "attention (MLA) they cache the normed latent and the rotated part of the keys, and vLLM does not load a scale of this output. "
+        f"The output of {folded(layers)} is neither keys, nor values, nor both with queries, so runtimes do not cache it. In latent "
+        "attention (MLA), they cache the normed latent and the rotated part of the keys, and vLLM does not load a scale of this output. "
         "Leave kv_cache_scheme out and start vLLM with --kv-cache-dtype fp8, or set kv_cache_post_rope=False to round these outputs as "
         "AMD Quark does"
     )
 
 
 def _outermost(names: Iterable[str]) -> list[str]:
-    """Return the modules that are not inside another one.
+    """Return those of ``names`` that are not inside another module of ``names``.
 
-    A token indexer inside attention has projections too, but no cache.
+    This removes a token indexer inside attention, which has projections but no cache.
     """
     unique = dict.fromkeys(names)
     return [n for n in unique if not any(".".join(n.split(".")[:i]) in unique for i in range(1, n.count(".") + 1))]
 
 
 def _projection(attention: str, projections: Iterable[str], among: Iterable[PlanRow]) -> PlanRow | None:
-    """Return the first row that is one of the projections of an attention module.
+    """Return the first of the rows ``among`` that is a projection of the module ``attention``, or None.
 
-    Projection names are relative to a decoder block.
+    The names in ``projections`` are relative to a decoder block.
     """
     inside = (row for row in among if _parent(row.name) == attention)
     return next((row for row in inside if _is_one_of(row.name, projections)), None)
 
 
 def _is_fused(name: str, facts: Architecture) -> bool:
+    """Return whether one output of the layer ``name`` contains queries, keys and values."""
     alone = (*(facts.query_projections or ()), *(facts.key_projections or ()), *(facts.value_projections or ()))
     return gives_queries_keys_and_values(name, facts) and not _is_one_of(name, alone)
 
 
 def _is_one_of(name: str, names_in_block: Iterable[str]) -> bool:
+    """Return whether the full name ``name`` ends in one of ``names_in_block``, as whole parts."""
     return any(name == one or name.endswith(f".{one}") for one in names_in_block)

@@ -1,5 +1,6 @@
-"""Blocks of a decoder and its encoder: the blocks that an architecture names, or the whole model as one
-block.
+"""The blocks of a decoder and its encoder.
+
+These are the blocks that an architecture names. If it names no blocks, the whole model is one block.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ class Block:
     """One block of a decoder or an encoder, or the whole model.
 
     Attributes:
-        name: Full name of the module; empty if the block is the whole model.
-        module: The module itself.
+        name: Full name of the block's module; empty if the block is the whole model.
+        module: The module.
     """
 
     name: str
@@ -28,22 +29,22 @@ class Block:
 
     @property
     def prefix(self) -> str:
-        """The prefix of the full names of the modules inside; empty if the block is the whole model."""
+        """The prefix of the full names of modules in the block; empty if the block is the whole model."""
         return f"{self.name}." if self.name else ""
 
     def owns(self, layer: str) -> bool:
-        """Return whether the layer with that full name is in this block."""
+        """Return whether the layer with the full name ``layer`` is in this block."""
         return layer.startswith(self.prefix)
 
 
 def decoder_blocks(model: nn.Module, architecture: Architecture | None) -> list[Block]:
-    """Return the blocks of ``model`` in order.
+    """Return the blocks of ``model``, in the order in which they run.
 
     The blocks of an encoder precede the blocks of its decoder. The model itself is the only block if the
-    architecture is unknown or names no blocks, or if one module is several of its blocks.
+    architecture is unknown or names no blocks, or if a list of blocks contains one module several times.
 
     Raises:
-        ConfigError: The architecture names a list that the model does not have.
+        ConfigError: The architecture names a list of blocks that the model does not have.
     """
     if architecture is None or not architecture.block_lists:
         return [Block("", model)]
@@ -54,7 +55,7 @@ def decoder_blocks(model: nn.Module, architecture: Architecture | None) -> list[
         except AttributeError:
             raise ConfigError(
                 f"the template '{architecture.model_type}' says that blocks are at '{list_name}', but this {type(model).__name__} has no "
-                "such module. Use the template of the model's own config.model_type, or a template that names its modules"
+                "such module. Use the template of the model's own config.model_type, or a template that names modules of this model"
             ) from None
         if len(set(block_list.children())) < len(block_list._modules):
             return [Block("", model)]
@@ -63,7 +64,10 @@ def decoder_blocks(model: nn.Module, architecture: Architecture | None) -> list[
 
 
 def rows_by_block(blocks: Sequence[Block], rows: Sequence[PlanRow]) -> list[list[PlanRow]]:
-    """Return the rows of each block, in order, without rows of layers outside all blocks."""
+    """Return a list of rows for each block, in the order of ``blocks``.
+
+    Layers outside all blocks are left out.
+    """
     number = {block.name: i for i, block in enumerate(blocks)}
     inside: list[list[PlanRow]] = [[] for _ in blocks]
     for row in rows:

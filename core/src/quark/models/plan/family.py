@@ -1,4 +1,4 @@
-"""The architecture of a given model: from its config's model type, through the registered templates."""
+"""Functions that find the architecture of a model, from a registered template or from the model's modules."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from quark.plugins import templates
 
 @attrs.frozen
 class StatedFamily:
-    """Facts that a model states about its family, in its attribute ``stated_family``.
+    """Facts about the model family that a model states in its attribute ``stated_family``.
 
-    A model that is built from tensor names alone has this attribute. A transformers model needs none: its
-    modules show its family.
+    Quark sets this attribute on a model that it has built from tensor names alone. A transformers model does
+    not need the attribute, because its configuration and its modules show the family.
 
     Attributes:
         architecture: Facts about the family.
-        notes: Remarks for the user, which a plan adds to its own notes.
+        notes: Remarks for the user. A plan of the model contains them.
     """
 
     architecture: Architecture
@@ -32,22 +32,25 @@ class StatedFamily:
 
 
 def stated_family(model: nn.Module) -> StatedFamily | None:
-    """Return the `StatedFamily` of a model, or None."""
+    """Return the `StatedFamily` of a model, or None if the model states none."""
     stated = getattr(model, "stated_family", None)
     return stated if isinstance(stated, StatedFamily) else None
 
 
 def model_type_of(model_config: Any) -> str | None:
-    """Return ``model_type`` of a transformers config, or its first architecture's name if that is missing.
+    """Return the ``model_type`` of a transformers config.
 
-    None for other objects.
+    If it is missing, return the first entry of ``architectures``. Return None if the object has neither.
     """
     model_type = getattr(model_config, "model_type", None) or next(iter(getattr(model_config, "architectures", None) or []), None)
     return model_type if isinstance(model_type, str) and model_type else None
 
 
 def architecture_of(model: nn.Module) -> Architecture | None:
-    """Return facts about the family of ``model``, from its template or inferred from its modules; or None."""
+    """Return the facts about the family of ``model``, or None if the family is unknown.
+
+    The facts are stated by the model, come from a registered template, or are inferred from the modules.
+    """
     if (stated := stated_family(model)) is not None:
         return stated.architecture
     name = model_type_of(getattr(model, "config", None))
@@ -62,7 +65,7 @@ def architecture_of(model: nn.Module) -> Architecture | None:
 def weight_converters_of(model: nn.Module) -> list[Any]:
     """Return the weight converters (`quark.models.hf.weight_converters`) of the template of ``model``.
 
-    Empty if it has no template.
+    The list is empty if no template is registered for the model.
     """
     name = model_type_of(getattr(model, "config", None))
     try:
@@ -72,13 +75,18 @@ def weight_converters_of(model: nn.Module) -> list[Any]:
 
 
 def text_config(model: nn.Module) -> Any:
-    """Return the configuration of a model, or of its text part; None if it has none."""
+    """Return the transformers config of the text part of ``model``, or None if the model has no config.
+
+    If the model has only one part, this is the config of the model.
+    """
     config: Any = getattr(model, "config", None)
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def template_of(model: nn.Module) -> LLMTemplate:
-    """Return the template of a model's type, or one inferred from its modules; the inference is logged.
+    """Return the template that is registered for the type of ``model``.
+
+    If there is none, infer a template from the modules of the model, and log what was inferred.
 
     Raises:
         UnknownNameError: (a ValueError) There is no template, and the model is not a transformers model.

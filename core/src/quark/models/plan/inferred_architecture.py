@@ -1,8 +1,8 @@
-"""Inference of an `Architecture` from module names, if a template is missing or leaves fields open.
+"""Inference of an `Architecture` from module names, if there is no template or if it leaves fields open.
 
-Only this module of core interprets names of layers; all other modules use an `Architecture`. An inferred
-architecture has fewer facts than a template and is not verified. It suffices to quantize block by block, to
-leave the output head in float, and to find keys, values and experts.
+Only this module of core interprets names of layers. All other modules use an `Architecture`. An inferred
+architecture contains fewer facts than a template, and nobody has verified it. It suffices to quantize block
+by block, to leave the output head in float, and to find keys, values and experts.
 """
 
 from __future__ import annotations
@@ -28,28 +28,27 @@ _FUSED = ("*qkv_proj", "*query_key_value", "*Wqkv")
 _CACHE = (("*k_proj", "*v_proj"), ("*key_proj", "*value_proj"), ("*.key", "*.value"), *((pattern,) for pattern in _FUSED))
 _QUERIES = ("*q_proj", "*query_proj", "*.query", *_FUSED)
 _GATES = ("*router*", "*.gate")
-"""Common name patterns of projections. The first pattern or group that matches is used."""
+"""Common name patterns of projections and routers. The first pattern or group that matches is used."""
 _ATTENTION_MODULES = ("*attn", "*attention")
 _QUERY_WORDS, _KEY_WORDS, _VALUE_WORDS = frozenset({"q", "query"}), frozenset({"k", "key"}), frozenset({"v", "value"})
 _NORMED_WORDS = frozenset({"k", "key", "qk"})
 EXPERTS = "experts"
-"""The last part of the name of a module that holds experts."""
+"""The last part of the full name of a module that contains experts."""
 
 
 def infer_architecture(model: nn.Module, model_type: str) -> Architecture | None:
-    """Return the architecture of a transformers model from its modules; None if they do not show its blocks.
+    """Return the architecture of a transformers model, inferred from its modules, or None.
 
-    The blocks are the only list of modules of one class that contains linear layers, or the two lists of an
-    encoder and a decoder. If there are other lists, such as a vision tower, the blocks are the only list in
-    the language model. The result is None if a list has another length than in the config: a block may run
-    several times.
+    The blocks are the only list of modules of one class that contain linear layers. If there are several such
+    lists, the one in the language model is used. An encoder-decoder model must have two. The result is None
+    if there is no such list, or if a length differs from the config, because blocks may run several times.
 
-    Linear layers outside the blocks stay float, and so do routers. A layer is a router if its name says so,
-    if it has one output for each expert beside it, or if a top-k chooses from its outputs.
+    Linear layers outside the blocks stay float, and so do routers. A layer is a router if it has a router's
+    name, if it has one output for each expert beside it, or if a top-k operation chooses from its outputs.
 
     Args:
         model: A transformers model, on any device, including the meta device.
-        model_type: Its ``config.model_type``.
+        model_type: The ``config.model_type`` of the model.
     """
     streams = _streams(model)
     if not streams or not hasattr(model, "get_output_embeddings"):
@@ -79,9 +78,9 @@ def infer_architecture(model: nn.Module, model_type: str) -> Architecture | None
 
 
 def one_block(model: nn.Module, model_type: str) -> Architecture:
-    """Return the architecture of a model whose blocks are not known, so that the whole model is one block.
+    """Return an architecture for a model whose blocks are not known. The whole model is one block.
 
-    Linear layers outside all lists of modules, such as heads, and routers stay float.
+    Routers stay float. Linear layers outside all lists of modules, such as heads, stay float too.
     """
     inside = tuple(f"{blocks}." for blocks in _block_lists(model))
     linear = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
@@ -90,11 +89,11 @@ def one_block(model: nn.Module, model_type: str) -> Architecture:
 
 
 def fitted(architecture: Architecture, model: nn.Module) -> Architecture | None:
-    """Return the facts about a family with this model's full names; None if the model lacks the blocks.
+    """Return ``architecture`` with the full names that ``model`` uses, or None if the model lacks the blocks.
 
-    An architecture has the names of the family's language model. In the model without a head,
-    ``model.layers`` is ``layers``; a classifier may have it below another module. Missing parts have no name:
-    an encoder alone has no ``decoder_blocks``, and a decoder alone no ``encoder_blocks``.
+    An architecture has names of the family's language model, such as ``model.layers``. In a model without a
+    head, this module is ``layers``, and a classifier may have it in another module. Parts that ``model``
+    lacks get no name. For example, the result for an encoder alone has no ``decoder_blocks``.
     """
     modules = [name for name, _ in model.named_modules()]
     if not architecture.block_lists or set(modules).issuperset(architecture.block_lists):
@@ -102,7 +101,7 @@ def fitted(architecture: Architecture, model: nn.Module) -> Architecture | None:
     stems = [stems for name in architecture.block_lists if (stems := _stems(name, modules)) is not None]
     if not stems:
         return None
-    old, new = min(stems, key=lambda pair: pair[0].count("."))  # a decoder's name may end like its encoder's
+    old, new = min(stems, key=lambda pair: pair[0].count("."))  # the encoder and the decoder may have lists of the same name
 
     def place(name: str | None) -> str | None:
         moved = new + name.removeprefix(old) if name is not None and name.startswith(old) else name
@@ -121,7 +120,10 @@ def fitted(architecture: Architecture, model: nn.Module) -> Architecture | None:
 
 
 def _stems(name: str, modules: Sequence[str]) -> tuple[str, str] | None:
-    """Return the prefix of a full name and its replacement in the model's module names, or None."""
+    """Return two prefixes. If the second replaces the first in ``name``, the result is one of ``modules``.
+
+    Return None if there are no such prefixes.
+    """
     parts = name.split(".")
     for i in range(len(parts)):
         tail = ".".join(parts[i:])
@@ -132,7 +134,7 @@ def _stems(name: str, modules: Sequence[str]) -> tuple[str, str] | None:
 
 
 def _router_patterns(model: nn.Module, layers: list[str], blocks: str | None) -> Iterator[str]:
-    """Yield patterns of the routers among some linear layers."""
+    """Yield name patterns of the routers among ``layers``. ``blocks`` is the list of blocks, or None."""
     named = [pattern for pattern in _GATES if _some(layers, pattern)]
     yield from named
     modules = dict(model.named_modules())
@@ -144,7 +146,10 @@ def _router_patterns(model: nn.Module, layers: list[str], blocks: str | None) ->
 
 
 def _number_of_experts(module: nn.Module) -> int:
-    """Return the number of experts in a module: numbered modules, or stacked matrices; 0 if none."""
+    """Return the number of experts that ``module`` contains, or 0 if it does not contain experts.
+
+    Experts are children with numbers as names, or stacked matrices.
+    """
     children = dict(module.named_children())
     if children and all(name.isdecimal() for name in children):
         alike = len({type(child) for child in children.values()}) == 1
@@ -154,16 +159,18 @@ def _number_of_experts(module: nn.Module) -> int:
 
 
 def _is_beside(layer: str, holders: set[str]) -> bool:
-    """Return whether a layer is in the parent of one of these modules, but not in that module itself."""
+    """Return whether ``layer`` is in the parent module of one of ``holders``, but not in that holder."""
     return any(layer.startswith(f"{holder.rpartition('.')[0]}.") and not layer.startswith(f"{holder}.") for holder in holders)
 
 
 def with_inferred_attention(architecture: Architecture | None, model: nn.Module, layers: Iterable[str]) -> Architecture:
-    """Return the facts, with query, key and value projections and key norms inferred if not stated.
+    """Return ``architecture`` with fields about attention inferred from names, if these fields are None.
+
+    The fields are the projections of queries, keys and values, and the norms of keys.
 
     Args:
-        architecture: Facts about the family of ``model``; None if nothing is known.
-        model: The model, whose module names show key norms.
+        architecture: Facts about the family of ``model``; None if the family is unknown.
+        model: The model. The names of its modules show which ones are norms of keys.
         layers: Full names of the layers of ``model`` that may be projections.
     """
     facts = architecture or Architecture(model_type="")
@@ -177,10 +184,11 @@ def with_inferred_attention(architecture: Architecture | None, model: nn.Module,
 
 
 def gives_queries_keys_and_values(layer: str, architecture: Architecture) -> bool:
-    """Return whether a layer's output has queries, keys and values of attention, as ``qkv_proj`` gives them.
+    """Return whether a layer computes queries, keys and values of attention together, as ``qkv_proj`` does.
 
-    The layer must match both ``kv_layers_name`` and ``q_layer_name`` of the architecture, and belong to no
-    ``mixer``. If the architecture lacks one of these patterns, the layer's name decides.
+    The layer must match both ``kv_layers_name`` and ``q_layer_name`` of the architecture, and must not be one
+    of the layers in ``mixer``. If the architecture lacks one of these patterns, the function compares the
+    name of the layer with common names.
     """
     cache, queries = architecture.kv_layers_name, architecture.q_layer_name
     if cache is None or queries is None:
@@ -191,7 +199,7 @@ def gives_queries_keys_and_values(layer: str, architecture: Architecture) -> boo
 
 
 def attention_modules(names: Iterable[str]) -> list[str]:
-    """Return the full names of modules that are called ``…attn`` or ``…attention``."""
+    """Return those of ``names`` that end in ``attn`` or ``attention``."""
     return [name for name in names if any(fnmatchcase(name, pattern) for pattern in _ATTENTION_MODULES)]
 
 
@@ -204,9 +212,10 @@ def inferred_lines(found: Architecture) -> Iterator[str]:
 
 
 def _attention_roles(names: Iterable[str]) -> dict[str, Any]:
-    """Return, by field of `Architecture`, the layers that give only queries, only keys or only values.
+    """Return the layers that compute only queries, only keys or only values.
 
-    ``k_proj`` is such a layer, ``query_key_value`` is not.
+    The result is a dictionary from field of `Architecture` to the names of layers. ``k_proj`` is such a
+    layer, but ``query_key_value`` is not.
     """
     roles: dict[str, dict[str, None]] = {"query_projections": {}, "key_projections": {}, "value_projections": {}}
     words_of = dict(zip(roles, (_QUERY_WORDS, _KEY_WORDS, _VALUE_WORDS), strict=True))
@@ -219,37 +228,45 @@ def _attention_roles(names: Iterable[str]) -> dict[str, Any]:
 
 
 def _key_norms(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the norms of keys, such as ``self_attn.k_norm`` or ``self_attn.key_layernorm``."""
+    """Return those of ``names`` that are norms of keys, such as ``self_attn.k_norm``."""
     words_of = {name: name.rpartition(".")[2].lower().split("_") for name in names}
     return tuple(dict.fromkeys(name for name, words in words_of.items() if _NORMED_WORDS & set(words) and "norm" in words[-1]))
 
 
 def _in_block(name: str, blocks: str | None) -> str:
-    """Return the name relative to its decoder block; the full name if it is in no block."""
+    """Return ``name`` relative to its block. If it is not in the list ``blocks``, return it unchanged."""
     return name.removeprefix(f"{blocks}.").partition(".")[2] if blocks is not None and name.startswith(f"{blocks}.") else name
 
 
 def _beside(blocks: str, name: str) -> str:
-    """Return the outermost module that contains the module ``name`` and not the list ``blocks``."""
+    """Return the full name of the outermost module that contains ``name`` but not the list ``blocks``."""
     parts = name.split(".")
     prefixes = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
     return next((prefix for prefix in prefixes if not f"{blocks}.".startswith(f"{prefix}.")), name)
 
 
 def _block_lists(model: nn.Module) -> Iterator[str]:
-    """Yield the full names of the outermost lists of modules of one class that contain linear layers."""
+    """Yield the full names of module lists that may be the blocks of the model.
+
+    All modules of such a list have the same class and contain linear layers. Lists inside other such lists
+    are left out.
+    """
     lists: list[str] = []
     for name, module in model.named_modules():
         if any(name.startswith(f"{outer}.") for outer in lists) or not isinstance(module, nn.ModuleList) or len(module) == 0:
             continue
-        inside = list(module[0].modules())[1:]  # lists of linear layers are not blocks: in Gemma 3n they come before and after the blocks
+        inside = list(module[0].modules())[1:]  # a list of linear layers is not a list of blocks; Gemma 3n has such lists beside its blocks
         if len({type(block) for block in module}) == 1 and any(isinstance(m, nn.Linear) for m in inside):
             lists.append(name)
             yield name
 
 
 def _streams(model: nn.Module) -> list[str]:
-    """Return the full name of the list of blocks, or of the lists of encoder and decoder; else nothing."""
+    """Return the full name of the list of blocks, as a list with one entry.
+
+    For an encoder-decoder model, return both lists. If the blocks are not found, or their number differs from
+    the config, return an empty list.
+    """
     lists, config = list(_block_lists(model)), getattr(model, "config", None)
     has_encoder = bool(getattr(config, "is_encoder_decoder", False))
     lengths: tuple[tuple[str, ...], ...]
@@ -266,14 +283,16 @@ def _streams(model: nn.Module) -> list[str]:
         lengths = (("num_hidden_layers",),) if len(lists) == 1 else ()
     sizes = [next((n for name in names if isinstance(n := getattr(config, name, None), int)), None) for names in lengths]
     counts = [len(list(model.get_submodule(name).children())) for name in lists]
-    return lists if counts == sizes else []  # other lists may run several times
+    return lists if counts == sizes else []  # if the numbers differ, blocks may run several times
 
 
 def _some(names: list[str], pattern: str) -> bool:
+    """Return whether ``pattern`` matches at least one of ``names``."""
     return any(fnmatchcase(name, pattern) for name in names)
 
 
 def _name_of(model: nn.Module, module: object) -> str:
+    """Return the full name of ``module`` in ``model``; empty if ``model`` does not contain it."""
     return next((name for name, m in model.named_modules() if m is module and module is not None), "")
 
 
@@ -283,20 +302,22 @@ _CHOICES = frozenset({"topk", "argmax"})
 _PRODUCTS = frozenset({"linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm", "einsum"})
 
 
-_MOST_MODULES = 2000  # limit for a module that runs by itself: no mixture has more
+_MOST_MODULES = 2000  # modules with more submodules are not run; no mixture-of-experts module has so many
 
 
 def layers_chosen_from(modules: Mapping[str, nn.Module], layers: Sequence[str], blocks: str | None = None) -> set[str]:
-    """Return the routers among ``layers``: a module that contains them chooses their largest outputs.
+    """Return the routers among ``layers``. A layer is a router if a module chooses its largest outputs.
 
-    Each module runs by itself, as a copy on the meta device, so that a model in memory and one on disk give
-    the same result. It runs with hidden states as its only argument, until it returns or fails because the
-    tensors have no values. Of several modules with the same class and layers, one runs.
+    The function runs a copy of each module that contains such layers, separately, on the meta device. So a
+    model in memory and a model on disk give the same result. The only argument is hidden states. The module
+    runs until it returns, or fails because meta tensors have no values. Of modules with the same class and
+    layers, one runs.
 
     Args:
-        modules: All modules of a model, on any device, by full name.
+        modules: A dictionary from full name to module, with all modules of a model, on any device.
         layers: Full names of linear layers.
-        blocks: Full name of the list of blocks that all layers are in; only its modules run. None for all.
+        blocks: Full name of the list of blocks that contains all ``layers``. Only modules in it run, or all
+            modules if it is None.
     """
     start = 0 if blocks is None else len(blocks) + 1
     inside: dict[str, dict[str, str]] = {}
@@ -314,7 +335,7 @@ def layers_chosen_from(modules: Mapping[str, nn.Module], layers: Sequence[str], 
 
 
 def _chosen_from(module: nn.Module, layers: Mapping[str, str]) -> set[str]:
-    """As `layers_chosen_from`, for one module, with names relative to it."""
+    """Return the routers in ``module``. The keys of ``layers`` are names of layers relative to it."""
     if len(list(module.modules())) > _MOST_MODULES:
         return set()
     chosen: set[str] = set()
@@ -333,22 +354,27 @@ def _chosen_from(module: nn.Module, layers: Mapping[str, str]) -> set[str]:
 
 @contextmanager
 def _tried(module: nn.Module) -> Iterator[None]:
-    """Log errors of the body: a model's code may fail with tensors that have no values."""
+    """Log an error inside the ``with`` statement and continue after it.
+
+    The code of a model may fail on the meta device, because tensors have no values there.
+    """
     try:
         yield
     except Exception as error:
         get_logger(__name__).debug(
-            f"a {type(module).__name__} does not run by itself on the meta device ({type(error).__name__}: {error}): its routers are "
-            "found by their names and widths, and from the operations before the error"
+            f"a {type(module).__name__} cannot run separately on the meta device ({type(error).__name__}: {error}). Its routers are "
+            "inferred from names, widths and the operations before the error"
         )
 
 
 class _Flow(TorchFunctionMode):
-    """Follows products with weights through other operations, until an operation chooses the largest values.
+    """A mode that finds the weights whose products an operation such as top-k chooses from.
+
+    It follows each product through other operations.
 
     Args:
-        weights: Names of the weights.
-        chosen: Receives the names of the weights whose products are chosen from.
+        weights: A dictionary from weight to name.
+        chosen: A set to which the mode adds the names of the weights that it finds.
     """
 
     def __init__(self, weights: Mapping[Tensor, str], chosen: set[str]) -> None:
@@ -356,7 +382,7 @@ class _Flow(TorchFunctionMode):
         self.chosen = chosen
         self._weights = {id(weight): {name} for weight, name in weights.items()}
         self._products: dict[int, set[str]] = {}
-        self._alive: list[Any] = []  # keeps tensors alive, so that their ids stay valid
+        self._alive: list[Any] = []  # references to the tensors, so that their ids stay valid
 
     def __torch_function__(self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = function(*args, **(kwargs or {}))

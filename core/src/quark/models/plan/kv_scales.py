@@ -1,6 +1,7 @@
-"""Scales of the KV cache: which ones it may have, which layers share a scale, and the merged scale.
+"""Functions for scales of the KV cache.
 
-Calibration and exporters merge with the last two functions.
+They say which scales a cache may have and which layers share a scale, and they merge shared scales.
+Calibration and exporters use the last two functions to merge scales.
 """
 
 from __future__ import annotations
@@ -18,23 +19,27 @@ from quark.numbers import quantizer_for
 
 
 def is_per_tensor(spec: TensorSpec) -> bool:
-    """Return whether every level of a spec has one scale per tensor."""
+    """Return whether every level of a spec has a single scale for the whole tensor."""
     return all(level.qscheme is QSchemeType.per_tensor for level in levels(spec))
 
 
 def is_per_head(level: QTensorConfig) -> bool:
-    """Return whether keys and values ``[batch, heads, tokens, elements]`` have a scale for each head."""
+    """Return whether ``level`` gives each head of keys or values a scale.
+
+    Keys and values have the shape ``[batch, heads, tokens, elements]``.
+    """
     return level.qscheme is QSchemeType.per_channel and level.ch_axis == 1
 
 
 def why_not_cached(spec: TensorSpec, heads: tuple[int, int] | None) -> str | None:
-    """Return why keys or values cannot be quantized inside attention, as a predicate; None if they can.
+    """Return why keys or values cannot be quantized inside attention, or None if they can.
 
-    A static scale may belong to a head, but not to a sequence or a position, because their number varies.
+    The result is a phrase such as "must have one scale per tensor …", without its subject. There may be a
+    static scale for each head, but not for each sequence or position, because the number of these varies.
 
     Args:
-        spec: Their quantization.
-        heads: Number of heads, and elements of one; None if they are not known.
+        spec: Quantization of the keys or values.
+        heads: Number of heads, and number of elements of a head; None if they are not known.
     """
     if is_per_tensor(spec):
         return None
@@ -50,14 +55,14 @@ def why_not_cached(spec: TensorSpec, heads: tuple[int, int] | None) -> str | Non
 
 
 def kv_scale_groups(names: Iterable[str], patterns: Sequence[str], *, separate: bool = False) -> list[tuple[str, ...]]:
-    """Return the layers that feed the KV cache, in groups that share a scale.
+    """Return the layers that feed the KV cache, as groups of layers that share a scale.
 
-    A group has the keys and values of one attention.
+    A group contains the layers that compute the keys and values of one attention module.
 
     Args:
-        names: Full names of layers with one static scale for their output.
-        patterns: Patterns of layers that feed the cache.
-        separate: Whether each layer keeps its own scale.
+        names: Full names of layers whose output has one static scale.
+        patterns: Patterns that match the layers that feed the cache.
+        separate: Whether each layer has a scale of its own, so that each group is a single layer.
     """
     groups: dict[str, list[str]] = {}
     for name in names:
@@ -67,9 +72,10 @@ def kv_scale_groups(names: Iterable[str], patterns: Sequence[str], *, separate: 
 
 
 def merge_kv_scales(scales: Sequence[Tensor], floor: float) -> Tensor:
-    """Return the largest of some scales, element by element, but at least ``floor``.
+    """Return the elementwise maximum of ``scales``. Elements smaller than ``floor`` become ``floor``.
 
-    All have the same number of elements. If their shapes are ``[]`` and ``[1]``, the result has ``[]``.
+    All scales must have the same number of elements. If some scales have the shape ``[]`` and others
+    ``[1]``, the result has the shape ``[]``.
     """
     shape = min((scale.shape for scale in scales), key=len)
     return torch.stack([scale.reshape(shape) for scale in scales]).amax(dim=0).clamp(min=floor)

@@ -1,4 +1,4 @@
-"""Mixtures of experts: names of experts' layers, and the separation of fused experts."""
+"""Functions that separate fused experts into layers, and that recognize layers of experts by their names."""
 
 from __future__ import annotations
 
@@ -20,39 +20,40 @@ from quark.models.plan.rules import layer_config_for
 
 @attrs.frozen(eq=False)
 class FusedMixture:
-    """A fused mixture of experts that can be separated into linear layers.
+    """A mixture-of-experts module with fused parameters that can be separated into linear layers.
 
     Attributes:
-        module: The mixture.
-        facts: Facts about its model family.
+        module: The mixture-of-experts module.
+        facts: Facts about the family of the model that contains the module.
     """
 
     module: nn.Module
     facts: Architecture
 
     def parts(self) -> ExpertParts:
-        """Return the matrices of each expert, as views of the mixture's current parameters."""
+        """Return the matrices of each expert, as views of the current parameters of the module."""
         parts = expert_parts(self.module, self.facts)
         assert parts is not None
         return parts
 
     @property
     def is_meta(self) -> bool:
-        """Whether the parameters of the mixture are on the meta device."""
+        """Whether the parameters of the module are on the meta device."""
         return next(self.module.parameters()).is_meta
 
 
 def fused_mixtures(model: nn.Module) -> dict[str, FusedMixture]:
-    """Return the fused mixtures of a model that can be separated, by full name."""
+    """Return a dictionary from full name to each fused mixture-of-experts module that can be separated."""
     facts = architecture_of(model) or Architecture(model_type="")
     return {name: FusedMixture(m, facts) for name, m in model.named_modules() if expert_parts(m, facts) is not None}
 
 
 def separate_experts(model: nn.Module, config: QConfig, kept: Container[str] = ()) -> list[str]:
-    """Replace fused experts by separate ones, in place, if one of their layers is changed or kept.
+    """Replace fused experts in ``model`` by separate ones, in place, if the configuration needs this.
 
-    This holds if a layer of an expert is quantized, excluded by its full name, in ``kept``, or changed by an
-    algorithm. The model computes the same as before. Returns the full names of the separated mixtures.
+    A fused module is replaced if a layer of one of its experts is quantized, excluded by its full name, or in
+    ``kept``. All fused modules are replaced if an algorithm needs separate experts. The model computes the
+    same as before. Return the full names of the modules that were replaced.
     """
     everywhere = any(settings.separates_experts() for settings in config.algo_config or ())
     parts_of = {n: parts for n, m in fused_mixtures(model).items() if _is_told_apart(n, parts := m.parts(), config, kept) or everywhere}
@@ -69,12 +70,13 @@ def _is_told_apart(name: str, parts: ExpertParts, config: QConfig, kept: Contain
 
 
 class ExpertNames:
-    """Finds the layers that belong to experts, from the architecture.
+    """A finder of the layers that belong to experts. It recognizes them by their names.
 
-    Without one, experts are the children of a module named ``experts``.
+    The architecture states the name of the module that contains the experts. If there is no architecture,
+    this name is ``experts``. The experts are the numbered children of such a module.
 
     Args:
-        architecture: Facts about the family; None if nothing is known.
+        architecture: Facts about the model family, or None if the family is unknown.
 
     Example:
         >>> names = ExpertNames(Architecture(model_type="acme", experts="mlp.experts"))
@@ -91,30 +93,30 @@ class ExpertNames:
         self._expression = re.compile(matches_nothing if holder is None else rf"((?:^|\.){re.escape(holder)}\.)\d+(\.)")
 
     def projection(self, layer: str) -> str | None:
-        """Return the name of an expert's layer with ``*`` as the expert's number, the same for all experts.
+        """Return the full name of an expert's layer with ``*`` in place of the number of the expert.
 
-        None for other layers.
+        So the same layer has the same name in all experts. Return None if the layer belongs to no expert.
         """
         return self._expression.sub(r"\1*\2", layer) if self._expression.search(layer) else None
 
     def expert(self, layer: str) -> str:
-        """Return the full name of the expert that a layer belongs to, or the layer's own name."""
+        """Return the full name of the expert that ``layer`` belongs to, or ``layer`` if there is none."""
         match = self._expression.search(layer)
         return layer if match is None else layer[: match.end() - 1]
 
     def among(self, layers: Iterable[str]) -> list[str]:
-        """Return the layers that belong to experts."""
+        """Return those of ``layers`` that belong to experts."""
         return [layer for layer in layers if self._expression.search(layer)]
 
 
 def fused_parameters(model: nn.Module) -> Iterator[str]:
-    """Yield the full names of parameters that hold the matrices of many experts and are in no plan row."""
+    """Yield the full names of parameters that hold the matrices of many experts. They have no plan row."""
     facts = architecture_of(model)
     holder = EXPERTS if facts is None else facts.experts
     for name, module in model.named_modules() if holder is not None else ():
         if counts_as(module) is None and f".{holder}." in f".{name}.":
             for own, tensor in module.named_parameters(recurse=False):
-                # Stacked biases of many experts have two axes too, like matrices that are concatenated along
-                # their rows.
+                # Matrices that are concatenated along their rows have two axes. Stacked biases of many
+                # experts have two axes too, so the name must tell them apart.
                 if tensor.ndim >= 2 and "bias" not in own:
                     yield f"{name}.{own}"

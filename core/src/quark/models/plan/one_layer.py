@@ -1,6 +1,6 @@
-"""Models that are a single layer, such as a bare ``nn.Linear``.
+"""Support of models that are a single layer, such as an ``nn.Linear`` without a module around it.
 
-For the run, a module that only calls the layer wraps them.
+During a run, such a layer is the only child of a wrapper module, which only calls the layer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _RESULTS = ("quant_config", "quark_plan", "quark_report", "quark_quantized")
 
 
 class OneLayer(nn.Module):
-    """A model whose only module is ``layer``."""
+    """A model that only calls its child ``layer``."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -28,7 +28,10 @@ class OneLayer(nn.Module):
 
 
 def as_model(model: nn.Module) -> nn.Module:
-    """Return ``model``, or a `OneLayer` around it if it is itself a quantizable or quantized layer."""
+    """Return ``model``.
+
+    If ``model`` is a quantizable or quantized layer, return a `OneLayer` that wraps it.
+    """
     if counts_as(model) is None and not isinstance(model, QuantizedLayer):
         return model
     wrapper = OneLayer(model)
@@ -37,9 +40,10 @@ def as_model(model: nn.Module) -> nn.Module:
 
 
 def put_back(whole: nn.Module, model: nn.Module) -> None:
-    """Turn ``model``, in place, into the layer that replaced it in ``whole``, the wrapper from `as_model`.
+    """Change ``model``, in place, into the layer that has replaced it in the wrapper ``whole``.
 
-    Its class and its attributes change.
+    The class and the attributes of ``model`` change. ``whole`` is the result of `as_model`. If ``whole`` is
+    not a wrapper, do nothing.
     """
     if not isinstance(whole, OneLayer) or whole is model:
         return
@@ -51,6 +55,7 @@ def put_back(whole: nn.Module, model: nn.Module) -> None:
 
 
 def _move_results(source: nn.Module, target: nn.Module) -> None:
+    """Copy the attributes that hold results of a run from one module to the other."""
     for name in _RESULTS:
         if hasattr(source, name):
             setattr(target, name, getattr(source, name))

@@ -1,4 +1,4 @@
-"""PlanRow: the configuration of one layer in a plan, and the rule that decided it."""
+"""`PlanRow`, the part of a plan that describes one layer."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ class PlanRow:
     """The plan of one layer.
 
     Attributes:
-        name: Full module name.
-        layer_type: Name of the layer's type in plans, a registered layer type: ``"linear"`` for all linear
+        name: Full name of the layer.
+        layer_type: The registered name of the layer type that plans use. It is ``"linear"`` for all linear
             layers.
-        shape: Shape of the weight with its output channels first, however it is stored; see `LayerShape`.
-        config: Quantization of the layer; None if it stays float.
-        reason: The rule that decided this.
-        algorithm: Name of the algorithm that chooses the weight's codes, decided when the run is planned;
-            None if they are rounded to nearest.
-        tied_to: Full name of the module whose parameter this layer shares; None if there is none.
-        groups: Groups of a convolution.
-        same_as: First full name of the module, if this is a second name of it.
-        shares_codes_of: Full name of the layer whose codes and scales are this layer's too, because both
-            have one weight and one spec for it; None if the layer has its own.
-        is_kept: Whether codes and scales are taken from the checkpoint, so that nothing is rounded.
+        shape: Shape of the weight with the output channels as the first axis, as in `LayerShape`.
+        config: Quantization of the layer; None if the layer stays float.
+        reason: A text that names the rule that decided the quantization.
+        algorithm: Name of the algorithm that chooses the codes of the weight, set when the run is planned;
+            None if the weight is rounded to nearest.
+        tied_to: Full name of the module that shares its parameter with this layer; None if no module does.
+        groups: Number of groups of a convolution; 1 for other layers.
+        same_as: First full name of the module if ``name`` is a second name of it; else None.
+        shares_codes_of: Full name of the layer whose codes and scales this layer uses too, because both
+            layers share a weight and have the same spec for it; None if this layer has codes of its own.
+        is_kept: Whether the codes and scales are copied from the source checkpoint, so that nothing is
+            rounded.
     """
 
     name: str
@@ -58,15 +59,16 @@ class PlanRow:
 
     @property
     def has_quantized_matrix(self) -> bool:
-        """Whether the weight is quantized, and is a matrix ``[out, in]`` for algorithms for linear layers."""
+        """Whether the weight is quantized and is a matrix ``[out, in]`` of a linear layer."""
         return self.has_quantized_weight and self.is_linear
 
     @property
     def has_codes_to_choose(self) -> bool:
         """Whether an algorithm may choose the codes of the weight.
 
-        The weight must be a quantized matrix (not only cast) whose codes are not kept from the source. Codes
-        shared with an embedding are rounded to nearest, because its inputs are indices without statistics.
+        This is True for a quantized matrix, except in three cases: the weight is only cast to another dtype,
+        its codes are kept from the source, or it shares its codes with another layer. The other layer is
+        usually an embedding, whose inputs are indices without statistics.
         """
         if self.config is None or self.config.weight is None or self.is_kept or not self.is_linear or self.shares_codes_of is not None:
             return False
@@ -74,14 +76,14 @@ class PlanRow:
 
     @property
     def is_lookup(self) -> bool:
-        """Whether the layer's input is indices, as an embedding's is."""
+        """Whether the input of the layer is indices, as for an embedding."""
         return layer_types().get(self.layer_type).lookup
 
     @property
     def is_by_name(self) -> bool:
-        """Whether the layer is quantized only if a pattern or a type names it.
+        """Whether the layer is quantized only if the configuration names it by a pattern or by its type.
 
-        A configuration need not exclude it.
+        A configuration does not need to exclude such a layer.
         """
         return layer_types().get(self.layer_type).by_name
 
@@ -92,27 +94,28 @@ class PlanRow:
         return LayerShape(self.shape, self.groups, record.transposed, record.lookup)
 
     def quantizer(self, slot: Slot, spec: TensorSpec) -> TensorQuantizer:
-        """Return the quantizer of one of its tensors for some spec, from its layer type."""
+        """Return the quantizer that the layer type uses for a tensor of the layer with the spec ``spec``."""
         if self.is_linear:
             return quantizer_for(spec, activation=slot.is_activation)
         return layer_types().load_quantized(self.layer_type).quantizer_of(slot, spec, self.shapes)
 
     def shape_error(self, slot: Slot, spec: TensorSpec) -> str | None:
-        """Return why one of its tensors cannot be quantized with some spec, or None."""
+        """Return why a tensor of the layer cannot be quantized with ``spec``, or None if it can."""
         return self.quantizer(slot, spec).shape_error(self.shapes.of_slot(slot))
 
     @property
     def weight_bytes(self) -> int:
-        """The bytes of the codes and scales of a quantized weight in a checkpoint."""
+        """The number of bytes that the codes and scales of the quantized weight need in a checkpoint."""
         spec = self.quantized_to.weight
         assert spec is not None
         return sum(tensor.nbytes for tensor in packed_meta(self.quantizer(Slot.weight, spec), self.shape, "reorder").values())
 
     @property
     def quantized_to(self) -> QLayerConfig:
-        """The configuration of a quantized layer.
+        """The configuration of a layer that is quantized.
 
-        Raises ValueError for a row that is not among `QuantPlan.quantized`.
+        Raises:
+            ValueError: The layer stays float, so `QuantPlan.quantized` does not contain this row.
         """
         if self.config is None:
             raise ValueError(f"'{self.name}' stays float: it has no configuration")

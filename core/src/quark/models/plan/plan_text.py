@@ -1,4 +1,4 @@
-"""The plan as text: layers that differ only in their block's number share a line."""
+"""The plan as text. Layers that differ only in the number of their block share a line."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ _MOST_RULES = 16
 
 
 def _attention_lines(plan: QuantPlan) -> Iterator[str]:
+    """Yield the lines about quantized tensors of attention."""
     probabilities = sum(1 for a in plan.attentions if a.probabilities is not None)
     if probabilities:
         yield f"  attention: probabilities of {probabilities} modules {describe_activation(plan.config.softmax_quant_spec)}"
@@ -24,6 +25,10 @@ def _attention_lines(plan: QuantPlan) -> Iterator[str]:
 
 
 def _rule_lines(plan: QuantPlan) -> Iterator[str]:
+    """Yield a line for each field of the configuration that has rules.
+
+    It has the number of matches of each.
+    """
     for field in dict.fromkeys(rule.field for rule in plan.rules):
         rules = [rule for rule in plan.rules if rule.field == field]
         more = f", and {len(rules) - _MOST_RULES} more" if len(rules) > _MOST_RULES else ""
@@ -31,7 +36,10 @@ def _rule_lines(plan: QuantPlan) -> Iterator[str]:
 
 
 def _shape(row: PlanRow) -> str:
-    """Return the shape of a weight, output channels first, and the type of a layer that is not linear."""
+    """Return the shape of a weight as text, output channels first.
+
+    Name the layer type if it is not linear.
+    """
     shape = "×".join(map(str, row.shape))
     groups = f" in {row.groups} groups" if row.groups > 1 else ""
     return shape if row.is_linear else f"{row.layer_type} {shape}{groups}"
@@ -55,5 +63,5 @@ def plan_lines(plan: QuantPlan) -> list[str]:
 
 
 def warning_lines(plan: QuantPlan) -> list[str]:
-    """Return the lines of the plan that are warnings."""
+    """Return the warnings of the plan, one line for each."""
     return [f"  warning: {warning}" for warning in plan.warnings]

@@ -1,4 +1,4 @@
-"""QuantPlan: how each layer will be quantized and why, from structure and shapes alone."""
+"""`QuantPlan` says how each layer will be quantized and why. Planning needs only structure and shapes."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class QuantPlan:
         architecture: Facts about the model family; None if it is not known.
         notes: Remarks for the user that need no action.
         attentions: The attention modules with quantized tensors.
-        rules: The configuration's patterns and layer types, and the number of layers that each matches.
-        warnings: Settings that are probably unintended, and rules without effect.
+        rules: Each pattern and layer type of the configuration, with the number of layers that it matches.
+        warnings: Sentences about settings that are probably unintended, and about rules without effect.
         carried: Full names of tensors of the float checkpoint that the model class does not use, such as
             layers for multi-token prediction. An export copies them unchanged.
         carried_names: Names that an export adds to its excluded layers for ``carried``: the modules of these
@@ -58,7 +58,7 @@ class QuantPlan:
     carried_names: tuple[str, ...] = ()
 
     def carrying(self, names: Sequence[str], model: nn.Module) -> Self:
-        """Return this plan of ``model`` with the names of the tensors that a checkpoint copies unchanged."""
+        """Return this plan of ``model`` with tensors ``names`` that an export copies from the source."""
         if not names:
             return self
         modules = {name for name, _ in model.named_modules()}
@@ -75,7 +75,7 @@ class QuantPlan:
 
     @property
     def distinct(self) -> tuple[PlanRow, ...]:
-        """Rows of `quantized`, with each module once, under its first name."""
+        """Rows of `quantized` without second names: each module has one row, under its first name."""
         return tuple(r for r in self.quantized if r.same_as is None)
 
     @property
@@ -85,27 +85,27 @@ class QuantPlan:
 
     @property
     def excluded(self) -> tuple[str, ...]:
-        """Full names of the layers whose weight stays float, except types that are quantized by name."""
+        """Full names of layers whose weight stays float, without types that are quantized only by name."""
         return tuple(r.name for r in self.rows if (r.config is None or r.config.weight is None) and not r.is_by_name)
 
     @property
     def calibrated(self) -> tuple[PlanRow | AttentionRow, ...]:
-        """Rows whose activations have static scales, so that calibration data are needed."""
-        # A layer that keeps its quantization has scales for its inputs.
+        """Rows with activations that have static scales, which need calibration data."""
+        # A layer that keeps its quantization already has the scale of its input.
         layers = (r for r in self.quantized if any(not (r.is_kept and s is Slot.input_tensors) for s in static_activations(r.config)))
         return (*layers, *(a for a in self.attentions if has_static_scale(a.probabilities)))
 
     def sharing(self, layers: Collection[str]) -> dict[str, str]:
-        """Return those ``layers`` that get the codes of another one of them, each with the other's name."""
+        """Return which ``layers`` share codes, as a dictionary from layer to the layer that has the codes."""
         return {r.name: source for r in self.rows if (source := r.shares_codes_of) is not None and {r.name, source} <= set(layers)}
 
     def share_codes(self, layers: Mapping[str, QuantizedLayer]) -> None:
-        """Give quantized layers the weight of the layer whose codes they share, in place."""
+        """Let ``layers``, a dictionary from full name to layer, share weights in place, as planned."""
         for name, source in self.sharing(layers).items():
             share_codes(layers[name], layers[source])
 
     def with_own_codes(self, names: Collection[str]) -> Self:
-        """Return the plan in which these layers share no codes, because their weights will differ."""
+        """Return this plan, but the layers ``names`` share no codes, because their weights will differ."""
         by_name = {row.name: row for row in self.rows}
         apart = [(r, by_name[source]) for r in self.rows if r.name in names and (source := r.shares_codes_of) is not None]
         own = {row.name: attrs.evolve(row, shares_codes_of=None) for row, _ in apart}
@@ -114,7 +114,7 @@ class QuantPlan:
         return attrs.evolve(self, rows=rows, notes=tuple(note_of.get(note, note) for note in self.notes))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plan in JSON form; it is saved beside the result."""
+        """Return the plan in the JSON form in which it is saved beside the result."""
         rows = [attrs.asdict(r, filter=lambda a, _: a.name != "config") | {"config": r.config and r.config.to_dict()} for r in self.rows]
         return {
             "rows": rows,
@@ -128,28 +128,28 @@ class QuantPlan:
 
 
 def static_activations(layer: QLayerConfig | None) -> Iterator[Slot]:
-    """Yield the slots of activations that need calibration: with a static level, and more than a cast."""
+    """Yield the slots of activations that need calibration, because they have static scales."""
     for slot in ACTIVATIONS:
         if layer is not None and has_static_scale(getattr(layer, slot)):
             yield slot
 
 
 def has_static_scale(spec: TensorSpec | None) -> bool:
-    """Return whether an activation with that spec needs calibration."""
+    """Return whether an activation with the spec ``spec`` has a static scale, and so needs calibration."""
     return spec is not None and any(s.is_dynamic is False for s in levels(spec)) and not quantizer_for(spec, activation=True).is_float
 
 
 def make_plan(
     model: nn.Module, config: QConfig, architecture: Architecture | None = None, codes_of: CodesOf = MappingProxyType({})
 ) -> QuantPlan:
-    """Resolve the quantization of every layer of ``model``, and check everything that needs no data.
+    """Return the plan of ``model``, after all checks that need no data.
 
-    Layers in ``codes_of`` that the configuration does not quantize keep their quantization.
+    If the configuration does not quantize a layer in ``codes_of``, the layer keeps its present quantization.
 
     Raises:
-        ConfigError: All errors in one message: layers that are already quantized, groups that do not divide,
-            incomplete specs; and, if the configuration is ``strict``, patterns that match nothing and layer
-            types that cannot be quantized.
+        ConfigError: Layers are already quantized, a group size does not divide an axis, or a spec is
+            incomplete. If the configuration is ``strict``, also: patterns match nothing, or a layer type
+            cannot be quantized. One message has all errors.
         PluginError: A format or an observer fails its self-check.
     """
     quantized = [name for name, m in model.named_modules() if is_quantized(m) or isinstance(m, Packed)]
@@ -180,8 +180,8 @@ def make_plan(
 def plan_rows(model: nn.Module, config: QConfig, architecture: Architecture | None = None) -> tuple[PlanRow, ...]:
     """Return one row for each name of a quantizable layer of ``model``, in the model's order.
 
-    Nothing is checked. If the architecture names decoder blocks, cache settings apply only to layers inside
-    them. Exported configurations have exact layer names, and are read without an architecture.
+    The function checks nothing. If the architecture names decoder blocks, settings of the KV cache apply only
+    to layers in them. Exported configurations have exact layer names, so readers pass no architecture.
     """
     blocks = architecture.decoder_blocks if architecture is not None else None
     prefix = "" if blocks is None else f"{blocks}."
@@ -204,10 +204,10 @@ def plan_rows(model: nn.Module, config: QConfig, architecture: Architecture | No
 
 
 def refuse_misfits(rows: tuple[PlanRow, ...]) -> None:
-    """Check that each spec fits its layer, for rows of a checkpoint, which no plan has checked.
+    """Check that each spec fits its layer. Readers of checkpoints call this, because they make no plan.
 
     Raises:
-        ConfigError: All specs that do not fit, in one message.
+        ConfigError: Specs do not fit their layers. One message has all errors.
     """
     empty = [row.name for row in rows if row.config is not None and 0 in row.shape]
     if empty:
@@ -217,9 +217,9 @@ def refuse_misfits(rows: tuple[PlanRow, ...]) -> None:
 
 
 def _misfits(rows: tuple[PlanRow, ...], scheme: str | None) -> Iterator[str]:
-    """Yield one error for each kind of spec that is incomplete or does not fit its layers.
+    """Yield an error message for each reason why specs are incomplete or do not fit their layers.
 
-    ``scheme`` is the requested scheme.
+    ``scheme`` is the scheme that the user requested, or None.
     """
     rows_of: dict[tuple[tuple[str, ...], str], list[PlanRow]] = {}
     for row in rows:
@@ -236,18 +236,18 @@ def _misfits(rows: tuple[PlanRow, ...], scheme: str | None) -> Iterator[str]:
 
 
 def _contradictions(rows: Sequence[PlanRow]) -> Iterator[str]:
-    """Yield an error for each module that would be quantized in two ways, under two names."""
+    """Yield an error message for each module with two names that the configuration quantizes in two ways."""
     configs = {row.name: row.config for row in rows}
     for row in rows:
         if row.same_as is not None and row.config != configs[row.same_as]:
             yield (
-                f"'{row.name}' and '{row.same_as}' are one module, but the configuration quantizes them differently: let its patterns "
-                "match both names or neither, or use two modules"
+                f"'{row.name}' and '{row.same_as}' are one module, but the configuration quantizes them differently. Change its patterns "
+                "so that they match both names or neither, or use two modules"
             )
 
 
 def _fix(misfits: Sequence[PlanRow], scheme: str | None) -> str:
-    """Return the fix: schemes that fit, including the requested one without its options."""
+    """Return sentences that say how to fix misfits. They name the schemes that fit, if there are any."""
     fitting = _fitting_schemes(misfits)
     others = ", ".join(name for name in fitting if name != scheme)
     fixes = [f"Schemes of the same format that fit: {others}."] if others else []
@@ -256,7 +256,7 @@ def _fix(misfits: Sequence[PlanRow], scheme: str | None) -> str:
 
 
 def _refuse_broken_plugins(rows: tuple[PlanRow, ...], attentions: Sequence[AttentionRow]) -> None:
-    """Run the self-check of every planned format and observer; raise PluginError if one fails."""
+    """Run the self-checks of all formats and observers in the plan. Raise PluginError if a check fails."""
     specs = [(getattr(r.config, slot), slot.is_activation) for r in rows if r.config is not None for slot in Slot]
     specs += [(spec, True) for a in attentions for spec in (a.probabilities, a.query, a.key, a.value)]
     # Two-level specs are lists, which cannot be hashed, but their levels can.
@@ -270,7 +270,7 @@ def _fits(row: PlanRow, layer: QLayerConfig) -> bool:
 
 
 def _fitting_schemes(bad: Sequence[PlanRow]) -> list[str]:
-    """Return the registered schemes that fit all misfits, and have the weight format of the first misfit."""
+    """Return the schemes that fit all layers ``bad`` and have the weight format of the first layer."""
     config = bad[0].config
     formats = {s.dtype for s in levels(config.weight if config else None)}
     fitting = []
@@ -292,12 +292,12 @@ def _notes(rows: tuple[PlanRow, ...], model: nn.Module, architecture: Architectu
         )
     fused = list(fused_parameters(model))
     if fused:
-        yield (f"{len(fused)} fused matrices of experts stay float: {folded(fused)}. They are excluded, or cannot be separated")
+        yield (f"{len(fused)} fused matrices of experts stay float, because they are excluded or cannot be separated: {folded(fused)}")
     yield from _notes_of_types(rows)
     owners = {row.name: row for row in rows}
     if same := [row for row in rows if row.same_as is not None and row.config is not None]:
         yield (
-            f"{len(same)} layer(s) are second names of shared modules, and are calibrated on the inputs of the first name: "
+            f"{len(same)} layer name(s) are second names of shared modules, which are calibrated on the inputs under their first names: "
             + folded(f"{row.name} = {row.same_as}" for row in same)
         )
     for row in rows:
@@ -308,25 +308,25 @@ def _notes(rows: tuple[PlanRow, ...], model: nn.Module, architecture: Architectu
 
 
 def _notes_of_types(rows: Sequence[PlanRow]) -> Iterator[str]:
-    """Yield notes on the axes of specs in layers that are not linear."""
+    """Yield notes that say what the axes of specs mean in convolutions and embeddings."""
     quantized = [row for row in rows if row.has_quantized_weight]
     if kernels := [row.name for row in quantized if len(row.shape) > 2]:
         yield (
-            f"{len(kernels)} convolution(s): axis 0 of a weight is the output channels, also if it is transposed, groups run along the "
-            f"input channels of a kernel position, and axis 1 of activations is the channels: {folded(kernels)}"
+            f"{len(kernels)} convolution(s) are quantized: {folded(kernels)}. Axis 0 of their weights is the output channels, also if they "
+            "are transposed, groups run along the input channels of a kernel position, and axis 1 of activations is the channels"
         )
     if lookups := [row.name for row in quantized if row.is_lookup]:
         yield (
-            f"{len(lookups)} embedding(s): axis 0 of a weight is the token, and inputs are indices, which are not quantized: "
-            f"{folded(lookups)}"
+            f"{len(lookups)} embedding(s) are quantized: {folded(lookups)}. Axis 0 of their weights is the token, and their inputs are "
+            "indices, which are not quantized"
         )
 
 
 def _with_shared_codes(model: nn.Module, rows: tuple[PlanRow, ...]) -> tuple[PlanRow, ...]:
-    """Return the rows, with `PlanRow.shares_codes_of` for tied layers whose weights have the same spec.
+    """Return the rows, with `PlanRow.shares_codes_of` set for tied layers whose weights have the same spec.
 
-    The loader must tie the layers, so that a reader ties them again. Other layers that share a parameter get
-    codes of their own.
+    This applies only to layers that the loader ties, because it also ties them when a checkpoint is read.
+    Other layers that share a parameter get codes of their own.
     """
     by_name, made = {row.name: row for row in rows}, {}
     for name, source in tied_on_loading(model).items():
@@ -344,41 +344,41 @@ def _are_alike(one: PlanRow, other: PlanRow) -> bool:
 
 
 def _of_tie(row: PlanRow, owner: PlanRow) -> str:
-    """Return the note about the codes and weights of a layer and ``owner``, which share a weight.
+    """Return a note that says what happens to the weight that ``row`` and ``owner`` share.
 
-    At least one of the two is quantized.
+    The weight of at least one of the two layers is quantized.
     """
     if row.shares_codes_of is not None:
         return (
-            f"'{row.name}' shares its weight with '{owner.name}', and both are quantized alike: they stay one tensor, rounded to nearest "
-            f"and stored once, in {row.weight_bytes:,} bytes"
+            f"'{row.name}' shares its weight with '{owner.name}', and both are quantized alike: the weight stays one tensor, is rounded "
+            f"to nearest, and is stored once, in {row.weight_bytes:,} bytes"
         )
     if not row.has_quantized_weight:
-        return f"'{owner.name}' will be quantized and '{row.name}', which shares its weight, stays float: each gets its own weight"
+        return f"'{owner.name}' will be quantized, but '{row.name}', which shares its weight, stays float: each gets its own weight"
     if owner.has_quantized_weight:
         return f"'{row.name}' shares its weight with '{owner.name}' and both will be quantized: each gets its own codes, and its own weight"
     return (
         f"'{row.name}' shares its weight with '{owner.name}' and will be quantized: it gets its own weight, '{owner.name}' stays "
-        "float. vLLM cannot load a quantized output head without quark-vllm; exclude it unless that is intended"
+        "float. vLLM without quark-vllm cannot load a quantized output head. If it must load the checkpoint, exclude the head"
     )
 
 
 CodesOf = Mapping[str, LayerCodes | None]
-"""The layers of a model that are quantized in the source, by full name; None if no `QLayerConfig` expresses
-their quantization exactly.
+"""Dictionary from the full name of each layer that is quantized in the source to its stored codes. The value
+is None if no `QLayerConfig` expresses the quantization exactly.
 """
 
 
 def is_left_alone(row: PlanRow) -> bool:
-    """Return whether a configuration leaves the weight and the input of a layer unchanged.
+    """Return whether a configuration quantizes neither the weight nor the input of a layer.
 
-    Its output may enter a quantized cache.
+    The output of the layer may still be quantized, because it enters a quantized cache.
     """
     return row.config is None or attrs.evolve(row.config, output_tensors=None) == QLayerConfig()
 
 
 def _kept(row: PlanRow, codes: LayerCodes | None) -> PlanRow:
-    """Return the row; if the layer keeps its stored quantization, the row gets that configuration."""
+    """Return ``row``, or if the layer keeps its stored quantization, a row with that configuration."""
     if codes is None or not is_left_alone(row) or not row.is_linear or codes.shape != row.shape or not _fits(row, codes.config):
         return row
     output = None if row.config is None else row.config.output_tensors
@@ -387,10 +387,10 @@ def _kept(row: PlanRow, codes: LayerCodes | None) -> PlanRow:
 
 
 def _not_kept(rows: Sequence[PlanRow], codes_of: CodesOf) -> Iterator[str]:
-    """Yield a warning about layers that lose the source's quantization and get no other."""
+    """Yield a warning if layers lose the quantization of the source and get no new one."""
     known = {row.name: row for row in rows}
     floats = {name for name, row in known.items() if is_left_alone(row)}
-    # A layer that has no row, such as an expert's, counts as float if its neighbours stay float.
+    # A layer without a row, as in a fused expert, counts as float if a layer of the same module stays float.
     owners = {name.rpartition(".")[0] for name in floats}
     names = [name for name in codes_of if name in floats or (name not in known and name.rpartition(".")[0] in owners)]
     if names:

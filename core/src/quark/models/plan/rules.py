@@ -1,6 +1,6 @@
-"""The rules of a configuration: which rule decides for a layer, and which rules have no effect.
+"""Functions that find which rule of a configuration decides for a layer, and which rules have no effect.
 
-The order of precedence is defined only here.
+Only this module defines the order of precedence of rules.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quark.models.layers.quantized_layers import counts_as
 
 @attrs.frozen
 class Resolution:
-    """The configuration of a layer, and the rule that decided it.
+    """The configuration of a layer, and a text that names the rule that decided it.
 
     ``config`` is None if the layer stays float.
     """
@@ -30,29 +30,32 @@ class Resolution:
 
 
 def first_match(name: str, patterns: object) -> str | None:
-    """Return the first pattern that matches a module's full name, case-sensitively; or None."""
+    """Return the first of ``patterns`` that matches ``name``, or None. ``name`` is the full name of a module.
+
+    The comparison is case-sensitive.
+    """
     return next((p for p in patterns if matches(name, p)), None)  # type: ignore[attr-defined]
 
 
 def layer_config_for(config: QConfig, name: str, planned_as: type[nn.Module], has_cache: bool = True) -> Resolution:
     """Return the quantization of the layer ``name`` and the rule that decided it.
 
-    Precedence: ``exclude``, then ``layer_quant_config`` (first matching pattern), then
-    ``layer_type_quant_config`` (exact type), then ``global_quant_config``, which never applies to embeddings
-    and other types that are quantized by name. A match in ``kv_cache_quant_config`` adds its output
-    quantization to the result, even to an excluded layer.
+    The first field that applies decides: ``exclude``, then ``layer_quant_config`` (the first pattern that
+    matches), then ``layer_type_quant_config`` (the exact type), then ``global_quant_config``. The last field
+    never applies to embeddings and other types that are quantized only if the configuration names them. If a
+    pattern in ``kv_cache_quant_config`` matches, its output quantization is added, even to an excluded layer.
 
     Args:
         config: Configuration of the whole model.
-        name: Full module name.
-        planned_as: The class of the layer in plans.
-        has_cache: Whether the layer is in a part of the model with a KV cache. A pattern such as ``*v_proj``
-            does not show this: it also matches in a vision tower.
+        name: Full name of the layer.
+        planned_as: The class that plans use for the layer.
+        has_cache: Whether the layer is in a part of the model that has a KV cache. A match of a pattern such
+            as ``*v_proj`` does not prove this, because the pattern also matches layers of a vision tower.
     """
     base = _without_cache(config, name, planned_as)
     if is_lookup(planned_as) and base.config is not None:
-        # The input is indices, which cannot be quantized, and there is no bias. The rest of a scheme for
-        # linear layers applies.
+        # An embedding has no bias, and its input is indices, which cannot be quantized. So only the specs of
+        # the weight and the output apply.
         own = QLayerConfig(weight=base.config.weight, output_tensors=base.config.output_tensors)
         return Resolution(_or_float(own), base.reason)
     pattern = first_match(name, config.kv_cache_quant_config)
@@ -69,6 +72,8 @@ def layer_config_for(config: QConfig, name: str, planned_as: type[nn.Module], ha
 
 
 def _without_cache(config: QConfig, name: str, planned_as: type[nn.Module]) -> Resolution:
+    """Return the quantization of a layer by all rules except ``kv_cache_quant_config``."""
+
     def is_type(key: type | str) -> bool:
         return key is planned_as or key == planned_as.__name__
 
@@ -81,14 +86,16 @@ def _without_cache(config: QConfig, name: str, planned_as: type[nn.Module]) -> R
 def resolution(
     config: QConfig, names: Sequence[str], is_type: Callable[[type | str], bool], type_name: str, unless_named: str = ""
 ) -> Resolution:
-    """Return the quantization of a layer or an operator by the rules that do not concern the KV cache.
+    """Return the quantization of a layer or an operator by all rules except ``kv_cache_quant_config``.
 
     Args:
         config: Configuration of the whole model.
-        names: The full name, and other names that patterns may use.
-        is_type: Whether a key of ``layer_type_quant_config`` is its type.
-        type_name: Its type, for the reason.
-        unless_named: Why the global configuration does not apply to it; empty if it does.
+        names: The full name of the layer or operator, followed by other names that patterns may match.
+        is_type: A function that returns whether a key of ``layer_type_quant_config`` is the type of the layer
+            or operator.
+        type_name: Name of this type, for the reason in the result.
+        unless_named: The reason why the global configuration does not apply to the layer or operator. Empty
+            if the global configuration applies.
     """
 
     def match(patterns: object) -> str | None:
@@ -107,7 +114,7 @@ def resolution(
 
 
 def _or_float(layer: QLayerConfig) -> QLayerConfig | None:
-    """Return the layer configuration, or None if it quantizes nothing."""
+    """Return ``layer``, or None if this configuration quantizes nothing."""
     return None if layer == QLayerConfig() else layer
 
 
@@ -116,15 +123,15 @@ _FIELDS = ("exclude", "layer_quant_config", "kv_cache_quant_config")
 
 @attrs.frozen
 class Rule:
-    """A pattern or layer type of a configuration, and how many layers of one model it matches.
+    """A pattern or layer type of a configuration, and the number of layers of one model that it matches.
 
     Attributes:
-        field: The field of `QConfig`, such as ``"exclude"``.
-        rule: The pattern, or the name of the type.
-        layers: The number of quantizable layers that the rule matches. If a pattern of ``exclude`` matches
-            none, this is the number of other modules.
-        problem: A sentence that says why the rule has no effect; empty if the rule has an effect, or comes
-            from the model's own template.
+        field: The field of `QConfig` that contains the rule, such as ``"exclude"``.
+        rule: The pattern, or the name of the layer type.
+        layers: The number of quantizable layers that the rule matches. If a pattern of ``exclude`` matches no
+            quantizable layer, this is the number of other modules that it matches.
+        problem: A sentence that says why the rule has no effect. It is empty if the rule has an effect, or if
+            the rule comes from the template of the model.
     """
 
     field: str
@@ -134,15 +141,16 @@ class Rule:
 
 
 def rules_of(model: nn.Module, config: QConfig, architecture: Architecture | None = None) -> tuple[Rule, ...]:
-    """Return a `Rule` for every pattern and layer type of a configuration, with its matches in ``model``."""
+    """Return a `Rule` for each pattern and each layer type of a configuration, applied to ``model``."""
     modules = dict(model.named_modules(remove_duplicate=False))
     return (*_patterns(modules, config, architecture), *_types(modules, config))
 
 
 def _patterns(modules: Mapping[str, nn.Module], config: QConfig, architecture: Architecture | None) -> Iterator[Rule]:
-    """Yield a rule for each pattern.
+    """Yield a `Rule` for each pattern.
 
-    Patterns of the model's own template may match nothing, if one cache pattern matches.
+    A pattern that comes from the template of the model may match nothing, so its ``problem`` is empty. For
+    patterns of the KV cache, this applies only if at least one pattern of the template matches a layer.
     """
     layers = [name for name, module in modules.items() if counts_as(module) is not None]
     template_excludes = set(architecture.with_modules(architecture.exclude_layers_name)) if architecture else set()
@@ -162,31 +170,32 @@ def _patterns(modules: Mapping[str, nn.Module], config: QConfig, architecture: A
 
 
 def _deciding(layers: Sequence[str], config: QConfig) -> set[str | None]:
-    """Return the patterns of ``layer_quant_config`` that decide for a layer."""
+    """Return the patterns of ``layer_quant_config`` that decide the quantization of at least one layer."""
     return {first_match(name, config.layer_quant_config) for name in layers if first_match(name, config.exclude) is None}
 
 
 def _overruled(pattern: str, layers: Sequence[str], config: QConfig) -> str:
-    """Return the sentence about a pattern that has no effect, because other rules decide for its layers."""
+    """Return a sentence that says which rules decide for all layers of ``pattern``, which has no effect."""
     names = [name for name in layers if matches(name, pattern)]
     rules = {(first_match(n, config.exclude), first_match(n, config.layer_quant_config)) for n in names}
     others = sorted({f"exclude '{excluded}'" if excluded else f"the pattern '{first}' before it" for excluded, first in rules})
     return (
-        f"the pattern '{pattern}' in layer_quant_config has no effect: all layers that it matches ({folded(names)}) are "
-        f"decided by {' and '.join(others)}. Remove one of these rules"
+        f"the pattern '{pattern}' in layer_quant_config has no effect, because other rules decide for all layers that it matches "
+        f"({folded(names)}): {' and '.join(others)}. Remove one of these rules"
     )
 
 
 def _unmatched(field: str, pattern: str, layers: Sequence[str]) -> str:
+    """Return a sentence that says that ``pattern`` matches no layer, with a similar name if there is one."""
     near = _nearest(pattern, layers)
-    hint = f"did you mean '{near}'?" if near else f"a layer of this model is '{layers[-1]}'" if layers else "this model has none"
-    return f"the pattern '{pattern}' in {field} matches no layer that can be quantized, and has no effect; {hint}"
+    hint = f"did you mean '{near}'?" if near else f"a layer of this model is '{layers[-1]}'" if layers else "this model has no such layer"
+    return f"the pattern '{pattern}' in {field} matches no layer that can be quantized, so it has no effect; {hint}"
 
 
 def _nearest(pattern: str, layers: Sequence[str]) -> str | None:
-    """Return the layer name, cut to the pattern's number of parts, that is closest to the pattern.
+    """Return the end of a layer name that is most similar to the pattern, or None if none is similar.
 
-    The pattern's wildcards are ignored.
+    The ends have as many parts between dots as the pattern. Wildcards in the pattern are ignored.
     """
     words = pattern.replace("*", "").strip(".")
     parts = words.count(".") + 1
@@ -194,6 +203,7 @@ def _nearest(pattern: str, layers: Sequence[str]) -> str | None:
 
 
 def _types(modules: Mapping[str, nn.Module], config: QConfig) -> Iterator[Rule]:
+    """Yield a `Rule` for each key of ``layer_type_quant_config``."""
     supported = planned_names()
     for key in config.layer_type_quant_config:
         name = key if isinstance(key, str) else key.__name__
@@ -202,13 +212,14 @@ def _types(modules: Mapping[str, nn.Module], config: QConfig) -> Iterator[Rule]:
             problem = f"layer_type_quant_config names {name}, but this model has no layer of that type"
         else:
             matches = [n for n, m in modules.items() if (type(m).__name__ == key if isinstance(key, str) else type(m) is key)]
-            count, which = 0, f"{len(matches)} layer(s) stay float: {folded(matches)}" if matches else "this model has no such layer"
+            count, which = 0, f"{len(matches)} layer(s) stay float: {folded(matches)}" if matches else "This model has no such layer"
             problem = (
-                f"layer_type_quant_config names {name}, which has no matrix of weights to quantize or is not supported; {which}. "
+                f"layer_type_quant_config names {name}, but this type has no weight matrix to quantize or is not supported. {which}. "
                 f"Supported types are {', '.join(supported)}"
             )
         yield Rule("layer_type_quant_config", name, count, "" if count else problem)
 
 
 def _count(pattern: str, names: Sequence[str] | Mapping[str, nn.Module]) -> int:
+    """Return the number of ``names`` that ``pattern`` matches."""
     return sum(matches(name, pattern) for name in names)
