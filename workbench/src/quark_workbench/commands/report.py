@@ -24,12 +24,17 @@ def report(
     calib: Annotated[
         str | None, typer.Option(help="Data for the comparison of hidden states, as for `quark quantize`. Needs --float.")
     ] = None,
-    num_calib: Annotated[int, typer.Option(min=1, help="Sequences of that text.")] = 4,
+    num_calib: Annotated[int, typer.Option(min=1, help="Number of sequences of the --calib data.")] = 4,
     seq_len: Annotated[int, typer.Option(min=1, help="Tokens in a sequence.")] = 512,
     to: Annotated[
-        Path | None, typer.Option(help="Directory for the report's two files; the default is OUT, where they replace earlier ones.")
+        Path | None,
+        typer.Option(
+            help="Directory for the two files of the report. The default is OUT, where they replace the files of an earlier report."
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines: what happens, and the findings on the last line.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON lines: the events of the run, and the findings on the last line.")
+    ] = False,
 ) -> None:
     """Write the report of the export OUT (quark_report.html and .json), and print its findings."""
     # Torch and transformers are imported here, not above: `quark --help` and the listings do without them.
