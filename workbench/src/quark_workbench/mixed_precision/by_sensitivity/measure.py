@@ -47,7 +47,8 @@ class _Forward(Call):
 
 def limited(data: Sequence[Call], tokens: int) -> list[Call]:
     """Return the first calls that together have at least ``tokens`` tokens, or all calls if they have
-    fewer."""
+    fewer.
+    """
     taken: list[Call] = []
     count = 0
     for call in data:
