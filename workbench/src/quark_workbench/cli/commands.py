@@ -43,7 +43,6 @@ class CommandGroup(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command with its name and summary for the help, or None if no command has that name."""
-
         if cmd_name not in self._catalog.commands:
             listing = LISTINGS.get(cmd_name)
             return None if listing is None else TyperCommand(cmd_name, help=listing.__doc__, rich_help_panel="Listings")

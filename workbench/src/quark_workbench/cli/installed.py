@@ -105,7 +105,6 @@ def _error_of(error: BaseException) -> dict[str, Any]:
 
 def _status(claim: Registered, registry: Registry[Any], conflicts: Mapping[str, object]) -> str:
     """Return ``active`` if the record's name stands for this record, else ``contested`` or ``replaced``."""
-
     if claim.record.name in conflicts:
         return "contested"
     return "active" if registry.get(claim.record.name) is claim.record else "replaced"

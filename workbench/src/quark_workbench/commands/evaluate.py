@@ -140,7 +140,6 @@ class TextChoices:
 
 def _refuse_larger_vocabulary(model: Path, config: Any, largest: int) -> None:
     """Raise CheckpointError if the largest token id, ``largest``, is not in the model's vocabulary."""
-
     vocabulary = getattr(config, "vocab_size", None)
     if isinstance(vocabulary, int) and largest >= vocabulary:
         raise CheckpointError(

@@ -233,7 +233,6 @@ def _figures(kind: TextKind, values: Tensor, texts: int, others: dict[str, float
 
 def _is_of_decoders(config: Any) -> bool:
     """Return whether a model family has a class for causal but none for masked language modeling."""
-
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
     return bool(model_classes(AutoModelForCausalLM, config)) and not model_classes(AutoModelForMaskedLM, config)

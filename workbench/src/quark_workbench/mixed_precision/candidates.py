@@ -43,7 +43,6 @@ class Candidate:
 
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
         """Return why a layer with a weight of this ``shape`` cannot have the scheme, or None if it can."""
-
         slots = ((self.config.weight, shape, False), (self.config.input_tensors, (1, *shape[1:2]), True))
         errors = (quantizer_for(spec, activation=is_input).shape_error(of) for spec, of, is_input in slots if spec is not None)
         return next((error for error in errors if error is not None), None)

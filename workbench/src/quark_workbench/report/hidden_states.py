@@ -77,7 +77,6 @@ class _Side:
     @torch.no_grad()
     def passed(self, index: int) -> dict[int, Tensor]:
         """Run all forward passes through a block, and return the hidden states after it, by call."""
-
         outputs: dict[int, Tensor] = {}
 
         def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:

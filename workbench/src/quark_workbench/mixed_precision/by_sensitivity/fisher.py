@@ -125,7 +125,6 @@ def divergences(problem: SelectionProblem, calls: Sequence[Call], seed: int = 0,
 
 def _backward(model: nn.Module, call: Call, generator: torch.Generator) -> int:
     """Draw next tokens in a forward pass, run backward from their log-likelihood, and return their number."""
-
     with torch.enable_grad():
         output = call.run(model)
         log_p = torch.log_softmax(getattr(output, "logits", output).flatten(0, -2).float(), -1)  # [tokens, V]
@@ -140,7 +139,6 @@ def _graph(model: nn.Module) -> Iterator[None]:
 
     No parameter gets a gradient there.
     """
-
     get: Any = getattr(model, "get_input_embeddings", None)
     embeddings = get() if get is not None else None
     if not isinstance(embeddings, nn.Module):
