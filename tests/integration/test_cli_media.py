@@ -135,7 +135,7 @@ def test_a_plan_takes_the_data_or_says_what_is_wrong(program: Program) -> None:
     [
         (lambda folder: (folder / "2.wav").unlink(), "line 3 of '"),
         (lambda folder: (folder / "2.wav").write_bytes(b"RIFF"), "2.wav', need the package 'soundfile'|2.wav' cannot be read as a sound"),
-        (lambda folder: write_sound(folder / "2.wav", rate=8000), "2.wav' has 8000 samples a second, but the model takes 16000"),
+        (lambda folder: write_sound(folder / "2.wav", rate=8000), "2.wav' has 8000 samples a second, but the model needs 16000"),
     ],
     ids=["missing", "unreadable", "another rate"],
 )

@@ -106,7 +106,7 @@ def test_named_layers_keep_their_scheme(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "name a scheme, as in --scheme int4_wo_128"),
+        ((), "no scheme is given. Name a scheme, as in --scheme int4_wo_128"),
         (("--scheme", "fp8", "--mixed", "fp8,mxfp4", "--target-bits", 5), "--scheme fp8 sets one scheme"),
         (("--scheme", "fp8", "--target-bits", 5), "--target-bits needs --mixed"),
         (("--mixed", "fp8,mxfp4"), "--mixed needs a budget: add --target-bits 5"),

@@ -199,7 +199,7 @@ def test_a_package_for_the_evaluation_is_missed_before_any_work(
     monkeypatch.setattr("amd_quark_scripts.quantize_quark.local_checkpoint", lambda *_: pytest.fail("the model is looked for"))
     with pytest.raises(SystemExit):
         run("--quant_scheme", "int8")
-    assert "need the package 'datasets'. Install it: pip install" in capsys.readouterr().err
+    assert "need the package 'datasets', which is not installed. Install it: pip install" in capsys.readouterr().err
 
 
 def test_it_takes_a_template_from_a_file(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ KINDS = ("llama", "mixture", "layernorm")
 
 
 def tiny_model_dir(kind: str = "llama") -> Path:
-    """Return the directory of a checkpoint in Hugging Face form, bfloat16. Do not write to it.
+    """Return the directory of a bfloat16 checkpoint in Hugging Face form. Do not write to this directory.
 
     ``kind`` is one of `KINDS`.
     """
@@ -39,7 +39,7 @@ def tiny_model(dtype: torch.dtype | None = None, blocks: int | None = None, kind
     """Return a fresh copy of a model, in evaluation mode on the CPU.
 
     Args:
-        dtype: Dtype of its parameters; None for float32.
+        dtype: Dtype of the parameters; None for float32.
         blocks: Number of decoder blocks to keep, from the first; None for all.
         kind: One of `KINDS`.
     """
@@ -63,7 +63,10 @@ def tiny_template(kind: str = "llama") -> LLMTemplate:
 
 
 def tiny_tokenizer() -> Any:
-    """Return the tokenizer of the models: byte-level, 1024 tokens, no special tokens added to a text."""
+    """Return the tokenizer of the models.
+
+    It is byte-level, has 1024 tokens, and adds no special tokens to a text.
+    """
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(DIRECTORY, local_files_only=True)

@@ -22,11 +22,14 @@ __all__ = ["demo"]
 
 
 def demo(
-    out: Annotated[Path | None, typer.Option(help="Keep the exported checkpoints here; must not exist or be empty.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory in which to keep the exported checkpoints. It must not exist, or it must be empty.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print only the table, as JSON.")] = False,
 ) -> None:
     """Quantize the bundled tiny model with every scheme, export it, load it again and compare it with the
-    original."""
+    original.
+    """
     # Rich, torch and transformers are imported here, not above: `quark --help` and the listings do without
     # them.
     from rich.console import Console
@@ -66,7 +69,10 @@ def _introduce(console: Console, bench: Bench) -> None:
 
 
 def _run(console: Console, bench: Bench, folder: Path) -> tuple[list[Row], list[Refusal]]:
-    """Return all rows, the float model's first, then by falling bits, and the refused or failed schemes."""
+    """Return all rows, and the refused or failed schemes.
+
+    The float model is first; the others follow by falling bits.
+    """
     from quark_tiny_model.demo_run import Refusal, job_name
 
     rows: list[Row] = []

@@ -42,7 +42,9 @@ PROMPT = "And God said, Let there be"
 
 @attrs.frozen
 class Size:
-    """Sizes of a checkpoint: bytes of some layers' weights and of all tensors, and bits per weight."""
+    """Sizes of a checkpoint: bytes of the weights of some layers, bytes of all tensors, and bits per
+    weight.
+    """
 
     weight_bytes: int
     total_bytes: int
@@ -105,7 +107,10 @@ class Bench:
             return cls(tokenizer, tiny.tiny_model(DTYPE), windows, tiny.calibration_batches(8, 128), new_tokens)
 
     def jobs(self) -> list[tuple[str, str | None]]:
-        """Return scheme and cache scheme of each run: every scheme, and one scheme also with a KV cache."""
+        """Return pairs of a scheme and a cache scheme or None.
+
+        Every scheme is run, and one also with a KV cache.
+        """
         names = schemes().names()
         caching = [name for name in names if schemes().get(name).kv_cache is not None][:1]
         return [(name, None) for name in names] + [(name, name) for name in caching]
@@ -117,7 +122,7 @@ class Bench:
         return Row(name="float", size=size, comparison=comparison, seconds=0.0, reload_equal=True, words=self._words(self.reference))
 
     def try_scheme(self, scheme: str, cache: str | None, folder: Path) -> tuple[Row | Refusal, tuple[PlanRow, ...]]:
-        """Quantize, export to ``folder``, load and compare; return a row or refusal, and the layers."""
+        """Quantize, export to ``folder``, load and compare. Return a `Row` or a `Refusal`, and the layers."""
         name = job_name(scheme, cache)
         planned = False
         try:
@@ -159,7 +164,10 @@ def job_name(scheme: str, cache: str | None) -> str:
 
 
 def stored_size(folder: Path, layers: Sequence[PlanRow]) -> Size:
-    """Return the sizes from the headers of a checkpoint's files; a weight has its scales and zero points."""
+    """Return the sizes from the headers of a checkpoint's files.
+
+    Scales and zero points count with their weight.
+    """
     stored = tensor_bytes(folder)
     prefixes = tuple(f"{layer.name}.weight" for layer in layers)
     weights = sum(size for name, size in stored.items() if name.startswith(prefixes))

@@ -1,4 +1,4 @@
-"""Connects the processes that ``torchrun`` has started, and tells the others if one of them fails.
+"""Connects the processes that ``torchrun`` has started. If one of them fails, the others are told the reason.
 
 ``torchrun`` (torch.distributed.elastic) starts the processes, tells each its number in the environment, keeps
 a store that outlives them, and ends all of them when one has failed. Data go over ``gloo``, and sums of
@@ -100,7 +100,7 @@ class _ProcessGroup:
         return [each.numpy().tobytes() for each in self.gather_tensors(own, lengths)]
 
     def gather_tensors(self, x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-        """As `quark.base.ranks.Group.gather_tensors`; from GPU to GPU if ``x`` is on a GPU."""
+        """As `quark.base.ranks.Group.gather_tensors`. Data go from GPU to GPU if ``x`` is on a GPU."""
         with self._failing_together():
             longest = max(sizes)
             received = [x.new_empty(longest) for _ in sizes]
@@ -113,7 +113,7 @@ class _ProcessGroup:
             dist.all_reduce(x)
 
     def report(self, error: BaseException) -> None:
-        """Tell the others why this rank stops, unless it stops because of them."""
+        """Tell the other ranks why this rank stops, unless it stops because another rank failed."""
         if isinstance(error, RankError | SystemExit):
             return  # another rank has failed, and told this one or torchrun, which ends all
         kind = "" if isinstance(error, Exception) and type(error).__module__.startswith("quark.") else f"{type(error).__name__}: "

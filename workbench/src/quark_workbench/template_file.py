@@ -27,9 +27,9 @@ _OWN = ("base", "algorithm_configs")
 def register_template_file(path: str | Path) -> LLMTemplate:
     """Register the template in a JSON file for the rest of this process, and return it.
 
-    Errors as `read_template_file`.
+    The errors are those of `read_template_file`.
 
-    A resumed run needs the file again, since the facts identify the run.
+    A resumed run needs the file again, since the facts in the file are part of the run's identity.
     """
     template = read_template_file(path)
     LLMTemplate.register_template(template)
@@ -96,7 +96,7 @@ def _settings(data: Any) -> dict[str, Any]:
 
 
 def _value(value: Any, hint: Any, field: str) -> Any:
-    """Return a JSON value as the type of a field, lists as tuples.
+    """Return a JSON value converted to the type of a field. Lists become tuples.
 
     Raises ConfigError with the field if the type differs.
     """

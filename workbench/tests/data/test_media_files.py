@@ -53,9 +53,11 @@ def test_an_array_has_its_sampling_rate() -> None:
 
 def test_sounds_that_the_model_does_not_take_are_refused(tmp_path: Path) -> None:
     path = wav(tmp_path / "a.wav", 2, rate=22_050)
-    with pytest.raises(CalibrationError, match=r"'.*a.wav' has 22050 samples a second, but the model takes 16000: convert it, as with sox"):
+    with pytest.raises(
+        CalibrationError, match=r"'.*a.wav' has 22050 samples a second, but the model needs 16000: convert the file, as with sox"
+    ):
         loaded_sound(path, 16_000)
-    with pytest.raises(CalibrationError, match=r"takes 0\.0 s, but the model takes 0\.0001 s at a time: cut it"):
+    with pytest.raises(CalibrationError, match=r"is 0\.0 s long, but the model accepts at most 0\.0001 s: cut the file into shorter ones"):
         loaded_sound(path, 22_050, 0.0001)
     with wave.open(str(tmp_path / "empty.wav"), "wb") as file:
         file.setparams((1, 2, 16_000, 0, "NONE", ""))
@@ -68,7 +70,10 @@ def test_sounds_that_the_model_does_not_take_are_refused(tmp_path: Path) -> None
 def test_other_formats_name_the_library_that_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without(monkeypatch, "soundfile")
     (tmp_path / "a.flac").write_bytes(b"fLaC")
-    with pytest.raises(MissingPluginError, match=r"such as '.*a.flac', need the package 'soundfile'. Install it: pip install soundfile"):
+    with pytest.raises(
+        MissingPluginError,
+        match=r"such as '.*a.flac', need the package 'soundfile', which is not installed. Install it: pip install soundfile",
+    ):
         loaded_sound(tmp_path / "a.flac", 16_000)
 
 
@@ -81,7 +86,7 @@ def test_a_damaged_sound_is_named(tmp_path: Path) -> None:
 
 def test_images_name_the_library_that_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without(monkeypatch, "PIL")
-    with pytest.raises(MissingPluginError, match=r"images need the package 'PIL'\. Install it: pip install pillow"):
+    with pytest.raises(MissingPluginError, match=r"images need the package 'PIL', which is not installed. Install it: pip install pillow"):
         loaded_image(tmp_path / "a.png")
 
 

@@ -161,8 +161,8 @@ def test_a_seed_shuffles_samples_and_a_count_bounds_them(tmp_path: Path) -> None
     ("row", "said"),
     [
         ({"images": (b"",)}, None),
-        ({"sounds": ("fast.wav",), "text": "a"}, r"fast.wav' has 22050 samples a second, but the model takes 16000"),
-        ({"sounds": ("long.wav",), "text": "a"}, r"long.wav' takes 2.0 s, but the model takes 1 s at a time"),
+        ({"sounds": ("fast.wav",), "text": "a"}, r"fast.wav' has 22050 samples a second, but the model needs 16000"),
+        ({"sounds": ("long.wav",), "text": "a"}, r"long.wav' is 2.0 s long, but the model accepts at most 1 s"),
         ({"sounds": ("none.wav",), "text": "a"}, "none.wav' cannot be read as a sound|need the package 'soundfile'"),
         ({"sounds": ("right.wav",)}, "does not say what is spoken: give rows with the columns 'audio' and 'text'"),
         ({"text": "a"}, "has no sound, but a WhisperForConditionalGeneration needs one: give rows with the column 'audio'"),

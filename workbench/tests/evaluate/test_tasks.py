@@ -86,7 +86,11 @@ def test_unknown_tasks_are_refused_before_a_model_is_loaded() -> None:
     [
         (TaskOptions(tasks=[]), "transformers", "no task is named"),
         (TaskOptions(tasks=["a"]), "onnx", "no backend 'onnx': use transformers or vllm"),
-        (TaskOptions(tasks=["a"], task_path=Path("/nowhere")), "transformers", "not a directory of task files"),
+        (
+            TaskOptions(tasks=["a"], task_path=Path("/nowhere")),
+            "transformers",
+            "'/nowhere' is not a directory: give a directory of task files",
+        ),
     ],
 )
 def test_bad_options_are_refused_first(options: TaskOptions, backend: str, says: str) -> None:

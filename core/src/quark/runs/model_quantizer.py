@@ -145,8 +145,9 @@ class ModelQuantizer:
             refuse_non_finite(state_of(whole), buffers_of(whole), lambda _: _NOT_FINITE)
             quantize_run(run, whole, InPlaceSink(whole), InMemorySource(coded))
             put_back(whole, model)
-        if hasattr(model, "config") and is_tied_apart(model):
-            model.config.tie_word_embeddings = False  # otherwise tie_weights() would replace the rounded head by the embeddings
+        config: Any = getattr(model, "config", None)
+        if config is not None and is_tied_apart(model):
+            config.tie_word_embeddings = False  # otherwise tie_weights() would replace the rounded head by the embeddings
         return model
 
     def _planned(self, model: nn.Module) -> tuple[Run, Mapping[str, CodedLayer]]:

@@ -28,7 +28,7 @@ _BROUGHT_BY = MappingProxyType(
 
 
 class CommandGroup(TyperGroup):
-    """The program. Its help lists the records of all commands and imports no command."""
+    """The ``quark`` program. Its help shows the records of all commands and imports no command."""
 
     _origin: Origin | None = None
 
@@ -42,7 +42,7 @@ class CommandGroup(TyperGroup):
         return [*(name for name in LISTINGS if name not in commands), *commands.in_order()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command with only its name and summary, for the help; None if there is none."""
+        """Return a command with its name and summary for the help, or None if no command has that name."""
         if cmd_name not in self._catalog.commands:
             listing = LISTINGS.get(cmd_name)
             return None if listing is None else TyperCommand(cmd_name, help=listing.__doc__, rich_help_panel="Listings")
@@ -76,13 +76,13 @@ def typer_command(name: str, catalog: Catalog | None = None) -> Any:
 
     Args:
         name: Name of the command.
-        catalog: The plugins; None for those of this process.
+        catalog: The plugins; None for the plugins of this process.
 
     Raises:
-        UnknownNameError: (a ValueError) There is no such command. The message has a similar one, and the
-            distribution that may be missing.
+        UnknownNameError: (a ValueError) There is no such command. The message names a similar command, and
+            the distribution that may be missing.
         AmbiguousNameError: (a ValueError) Two distributions have a command of that name.
-        PluginError: Its code cannot be loaded, or typer cannot read its arguments.
+        PluginError: The command's code cannot be loaded, or typer cannot read the command's arguments.
     """
     catalog = recorded_catalog() if catalog is None else catalog
     try:

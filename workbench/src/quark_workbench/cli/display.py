@@ -32,7 +32,7 @@ __all__ = ["Bar", "Display", "LogLines", "display", "duration"]
 SECONDS_BETWEEN_LINES = 5.0
 """Least time between two progress lines."""
 _SHORT = 0.5
-"""Evaluations shorter than this get no bar, since programs run many of them."""
+"""Evaluations shorter than this, in seconds, get no bar, since programs run many of them."""
 _LOGGER = "quark.progress"
 """The logger of progress lines, which the bar replaces."""
 _DOING = {"quantize": "Quantizing", "select": "Choosing schemes", "evaluate": "Evaluating", "report": "Reporting", "export": "Exporting"}

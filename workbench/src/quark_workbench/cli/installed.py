@@ -66,7 +66,7 @@ def record_report(catalog: Catalog, kind: str, name: str) -> dict[str, Any]:
     Args:
         catalog: The plugins.
         kind: In the plural, such as ``"schemes"``.
-        name: Name or full name, as `Registry.get` takes it; raises its errors.
+        name: Name or full name of the record. Unknown names raise the errors of `Registry.get`.
     """
     registry = catalog.registries[kind]
     record, source = registry.get(name), registry.source(name)
@@ -104,7 +104,7 @@ def _error_of(error: BaseException) -> dict[str, Any]:
 
 
 def _status(claim: Registered, registry: Registry[Any], conflicts: Mapping[str, object]) -> str:
-    """Return ``active`` if the record's name leads to this record, else ``contested`` or ``replaced``."""
+    """Return ``active`` if the record's name stands for this record, else ``contested`` or ``replaced``."""
     if claim.record.name in conflicts:
         return "contested"
     return "active" if registry.get(claim.record.name) is claim.record else "replaced"
@@ -160,4 +160,4 @@ _DERIVED: dict[type[Record], Callable[[Registered, Catalog], dict[str, Any]]] = 
     AlgorithmRecord: _algorithm_facts,
     TemplateRecord: _template_facts,
 }
-"""Facts that a listing adds to a record's fields; they come from torch-free references."""
+"""Facts that a listing adds to a record's fields; they come from references that load without torch."""

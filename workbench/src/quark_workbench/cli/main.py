@@ -52,13 +52,13 @@ def _print_version(is_asked: bool) -> None:
 
 
 def _sleep_while_waiting() -> None:
-    """Let waiting OpenMP threads sleep soon, unless the environment says otherwise.
+    """Let waiting OpenMP threads sleep soon, unless the environment sets ``OMP_WAIT_POLICY``.
 
     Call this before torch is imported.
 
-    By default they wait in a busy loop for milliseconds. On a busy machine, the loop takes CPU time from the
-    thread that they wait for, and a run takes many times as long. GNU's OpenMP, which torch uses, takes a
-    spin count; other implementations know only the general policy.
+    By default these threads wait in a busy loop for milliseconds. On a busy machine, the loop takes CPU time
+    from the thread that they wait for, and a run takes many times as long.
+    GNU's OpenMP, which torch uses, reads a spin count. Other implementations read only the general policy.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "5000")

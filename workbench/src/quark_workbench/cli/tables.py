@@ -16,12 +16,14 @@ __all__ = ["paragraphs", "table", "terminal_width"]
 
 _GAP = "  "
 _LEAST = 16
-"""Least width of a cut column, in characters; with less space, it and all columns after it are dropped.
+"""Least width of a cut column, in characters.
+
+If there is less space, the column and all columns after it are dropped.
 """
 
 
 def terminal_width() -> int | None:
-    """Return the width of the terminal on stdout; None if stdout is a file or a pipe."""
+    """Return the width of the terminal on stdout, or None if stdout is a file or a pipe."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
@@ -49,7 +51,7 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int | Non
 def paragraphs(entries: Sequence[tuple[str, str]], width: int | None = None) -> list[str]:
     """Return each head with its text below, indented and wrapped to ``width``.
 
-    None puts each text on one line.
+    If ``width`` is None, each text stays on one line.
     """
     lines = []
     for head, text in entries:

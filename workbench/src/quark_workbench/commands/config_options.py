@@ -22,7 +22,9 @@ __all__ = ["ConfigOptions", "without_named"]
 
 @attrs.frozen(kw_only=True)
 class ConfigOptions:
-    """Command-line options for the quantization of each layer; reads and registers a template file.
+    """Command-line options for the quantization of each layer.
+
+    A new object reads and registers the template file.
 
     Attributes:
         template: Model type of the registered template file; None without ``--template-file``.
@@ -33,7 +35,9 @@ class ConfigOptions:
         list[str] | None,
         typer.Option(help="KEY=VALUE for the scheme, such as block_size=32; `quark schemes NAME` shows its options. May be repeated."),
     ] = None
-    algorithm: Annotated[list[str] | None, typer.Option(help="Algorithm to apply; may be repeated, in order.")] = None
+    algorithm: Annotated[
+        list[str] | None, typer.Option(help="Algorithm to apply. May be repeated, in the order in which the algorithms run.")
+    ] = None
     algorithm_option: Annotated[
         list[str] | None,
         typer.Option(
@@ -46,8 +50,8 @@ class ConfigOptions:
         bool | None,
         typer.Option(
             "--kv-cache-post-rope/--no-kv-cache-post-rope",
-            help="Quantize the keys after norms and the rotary embedding, as runtimes cache them (the default if the model allows it), or "
-            "the projection's output. Needs --kv-cache.",
+            help="Quantize the keys after norms and the rotary embedding, as runtimes cache them. This is the default if the "
+            "model allows it. The other option quantizes the output of the key projection. Needs --kv-cache.",
         ),
     ] = None
     attention_scheme: Annotated[str | None, typer.Option(help="Scheme of attention probabilities and queries, such as fp8.")] = None
@@ -60,8 +64,8 @@ class ConfigOptions:
     layer: Annotated[
         list[str] | None,
         typer.Option(
-            help="PATTERN=SCHEME for some layers, such as lm_head=ptpc_fp8; may be repeated. Also quantizes layers that the template "
-            "excludes, if the pattern names no others."
+            help="PATTERN=SCHEME for some layers, such as lm_head=ptpc_fp8; may be repeated. A pattern that matches only layers "
+            "that the template excludes quantizes these layers."
         ),
     ] = None
     separate_kv_scales: Annotated[
@@ -69,21 +73,24 @@ class ConfigOptions:
     ] = False
     calibrate_all_experts: Annotated[
         bool,
-        typer.Option("--calibrate-all-experts", help="Calibrate every expert of a mixture on every token, not only on those routed to it."),
+        typer.Option(
+            "--calibrate-all-experts",
+            help="Calibrate every expert of a mixture-of-experts model on every token, not only on the tokens that are routed to it.",
+        ),
     ] = False
     share_fused_scales: Annotated[
         bool,
         typer.Option(
             "--share-fused-scales",
-            help="One scale for layers that runtimes fuse (q/k/v, gate/up). With one scale per tensor, vLLM otherwise requantizes all of "
-            "them to the largest, which loses precision.",
+            help="Use one scale for layers that runtimes fuse (q/k/v, gate/up). Otherwise, if layers have one scale per tensor, "
+            "vLLM requantizes the fused layers to their largest scale and loses precision.",
         ),
     ] = False
     activation_memory: Annotated[
         str | None,
         typer.Option(
-            help="Memory for the activations of waiting calibration samples, such as 8GB; the default is half of the free memory. If they "
-            "need more, each block runs twice."
+            help="Memory for the activations of waiting calibration samples, such as 8GB; the default is half of the free memory. "
+            "If the activations need more, each block runs twice."
         ),
     ] = None
     spill_directory: Annotated[
@@ -94,15 +101,13 @@ class ConfigOptions:
         bool,
         typer.Option(
             "--keep-prequantized/--no-keep-prequantized",
-            help="Layers that MODEL stores quantized and this run does not quantize: keep them as stored, or write them dequantized.",
+            help="Keep or dequantize the layers that MODEL stores quantized and that this run does not quantize. The default keeps them.",
         ),
     ] = True
     strict: Annotated[bool, typer.Option("--strict", help="Treat a pattern that matches no layer as an error, not a warning.")] = False
     template_file: Annotated[
         Path | None,
-        typer.Option(
-            help="JSON file with the template of the model's family: names of its modules and patterns; for families without one."
-        ),
+        typer.Option(help="JSON file with a template (names of modules, and patterns), for a model family without an installed template."),
     ] = None
     template: str | None = attrs.field(init=False)
 
@@ -118,10 +123,10 @@ class ConfigOptions:
         return dict(_pair(text) for text in self.layer or [])
 
     def config_for(self, model: nn.Module, scheme: str | None = None) -> QConfig:
-        """Return the configuration for a model, from the template of its family; meta tensors are enough.
+        """Return the configuration for a model. The template of the model's family supplies it.
 
         Args:
-            model: The float model.
+            model: The float model. Its tensors can be on the meta device.
             scheme: The scheme from which a selection starts; None for ``--scheme``.
 
         Raises:
@@ -132,12 +137,14 @@ class ConfigOptions:
 
         scheme = self.scheme if scheme is None else scheme
         if scheme is None:
-            raise ConfigError("name a scheme, as in --scheme int4_wo_128 (`quark schemes` lists them), or several with --mixed")
+            raise ConfigError(
+                "no scheme is given. Name a scheme, as in --scheme int4_wo_128 (`quark schemes` lists them), or several with --mixed"
+            )
         template = template_of(model)
         if self.template not in (None, template.model_type):
             raise ConfigError(
-                f"--template-file describes the model type '{self.template}', but this model has the type '{template.model_type}': give "
-                f"the file of its family, or change its 'model_type'"
+                f"--template-file describes the model type '{self.template}', but this model has the type "
+                f"'{template.model_type}'. Give the template file of this model's family, or change 'model_type' in the file"
             )
         fused = template.architecture.fused if self.share_fused_scales and template.architecture else None
         config = template.get_config(
@@ -168,7 +175,7 @@ class ConfigOptions:
 def without_named(excluded: Sequence[str], named: Sequence[str], model: nn.Module) -> list[str]:
     """Return a template's exclusions without the layers that the user names.
 
-    A user's pattern brings back excluded layers only if it matches no other layers.
+    A pattern of the user cancels the exclusion of layers only if it matches no other layers.
 
     Args:
         excluded: Exclusion patterns of the template.

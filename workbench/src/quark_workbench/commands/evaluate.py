@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["evaluate"]
 
 _TEXTS = 256
-"""Default number of texts for a model of whole texts."""
-_TOKENS_AT_A_TIME = 2048  # in a batch: many for good utilization, but few for the logits of a large vocabulary
+"""Default number of texts for a model that takes whole texts, such as an embedder."""
+_TOKENS_AT_A_TIME = 2048  # in a batch: enough for good utilization; the logits of a large vocabulary still fit
 
 
 @attrs.frozen(kw_only=True)
@@ -39,20 +39,31 @@ class TextChoices:
         ),
     ] = None
     text_option: Annotated[
-        list[str] | None, typer.Option(help="KEY=VALUE for the source of the text; `quark datasets NAME` shows them.")
+        list[str] | None, typer.Option(help="KEY=VALUE for the source of the text; `quark datasets NAME` shows its options.")
     ] = None
     protocol: Annotated[
-        str, typer.Option(help="quark, wikitext (2048, as in papers), llama.cpp (half windows), or lm-eval (rolling, per word).")
+        str,
+        typer.Option(
+            help="How to cut and score the text: quark, wikitext (windows of 2048 tokens, as in papers), llama.cpp "
+            "(only the second half of each window is scored), or lm-eval (rolling windows, perplexity per word)."
+        ),
     ] = "quark"
-    seq_len: Annotated[int | None, typer.Option(help="Tokens in a window, at least 2; the default is the protocol's.")] = None
+    seq_len: Annotated[int | None, typer.Option(help="Tokens in a window, at least 2; the protocol sets the default.")] = None
     stride: Annotated[
         int | None, typer.Option(help="Tokens from the start of a window to the start of the next; each token is scored once.")
     ] = None
-    bos: Annotated[str | None, typer.Option(help="BOS tokens: auto, each, first, none; the default is the protocol's.")] = None
-    score_from: Annotated[float | None, typer.Option(help="Where scoring begins in a window: a share below 1, or tokens.")] = None
+    bos: Annotated[
+        str | None, typer.Option(help="Windows that begin with a BOS token: auto, each, first or none; the protocol sets the default.")
+    ] = None
+    score_from: Annotated[
+        float | None, typer.Option(help="Where scoring begins in a window: a share of the window below 1, or a number of tokens.")
+    ] = None
 
     def samples(self, model: Path, limit: int) -> list[Sample]:
-        """Return the first samples if one has images or sounds and the checkpoint reads them; else ``[]``."""
+        """Return the first ``limit`` samples if one of them has images or sounds.
+
+        Return ``[]`` if none has, or if the checkpoint has no processor for them.
+        """
         from itertools import islice
 
         from quark_workbench.data import read_samples
@@ -68,7 +79,8 @@ class TextChoices:
         """Return the class, the config and the tokenizer of a checkpoint that takes text.
 
         Raises:
-            QuarkError: It takes other inputs, or has no tokenizer; raised before any weight is read.
+            QuarkError: The checkpoint takes other inputs, or has no tokenizer. No weight is read before this
+                error.
         """
         from quark.calibration.batches import refuse_text
         from quark.models.hf.model_class import model_class
@@ -80,7 +92,7 @@ class TextChoices:
         refuse_text(kind, "give --text rows with images or sounds, or run the model and its reference in Python")
         tokenizer = load_tokenizer(model, trust_remote_code=trust_remote_code)
         if tokenizer is None:
-            raise ConfigError(f"'{model}' has no tokenizer, so text cannot be turned into tokens: copy tokenizer.json into it")
+            raise ConfigError(f"'{model}' has no tokenizer, so text cannot be turned into tokens: copy tokenizer.json into that directory")
         return kind, config, tokenizer
 
     def texts(self, tokenizer: Any, limit: int) -> list[str]:
@@ -93,10 +105,10 @@ class TextChoices:
         return texts_of(tokenizer, samples, limit)
 
     def windows(self, model: Path, config: Any, tokenizer: Any, limit: int | None) -> tuple[Protocol, Windows]:
-        """Return the protocol and the windows; a default length is cut to the model's context.
+        """Return the protocol and the windows. A default window length is cut to the model's context length.
 
         Raises:
-            QuarkError: An argument cannot be used; raised before any weight is read.
+            QuarkError: An argument cannot be used. No weight is read before this error.
         """
         from quark_workbench.data import read_samples, text_of
         from quark_workbench.evaluate import protocol_of, scored_windows
@@ -119,12 +131,12 @@ class TextChoices:
 
 
 def _refuse_larger_vocabulary(model: Path, config: Any, largest: int) -> None:
-    """Raise CheckpointError if a tokenizer gives a token that its model does not have."""
+    """Raise CheckpointError if the largest token id, ``largest``, is not in the model's vocabulary."""
     vocabulary = getattr(config, "vocab_size", None)
     if isinstance(vocabulary, int) and largest >= vocabulary:
         raise CheckpointError(
-            f"the tokenizer in '{model}' returns the token {largest:,}, but the vocabulary in its config.json has {vocabulary:,}: "
-            f"copy the right tokenizer into it"
+            f"the tokenizer in '{model}' returns the token id {largest:,}, but the vocabulary in its config.json has "
+            f"{vocabulary:,} tokens: copy the right tokenizer into that directory"
         )
 
 
@@ -134,9 +146,13 @@ class TaskChoices:
 
     tasks: Annotated[str | None, typer.Option(help="Tasks of lm-evaluation-harness, separated by commas, instead of a text.")] = None
     task_path: Annotated[Path | None, typer.Option(help="Directory of task files of your own.")] = None
-    num_fewshot: Annotated[int | None, typer.Option(help="Examples in the context of each question; the default is each task's.")] = None
-    batch_size: Annotated[str, typer.Option(help="Questions at a time, or auto.")] = "1"
-    apply_chat_template: Annotated[bool, typer.Option("--apply-chat-template", help="Put questions as chats.")] = False
+    num_fewshot: Annotated[
+        int | None, typer.Option(help="Examples in the context of each question; by default, each task sets the number.")
+    ] = None
+    batch_size: Annotated[str, typer.Option(help="Number of questions in a batch, or auto.")] = "1"
+    apply_chat_template: Annotated[
+        bool, typer.Option("--apply-chat-template", help="Ask questions as chats, with the chat template of the tokenizer.")
+    ] = False
     backend: Annotated[str, typer.Option(help="Program that runs the model in tasks: transformers, or vllm if it is installed.")] = (
         "transformers"
     )
@@ -171,7 +187,7 @@ class TaskChoices:
         )
         backend_options = given_options("--backend-option", self.backend_option)
         if backend_options and self.backend != "vllm":
-            raise ConfigError("--backend-option needs --backend vllm: add that, or leave the option out")
+            raise ConfigError("--backend-option needs --backend vllm: add --backend vllm, or leave out --backend-option")
         model_config(model)
         manager = prepare_tasks(options, self.backend)
         if self.backend == "vllm":
@@ -179,7 +195,7 @@ class TaskChoices:
         else:
             tokenizer = load_tokenizer(model)
             if tokenizer is None:
-                raise ConfigError(f"'{model}' has no tokenizer, so it cannot read questions: copy tokenizer.json into it")
+                raise ConfigError(f"'{model}' has no tokenizer, so it cannot read questions: copy tokenizer.json into that directory")
             scores = evaluate_tasks(load_checkpoint(model, dtype, device, packed=packed), tokenizer, options, manager)
         return {"model": str(model), "backend": self.backend, "tasks": {name: attrs.asdict(score) for name, score in scores.items()}}
 
@@ -192,7 +208,9 @@ def evaluate(
     text: TextChoices,
     limit: Annotated[
         int | None,
-        typer.Option(help="Largest number of windows from the start of the text, of whole texts or samples, or of questions of a task."),
+        typer.Option(
+            help="Largest number of windows (from the start of the text), of whole texts, of samples, or of questions of each task."
+        ),
     ] = None,
     metric: Annotated[
         list[str] | None, typer.Option(help="Metric to measure as well; `quark metrics` lists them. May be repeated.")
@@ -203,13 +221,17 @@ def evaluate(
     ] = False,
     packed: Annotated[
         bool,
-        typer.Option("--packed", help="Keep weights packed and unpack them in each forward: less memory, but slower."),
+        typer.Option(
+            "--packed", help="Keep the weights packed and unpack them in each forward pass. This takes less memory, but is slower."
+        ),
     ] = False,
     tasks: TaskChoices,
     device: Annotated[str, typer.Option(help="Torch device to work on.")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto: as the checkpoint says.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto (the dtype of the checkpoint).")] = "auto",
     trust_remote_code: TrustRemoteCode = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines: what happens, and the result on the last line.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON lines: the events of the run, and the result on the last line.")
+    ] = False,
 ) -> None:
     """Print the perplexity of MODEL, its KL divergence from a reference, or its scores in tasks.
 
@@ -247,7 +269,7 @@ def evaluate(
 
 
 def _bundled_text() -> str:
-    """Return the text of the tiny model.
+    """Return the text that comes with the distribution quark-tiny-model.
 
     Raises:
         MissingPluginError: The distribution quark-tiny-model is not installed.

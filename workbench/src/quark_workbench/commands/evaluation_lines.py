@@ -106,6 +106,6 @@ def task_lines(result: dict[str, Any]) -> list[str]:
 
 
 def _with_error(result: dict[str, Any], key: str, form: str) -> str:
-    """Return a mean with its standard error, if that is known."""
+    """Return the mean ``result[key]`` as text, with its standard error if the result has one."""
     error = result[f"{key}_error"]
     return f"{result[key]:{form}}" + ("" if error is None else f" ± {error:{form.lstrip('+')}}")

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 __all__ = ["EventLines", "event_lines", "print_result"]
 
 SECONDS_BETWEEN_PHASES = 1.0
-"""Least time between two lines on phases inside blocks, since a mixture's block has thousands of them."""
+"""Least time in seconds between two lines about phases inside blocks.
+
+A block of a mixture-of-experts model has thousands of such phases.
+"""
 
 
 class EventLines:
@@ -50,12 +53,13 @@ class EventLines:
 
 @contextmanager
 def event_lines(task: str, values: Mapping[str, Any]) -> Iterator[None]:
-    """Print the events of the body's runs to stdout, if ``--json`` asks for them.
+    """Print the events of the runs in the body of the ``with`` statement to stdout, if ``--json`` is given.
 
-    An error before or after a run is an event too. Of several processes, only the first prints.
+    An error before or after a run is printed as an event too. If there are several processes, only the first
+    one prints.
 
     Args:
-        task: The work of the body, for errors that come before its run.
+        task: The kind of work in the body. It is part of the event of an error that comes before the run.
         values: Options of the command: ``as_json``, and optionally ``dry_run``, which prints a plan and no
             events.
     """

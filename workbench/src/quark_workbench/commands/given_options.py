@@ -18,7 +18,7 @@ __all__ = ["command", "given_algorithm_options", "given_options", "size_in_bytes
 
 
 def given_options(flag: str, texts: Iterable[str] | None) -> dict[str, Any]:
-    """Return the values of ``KEY=VALUE`` texts by key.
+    """Return ``KEY=VALUE`` texts as a dictionary from key to value.
 
     Args:
         flag: The command-line option, for messages: ``"--scheme-option"``.
@@ -35,7 +35,10 @@ def given_options(flag: str, texts: Iterable[str] | None) -> dict[str, Any]:
 
 
 def given_algorithm_options(flag: str, texts: Iterable[str] | None) -> dict[str, dict[str, Any]]:
-    """Return the values of ``NAME.KEY=VALUE`` texts by algorithm and key; otherwise as `given_options`."""
+    """Return a dictionary from algorithm to its keys and values.
+
+    Arguments and errors are as in `given_options`.
+    """
     options: dict[str, dict[str, Any]] = {}
     form = "NAME.KEY=VALUE, such as gptq.damp_percent=0.05"
     for text in texts or ():
@@ -69,7 +72,9 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
 
 
 def size_in_bytes(text: str, option: str) -> int:
-    """Return the bytes of a size such as ``5GB`` (10⁹ bytes each) or ``512MiB`` (2²⁰ each).
+    """Return the number of bytes of a size such as ``5GB`` or ``512MiB``.
+
+    GB is 10⁹ bytes, and MiB is 2²⁰ bytes.
 
     Args:
         text: A positive number, with or without a unit.
@@ -95,8 +100,8 @@ def command(task: str | None = None, /, **groups: Callable[..., Any]) -> Callabl
 
     Args:
         task: The work whose events ``--json`` prints (see `event_lines`); None for a command without runs.
-        groups: Functions whose arguments are options, by the name of the command's argument that each
-            replaces.
+        groups: Functions whose arguments become options of the command. Each keyword is the argument of the
+            command that gets the function's result.
 
     Example:
         >>> def size(width: int = 2, height: int = 3):
@@ -127,7 +132,7 @@ def command(task: str | None = None, /, **groups: Callable[..., Any]) -> Callabl
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Return the arguments of a function by name, with their annotations as objects."""
+    """Return a dictionary from name to argument of a function. Annotations are objects, not text."""
     hints = typing.get_type_hints(function, include_extras=True)
     return [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints.get(name, parameter.annotation))

@@ -24,7 +24,8 @@ def inspect(
     without_model: Annotated[
         bool,
         typer.Option(
-            "--without-model", help="Go by the names and shapes of the tensors alone, as after quantize --without-model: no code runs."
+            "--without-model",
+            help="Check only the names and shapes of the tensors, as for an output of quantize --without-model. No code runs.",
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the inspection as JSON.")] = False,

@@ -31,7 +31,7 @@ def plan(
     calibration: CalibrationChoices,
     export: ExportChoices,
     device: Annotated[str, typer.Option(help="Torch device to work on.")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto: as the checkpoint says.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto (the dtype of the checkpoint).")] = "auto",
     trust_remote_code: TrustRemoteCode = False,
     without_model: WithoutModel = False,
     probe: Probe = True,
@@ -75,10 +75,10 @@ def print_planned(
         without_model: As in `quark_workbench.planning.plan`.
         probe: Whether to measure this machine.
         as_json: Whether to print JSON.
-        chosen: The selection behind the configuration, for the JSON.
+        chosen: The selection that chose the schemes of the configuration, for the JSON.
 
     Raises:
-        QuarkError: The run would fail; has all reasons, and is raised after the plan is printed.
+        QuarkError: The run would fail. The message has all reasons. The plan is printed first.
     """
     # Torch and transformers are imported here, not above: `quark --help` does without them.
     from quark_workbench.planning.planned_run import plan as planned_run

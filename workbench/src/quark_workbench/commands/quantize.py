@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["quantize"]
 
-Output = Annotated[Path | None, typer.Argument(help="Directory to write; must not exist or be empty.")]
+Output = Annotated[Path | None, typer.Argument(help="Directory to write. It must not exist, or it must be empty.")]
 Deterministic = Annotated[
     bool,
     typer.Option(
@@ -44,13 +44,17 @@ Deterministic = Annotated[
 ]
 
 AsJson = Annotated[
-    bool, typer.Option("--json", help="Print JSON lines: what happens, and the result on the last line; a plan is one JSON value.")
+    bool,
+    typer.Option(
+        "--json",
+        help="Print JSON lines: the events of the run, and the result on the last line. With --dry-run, the plan is one JSON value.",
+    ),
 ]
 
 
 @command("quantize", **GROUPS, writing=WritingChoices, selection=SelectionOptions)
 def quantize(
-    model: Annotated[Path, typer.Argument(help="Directory of a checkpoint: float, or in a layout that can be dequantized.")],
+    model: Annotated[Path, typer.Argument(help="Directory of a checkpoint, which is float or has a layout that quark can dequantize.")],
     out: Output,
     config: ConfigOptions,
     calibration: CalibrationChoices,
@@ -58,7 +62,7 @@ def quantize(
     writing: WritingChoices,
     selection: SelectionOptions,
     device: Annotated[str, typer.Option(help="Torch device to work on.")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto: as the checkpoint says.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto (the dtype of the checkpoint).")] = "auto",
     trust_remote_code: TrustRemoteCode = False,
     without_model: WithoutModel = False,
     deterministic: Deterministic = False,
@@ -114,7 +118,7 @@ def quantize(
 
 
 def _base_scheme(config: ConfigOptions, selection: SelectionOptions) -> str | None:
-    """Return the scheme from which a selection starts; None without a selection.
+    """Return the scheme from which a selection starts, or None if there is no selection.
 
     Raises:
         ConfigError: The command has both a selection and a scheme, or options of a scheme.

@@ -39,9 +39,14 @@ def report(
     *,
     data: ComparedData,
     to: Annotated[
-        Path | None, typer.Option(help="Directory for the report's two files; the default is OUT, where they replace earlier ones.")
+        Path | None,
+        typer.Option(
+            help="Directory for the two files of the report. The default is OUT, where they replace the files of an earlier report."
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines: what happens, and the findings on the last line.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON lines: the events of the run, and the findings on the last line.")
+    ] = False,
 ) -> None:
     """Write the report of the export OUT (quark_report.html and .json), and print its findings."""
     # Torch and transformers are imported here, not above: `quark --help` and the listings do without them.

@@ -44,8 +44,8 @@ WithoutModel = Annotated[
     bool,
     typer.Option(
         "--without-model",
-        help="Go by the names and shapes of tensors, for a checkpoint whose class transformers does not know: round to nearest, with "
-        "dynamic or float activations. No code runs.",
+        help="Quantize by the names and shapes of tensors, for a checkpoint whose model class transformers does not have. Weights "
+        "are rounded to nearest; activations are dynamic or float. No code runs.",
     ),
 ]
 
@@ -64,7 +64,9 @@ class CalibrationChoices:
     ] = None
     calib_option: Annotated[
         list[str] | None,
-        typer.Option(help="KEY=VALUE for the source of the data, such as column=text; `quark datasets NAME` shows them. May be repeated."),
+        typer.Option(
+            help="KEY=VALUE for the source of the data, such as column=text; `quark datasets NAME` shows its options. May be repeated."
+        ),
     ] = None
     calib_seed: Annotated[int | None, typer.Option(help="Shuffle the samples with this seed; by default they keep their order.")] = None
     calib_batch_size: Annotated[int, typer.Option(min=1, help="Calibration sequences in a batch.")] = 1
@@ -85,7 +87,7 @@ class CalibrationChoices:
             read_samples(source, given_options("--calib-option", self.calib_option))
 
     def have_media(self, path: Path, *, trust_remote_code: bool) -> bool:
-        """Return whether one of the sources begins with images or sounds, for the processor of a checkpoint.
+        """Return whether a source begins with images or sounds that the checkpoint's processor can read.
 
         Reads the first samples. Raises as `quark_workbench.data.processor.load_processor`.
         """
@@ -118,7 +120,10 @@ class CalibrationChoices:
         return chosen
 
     def of(self, path: Path, model: nn.Module, dtype: str, *, trust_remote_code: bool) -> CalibrationData:
-        """Return the data for a checkpoint with that model, on the meta device; they are read when needed."""
+        """Return the calibration data for a checkpoint and its model on the meta device.
+
+        The data are read on first use.
+        """
         return CalibrationData(self, path, model, dtype, trust_remote_code)
 
     def batches(self, reader: CalibrationData, wanted_by: str) -> list[Any]:
@@ -129,8 +134,8 @@ class CalibrationChoices:
             wanted_by: The part of the run that needs data, for the message.
 
         Raises:
-            CalibrationError: No data are given, the data cannot be read, or the checkpoint has nothing that
-                reads them.
+            CalibrationError: No data are given, the data cannot be read, or the checkpoint lacks the
+                tokenizer or processor that they need.
             UnsupportedError: The data are texts, but the model needs images or sounds.
         """
         from quark_workbench.data import read_samples, token_sequences
@@ -161,7 +166,7 @@ class CalibrationChoices:
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """Return the command line for the report, with only the last name of each path, since reports are shared.
+    """Return the command line for the report. Each path is cut to its last name, since reports are shared.
 
     >>> command_line(["quantize", "/home/me/llama", "out", "--calib=~/texts/a", "--option", "file=../b"])
     'quark quantize llama out --calib=a --option file=b'
@@ -183,7 +188,7 @@ class CalibrationData:
     Args:
         chosen: The options.
         path: Directory of the checkpoint with the tokenizer.
-        model: Its model, on the meta device.
+        model: The checkpoint's model, on the meta device.
         dtype: Name of the dtype of the run.
         trust_remote_code: Whether code that comes with the checkpoint may run.
     """
@@ -193,7 +198,7 @@ class CalibrationData:
 
     @functools.cached_property
     def tokenizer(self) -> Any:
-        """The tokenizer; None if the checkpoint has none."""
+        """The tokenizer, or None if the checkpoint has no tokenizer."""
         from quark.models.hf.tokenizer import load_tokenizer
 
         return load_tokenizer(self._path, trust_remote_code=self._trust_remote_code)
@@ -266,7 +271,8 @@ class WritingChoices:
         bool,
         typer.Option(
             "--resume",
-            help="Continue an interrupted run after its finished blocks, or start one if there are none. If OUT is finished, do nothing.",
+            help="Continue an interrupted run after its finished blocks, or start a new run if no block is finished. If OUT is "
+            "finished, do nothing.",
         ),
     ] = False
     restart: Annotated[bool, typer.Option("--restart", help="Discard the finished blocks of an interrupted run to OUT.")] = False

@@ -31,8 +31,8 @@ class SelectionOptions:
     """Command-line options for a selection of schemes, which ``--mixed`` starts.
 
     Raises:
-        ConfigError: An option needs ``--mixed``, the number of budgets is not one, or the file has another
-            ending.
+        ConfigError: An option is given without ``--mixed``, the number of budgets is not one, or the name of
+            the curve's file has neither of the two endings.
     """
 
     mixed: Annotated[
@@ -41,12 +41,16 @@ class SelectionOptions:
             help="Schemes to choose from for each layer, such as fp8,mxfp4,bf16 (bf16 leaves the layer in float); replaces --scheme."
         ),
     ] = None
-    target_bits: Annotated[float | None, typer.Option(help="With --mixed: largest mean number of bits per weight, scales included.")] = None
+    target_bits: Annotated[
+        float | None, typer.Option(help="With --mixed: largest mean number of bits per weight. The bits of scales count too.")
+    ] = None
     target_size: Annotated[str | None, typer.Option(help="With --mixed: largest size of all tensors, such as 90MB or 1.5GiB.")] = None
     kl_budget: Annotated[
         float | None, typer.Option(help="With --mixed: largest KL divergence from the float model on the calibration text, nats per token.")
     ] = None
-    selector: Annotated[str | None, typer.Option(help="With --mixed: method that chooses; `quark selectors` lists them.")] = None
+    selector: Annotated[
+        str | None, typer.Option(help="With --mixed: method that chooses the schemes; `quark selectors` lists the methods.")
+    ] = None
     selector_option: Annotated[
         list[str] | None,
         typer.Option(help="KEY=VALUE for the selector, such as sensitivity=kl; `quark selectors NAME` shows its options. May be repeated."),
@@ -59,7 +63,9 @@ class SelectionOptions:
         others = {"--selector": self.selector, "--selector-option": self.selector_option, "--runtime": self.runtime, "--curve": self.curve}
         if self.mixed is None:
             if idle := [flag for flag, value in (budgets | others).items() if value]:
-                raise ConfigError(f"{idle[0]} needs --mixed: name the schemes to choose from, as in --mixed fp8,mxfp4, or leave it out")
+                raise ConfigError(
+                    f"{idle[0]} needs --mixed: name the schemes to choose from, as in --mixed fp8,mxfp4, or leave out {idle[0]}"
+                )
             return
         if all(value is None for value in budgets.values()):
             raise ConfigError("--mixed needs a budget: add --target-bits 5, --target-size 90MB, or --kl-budget 0.05")
@@ -67,15 +73,15 @@ class SelectionOptions:
         self.budget()
         given_options("--selector-option", self.selector_option)
         if self.curve is not None and self.curve.suffix not in _WRITTEN:
-            raise ConfigError(f"--curve {self.curve} must end in one of {', '.join(_WRITTEN)}: rename it")
+            raise ConfigError(f"--curve {self.curve} must end in one of {', '.join(_WRITTEN)}: rename the file")
 
     @property
     def candidates(self) -> tuple[str, ...]:
-        """Names of schemes, and of float."""
+        """The names of the schemes to choose from; a name such as ``bf16`` stands for float."""
         return tuple(name.strip() for name in (self.mixed or "").split(",") if name.strip())
 
     def budget(self) -> Budget:
-        """Return the budget; raises ConfigError unless there is exactly one."""
+        """Return the budget. Raise ConfigError unless exactly one budget is given."""
         from quark_workbench.mixed_precision import Budget
 
         size = None if self.target_size is None else size_in_bytes(self.target_size, "--target-size")
@@ -96,7 +102,9 @@ class SelectionOptions:
         from quark_workbench.report.selection_plots import curve_svg
 
         if self.curve is not None and not self.curve.absolute().parent.is_dir():
-            raise OutputError(f"--curve {self.curve}: there is no directory '{self.curve.absolute().parent}': create it")
+            raise OutputError(
+                f"--curve {self.curve} cannot be written, since there is no directory '{self.curve.absolute().parent}': create it"
+            )
         result = select_schemes(
             model,
             self.candidates,

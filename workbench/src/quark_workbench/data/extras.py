@@ -15,14 +15,14 @@ _INSTALLED_BY = {
     "lm_eval": "'quark-workbench[lm-eval]'",
     "pyarrow": "'quark-core[data]'",
 }
-"""What pip installs for a package, if the distribution has another name."""
+"""Dictionary from package to the distribution that pip installs, if the two names differ."""
 
 
 def extra(module: str, wanted_for: str) -> Any:
     """Return an optional module.
 
     Args:
-        module: Its full name.
+        module: Full name of the module.
         wanted_for: The user of the module, for the message.
 
     Raises:
@@ -35,4 +35,4 @@ def extra(module: str, wanted_for: str) -> Any:
         if error.name is None or error.name.partition(".")[0].lstrip("_") != package:  # such as _bz2, which bz2 imports
             raise  # the package is installed, but a module that it needs is missing
         command = f"pip install {_INSTALLED_BY.get(package, package)}"
-        raise MissingPluginError(f"{wanted_for} need the package '{package}'. Install it: {command}") from None
+        raise MissingPluginError(f"{wanted_for} need the package '{package}', which is not installed. Install it: {command}") from None

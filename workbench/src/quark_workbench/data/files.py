@@ -1,4 +1,7 @@
-"""Files that hold samples: plain text, JSON lines, Parquet; small examples for the conformance suite."""
+"""Readers of files with samples: plain text, JSON lines, and Parquet.
+
+Small examples serve the conformance suite.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ def json_lines(path: Path, column: str | None = None, media: str = "") -> Iterat
     one JSON list.
 
     Args:
-        path: A UTF-8 file, perhaps compressed, with one JSON value a line.
+        path: A UTF-8 file, perhaps compressed, with one JSON value on each line.
         column: Key that holds the text or the messages; by default "text", or else "messages".
         media: Directory of the images and sounds; by default the directory of the file.
 
@@ -102,7 +105,7 @@ def _folder(path: Path, media: str) -> Path:
 
 
 def _located(rows: Iterator[tuple[str, object]], column: str | None, folder: Path) -> Iterator[Sample]:
-    """Yield the sample of each row; paths of images and sounds become paths in ``folder``."""
+    """Yield the sample of each row. Paths of images and sounds become paths in ``folder``."""
     for where, row in rows:
         yield from (with_files_below(sample, folder, where) for sample in samples_of([(where, row)], column))
 
@@ -127,7 +130,7 @@ def _rows(path: Path) -> Iterator[tuple[str, object]]:
 
 
 def _whole(path: Path) -> list[object]:
-    """Return the list in a file."""
+    """Return the JSON list that a file consists of."""
     try:
         value = json.loads(whole_text(path))
     except (ValueError, RecursionError) as error:

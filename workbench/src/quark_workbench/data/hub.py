@@ -50,7 +50,7 @@ def wikitext(split: str = "train", config: str = "wikitext-2-raw-v1", rows: int 
     Args:
         split: Which split.
         config: Which WikiText.
-        rows: How many rows, from the start; None for all.
+        rows: Number of rows, from the start of the split; None for all rows.
     """
     where = "the data set 'wikitext'"
     yield "\n\n".join(str(value_of(row, "text", where)) for row in islice(_rows("Salesforce/wikitext", config, split), rows))

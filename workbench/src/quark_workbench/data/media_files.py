@@ -25,7 +25,7 @@ def loaded_image(medium: Any) -> Any:
         medium: As in `quark_workbench.data.media_rows.MediaRow`.
 
     Raises:
-        CalibrationError: It cannot be read as an image.
+        CalibrationError: ``medium`` cannot be read as an image.
         MissingPluginError: Pillow is not installed.
     """
     images = extra("PIL.Image", "images")
@@ -50,11 +50,12 @@ def loaded_sound(medium: Any, rate: int, most_seconds: float | None = None) -> N
 
     Args:
         medium: As in `quark_workbench.data.media_rows.MediaRow`.
-        rate: Samples in a second that the model takes.
-        most_seconds: Length that the model takes; None for any length.
+        rate: Sampling rate that the model needs, in samples per second.
+        most_seconds: Largest length of a sound that the model accepts; None for any length.
 
     Raises:
-        CalibrationError: It cannot be read as a sound, is empty, too long, or has another sampling rate.
+        CalibrationError: ``medium`` cannot be read as a sound, is empty or too long, or has another sampling
+            rate.
         MissingPluginError: The package that reads its format is not installed.
     """
     import numpy as np
@@ -66,13 +67,15 @@ def loaded_sound(medium: Any, rate: int, most_seconds: float | None = None) -> N
         samples, own_rate = _decoded(medium)
     if own_rate != rate:
         raise CalibrationError(
-            f"{name} has {own_rate} samples a second, but the model takes {rate}: convert it, as with sox in.wav -r {rate} out.wav"
+            f"{name} has {own_rate} samples a second, but the model needs {rate}: convert the file, as with sox in.wav -r {rate} out.wav"
         )
     samples = samples.mean(-1) if samples.ndim == 2 else samples
     if samples.ndim != 1 or not len(samples):
         raise CalibrationError(f"{name} has no sound (shape {list(samples.shape)}): leave it out")
     if most_seconds is not None and len(samples) > most_seconds * rate:
-        raise CalibrationError(f"{name} takes {len(samples) / rate:.1f} s, but the model takes {most_seconds:g} s at a time: cut it")
+        raise CalibrationError(
+            f"{name} is {len(samples) / rate:.1f} s long, but the model accepts at most {most_seconds:g} s: cut the file into shorter ones"
+        )
     return samples.astype(np.float32)
 
 

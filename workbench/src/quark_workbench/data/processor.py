@@ -47,10 +47,11 @@ def load_processor(path: Path, *, trust_remote_code: bool = False) -> SampleProc
         trust_remote_code: Whether code that comes with the checkpoint may run.
 
     Raises:
-        CalibrationError: It has no processor for images or sounds.
-        CheckpointError: A file of it is damaged, or is a link out of the checkpoint.
-        UnsupportedError: It needs code from the checkpoint, which may not run.
-        EnvironmentConflictError: It needs a library that cannot be imported, such as torchvision for videos.
+        CalibrationError: The checkpoint has no processor for images or sounds.
+        CheckpointError: A file of the processor is damaged, or is a link out of the checkpoint.
+        UnsupportedError: The processor needs code from the checkpoint, and that code is not allowed to run.
+        EnvironmentConflictError: The processor needs a library that cannot be imported, such as torchvision
+            for videos.
     """
     from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoProcessor
 

@@ -1,4 +1,7 @@
-"""Samples: one text, chat, or row with images or sounds each; chats become text with the chat template."""
+"""Samples.
+
+Each sample is a text, a chat, or a row with images or sounds. The chat template turns a chat into text.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ COLUMNS = ("text", "messages")
 
 
 def sample_of(value: Any, where: str) -> Sample:
-    """Return a source's value as a sample.
+    """Return ``value``, which a data source has yielded, as a sample.
 
     Args:
         value: Anything.
@@ -53,7 +56,7 @@ def is_chat(value: Any) -> bool:
 
 
 def is_unicode(sample: Sample) -> bool:
-    """Return whether a sample can be encoded, that is, holds no half of a surrogate pair.
+    """Return whether a sample can be encoded as UTF-8. A half of a surrogate pair cannot be encoded.
 
     >>> is_unicode("\\ud83d")
     False
@@ -90,9 +93,11 @@ def value_of(row: Any, column: str | None, where: str) -> Any:
 
 
 def samples_of(rows: Iterable[tuple[str, Any]], column: str | None) -> Iterator[Sample]:
-    """Yield the sample of each row, without empty texts; each row comes with its position, for messages.
+    """Yield the sample of each row, except empty texts.
 
-    Arguments and errors as in `value_of` and `sample_of`.
+    ``rows`` are pairs of a position, for messages, and a row.
+
+    Other arguments and the errors are as in `value_of` and `sample_of`.
     """
     for where, row in rows:
         if is_media_row(row):

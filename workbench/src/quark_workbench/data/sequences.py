@@ -1,4 +1,4 @@
-"""Token sequences for calibration: packed samples, or one sample each."""
+"""Token sequences for calibration. Samples are packed into sequences, or each sample is one sequence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sources of samples: files by their endings, others by their registered name."""
+"""Sources of samples. A file's ending selects its source; other sources are selected by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quark_workbench.data.text_files import without_compression
 __all__ = ["read_samples"]
 
 _PLAIN = "text"
-"""The source for files whose ending no source claims."""
+"""Name of the source for files with an ending that no source reads."""
 _END: Any = object()
 
 
@@ -91,17 +91,21 @@ def _samples(name: str, readers: Sequence[tuple[str, Callable[[], Iterable[objec
                 yield sample
     finally:
         if broken:
-            get_logger(__name__).warning(f"{broken} sample(s) are left out: they hold half of a surrogate pair, which no tokenizer reads.")
+            get_logger(__name__).warning(
+                f"{broken} sample(s) are left out: they hold half of a surrogate pair, and no tokenizer reads such text."
+            )
     if is_empty:
         raise CalibrationError(f"{', '.join(where for where, _ in readers)} holds no text: give samples that are not empty")
 
 
 def _source_of(file: Path) -> str | None:
-    """Return the name of the source that reads files with that ending; None if no source does."""
+    """Return the name of the source that reads files with this ending, or None if no source does."""
     endings = (file.suffix.lower(), without_compression(file).suffix.lower())
     names = next((names for ending in endings if (names := [record.name for record in datasets() if ending in record.suffixes])), [])
     if len(names) > 1:
-        raise AmbiguousNameError(f"the sources {' and '.join(names)} both read files like '{file}': name one, with the option path={file}")
+        raise AmbiguousNameError(
+            f"the sources {' and '.join(names)} both read files like '{file}': name one of the sources, with the option path={file}"
+        )
     return next(iter(names), None)
 
 

@@ -58,7 +58,7 @@ def opened_text(path: Path) -> Iterator[io.TextIOWrapper]:
     Raises:
         CalibrationError: The path is a pipe, a device or no file; or the file is damaged or is not UTF-8
             text.
-        MissingPluginError: The package that decompresses it is not installed.
+        MissingPluginError: The package that decompresses the file is not installed.
     """
     if not path.is_file():
         raise CalibrationError(f"'{path}' is not a regular file (a pipe, a device, or missing): write the text to a file first")

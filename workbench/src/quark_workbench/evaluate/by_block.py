@@ -1,10 +1,12 @@
-"""Evaluation of checkpoints larger than memory: all windows pass one block at a time.
+"""Evaluation of checkpoints larger than memory.
+
+Each block processes all windows before the next block is read.
 
 The weights of a block are released before the next is read.
 
 Memory holds the weights outside the blocks, one block, and the hidden states of all windows. A comparison
-runs one model after the other. The results are as from `quark_workbench.evaluate.likelihood` and
-`quark_workbench.evaluate.compare`, bit for bit.
+runs one model after the other. The results are bit for bit those of `quark_workbench.evaluate.likelihood` and
+`quark_workbench.evaluate.compare`.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ __all__ = ["compare_by_block", "likelihood_by_block"]
 
 @attrs.frozen(eq=False)
 class _WindowCall(Call):
-    """A forward over a batch of windows, which adds its predictions to ``results``."""
+    """A forward pass over a batch of windows. It adds its predictions to ``results``."""
 
     windows: Windows | None = None
     results: list[NextTokens] = attrs.field(factory=list)
@@ -62,8 +64,8 @@ def likelihood_by_block(checkpoint: Path, batches: Iterable[Windows], metrics: S
         checkpoint: Directory of a checkpoint, float or quantized.
         batches: Windows of tokens.
         metrics: Names of `quark.metrics`.
-        where: ``device``, ``dtype``, ``trust_remote_code`` and ``packed``, as of
-            `quark.models.hf.loading.load_model`; a quantized checkpoint has its own dtype.
+        where: ``device``, ``dtype``, ``trust_remote_code`` and ``packed``, as in
+        `quark.models.hf.loading.load_model`. For a quantized checkpoint, leave ``dtype`` at ``"auto"``.
 
     Raises:
         CheckpointError, ConfigError: A checkpoint is damaged, or an argument cannot be used.
@@ -86,7 +88,7 @@ def compare_by_block(
 
 @conducts_forwards
 def _predictions(checkpoints: Sequence[Path], batches: Iterable[Windows], metrics: Sequence[str], **where: Any) -> Predictions:
-    """Return the `Predictions` of a checkpoint, and of its reference if given."""
+    """Return the `Predictions` of a checkpoint, and of a reference if there are two ``checkpoints``."""
     predictions = Predictions(TokenMetrics.of(metrics, has_reference=len(checkpoints) > 1))
     windows = list(batches)
     with ExitStack() as stack:
@@ -99,7 +101,7 @@ def _predictions(checkpoints: Sequence[Path], batches: Iterable[Windows], metric
 
 @contextmanager
 def _before_the_head(path: Path, windows: Sequence[Windows], events: RunEvents, **where: Any) -> Iterator[Callable[[int], NextTokens]]:
-    """Run the forwards of all windows through the blocks; yield a function that predicts a window."""
+    """Run all windows through the blocks, and yield a function that returns the predictions of a window."""
     events.phase("plan")
     model, blocks, source = _opened(path, **where)
     if not gives_next_tokens(model):
@@ -128,12 +130,12 @@ def _before_the_head(path: Path, windows: Sequence[Windows], events: RunEvents, 
 def _opened(
     path: Path, device: str = "cpu", dtype: str = "auto", trust_remote_code: bool = False, packed: bool = False
 ) -> tuple[nn.Module, Sequence[Block], BlockSource]:
-    """Return the model of a checkpoint, its blocks and their source; reads only headers."""
+    """Return the model of a checkpoint, its blocks and their source. Only headers of files are read."""
     target = torch_device(device)
     config = model_config(path, trust_remote_code=trust_remote_code)
     if getattr(config, "quantization_config", None) is not None:
         if torch_dtype(dtype) not in (None, config.dtype):
-            raise UnsupportedError(f"'{path}' is quantized, so --by-block needs its own dtype, {config.dtype}: use --dtype auto")
+            raise UnsupportedError(f"'{path}' is quantized, so --by-block runs it only in its own dtype, {config.dtype}: use --dtype auto")
         quantized = QuantizedCheckpoint(path, target, trust_remote_code=trust_remote_code, packed=packed)
         return quantized.model, quantized.blocks, quantized
     _, stored = opened_checkpoint(path, device, dtype, trust_remote_code=trust_remote_code)

@@ -19,27 +19,27 @@ __all__ = ["Comparison", "compare", "comparison_of"]
 class Comparison:
     """Metrics of a model and its reference over the same tokens.
 
-    KL is KL(reference ‖ model) of a prediction, in nats; 0 if the predictions are equal.
+    KL is KL(reference ‖ model) of one prediction, in nats. It is 0 if both models predict the same.
 
     An attribute that ends in ``_error`` is the standard error of the attribute before it, if windows are
-    independent; None for a single window. Source: the statistics that ``llama-perplexity --kl-divergence``
-    prints.
+    independent. It is None for a single window. Source: the statistics that
+    ``llama-perplexity --kl-divergence`` prints.
 
     Attributes:
         mean_kl: Mean over tokens.
         median_kl: Median over tokens.
         p90_kl: 90th percentile over tokens.
-        p99_kl: 99th percentile.
-        p999_kl: 99.9th percentile.
-        max_kl: Largest.
+        p99_kl: 99th percentile over tokens.
+        p999_kl: 99.9th percentile over tokens.
+        max_kl: Largest KL of a token.
         top1_agreement: Share of tokens for which both models predict the same most likely next token, 0 to 1.
         probability_shift: Mean over tokens of the right token's probability in the model minus that in the
             reference, −1 to 1.
         probability_shift_rms: Root of the mean square of that difference.
         perplexity: Perplexity of the model.
         reference_perplexity: Perplexity of the reference.
-        perplexity_ratio: Quotient of the two. Its standard error comes from paired differences, so it is far
-            smaller than the other two.
+        perplexity_ratio: ``perplexity`` ÷ ``reference_perplexity``. Its standard error comes from paired
+            differences, so it is far smaller than the standard errors of the perplexities.
         tokens: The number of compared predictions.
         metrics: Means of registered metrics, by name.
     """
@@ -67,7 +67,7 @@ class Comparison:
 
 
 def compare(model: nn.Module, reference: nn.Module, token_batches: Iterable[Tensor | Windows], metrics: Sequence[str] = ()) -> Comparison:
-    """Compare next-token predictions batch by batch; memory holds a few numbers per token.
+    """Compare next-token predictions batch by batch. Only a few numbers per token stay in memory.
 
     Args:
         model: As for `quark_workbench.evaluate.perplexity`.

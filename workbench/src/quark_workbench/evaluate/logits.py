@@ -20,7 +20,10 @@ _CHUNK_ELEMENTS = 1 << 24  # logits processed at a time: 64 MiB in float32, what
 
 @contextmanager
 def evaluating(*models: nn.Module) -> Iterator[None]:
-    """Set models to evaluation mode without gradients in the body; restore each module's mode afterwards."""
+    """Set models to evaluation mode, without gradients, in the body of the ``with`` statement.
+
+    Afterwards, each module returns to its earlier mode.
+    """
     training = [module for model in models for module in model.modules() if module.training]
     try:
         for model in models:
@@ -33,7 +36,9 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
 
 
 def windows_of(batches: Iterable[Tensor | Windows]) -> Iterator[Windows]:
-    """Yield the batches as windows; in a plain token tensor, every token but the first of each row is scored.
+    """Yield the batches as windows.
+
+    In a plain token tensor, all tokens except the first of each row are scored.
 
     Raises:
         ConfigError: A batch is not an integer matrix ``[sequences, tokens]`` with at least two tokens per
@@ -59,7 +64,7 @@ class NextTokens(NamedTuple):
 
 
 def next_token_logits(model: nn.Module, windows: Windows) -> NextTokens:
-    """Return the `NextTokens` of windows, as `Windows.logits` runs the model.
+    """Return the `NextTokens` of windows. `Windows.logits` runs the model.
 
     The result's logits keep the model's dtype and device; tokens and windows are on the CPU.
     """

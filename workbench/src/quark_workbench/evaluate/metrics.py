@@ -22,18 +22,21 @@ __all__ = ["Mean", "TokenMetrics", "accuracy", "entropy", "mean_over", "percenti
 
 
 def accuracy(log_q: Tensor, targets: Tensor, log_p: Tensor | None = None) -> Tensor:
-    """Return 1 for each token that the model predicts as the most likely, else 0; ``[N]``."""
+    """Return ``[N]``: 1 for each right token that the model predicts as the most likely one, else 0."""
     return (log_q.argmax(-1) == targets).double()
 
 
 def entropy(log_q: Tensor, targets: Tensor, log_p: Tensor | None = None) -> Tensor:
-    """Return the entropy of each prediction of the model, in nats, ``[N]``; 0 for a certain prediction."""
+    """Return the entropy ``[N]`` of each prediction of the model, in nats.
+
+    It is 0 for a certain prediction.
+    """
     q = log_q.exp()
     return -torch.where(q > 0, q * log_q, 0.0).sum(-1, dtype=torch.float64)
 
 
 def total_variation(log_q: Tensor, targets: Tensor, log_p: Tensor | None = None) -> Tensor:
-    """Return ½ Σ |q − p| of each token, ``[N]``, 0 to 1: the total variation distance."""
+    """Return the total variation distance ½ Σ |q − p| of each token, as ``[N]`` values from 0 to 1."""
     assert log_p is not None
     return (log_q.exp() - log_p.exp()).abs().sum(-1, dtype=torch.float64) / 2
 
@@ -55,7 +58,7 @@ class TokenMetrics:
 
     @classmethod
     def of(cls, names: Sequence[str], *, has_reference: bool) -> TokenMetrics:
-        """Return the metrics of these names, with no values.
+        """Return an object for the metrics in ``names`` that has no values yet.
 
         Raises:
             UnknownNameError: (a ValueError) There is no metric with this name.
@@ -63,7 +66,7 @@ class TokenMetrics:
         """
         for name in names:
             if metrics().get(name).needs_reference and not has_reference:
-                raise ConfigError(f"the metric '{name}' compares with a reference model: give one with --reference")
+                raise ConfigError(f"the metric '{name}' compares with a reference model: give a model with --reference")
         return cls(tuple(dict.fromkeys(names)))
 
     def add(self, log_q: Tensor, targets: Tensor, log_p: Tensor | None = None) -> None:
@@ -81,7 +84,10 @@ class TokenMetrics:
             self.columns[name].append(values.double().cpu())
 
     def means(self, window: Tensor) -> dict[str, Mean]:
-        """Return the mean of each metric, with its standard error; ``window [N]`` is the window per token."""
+        """Return the mean of each metric with its standard error.
+
+        ``window [N]`` is the number of each token's window.
+        """
         return {name: mean_over(torch.cat(values), window) for name, values in self.columns.items()}
 
 

@@ -29,7 +29,7 @@ class OutputSimilarity:
         cosine: Mean cosine between the vectors of both models, such as the hidden state of each token; at
             most 1.
         lowest_cosine: The smallest cosine.
-        relative_error: Norm of the difference of all values ÷ norm of the reference's.
+        relative_error: Norm of the difference of all values ÷ norm of the reference's values.
         vectors: Number of vectors.
     """
 
@@ -48,7 +48,7 @@ def gives_next_tokens(model: nn.Module) -> bool:
 
 @torch.no_grad()
 def compare_outputs(model: nn.Module, reference: nn.Module, batches: Iterable[Windows]) -> dict[str, OutputSimilarity]:
-    """Return the similarity of each output of a model to the reference's output, by name.
+    """Return a dictionary from name of output to its similarity to the reference's output.
 
     Args:
         model: A model that takes token ids; the decoder of an encoder-decoder model gets the same ids.

@@ -20,7 +20,8 @@ class Likelihood:
     """The likelihood of a text by a model.
 
     Attributes:
-        perplexity: Per token, or per word if the windows know the number of words; with its standard error.
+        perplexity: Perplexity per token, or per word if the windows have the number of words, with its
+            standard error.
         bits_per_token: Mean negative log-likelihood of a token, in bits.
         tokens: The number of scored tokens.
         metrics: Means of registered metrics, by name.

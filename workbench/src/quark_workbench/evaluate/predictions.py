@@ -1,4 +1,4 @@
-"""Predictions of a model, and of its reference, over the same tokens: a few numbers for each."""
+"""Predictions of a model and of its reference over the same tokens, kept as a few numbers per token."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Predictions:
 
     Attributes:
         metrics: The registered metrics.
-        words: Words of the text, if results are per word.
+        words: Number of words of the text, if results are per word.
     """
 
     metrics: TokenMetrics = attrs.field(factory=TokenMetrics)
@@ -77,7 +77,7 @@ class Predictions:
 
 
 def predictions_of(models: Sequence[nn.Module], token_batches: Iterable[Tensor | Windows], metrics: Sequence[str]) -> Predictions:
-    """Return the `Predictions` of a model, and of its reference if given, batch by batch.
+    """Return the `Predictions` of a model, and of a reference if there are two ``models``, batch by batch.
 
     Arguments and errors are as in `quark_workbench.evaluate.compare`.
     """

@@ -64,7 +64,7 @@ class Protocol:
 
     @property
     def first_scored(self) -> int:
-        """Position in a window of the first token that may be scored; 0 if there is no limit."""
+        """The position in a window of the first token that may be scored. It is 0 if there is no limit."""
         if self.score_from < 1:
             # llama.cpp scores what follows the token in the middle.
             return int(self.seq_len * self.score_from) + 1 if self.score_from > 0 else 0
@@ -87,13 +87,14 @@ _PROTOCOLS = (
     ),
 )
 PROTOCOLS: Mapping[str, Protocol] = MappingProxyType({protocol.name: protocol for protocol in _PROTOCOLS})
-"""The protocols by name. Sources: arXiv 2210.17323 and its code; ``tools/perplexity`` of llama.cpp;
-lm-evaluation-harness.
+"""The protocols by name.
+
+Sources: arXiv 2210.17323 and its code; ``tools/perplexity`` of llama.cpp; lm-evaluation-harness.
 """
 
 
 def protocol_of(name: str, **changes: Any) -> Protocol:
-    """Return a protocol by its name, with the attributes that are not None changed.
+    """Return the protocol ``name``, with the attributes in ``changes`` that are not None.
 
     >>> protocol_of("wikitext", seq_len=4096, stride=None).seq_len
     4096

@@ -67,7 +67,10 @@ class QuantizedCheckpoint:
         self._stored |= fill_zero_points(self.model, self._stored)
 
     def load(self, block: Block | None) -> None:
-        """Read the tensors of a block (None: outside all blocks) and build its layers."""
+        """Read the tensors of a block and build its layers.
+
+        None stands for the tensors outside all blocks.
+        """
         entries = self._places.get(None if block is None else block.name, ())
         with self._files.reading(torch.device("cpu")) as read:
             for path, name, target in entries:

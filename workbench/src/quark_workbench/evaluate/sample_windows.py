@@ -1,4 +1,7 @@
-"""Samples with images or sounds as windows: the tokens of the text are scored, given the images or sounds."""
+"""Windows of samples with images or sounds.
+
+The tokens of the text are scored; the model also gets the media.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +55,9 @@ class SampleWindow(Windows):
 def sample_windows(processor: SampleProcessor, samples: Iterable[Sample]) -> list[SampleWindow]:
     """Return each sample as a window.
 
-    Scored are the tokens of the text after the first image or sound, and all tokens of a text without one.
-    Of a speech model, these are the tokens after the prompt of the decoder.
+    The scored tokens are the tokens of the text after the first image or sound. If a text has neither, all
+    its tokens are scored.
+    For a speech model, the tokens after the prompt of the decoder are scored.
 
     Args:
         processor: The processor of the models.
@@ -65,7 +69,7 @@ def sample_windows(processor: SampleProcessor, samples: Iterable[Sample]) -> lis
     """
     windows = [_window(processor, sample, f"sample {number}") for number, sample in enumerate(samples, 1)]
     if not windows:
-        raise ConfigError("the data hold no sample: give at least one")
+        raise ConfigError("the data have no sample: give at least one sample")
     return windows
 
 

@@ -1,4 +1,4 @@
-"""Tasks of lm-evaluation-harness: its own by name, or task files, on a model in memory or in vLLM."""
+"""Tasks of lm-evaluation-harness, by name or from task files, for a model in memory or in vLLM."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TaskOptions:
         task_path: Directory of additional task files in YAML. Their data paths are relative to the working
             directory.
         num_fewshot: Examples in the context of each question; None for each task's default.
-        limit: Largest number of questions of each task; a number below 1 is a share.
+        limit: Largest number of questions of each task. A number below 1 is a share of the questions.
         batch_size: Questions at a time, or ``"auto"``.
         max_batch_size: Largest batch size that ``"auto"`` tries.
         apply_chat_template: Whether to ask questions as chats.
@@ -57,7 +57,7 @@ class TaskResult:
 
     Attributes:
         metrics: Values by metric and filter, such as ``"acc,none"``.
-        errors: Known standard errors by the same names.
+        errors: Standard errors by the names in ``metrics``. Metrics without a known error are left out.
         samples: Number of questions; None for a group.
     """
 
@@ -81,7 +81,7 @@ def prepare_tasks(options: TaskOptions, backend: str = "transformers") -> Any:
     if not options.tasks:
         raise ConfigError("no task is named: give names as in --tasks hellaswag,arc_easy")
     if options.task_path is not None and not options.task_path.is_dir():
-        raise ConfigError(f"'{options.task_path}' is not a directory of task files")
+        raise ConfigError(f"--task-path '{options.task_path}' is not a directory: give a directory of task files")
     if backend == "vllm":
         _refuse_no_vllm()
     manager_class = extra("lm_eval.tasks", "tasks of lm-evaluation-harness").TaskManager
@@ -98,7 +98,7 @@ def prepare_tasks(options: TaskOptions, backend: str = "transformers") -> Any:
 
 
 def _refuse_no_vllm() -> None:
-    """Raise if vLLM is not installed, or under a name that lm-evaluation-harness does not find."""
+    """Raise an error if vLLM is not installed, or has a name that lm-evaluation-harness does not find."""
     if find_spec("vllm") is None:
         extra("vllm", "evaluations with --backend vllm")
     try:
@@ -113,13 +113,13 @@ def _refuse_no_vllm() -> None:
 def evaluate_tasks(
     model: nn.Module | str | Path, tokenizer: Any, options: TaskOptions, manager: Any = None, **vllm: Any
 ) -> dict[str, TaskResult]:
-    """Return the `TaskResult` of a model in each task and group, by name.
+    """Return a dictionary from name of task or group to the `TaskResult` of a model.
 
     Args:
         model: A model in memory, or the directory of a checkpoint, which vLLM then runs.
         tokenizer: Tokenizer of a model in memory.
         options: The tasks.
-        manager: The result of `prepare_tasks` for the same options; None calls it.
+        manager: The result of `prepare_tasks` for the same options. If it is None, `prepare_tasks` is called.
         vllm: Further arguments of vLLM's engine, such as ``tensor_parallel_size=2``.
 
     Raises:
@@ -162,7 +162,7 @@ def _result(values: Mapping[str, Any], samples: int | None) -> TaskResult:
 
 @contextmanager
 def _quiet_environment() -> Iterator[None]:
-    """Let tokenizers use one thread, as forked workers of `datasets` need."""
+    """Let tokenizers use one thread, since forked workers of `datasets` need that."""
     before = os.environ.get("TOKENIZERS_PARALLELISM")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:

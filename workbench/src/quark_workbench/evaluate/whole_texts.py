@@ -24,7 +24,7 @@ from quark_workbench.evaluate.metrics import Mean
 __all__ = ["Classifier", "Embedder", "Reranker", "RewardModel", "TextFigures", "TextKind", "kendall_tau", "text_kind"]
 
 _POOLINGS = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "last": "lasttoken"}
-"""Poolings, and the last part of their keys in the configuration of sentence-transformers."""
+"""Dictionary from pooling to the last part of its key in the configuration of sentence-transformers."""
 
 
 @attrs.frozen
@@ -35,8 +35,8 @@ class TextFigures:
         kind: Kind of the model: embedder, reranker, reward model or classifier.
         metric: Name of ``value``.
         value: The mean over texts, queries or tokens; 1 is full agreement.
-        error: Its standard error over texts or queries; None if unknown.
-        lowest: The lowest of the averaged values; None if there is only one.
+        error: Standard error of ``value`` over texts or queries; None if unknown.
+        lowest: The lowest of the values that ``value`` averages; None if there is only one value.
         texts: Number of texts.
         others: Further figures by name.
     """
@@ -93,11 +93,14 @@ class TextKind(ABC):
 
     @abstractmethod
     def judged(self, model: nn.Module, texts: Sequence[str]) -> list[Tensor]:
-        """Return the judgement of a model on each text or query, float64, on the CPU."""
+        """Return the embedding, scores or class probabilities that a model computes for each text or query.
+
+        The tensors are float64 and on the CPU.
+        """
 
     @abstractmethod
     def figures(self, given: list[Tensor], expected: list[Tensor]) -> TextFigures:
-        """Return the figures from the judgements of a model and of its reference."""
+        """Return the figures from the tensors that `judged` returns for a model and for its reference."""
 
 
 class Embedder(TextKind):
@@ -111,7 +114,7 @@ class Embedder(TextKind):
         return [self._pooled(self.outputs(body, text).last_hidden_state[0].double().cpu()) for text in texts]
 
     def figures(self, given: list[Tensor], expected: list[Tensor]) -> TextFigures:
-        """Return the mean cosine, and the share of texts with the same nearest other text."""
+        """Return the mean cosine, and the share of texts that have the same nearest text in both models."""
         one, other = (nn.functional.normalize(torch.stack(vectors), dim=-1) for vectors in (given, expected))
         cosines = (one * other).sum(-1)
         nearest = [(vectors @ vectors.T).fill_diagonal_(-math.inf).argmax(-1) for vectors in (one, other)]
@@ -176,7 +179,9 @@ class Classifier(TextKind):
 
 
 def text_kind(path: Path, model_class: type, config: Any, tokenizer: Any, length: int | None = None) -> TextKind | None:
-    """Return the kind of a checkpoint's model, by its class and configuration; None for any other model.
+    """Return the kind of a checkpoint's model, or None if the model does not take whole texts.
+
+    The class and the configuration of the model decide.
 
     A checkpoint of sentence-transformers is an embedder, and so is a model without a head. A model with one
     label is a reward model if its family is a family of decoders. Otherwise it is a reranker, which takes
@@ -227,14 +232,14 @@ def _figures(kind: TextKind, values: Tensor, texts: int, others: dict[str, float
 
 
 def _is_of_decoders(config: Any) -> bool:
-    """Return whether a family has a class for causal language modeling, and none for masked."""
+    """Return whether a model family has a class for causal but none for masked language modeling."""
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
     return bool(model_classes(AutoModelForCausalLM, config)) and not model_classes(AutoModelForMaskedLM, config)
 
 
 def _pooling(path: Path) -> str:
-    """Return how sentence-transformers pools the hidden states of a checkpoint; mean if no file says it.
+    """Return how sentence-transformers pools the hidden states of a checkpoint, or mean if no file says so.
 
     Raises:
         CheckpointError: The file of the pooling is damaged, or lies outside the checkpoint.
@@ -259,7 +264,7 @@ def _pooling(path: Path) -> str:
 
 
 def _sentence_length(path: Path) -> int | None:
-    """Return the number of tokens that sentence-transformers gives the model; None if no file says it.
+    """Return the largest number of tokens in sentence-transformers' configuration, or None if no file has it.
 
     Raises:
         CheckpointError: The file is damaged.

@@ -15,7 +15,7 @@ from quark_workbench.evaluate.protocol import PROTOCOLS, Protocol
 
 __all__ = ["Windows", "scored_windows", "token_windows"]
 
-_CHARACTERS_PER_TOKEN = 8  # more than tokenizers usually need; with a limit, only such a beginning is tokenized
+_CHARACTERS_PER_TOKEN = 8  # more than tokenizers usually need; with a limit, only this many characters of the text are tokenized
 
 
 @attrs.frozen(eq=False)
@@ -59,9 +59,9 @@ class Windows:
 
 
 def token_windows(tokenizer: Any, text: str, length: int, limit: int | None = None) -> Tensor:
-    """Return consecutive windows of a text without overlap, protocol ``"quark"``, ``[N, length]``, int64.
+    """Return consecutive windows of a text without overlap (protocol ``"quark"``), as int64 ``[N, length]``.
 
-    Args and errors as for `scored_windows`.
+    Arguments and errors are as in `scored_windows`.
     """
     return scored_windows(tokenizer, text, attrs.evolve(PROTOCOLS["quark"], seq_len=length), limit).tokens
 
@@ -73,8 +73,8 @@ def scored_windows(tokenizer: Any, text: str, protocol: Protocol, limit: int | N
         tokenizer: A transformers tokenizer.
         text: Any text.
         protocol: The protocol of the windows.
-        limit: The largest number of windows, from the start; None takes all. Not allowed if results are per
-            word.
+        limit: The largest number of windows, from the start of the text; None for all windows. It must be
+            None if results are per word.
 
     Raises:
         ConfigError: The limit is too small, the text is empty, or it does not fill one window.
@@ -84,12 +84,12 @@ def scored_windows(tokenizer: Any, text: str, protocol: Protocol, limit: int | N
     if limit is not None and protocol.is_rolling:
         raise ConfigError(f"the protocol '{protocol.name}' scores the whole text, per word: leave the limit out, or give a shorter text")
     if not text.strip():
-        raise ConfigError("the text is empty: give another")
+        raise ConfigError("the text is empty: give a text with words")
     return _rolling(tokenizer, text, protocol) if protocol.is_rolling else _overlapping(tokenizer, text, protocol, limit)
 
 
 def _overlapping(tokenizer: Any, text: str, protocol: Protocol, limit: int | None) -> Windows:
-    """Return windows every ``stride`` tokens; an incomplete last one is dropped."""
+    """Return windows that start every ``stride`` tokens. An incomplete last window is dropped."""
     length, stride = protocol.seq_len, protocol.stride or protocol.seq_len
     bos = _bos(tokenizer, protocol)
     inserted = [bos] if protocol.bos in ("auto", "each") and bos is not None and not protocol.bos_replaces else []
@@ -110,7 +110,7 @@ def _overlapping(tokenizer: Any, text: str, protocol: Protocol, limit: int | Non
 
 
 def _rolling(tokenizer: Any, text: str, protocol: Protocol) -> Windows:
-    """Return windows that score each token once, the first token after BOS or EOS; the last window is full.
+    """Return windows that score each token once. The first token follows BOS or EOS. The last window is full.
 
     Source: ``get_rolling_token_windows`` with ``context_len=1`` and ``word_perplexity`` of
     lm-evaluation-harness.
@@ -145,7 +145,7 @@ def _bos(tokenizer: Any, protocol: Protocol) -> int | None:
 
 
 def _tokens(tokenizer: Any, text: str, wanted: int | None) -> Tensor:
-    """Return the tokens of the text, or of a beginning with enough tokens."""
+    """Return the tokens of the text, or of its beginning if that has at least ``wanted`` tokens."""
     for part in (text,) if wanted is None else (text[: wanted * _CHARACTERS_PER_TOKEN], text):
         # verbose=False: no warning for a text longer than the model's context, since it is cut afterwards.
         tokens = torch.tensor(tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"], dtype=torch.int64)

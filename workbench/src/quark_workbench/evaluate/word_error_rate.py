@@ -61,8 +61,8 @@ def word_errors(transcript: str, text: str) -> tuple[int, int]:
 def word_error_rate(errors: Sequence[tuple[int, int]]) -> Mean:
     """Return the errors of all sentences ÷ their words, with its standard error.
 
-    The standard error is the deviation over 1,000 bootstrap samples of the sentences, always the same ones
-    (Efron 1979); None for one sentence.
+    The standard error is the deviation over 1,000 bootstrap samples of the sentences, which are the same in
+    each call (Efron 1979). It is None for one sentence.
 
     Args:
         errors: Errors and words of each sentence, as of `word_errors`.
@@ -74,7 +74,10 @@ def word_error_rate(errors: Sequence[tuple[int, int]]) -> Mean:
 
 
 def rate_difference(errors: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) -> Mean:
-    """Return the word error rate minus another of the same sentences; otherwise as `word_error_rate`."""
+    """Return the word error rate of ``errors`` minus that of ``others``, for the same sentences.
+
+    The standard error and the errors raised are as in `word_error_rate`.
+    """
     counts = _counts(errors)
     counts[:, 0] -= _counts(others)[:, 0]
     return _ratio(counts)
@@ -130,10 +133,13 @@ def _counts(errors: Sequence[tuple[int, int]]) -> Tensor:
 
 
 def _ratio(counts: Tensor) -> Mean:
-    """Return the sum of errors ÷ the sum of words, for ``[N, 2]``."""
+    """Return the sum of errors ÷ the sum of words.
+
+    ``counts [N, 2]`` has the errors and the words of N sentences.
+    """
     total, n = counts.sum(0), len(counts)
     if not float(total[1]):
-        raise ConfigError("the texts of the data have no words, so there is no word error rate: give rows with what is spoken")
+        raise ConfigError("the texts of the data have no words, so there is no word error rate: give rows with the spoken text")
     if n < 2:
         return Mean(float(total[0] / total[1]), None)
     drawn = counts[torch.randint(n, (_RESAMPLES, n), generator=torch.Generator().manual_seed(0))].sum(1)

@@ -38,17 +38,17 @@ class Candidate:
 
     @property
     def is_float(self) -> bool:
-        """Whether it keeps layers in float."""
+        """Whether the candidate keeps layers in float."""
         return self.name == FLOAT
 
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
-        """Return why a layer with a weight ``[out, in]`` cannot have the scheme; None if it can."""
+        """Return why a layer with a weight of this ``shape`` cannot have the scheme, or None if it can."""
         slots = ((self.config.weight, shape, False), (self.config.input_tensors, (1, *shape[1:2]), True))
         errors = (quantizer_for(spec, activation=is_input).shape_error(of) for spec, of, is_input in slots if spec is not None)
         return next((error for error in errors if error is not None), None)
 
     def stored_bytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
-        """Return the bytes of a layer's weight in a checkpoint: codes, scales, static input scales.
+        """Return the bytes of a layer's codes, scales and static input scales in a checkpoint.
 
         Args:
             shape: Shape of the weight, ``[out, in]``.
@@ -75,7 +75,7 @@ def candidates_of(names: Sequence[str], runtime: str | None = None) -> dict[str,
     """Return the candidates of these names, in order.
 
     Args:
-        names: Of registered schemes; ``float``, or a dtype such as ``bf16``, keeps a layer in float.
+        names: Names of registered schemes. ``float``, or a dtype such as ``bf16``, keeps a layer in float.
         runtime: A program that must load all of them, by the ``clients`` of the schemes' records, such as
             ``"vLLM"``; None for any.
 
@@ -88,7 +88,7 @@ def candidates_of(names: Sequence[str], runtime: str | None = None) -> dict[str,
     for name in names:
         candidate = _candidate(name)
         if candidate.name in found:
-            raise ConfigError(f"the candidate '{name}' is named twice: leave one out")
+            raise ConfigError(f"the candidate '{name}' is named twice: name it once")
         if runtime is not None and not candidate.is_float and not _loads(runtime, candidate.clients):
             raise ConfigError(
                 f"'{runtime}' does not load the scheme '{name}'; runtimes that load it: {', '.join(candidate.clients) or 'none'}. Leave "
@@ -96,7 +96,9 @@ def candidates_of(names: Sequence[str], runtime: str | None = None) -> dict[str,
             )
         found[candidate.name] = candidate
     if len(found) < 2 or all(candidate.is_float for candidate in found.values()):
-        raise ConfigError(f"a selection needs two candidates or more, and has {', '.join(found) or 'none'}: name another")
+        raise ConfigError(
+            f"a selection needs two candidates or more, but the given ones are {', '.join(found) or 'none'}: name another scheme"
+        )
     return found
 
 
@@ -105,7 +107,7 @@ def _candidate(name: str) -> Candidate:
         return Candidate(FLOAT, QLayerConfig())
     config = scheme_config(name)
     if config.weight is None:
-        raise ConfigError(f"the scheme '{name}' quantizes no weights, so it saves nothing: leave it out")
+        raise ConfigError(f"the scheme '{name}' quantizes no weights, so it saves nothing: leave out this scheme")
     return Candidate(name, config, scheme_record(name).clients)
 
 

@@ -23,7 +23,7 @@ from quark_workbench.mixed_precision.candidates import Candidate
 __all__ = ["Budget", "Choices", "LayerGroup", "SelectionProblem", "layer_groups"]
 
 Choices = Mapping[str, str]
-"""Name of a candidate by name of group."""
+"""Dictionary from name of group to name of candidate."""
 
 
 @attrs.frozen(eq=False)
@@ -39,7 +39,7 @@ class SelectionProblem:
         sizes: Bytes of each group in each candidate that fits all its layers.
         other_bytes: Bytes of all other tensors of the checkpoint.
         budget: The budget.
-        data: Calibration forwards.
+        data: Inputs of the forward passes for calibration.
         events: Receives the progress of a slow selector: `quark.plugins.run_events.RunEvents.blocks`,
             `quark.plugins.run_events.RunEvents.batches`.
     """
@@ -77,7 +77,7 @@ class SelectionProblem:
 
     @property
     def most_bytes(self) -> int | None:
-        """The bytes that the budget allows for the groups; None if the budget is a divergence."""
+        """The bytes that the budget allows for the groups, or None if the budget is a divergence."""
         if self.budget.bits is not None:
             return int(self.budget.bits * self.weights / 8 + 1e-6)
         return None if self.budget.size is None else self.budget.size - self.other_bytes
@@ -91,10 +91,10 @@ class SelectionProblem:
         return 8 * group_bytes / self.weights
 
     def refuse_unreachable(self) -> None:
-        """Raise if no choice meets the budget, or if even the largest choice is below it.
+        """Raise an error if no choice meets the budget, or if even the largest choice is below the budget.
 
         Raises:
-            ConfigError: Names the range that can be reached.
+            ConfigError: The budget is out of range. The message names the range that the candidates reach.
         """
         most = self.most_bytes
         if most is None or self.smallest <= most <= self.largest:
@@ -128,7 +128,7 @@ class Budget:
         kl: Largest mean KL divergence from the float model on the calibration tokens, in nats per token.
 
     Raises:
-        ConfigError: The number of budgets is not one, or it is not positive.
+        ConfigError: The number of budgets is not one, or the budget is not positive.
     """
 
     bits: float | None = attrs.field(default=None, validator=_positive)
@@ -165,12 +165,12 @@ class LayerGroup:
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """Full names of its layers, in the model's order."""
+        """The full names of the group's layers, in the model's order."""
         return tuple(self.shapes)
 
     @property
     def weights(self) -> int:
-        """The number of weights of its layers together."""
+        """The number of weights of all layers of the group."""
         return sum(prod(shape) for shape in self.shapes.values())
 
 
@@ -193,7 +193,7 @@ def layer_groups(rows: Sequence[PlanRow], architecture: Architecture | None) -> 
 
 
 def _key(name: str, fused: Sequence[Sequence[str]], experts: ExpertNames) -> tuple[str, str]:
-    """Return the key of a layer's group: the parent module, and the group in it."""
+    """Return the key of a layer's group: the layer's parent module, and the group within the parent."""
     if experts.projection(name) is not None:
         return experts.expert(name).rpartition(".")[0], ""
     parent, _, suffix = name.rpartition(".")

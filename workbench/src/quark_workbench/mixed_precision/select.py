@@ -45,7 +45,7 @@ _WANTED_BY = "a selection of schemes"
 def base_scheme(names: Sequence[str]) -> str:
     """Return the candidate that gives a selection its settings of the whole model.
 
-    It is the first with global scales that fused layers share, else the first that quantizes.
+    It is the first candidate with global scales that fused layers share, or else the first that quantizes.
 
     Raises:
         ConfigError, UnknownNameError: As `candidates_of`.
@@ -68,7 +68,7 @@ def select_schemes(
     device: str = "cpu",
     dtype: str = "auto",
 ) -> SelectionResult:
-    """Return a scheme for each group of layers, and the resulting configuration; changes no weight.
+    """Return a scheme for each group of layers, and the resulting configuration. No weight changes.
 
     The selection covers the linear layers with the global scheme of ``base``. Layers that runtimes fuse get
     one scheme.
@@ -79,7 +79,8 @@ def select_schemes(
         candidates: Names of schemes; ``float`` or ``bf16`` keeps a layer in float.
         budget: The budget.
         data: Calibration data, as in `quark.runs.quantize_checkpoint`.
-        base: All other settings: excluded layers, cache, algorithms; None for the template of the family.
+        base: Configuration with all other settings, such as excluded layers, cache and algorithms. None
+            takes the configuration from the template of the family.
         fixed: Patterns of ``base.layer_quant_config`` whose layers keep their scheme.
         selector: Name of a registered selector, or an object; None for the only installed one.
         selector_options: Options of a selector given by name.
@@ -134,7 +135,7 @@ def _planned(model: nn.Module, source: BlockSource, base: QConfig) -> tuple[Plan
 
 
 def _opened(model: nn.Module | str | Path, device: str, dtype: str) -> tuple[nn.Module, BlockSource]:
-    """Return a model with the source of its tensors; a checkpoint's model is on the meta device."""
+    """Return a model with the source of its tensors. The model of a checkpoint is on the meta device."""
     if isinstance(model, nn.Module):
         return model, InMemorySource()
     _, source = opened_checkpoint(Path(model), device, dtype)
@@ -150,7 +151,7 @@ def problem_of(
     candidates: Mapping[str, Candidate],
     budget: Budget,
 ) -> SelectionProblem:
-    """Return the problem without its data."""
+    """Return the selection problem, without calibration data."""
     free = [row for row in rows if _is_free(row, base, fixed)]
     if not free:
         raise ConfigError(
@@ -165,7 +166,7 @@ def problem_of(
         if not fitting:
             error = next(iter(candidates.values())).shape_error(next(iter(group.shapes.values())))
             raise ConfigError(
-                f"no candidate fits '{group.name}' ({error}): add one that does, such as bf16, or exclude {folded(group.layers)}"
+                f"no candidate fits '{group.name}' ({error}): add a candidate that fits, such as bf16, or exclude {folded(group.layers)}"
             )
         sizes[group.name] = {c.name: sum(c.stored_bytes(shape, dtypes[layer]) for layer, shape in group.shapes.items()) for c in fitting}
     other = _other_bytes(model, rows, free, base)
@@ -237,7 +238,10 @@ def _resolved(config: QConfig, row: PlanRow) -> QLayerConfig:
 
 
 def _patterns(layers: Mapping[str, QLayerConfig], names: Sequence[str]) -> dict[str, QLayerConfig]:
-    """Return settings by pattern if all layers that match it have equal settings, else by exact name."""
+    """Return a dictionary from pattern to settings.
+
+    A pattern is used if all layers that match it have equal settings. Other layers have exact names as keys.
+    """
     patterns: dict[str, QLayerConfig] = {}
     done: set[str] = set()
     for name, layer in layers.items():

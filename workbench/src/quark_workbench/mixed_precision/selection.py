@@ -20,7 +20,7 @@ __all__ = ["CurvePoint", "SchemeSelector", "Selection", "SelectionResult", "chec
 
 @attrs.frozen
 class CurvePoint:
-    """A point of the Pareto curve: no choice has a smaller loss in as few bytes.
+    """A point of the Pareto curve. No other choice with at most as many bytes has a smaller loss.
 
     Attributes:
         group_bytes: Bytes of the groups.
@@ -42,7 +42,7 @@ class Selection:
 
     Attributes:
         choices: The candidate for each group of the problem.
-        losses: Predicted loss by group, then by candidate; empty if the selector predicts none.
+        losses: Predicted loss by group, then by candidate. Empty if the selector predicts no loss.
         unit: Unit of the losses, such as ``"nats per token"``.
         curve: The Pareto curve in ascending order of bytes; may be empty.
         notes: Remarks for the user.
@@ -90,7 +90,7 @@ class SelectionResult:
 
     @property
     def loss(self) -> float | None:
-        """Predicted loss of the choices; None without a prediction."""
+        """The predicted loss of the choices, or None if the selector predicts no loss."""
         losses = self.selection.losses
         return sum(losses[group][name] for group, name in self.selection.choices.items()) if losses else None
 
@@ -152,8 +152,8 @@ def selector_of(name: str | None = None, options: Mapping[str, Any] | None = Non
         options: Options of the selector, by name.
 
     Raises:
-        ConfigError: No selector is installed, several are installed but none is named, or it has no such
-            option.
+        ConfigError: No selector is installed, several are installed but none is named, or the selector has
+            no such option.
         UnknownNameError: There is no selector with this name.
         PluginError: The selector cannot be created, or has no method ``select``.
     """
@@ -161,8 +161,8 @@ def selector_of(name: str | None = None, options: Mapping[str, Any] | None = Non
     if name is None:
         if len(names) != 1:
             package = selectors().kind.distribution
-            missing = f"none is installed. The built-in one comes with {package}: pip install {package}"
-            said = f"there are {', '.join(names)}: name one" if names else missing
+            missing = f"none is installed. The built-in selector comes with {package}: pip install {package}"
+            said = f"several are installed, {', '.join(names)}: name one of them" if names else missing
             raise ConfigError(f"a selector chooses the scheme of each layer, and {said}")
         name = names[0]
     make = selectors().load_selector(name)

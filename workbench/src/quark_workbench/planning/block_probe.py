@@ -35,9 +35,9 @@ from quark_workbench.planning.workload import Calibration, workload_of
 __all__ = ["BlockSeconds", "measured_block", "seconds_per_byte"]
 
 _BUDGET = 6.0
-"""Seconds of a measurement; the width of the copy follows from it."""
+"""Time limit of a measurement, in seconds. The width of the measured copy follows from it."""
 _COPIES = 8
-"""Memory of a block's run (copies, statistics, codes) ÷ size of the block."""
+"""Memory that a run on one block takes (copies, statistics, codes) ÷ size of the block."""
 _LARGEST = 128 << 20
 """Largest block to measure if its class builds no narrower block, whose time would predict the duration.
 """
@@ -45,7 +45,7 @@ _READ, _SECONDS = 1 << 26, 0.5
 """Bytes of a file to read for the read speed, and the time limit."""
 _VOCABULARY = 256
 _BY_TOKEN = ("transforms", "forward", "statistics", "tune")
-"""Phases whose time grows with the data; differences of other phases are noise."""
+"""Phases whose time grows with the amount of data. In other phases, the two runs differ only by noise."""
 _FEW, _MORE = 2, 6
 """Numbers of sequences of the two compared runs."""
 _SHORTEST, _LONGEST = 128, 512
@@ -69,7 +69,7 @@ class BlockSeconds:
     measured_share: float = 1.0
 
     def of(self, tokens: int) -> dict[str, float]:
-        """Return the seconds of one block by phase."""
+        """Return a dictionary from phase to seconds of one block, for ``tokens`` calibration tokens."""
         return {name: fixed + tokens * self.per_token[name] for name, fixed in self.fixed.items()}
 
 
@@ -141,7 +141,7 @@ def measured_block(
             def seconds(one: _OneBlock, sequences: int) -> dict[str, float]:
                 return _seconds(one, run, sequences, used, exporter, options, device)
 
-            seconds(models[-1], 1)  # warms up
+            seconds(models[-1], 1)  # the first run warms up the machine
             least = seconds(models[-1], 1) if len(models) > 1 else {}
             chosen = _widest(models, least, device)
             few, more = (seconds(chosen, count) for count in (_FEW, _MORE))
@@ -169,7 +169,7 @@ def measured_block(
 
 
 def _line(few: Mapping[str, float], more: Mapping[str, float], length: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the seconds by phase without data and per token, from two runs.
+    """Return the seconds by phase without data, and the seconds by phase per token, from two runs.
 
     The runs have `_FEW` and `_MORE` sequences.
     """
@@ -234,7 +234,7 @@ def _of_all_widths(model: nn.Module, run: Run, blocks: list[Block], length: int,
 def seconds_per_byte(file: Path) -> float:
     """Return the seconds per byte of reading a file.
 
-    It reads from the disk if the system can drop cached pages.
+    If the system can drop cached pages, the file is read from the disk.
     """
     with file.open("rb", buffering=0) as opened:
         release_cached(opened.fileno(), _READ)

@@ -29,7 +29,7 @@ _PROGRAM = "the program and its modules"
 _OF_HOST = (_PROGRAM, "freed memory", "files being written")
 """Parts that are in host memory on every device."""
 _ROUNDING_COPIES = 4
-"""Float32 copies of a weight that round-to-nearest, codes and packing hold at a time."""
+"""Number of float32 copies of a weight that are in memory during rounding to nearest, coding and packing."""
 _SOLVER_COPIES, _FACTOR_COPIES = 6, 3
 """Float32 copies of the stacked weight and of the Hessian that a rounding with statistics holds at a time.
 """
@@ -63,15 +63,15 @@ class Output:
 
     @property
     def bits_per_quantized_weight(self) -> float:
-        """Bits of a quantized weight, its share of scales and zero points included.
+        """Mean bits of a quantized weight, including its share of scales and zero points.
 
-        0 if none is quantized.
+        It is 0 if no weight is quantized.
         """
         return self.quantized_bits / self.quantized_weights if self.quantized_weights else 0.0
 
     @property
     def bits_per_weight(self) -> float:
-        """Bits of a weight of the whole model."""
+        """Mean bits of a weight of the whole model."""
         return self.bits / self.weights if self.weights else 0.0
 
 
@@ -85,7 +85,7 @@ class Estimate:
             peak at different times.
         work: FLOPs.
         block: The seconds of one block; None if not measured.
-        seconds: Seconds by part, from the measured block; empty without a measurement.
+        seconds: Seconds by part of the run, computed from the measured block. Empty without a measurement.
         is_probed: Whether a measurement was requested.
         device: Device of the run.
     """
@@ -105,12 +105,12 @@ class Estimate:
 
     @property
     def device_bytes(self) -> int:
-        """Peak memory of the device; 0 on the CPU."""
+        """Peak memory of the device. It is 0 if the device is the CPU."""
         return 0 if self.device == "cpu" else sum(size for name, size in self.memory.items() if name not in _OF_HOST)
 
     @property
     def memory_of_program(self) -> int:
-        """Bytes that this process holds already."""
+        """Bytes of memory that this process uses already."""
         return self.memory.get(_PROGRAM, 0)
 
     def to_dict(self) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def estimate(
     in_memory: bool = False,
     probing: bool = True,
 ) -> Estimate:
-    """Estimate a run on data of that size.
+    """Estimate a run on calibration data of the size ``calibration``.
 
     The model may be a checkpoint's or one in memory.
 
@@ -157,7 +157,7 @@ def estimate(
         device: Device of the run.
         file: A file of the checkpoint, to measure the read speed; None if there is none.
         in_memory: Whether the model is loaded already, so that rounded weights add to it.
-        probing: Whether to measure a block for the time; takes a few seconds.
+        probing: Whether to measure a block to estimate the time. The measurement takes a few seconds.
     """
     content = CheckpointContent(model, run.plan.config, run.plan)
     parts = exporter.announced(content, quantized_skeleton(model, run.plan), options)
@@ -186,7 +186,7 @@ def output_of(model: nn.Module, run: Run, parts: Iterable[Mapping[str, Tensor]],
 
 
 def _being_written(model: nn.Module, parts: Iterable[Mapping[str, Tensor]], device: torch.device) -> int:
-    """Return the bytes of the two largest parts: one is written while the next is computed.
+    """Return the bytes of the two largest parts, since one part is written while the next is computed.
 
     On the CPU, unchanged tensors of the model take no extra memory.
     """
@@ -225,9 +225,9 @@ def _memory(
 
 
 def _activations(model: nn.Module, run: Run, calibration: Calibration) -> int:
-    """Return the bytes of the activations of forwards that pause inside a block.
+    """Return the bytes of the activations of forward passes that wait inside a block.
 
-    Without statistics, they pause between two blocks.
+    If no statistics are needed, the forward passes wait between two blocks.
     """
     data = calibration.calls()
     streams = run.algorithms.streams

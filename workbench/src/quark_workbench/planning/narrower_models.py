@@ -25,7 +25,7 @@ _EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_exp
 def experts_per_token(config: Any) -> tuple[int | None, int | None]:
     """Return how many experts of a mixture each token is routed to, and how many there are.
 
-    A number is None if the config does not state it.
+    Each of the two numbers is None if the config does not have it.
     """
     return next(iter(_counts(config, _CHOSEN).values()), None), next(iter(_counts(config, _EXPERTS).values()), None)
 
@@ -33,8 +33,9 @@ def experts_per_token(config: Any) -> tuple[int | None, int | None]:
 def narrowed(config: Any, layers: int) -> Any:
     """Return a config with ``layers`` decoder blocks of half the channels, heads and experts.
 
-    Heads keep their size, and tokens their number of experts. Channels stay at least 512, experts at least
-    twice the number per token. None if nothing can be halved.
+    The size of a head and the number of experts per token do not change. Channels stay at least 512, experts
+    at least
+    twice the number per token. Return None if nothing can be halved.
     """
     config = copy.deepcopy(config)
     text = config.get_text_config()

@@ -1,4 +1,4 @@
-"""PlannedRun: the output and needs of a run on a checkpoint, and every reason why it would fail.
+"""PlannedRun: the output and needs of a run on a checkpoint, and all known reasons why the run would fail.
 
 No weight is read; `planned_lines` is its text.
 """
@@ -67,7 +67,7 @@ class PlannedRun:
         plan: What each layer gets; None if a refusal prevents a plan.
         estimate: What the run writes and needs; None if ``plan`` is None.
         refusals: All reasons why the run would fail that are known without reading weights.
-        needs_data: The part that needs calibration data; empty if nothing does.
+        needs_data: Name of the part of the run that needs calibration data. Empty if no part needs data.
         warnings: Probable mistakes that do not stop the run.
     """
 
@@ -78,7 +78,7 @@ class PlannedRun:
     warnings: tuple[str, ...] = ()
 
     def with_errors(self, errors: Iterable[QuarkError]) -> PlannedRun:
-        """Return a copy with more refusals, which come first."""
+        """Return a copy with the errors as further refusals. The new refusals come first."""
         return attrs.evolve(self, refusals=tuple(dict.fromkeys((*_as_refusals(errors), *self.refusals))))
 
     def to_dict(self) -> dict[str, Any]:
@@ -166,7 +166,8 @@ def _has_files(path: Path) -> bool:
 def _opened(
     path: Path, dtype: str, refusals: _Refusals, build: Build, *, trust_remote_code: bool
 ) -> tuple[nn.Module | None, Sequence[Shard] | None, CodesOf, Sequence[str]]:
-    """Return the model on the meta device, its checked files, its quantized layers, and carried-over layers.
+    """Return the model on the meta device, its checked files, its quantized layers, and layers kept as
+    stored.
 
     The model is None if it is refused, and the files if they are refused or absent.
     """
@@ -187,14 +188,17 @@ class _Refusals(list[QuarkError]):
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """Collect an error of this project that ends the body."""
+        """Collect an error of this project that ends the body of the ``with`` statement."""
         try:
             yield
         except QuarkError as error:
             self.append(error)
 
     def collect(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T | None:
-        """Return the result of a call; None if an error of this project ends it, which is collected."""
+        """Return the result of a call.
+
+        If an error of this project ends the call, collect the error and return None.
+        """
         result = None
         with self.collecting():
             result = work(*args, **kwargs)
@@ -230,7 +234,7 @@ def _run(
 
 
 def _refuse_unreadable_data(path: Path, run: Run, model: nn.Module, calibration: Calibration, *, trust_remote_code: bool) -> None:
-    """Raise if the checkpoint has nothing that reads the calibration data."""
+    """Raise an error if the checkpoint lacks the tokenizer or processor that the calibration data need."""
     try:
         refuse_text(model, f"give --calib rows with images or sounds for {run.needs_data}, or batches in Python")
     except UnsupportedError:
@@ -239,8 +243,8 @@ def _refuse_unreadable_data(path: Path, run: Run, model: nn.Module, calibration:
         raise
     if load_tokenizer(path, trust_remote_code=trust_remote_code) is None:
         raise CheckpointError(
-            f"'{path}' has no tokenizer for the calibration text of {run.needs_data}: copy tokenizer.json into it, or give token tensors "
-            f"in Python"
+            f"'{path}' has no tokenizer for the calibration text of {run.needs_data}: copy tokenizer.json into that directory, or "
+            f"give token tensors in Python"
         )
 
 

@@ -27,13 +27,13 @@ __all__ = ["Calibration", "Task", "Workload", "statistics_bytes", "workload_of"]
 
 @attrs.frozen
 class Calibration:
-    """The size of the calibration data: sequences, and tokens in each.
+    """The size of the calibration data: the number of sequences, and the tokens in each sequence.
 
     Attributes:
         sequences: The number of sequences.
-        length: Tokens in each.
-        have_media: Returns whether the data hold images or sounds, and raises if the checkpoint has no
-            processor for them; called if the model needs them.
+        length: Tokens in each sequence.
+        have_media: A function that returns whether the data have images or sounds, and that raises an error
+            if the checkpoint has no processor for them. It is called if the model needs images or sounds.
     """
 
     sequences: int = 128
@@ -71,13 +71,13 @@ class Workload:
 
     Attributes:
         forwards: Passes of each calibration token through the decoder blocks; 0 without data.
-        forward: FLOPs of all passes: matrix products of linear layers and attention; a mixture counts the
-            experts of each token.
+        forward: FLOPs of all passes: matrix products of linear layers and attention; a mixture-of-experts
+            model counts only the experts of each token.
         statistics: FLOPs of the Hessians ``Σ x xᵀ [K, K]``, of which half is computed, for each input group.
         solver: FLOPs of column-wise rounding: ``K³ / 3`` for the factor of each Hessian and ``N K²`` for the
             propagated errors.
         rounded: Elements of rounded weights.
-        tasks: The input groups, each kind once, with its count.
+        tasks: The kinds of input groups, and the number of groups of each kind.
     """
 
     forwards: int = 0
@@ -132,7 +132,7 @@ def statistics_bytes(rounding: Rounding, columns: int) -> int:
 
 
 class _Allocated(TorchDispatchMode):
-    """While active, counts the bytes of the tensors that operations return."""
+    """A mode that, while it is active, counts the bytes of the tensors that operations return."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class _Allocated(TorchDispatchMode):
 
 
 def _tokens_of_experts(model: nn.Module, run: Run) -> float:
-    """Return the mean share of tokens that reach an expert; 1 if unknown."""
+    """Return the mean share of tokens that reach an expert, or 1 if the share is unknown."""
     config = text_config(model)
     chosen, experts = experts_per_token(config)
     return 1.0 if run.plan.config.calibrate_all_experts or not chosen or not experts else min(1.0, chosen / experts)

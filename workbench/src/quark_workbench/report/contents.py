@@ -81,7 +81,7 @@ def contents_of(content: CheckpointContent, report: CalibrationReport, directory
 
     Args:
         content: The quantized model, whose tensors may be on the meta device, its configuration and plan.
-        report: The calibration report of the run; empty if unknown.
+        report: The calibration report of the run. It is empty if the run is unknown.
         directory: The checkpoint.
         facts: Facts about the run.
     """
@@ -135,7 +135,7 @@ def _finite(value: Any) -> Any:
 
 
 def with_flags(contents: dict[str, Any]) -> dict[str, Any]:
-    """Return contents with their flags and thresholds."""
+    """Return a copy of the contents with flags and thresholds."""
     return contents | {"flags": flags_of(contents), "thresholds": dict(THRESHOLDS)}
 
 
@@ -151,7 +151,7 @@ def _with_ties(model: torch.nn.Module, rows: tuple[PlanRow, ...]) -> tuple[PlanR
 
 
 def _float_bytes(model: torch.nn.Module, rows: tuple[PlanRow, ...], element: int) -> int:
-    """Return the bytes of the float model: layers by shape, tied weights once, other parameters."""
+    """Return the bytes of the float model. Tied weights count once."""
     layers = {row.name for row in rows}
     others = {id(p): p for n, p in model.named_parameters() if n.rpartition(".")[0] not in layers or n.endswith(".bias")}
     return sum(prod(row.shape) * element for row in rows if row.tied_to is None) + sum(p.numel() * element for p in others.values())
@@ -270,7 +270,9 @@ _ATTEMPTS = 3
 
 @cache
 def probe(device: str = "cpu", dtype: torch.dtype = torch.float32) -> dict[str, float]:
-    """Return the machine's limits, the fastest of a few attempts; measured once per process.
+    """Return the limits of the machine.
+
+    They are the fastest of a few attempts and are measured once per process.
 
     Args:
         device: Torch device.

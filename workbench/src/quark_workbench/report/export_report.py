@@ -72,7 +72,7 @@ def export_report(directory: Path, float_model: Path | None = None, samples: Ite
 
 
 def _merged(earlier: Mapping[str, Any], contents: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the report of the run, with missing values measured now."""
+    """Return the report of the run. Values that it lacks come from ``contents``, which is measured now."""
     now = {layer["name"]: layer for layer in contents["layers"]}
     layers = []
     for layer in earlier["layers"]:
@@ -93,7 +93,7 @@ def _opened(float_model: Path, content: CheckpointContent) -> CheckpointSource:
 def _is_transformed(config: QConfig) -> bool:
     """Return whether an algorithm of the export changes weights before they are rounded.
 
-    If so, they differ from the float checkpoint.
+    If so, the weights before rounding differ from the float checkpoint.
     """
     known = algorithms()
     return any(a.name not in known or known.get(a.name).kind == "transform" for a in config.algo_config or ())

@@ -33,7 +33,7 @@ def write_report(content: CheckpointContent, report: CalibrationReport, director
 
 
 def write_contents(contents: dict[str, Any], directory: Path) -> None:
-    """Write contents as JSON and as a page; replaces earlier files and links."""
+    """Write contents as JSON and as a page. Earlier files and links of these names are replaced."""
     text, html = json.dumps(contents, indent=1, allow_nan=False, ensure_ascii=False) + "\n", page(contents)
     replace_text(directory / _JSON, text)
     replace_text(directory / _HTML, html)

@@ -86,7 +86,12 @@ def _harm(layers: Layers, report: Mapping[str, Any]) -> Iterator[dict[str, Any]]
         title = (
             f"The model is worse than round-to-nearest: the error after its last block is {error} instead of {found['nearest_error']:.3g}"
         )
-        yield _flag(RED, "harm", title, "Leave the algorithm out, or use another one or more data. Then compare both with quark evaluate.")
+        yield _flag(
+            RED,
+            "harm",
+            title,
+            "Leave out the algorithm, use another algorithm, or use more data. Then compare the results with quark evaluate.",
+        )
 
 
 def _low_ratio(layers: Layers, report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

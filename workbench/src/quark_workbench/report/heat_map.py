@@ -49,7 +49,7 @@ def ratio_cells(layers: Sequence[Mapping[str, Any]], blocks: Sequence[str], key:
 
 
 def _worst(layers: Sequence[Mapping[str, Any]], key: str) -> Cell | None:
-    """Return the cell of the layer with the lowest ratio; None without layers."""
+    """Return the cell of the layer with the lowest ratio, or None if there are no layers."""
     if not layers:
         return None
     worst = min(layers, key=lambda layer: layer[key])
@@ -58,7 +58,10 @@ def _worst(layers: Sequence[Mapping[str, Any]], key: str) -> Cell | None:
 
 
 def expert_cells(tokens: Mapping[str, int]) -> dict[str, list[Cell | None]]:
-    """Return a row for each mixture: the fewest tokens of each expert (the last number in a name)."""
+    """Return a row of cells for each mixture of experts.
+
+    The cell of an expert has its lowest number of tokens. The last number in a name is the expert's number.
+    """
     fewest: dict[str, dict[int, int]] = {}
     for name, count in tokens.items():
         parts = name.split(".")

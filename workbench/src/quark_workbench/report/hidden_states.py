@@ -22,10 +22,11 @@ from quark.models.plan.family import architecture_of
 
 __all__ = ["NOT_COMPARABLE", "hidden_errors"]
 
-NOT_COMPARABLE = "The hidden states cannot be compared, since a transform, such as a rotation, changed their basis."
+NOT_COMPARABLE = "A transform, such as a rotation, changed the basis of the hidden states, so they cannot be compared."
 _SAME_BASIS = 0.5
-"""If the relative squared error at the first block is larger, the hidden states have another basis. Random
-states have 2.
+"""If the relative squared error at the first block is larger, the hidden states have another basis.
+
+Random states have 2.
 """
 
 
@@ -61,7 +62,7 @@ def hidden_errors(source: BlockSource, float_model: nn.Module, quantized: nn.Mod
 
 @attrs.define(eq=False)
 class _Side:
-    """The forwards of one of the two models.
+    """The forward passes of one of the two models.
 
     Attributes:
         steps: The forwards.
@@ -75,7 +76,7 @@ class _Side:
 
     @torch.no_grad()
     def passed(self, index: int) -> dict[int, Tensor]:
-        """Run all forwards through a block, and return the hidden states after it, by call."""
+        """Run all forward passes through a block, and return the hidden states after it, by call."""
         outputs: dict[int, Tensor] = {}
 
         def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -124,14 +125,17 @@ class DepthError:
 
     @contextmanager
     def watching(self, blocks: Sequence[Block]) -> Iterator[None]:
-        """Compare the outputs of the blocks while the body runs."""
+        """Compare the outputs of the blocks in the body of the ``with`` statement."""
         with ExitStack() as stack:
             for block in blocks:
                 stack.callback(block.module.register_forward_hook(self._hook(block.name)).remove)
             yield
 
     def of(self, block: str) -> dict[str, Any]:
-        """Return a block's error, as `depth_figures` does, and forget it; empty if nothing was compared."""
+        """Return the `depth_figures` of a block, and forget its errors.
+
+        Return ``{}`` if nothing was compared.
+        """
         return depth_figures(self._errors.pop(block, []))
 
     def _hook(self, name: str) -> Any:
@@ -153,7 +157,7 @@ class DepthError:
 def depth_figures(errors: Sequence[OutputError]) -> dict[str, Any]:
     """Return the mean relative squared error of some tokens' hidden states, and the same in dB.
 
-    The second is the signal-to-noise ratio. Empty without tokens.
+    The value in dB is the signal-to-noise ratio. The result is empty if there are no tokens.
 
     Returns:
         ``relative_error``: ‖h − ĥ‖² ÷ ‖h‖² of each token, averaged, so that a token with massive activations

@@ -230,5 +230,5 @@ def _spread(count: int, most: int, device: torch.device) -> Tensor:
 
 
 def _rank(snr_db: float | None) -> float:
-    """Return the sort key of a layer from its ratio; a layer without error comes last."""
+    """Return the sort key of a layer from its signal-to-noise ratio. A layer without error comes last."""
     return math.inf if snr_db is None else snr_db

@@ -45,7 +45,7 @@ def measure(moment: Moment) -> None:
 
 
 def _in_short(weights: Mapping[str, Mapping[str, Any]], names: Iterable[str]) -> dict[str, Any]:
-    """Return the median ratio of some layers, and the layer with the lowest; empty if none has a ratio."""
+    """Return the median ratio and the layer with the lowest ratio, or ``{}`` if no layer has a ratio."""
     ratios = {name: ratio for name in names if (ratio := weights.get(name, {}).get("snr_db")) is not None}
     if not ratios:
         return {}

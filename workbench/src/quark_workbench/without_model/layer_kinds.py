@@ -69,7 +69,7 @@ class LayerKinds:
 
         Args:
             name: Full name of the module.
-            tensors: Its tensors by the last part of their names.
+            tensors: Dictionary from the last part of a tensor's name to the tensor of the module.
         """
         weight, bias = tensors.get("weight"), tensors.get("bias")
         if weight is None or weight.ndim != 2 or not weight.is_floating_point():

@@ -29,7 +29,7 @@ _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3")
 
 
 def input_table(model: nn.Module) -> Any:
-    """Return the embeddings with the rows of the vocabulary, or else the largest; None if there are none."""
+    """Return the embedding with a row for each token of the vocabulary, or else the largest, or None."""
     config: Any = model.config
     rows = config.number("vocab_size", "padded_vocab_size")
     tables = [m for n, m in model.named_modules() if isinstance(m, nn.Embedding) and not (is_of_a_tower(n) or predicts_ahead(n))]
@@ -37,7 +37,7 @@ def input_table(model: nn.Module) -> Any:
 
 
 def output_head(model: nn.Module) -> Any:
-    """Return the linear layer with the name of a head and the rows of the embeddings; None if absent."""
+    """Return the linear layer with the name of a head and as many rows as the embeddings, or None."""
     embeddings = input_table(model)
     heads = (m for n, m in model.named_modules() if isinstance(m, nn.Linear) and n.rpartition(".")[2] in _HEADS and not predicts_ahead(n))
     return next((m for m in heads if embeddings is not None and m.out_features == embeddings.num_embeddings), None)
@@ -52,7 +52,8 @@ def family_of(model: nn.Module, floats: Mapping[str, Sequence[str]]) -> StatedFa
 
     Args:
         model: The model.
-        floats: Names of the tensors with two or more axes that are in no layer, by the reason.
+        floats: Dictionary from a reason to the names of the tensors with two or more axes that are in no
+            layer for this reason.
     """
     config: Any = model.config
     lists = [*_block_lists(model)]
@@ -78,7 +79,7 @@ def family_of(model: nn.Module, floats: Mapping[str, Sequence[str]]) -> StatedFa
 
 
 def _registered(model_type: str) -> Architecture | None:
-    """Return the facts of a model type's template, or only its patterns; None if there is no template."""
+    """Return the facts of a model type's template, or its patterns alone, or None if there is no template."""
     facts = templates().find_architecture(model_type)
     if facts is not None or model_type not in templates():
         return facts
@@ -138,7 +139,7 @@ def _routers(model: nn.Module) -> Iterator[str]:
 
 
 def _number_of_experts(name: str, module: nn.Module) -> int:
-    """Return the number of experts of a module; 0 if it has none."""
+    """Return the number of experts of a module, or 0 if it has no experts."""
     if isinstance(module, StackedExperts):
         return next(module.parameters()).shape[0]
     return len(module) if isinstance(module, nn.ModuleList) and "expert" in name.rpartition(".")[2].lower() else 0

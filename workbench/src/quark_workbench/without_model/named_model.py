@@ -54,11 +54,11 @@ class NamedModel(nn.Module):
         self.all_tied_weights_keys: dict[str, str] = {}
 
     def get_input_embeddings(self) -> nn.Module | None:
-        """Return the token embeddings; None if no table is large enough."""
+        """Return the token embeddings, or None if no embedding table is large enough."""
         return input_table(self)
 
     def get_output_embeddings(self) -> nn.Module | None:
-        """Return the output head; None if there is none."""
+        """Return the output head, or None if the model has no head."""
         return output_head(self)
 
     def named_non_persistent_buffers(self) -> Iterator[tuple[str, Tensor]]:
@@ -81,13 +81,14 @@ def named_model(path: Path, dtype: str = "auto", device: torch.device | None = N
 
     A matrix ``….weight`` is a linear layer, unless its name says that it is an embedding or a norm. Its bias
     may show that it is transposed. Stacked experts become a `StackedExperts`. All other tensors stay float.
-    Tensors in the checkpoint's main dtype get ``dtype``, or the dtype of config.json; others keep theirs.
+    Tensors in the checkpoint's main dtype get ``dtype``, or the dtype of config.json. Other tensors keep
+    their dtype.
 
     The arguments are as in `quark.models.hf.skeleton.skeleton`.
 
     Args:
         path: Directory of the checkpoint.
-        dtype: A key of float32, bfloat16, float16; ``auto`` takes the dtype of the checkpoint.
+        dtype: One of float32, bfloat16 and float16, or ``auto`` for the dtype of the checkpoint.
         device: Has no effect, because nothing is computed.
         trust_remote_code: Has no effect, because no code is run.
 
@@ -125,7 +126,7 @@ def _stored(path: Path) -> dict[str, Tensor]:
 
 
 def _in_dtype(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
-    """Return the tensors; those in the floating-point dtype with the most elements are cast to ``dtype``."""
+    """Return the tensors. The tensors in the most frequent floating-point dtype are cast to ``dtype``."""
     sizes: Counter[torch.dtype] = Counter()
     for tensor in tensors.values():
         if tensor.is_floating_point():
@@ -169,13 +170,13 @@ class _Node:
         return root
 
     def walk(self, name: str) -> Iterator[tuple[str, _Node]]:
-        """Yield this node and all below it, with their full names."""
+        """Yield this node and all nodes below it, with their full names."""
         yield name, self
         for own, child in self.children.items():
             yield from child.walk(f"{name}.{own}" if name else own)
 
     def below(self) -> dict[str, Tensor]:
-        """Return the tensors of the module and of its children, by their names in it."""
+        """Return a dictionary from name in the module to tensor, for the module and its children."""
         inner = {f"{name}.{leaf}": t for name, child in self.children.items() for leaf, t in child.tensors.items()}
         return self.tensors | inner
 
@@ -191,7 +192,7 @@ class _Builder:
     Attributes:
         kinds: Tells the kind of a module from its tensors.
         hidden: The width of the hidden states; None if it is not known.
-        floats: Names of tensors of two or more axes that stay as they are, by the reason.
+        floats: Dictionary from a reason to the names of tensors of two or more axes that stay as they are.
     """
 
     kinds: LayerKinds

@@ -28,7 +28,8 @@ def quantize_without_model(
 ) -> QuantPlan:
     """Quantize a checkpoint without a model class, by the names and shapes of its tensors.
 
-    It rounds weights to nearest. It runs no model of transformers and no code of the checkpoint. If
+    Weights are rounded to nearest. The function runs no model of transformers and no code of the checkpoint.
+    If
     transformers knows the class, `quark.runs.quantize_checkpoint` writes the same tensors.
 
     Args:
@@ -36,8 +37,8 @@ def quantize_without_model(
         out: Directory of the result, as in `quark.runs.quantize_checkpoint`.
         config: The configuration, or the name of a scheme, or a function that returns a configuration for the
             model on the meta device (`named_model`).
-        **options: Further arguments of `quark.runs.quantize_checkpoint`, but ``data``, ``weight_converters``
-            and ``trust_remote_code``.
+        **options: Further arguments of `quark.runs.quantize_checkpoint`, except ``data``,
+        ``weight_converters`` and ``trust_remote_code``.
 
     Returns:
         The plan: what each layer got, with notes on undecided names.

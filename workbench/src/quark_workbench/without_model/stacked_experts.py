@@ -17,10 +17,10 @@ _GATE_UP, _HALVES = "gate_up_proj", ("gate_proj", "up_proj")
 
 
 class StackedExperts(nn.Module):
-    """The stacked tensors of the experts of a mixture.
+    """The stacked tensors of the experts of a mixture-of-experts layer.
 
     Args:
-        tensors: By their names in the module: ``gate_up_proj``, or ``gate_up_proj.weight``.
+        tensors: Dictionary from name in the module, ``gate_up_proj`` or ``gate_up_proj.weight``, to tensor.
         hidden: The width of the hidden states; None if it is not known.
     """
 

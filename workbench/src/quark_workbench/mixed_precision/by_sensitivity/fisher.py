@@ -34,7 +34,7 @@ __all__ = ["divergences"]
 
 
 class _Forms:
-    """Layers in the schemes of candidates, kept between batches while memory allows it.
+    """Layers in the schemes of candidates. They are kept between batches while there is enough memory.
 
     Args:
         room: Bytes for kept rounded weights; None keeps all. Other layers are rounded for each batch.
@@ -58,7 +58,9 @@ class _Forms:
 
 @attrs.define(eq=False)
 class _Errors:
-    """Sums of squared errors over passes; each layer adds to them when its output gradient is known.
+    """Sums of squared errors over forward passes.
+
+    Each layer adds its errors when its output gradient is known.
 
     Attributes:
         offered: Candidates that quantize a layer, by full name of layer.
@@ -100,7 +102,7 @@ class _Errors:
 
 
 def divergences(problem: SelectionProblem, calls: Sequence[Call], seed: int = 0, room: int | None = None) -> dict[str, dict[str, float]]:
-    """Return the predicted KL divergence in nats per token, by full name of layer, then by candidate.
+    """Return the predicted KL divergence in nats per token: by full name of layer, a dictionary by candidate.
 
     The whole model and the activations of one batch are in memory. The model does not change.
 
@@ -131,7 +133,7 @@ def divergences(problem: SelectionProblem, calls: Sequence[Call], seed: int = 0,
 
 
 def _backward(model: nn.Module, call: Call, generator: torch.Generator, errors: _Errors) -> int:
-    """Run a forward, draw next tokens, and run backward from their log-likelihood; return their number."""
+    """Draw next tokens in a forward pass, run backward from their log-likelihood, and return their number."""
     with torch.enable_grad():
         output = call.run(model)
         log_p = torch.log_softmax(getattr(output, "logits", output).flatten(0, -2).float(), -1)  # [tokens, V]
@@ -143,7 +145,7 @@ def _backward(model: nn.Module, call: Call, generator: torch.Generator, errors: 
 
 @contextmanager
 def _without_gradients(model: nn.Module) -> Iterator[None]:
-    """Give no parameter a gradient while the body runs."""
+    """Give no parameter a gradient in the body of the ``with`` statement."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
         for parameter in trained:

@@ -28,8 +28,7 @@ from quark_workbench.mixed_precision import CurvePoint
 __all__ = ["best_choice", "loss_of", "pareto_curve", "smallest_loss"]
 
 _ROUNDING = 1e-12
-"""Rounding error of bounds, as a share of the sum of all losses.
-"""
+"""Rounding error of bounds, as a share of the sum of all losses."""
 
 Losses = Mapping[str, Mapping[str, float]]
 Sizes = Mapping[str, Mapping[str, int]]
@@ -60,9 +59,9 @@ class _Group:
     """The options of a group that a solution may contain, in ascending order of size.
 
     Attributes:
-        options: Their numbers.
-        extra: Their sizes minus the smallest size.
-        losses: Their losses, in descending order.
+        options: Numbers of the options.
+        extra: Sizes of the options minus the smallest size.
+        losses: Losses of the options, in descending order.
     """
 
     options: list[int]
@@ -105,7 +104,7 @@ def _relaxed(groups: Sequence[_Group], room: int) -> tuple[list[int], float]:
 
 
 def _better(groups: Sequence[_Group], room: int, known: Sequence[int], price: float) -> list[int]:
-    """Return the options of the best solution; ``known`` if no solution is better."""
+    """Return the options of the best solution, or ``known`` if no solution is better than that."""
     best = sum(group.losses[o] for group, o in zip(groups, known, strict=True))
     margin = _ROUNDING * sum(abs(group.losses[0]) for group in groups)
     cheapest = [min(loss + price * extra for loss, extra in zip(group.losses, group.extra, strict=True)) for group in groups]

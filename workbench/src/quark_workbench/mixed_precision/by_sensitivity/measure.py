@@ -21,13 +21,15 @@ from quark_workbench.mixed_precision.by_sensitivity.replaced_layers import Block
 __all__ = ["limited", "measured_kl"]
 
 _HELD = 1 << 28
-"""Elements of hidden states (1 GiB in float32) that waiting forwards may hold; more choices take more passes.
+"""Largest number of elements of hidden states of waiting forward passes (1 GiB in float32).
+
+If there are more choices, the model runs several times.
 """
 
 
 @attrs.frozen(eq=False, kw_only=True)
 class _Forward(Call):
-    """A forward of the model under one choice, or of the float model.
+    """A forward pass of the model under one choice, or of the float model.
 
     Attributes:
         candidate_of: Name of the candidate by full name of layer; empty for the float model.
@@ -44,7 +46,9 @@ class _Forward(Call):
 
 
 def limited(data: Sequence[Call], tokens: int) -> list[Call]:
-    """Return the first forwards of the data, up to a number of tokens; at least one."""
+    """Return the first calls that together have at least ``tokens`` tokens, or all calls if they have
+    fewer.
+    """
     taken: list[Call] = []
     count = 0
     for call in data:
@@ -59,7 +63,7 @@ def measured_kl(problem: SelectionProblem, choices: Sequence[Mapping[str, str]],
     """Return the mean KL divergence from the float model for each of several choices, in nats per token.
 
     Weights are rounded to nearest, and inputs with static scales are quantized with the scales of each batch.
-    All choices pass through the model together, so each block is read once.
+    The model runs under all choices together, so each block is read once.
 
     Args:
         problem: The problem with the model and the data.
@@ -81,7 +85,7 @@ def measured_kl(problem: SelectionProblem, choices: Sequence[Mapping[str, str]],
 
 
 def _measured(problem: SelectionProblem, choices: Sequence[Mapping[str, str]], data: Sequence[Call]) -> list[float]:
-    """Return the divergence of each choice, given as candidate by layer."""
+    """Return the divergence of each choice. A choice maps each layer to its candidate."""
     reference: dict[int, Tensor] = {}
     sums, count = [0.0] * len(choices), 0
 
@@ -115,7 +119,7 @@ def _measured(problem: SelectionProblem, choices: Sequence[Mapping[str, str]], d
 
 
 def _log_probabilities(logits: Tensor) -> Tensor:
-    """Return the log-probabilities of logits ``[tokens, V]``, float32."""
+    """Return the log-probabilities for logits ``[tokens, V]``, in float32."""
     if not bool(torch.isfinite(logits.sum(dtype=torch.float64))):
         raise NonFiniteError("the logits hold NaN or Inf, so no divergence can be measured: try another dtype or scheme", tensor="logits")
     return torch.log_softmax(logits.float(), -1)

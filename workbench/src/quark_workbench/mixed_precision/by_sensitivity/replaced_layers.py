@@ -1,4 +1,4 @@
-"""Forwards with replaced layers, with one block in memory; and layers in a candidate's scheme."""
+"""Forward passes with replaced layers and one block in memory, and layers in the scheme of a candidate."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from quark_workbench.mixed_precision import Candidate, LayerGroup, SelectionProb
 __all__ = ["BlockForms", "QuantizedForm", "Replacement", "quantizing", "streamed"]
 
 Replacement = Callable[[str, nn.Module, Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
-"""Replaces a layer's forward; gets its full name, the layer, its own forward, the input, and further
+"""A function that replaces a layer's forward function.
+
+Its arguments are the layer's full name, the layer, the layer's own forward function, the input, and further
 arguments.
 """
 
@@ -31,11 +33,13 @@ arguments.
 def streamed(
     problem: SelectionProblem, calls: Sequence[Call], layers: Sequence[str], replacement: Replacement, *, to_the_end: bool
 ) -> None:
-    """Run forwards with a replacement for the forwards of some layers; the model does not change.
+    """Run forward passes in which ``replacement`` replaces the forward functions of some layers.
+
+    The model does not change.
 
     Args:
         problem: The problem with the model and the source of its tensors.
-        calls: The forwards.
+        calls: The inputs of the forward passes.
         layers: Full names.
         replacement: Function that replaces the forward of each layer.
         to_the_end: Whether to compute the output head too.
