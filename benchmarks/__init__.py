@@ -1,9 +1,9 @@
-"""Benchmarks: ratios to a floor measured in the same run.
+"""Benchmarks, which report each figure as a ratio to a floor measured in the same run.
 
 `make bench` runs the benchmarks that need only this repository.
 
-As in the ``quark`` program, OpenMP threads that wait for each other soon sleep, unless you set
-``OMP_WAIT_POLICY``.
+OpenMP threads that wait for each other sleep after a short spin, as in the ``quark`` program. Set
+``OMP_WAIT_POLICY`` to change this.
 """
 
 import os

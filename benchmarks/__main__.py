@@ -1,4 +1,4 @@
-"""Run the benchmarks that have a bar, and add their figures to a file of results.
+"""Run the benchmarks, compare their figures with their bars, and add the figures to a file of results.
 
     python -m benchmarks [--results docs/data/benchmarks.json] [--only startup,formats] [--model MODEL]
                          [--text TEXT_DIR] [--amd-quark PYTHON] [--llm-compressor PYTHON]
@@ -6,27 +6,28 @@
 ==========  =========  ===================================================================================
 benchmark   needs      measures
 ==========  =========  ===================================================================================
-startup                listing every scheme, and importing ``quark.torch``
-formats                operations of every number format; with --amd-quark, its fake-quantize beside ours
-kernels     a GPU      rounding and encoding by kernels beside a copy on the GPU; the column loop
-layers                 peak memory from disk to disk by the number of layers
-copy                   rounding to nearest from disk to disk, beside loading and saving the same shards
-evaluate               peak memory of a comparison of two checkpoints, by block and in memory
-codes       --model    memory and time of models that run from codes, beside weights in memory
-rtn         --model    rounding to nearest from load to finished export, beside a copy
-calibrated  and --text GPTQ, AWQ, Qronos: time in forwards, alone and beside a busy process
-cpu         and --text algorithms: CPU seconds of one thread, in forwards, whatever else the machine does
-cpu16       and --text the same of the model in bfloat16, in forwards in bfloat16
-ranks       and --text two processes of one core beside one
-mixed       and --text divergence of chosen schemes beside one scheme of that size, and a heuristic
+startup                time to list every scheme, and to import ``quark.torch``
+formats                time of each number format's operations; fake-quantize also in AMD Quark (--amd-quark)
+kernels     a GPU      time of rounding, encoding and packing kernels ÷ a copy on the GPU; the column loop
+layers                 peak memory from disk to disk, by number of layers
+copy                   time of round-to-nearest from disk to disk ÷ loading and saving the same shards
+evaluate               peak memory of comparing two checkpoints, by block and in memory
+codes       --model    memory and time of models that run from codes ÷ those with weights in memory
+rtn         --model    time of round-to-nearest from load to finished export ÷ a copy
+calibrated  and --text time of GPTQ, AWQ and Qronos ÷ a forward, alone and beside a busy process
+cpu         and --text CPU seconds of algorithms in one thread ÷ a forward
+cpu16       and --text the same for the model in bfloat16
+ranks       and --text time of two processes of one core each ÷ one process
+mixed       and --text KL divergence of mixed precision ÷ one scheme of that size, and ÷ a heuristic
 tuning      and --text accuracy of a tuned model, and its time
-peers       and --text the same work in AMD Quark and llm-compressor, where their interpreters are given
+peers       and --text the same work in AMD Quark and llm-compressor, if you name their interpreters
 ==========  =========  ===================================================================================
 
-``--only tuned`` measures the accuracy of tuned models in MXFP4 and NVFP4, ``--only rotated`` that of a
-rotated one in INT8, ``--only large`` an 8B model (21 GB of disk), ``--only codes-1b`` the memory of a Llama
-of 1.2 billion weights that runs from codes. These and ``evaluate`` run only if you name them. If one fails,
-it is reported, and the others run. The page *Benchmarks* of the documentation shows the file.
+``evaluate`` and four more benchmarks run only if you name them in ``--only``. ``tuned`` measures the accuracy
+of tuned models in MXFP4 and NVFP4. ``rotated`` measures the accuracy of a rotated model in INT8. ``large``
+quantizes an 8B model, and needs 21 GB of disk. ``codes-1b`` measures the memory of a Llama of 1.2 billion
+weights that runs from codes. If a benchmark fails, the program reports the failure and runs the others. The
+page *Benchmarks* of the documentation shows the file of results.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ TUNED = "awq+gptq+tuning/mxfp4,awq+gptq+tuning/nvfp4"
 ROTATED = ["--runs", "rotation+smoothquant+gptq/int8", "--options", '{"r2": true, "r4": true}']
 MIXED = ["--sets", "fp8,mxfp6_e2m3,mxfp4_mxfp6_e2m3", "--bits", "5.125,6.25", "--uniform", "nvfp4,int4_wo_32,uint4_wo_32"]
 Arguments = Callable[[argparse.Namespace], list[str] | None]
-"""Makes the arguments of a benchmark from the program's; None if an argument that it needs is missing."""
+"""Returns a benchmark's arguments from the program's arguments; None if a required argument is missing."""
 
 
 def _with_model(*more: str) -> Arguments:
@@ -101,8 +102,8 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, help="file to which the run is added")
-    parser.add_argument("--only", default=",".join(name for name in BENCHMARKS if name not in LONG), help=f"of {', '.join(BENCHMARKS)}")
-    parser.add_argument("--model", help="directory of a float checkpoint; the bars of accuracy are for SmolLM2-135M")
+    parser.add_argument("--only", default=",".join(name for name in BENCHMARKS if name not in LONG), help=f"any of {', '.join(BENCHMARKS)}")
+    parser.add_argument("--model", help="directory of a float checkpoint; accuracy bars hold for SmolLM2-135M")
     parser.add_argument("--text", help="directory with foldoc.txt and devil.txt (Debian's dict-foldoc and dict-devil)")
     parser.add_argument("--amd-quark", metavar="PYTHON", help="interpreter of an environment with amd-quark")
     parser.add_argument("--llm-compressor", metavar="PYTHON", help="interpreter of an environment with llmcompressor")
@@ -118,7 +119,7 @@ def main(arguments: list[str] | None = None) -> None:
         place, of = BENCHMARKS[name]
         given = of(args)
         if given is None:
-            print(f"== {name} is left out: an argument that it needs is missing. --help lists them", flush=True)
+            print(f"== {name} does not run: an argument that it needs is missing. --help lists what each benchmark needs", flush=True)
             continue
         print(f"== {name}", flush=True)
         start = time.perf_counter()

@@ -3,16 +3,16 @@
     python -m benchmarks.accelerator [CASE ...] [--device cuda] [--minutes 10] [--results FILE]
         [--samples 128] [--length 2048] [--activation-memory BYTES] [--directory DIR]
 
-Each case writes a checkpoint of random bfloat16 weights, and forecasts the run as ``quark plan`` does. The
-run goes from disk to disk, and calibrates on random tokens. No case starts later than ``--minutes`` after the
-first. A line of the table has:
+Each case writes a checkpoint of random bfloat16 weights, and forecasts the cost of the run as ``quark plan``
+does. It then quantizes the checkpoint from disk to disk, and calibrates on random tokens. The program starts
+no new case when ``--minutes`` have passed. A line of the table has:
 
 * the seconds of the run, and of a block after the first, also by phase;
 * the peak of the device's memory;
-* the floor: the FLOPs of forwards and Hessians at the speed of a bfloat16 product, and the FLOPs of the
-  solver at the speed of a float32 product, both measured here; or the seconds of copying the checkpoint, if
-  they are more;
-* the run ÷ its floor, and the run ÷ its forecast, for seconds and memory.
+* the floor, in seconds: the FLOPs of forwards and Hessians ÷ the measured FLOP/s of bfloat16 matrix products,
+  plus the FLOPs of the solver ÷ the measured FLOP/s of float32 matrix products. If copying the checkpoint
+  takes longer, the floor is the time of the copy;
+* seconds ÷ floor, and seconds and memory ÷ forecast.
 
 Bars hold for 128 sequences of 2048 tokens on a GPU of the size of an H100. ``tiny`` and ``tiny-mixture`` run
 anywhere in seconds, and show only that the program works.
@@ -56,12 +56,12 @@ class Case:
     Attributes:
         shape: A name in `SHAPES`.
         layers: The number of decoder blocks; None for all.
-        algorithms: Their names joined by ``+``; empty to round to nearest.
+        algorithms: Names of algorithms joined by ``+``; empty for round-to-nearest.
         scheme: The scheme.
         seconds: Most seconds of the run.
         block_seconds: Most seconds of a block after the first.
         peak: Most bytes on the device.
-        share_of_copy: Least throughput of the run ÷ that of copying the checkpoint.
+        share_of_copy: Least throughput of the run ÷ throughput of copying the checkpoint.
     """
 
     shape: str
@@ -119,13 +119,13 @@ class Measured:
     Attributes:
         seconds: Seconds of the whole run, with reading and writing.
         block: Mean seconds of the blocks after the first; of the only block, if there is one.
-        phases: Seconds of the host by phase, from the report. The host may wait in one phase for work of an
-            earlier one.
-        peak: Most bytes on the device; 0 if that is the CPU.
+        phases: Seconds of the host by phase, from the report. In one phase, the host may wait for the device
+            to finish an earlier phase.
+        peak: Most bytes on the device; 0 if the device is the CPU.
         size: Bytes of the checkpoint.
         floor: Least seconds; see `Rates.floor`.
-        forecast: Seconds that the plan foresees.
-        forecast_peak: Bytes on the device that the plan foresees; 0 if that is the CPU.
+        forecast: Seconds that the plan forecasts.
+        forecast_peak: Bytes on the device that the plan forecasts; 0 if the device is the CPU.
         copy: Seconds of copying the checkpoint.
     """
 
@@ -252,7 +252,7 @@ def _versions(device: str) -> dict[str, str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the program; returns 1 if a bar is missed or a case is not run."""
+    """Run the program; return 1 if a case misses a bar or does not run."""
     given = _parsed(arguments)
     kept = given.directory or Path(tempfile.mkdtemp(prefix="quark-accelerator-"))
     results: dict[str, Measured] = {}
@@ -261,7 +261,7 @@ def main(arguments: list[str] | None = None) -> int:
         for name in given.cases:
             case = CASES[name]
             if time.perf_counter() - started > 60 * given.minutes:
-                print(f"{name}: not run, since {given.minutes} minutes are over", flush=True)
+                print(f"{name}: does not run, since {given.minutes} minutes have passed", flush=True)
                 continue
             source = kept / f"{case.shape}-{case.layers or 'all'}"
             if not (source / "config.json").exists():
@@ -288,13 +288,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"any of {', '.join(CASES)}; default: those that are not tiny")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"any of {', '.join(CASES)}; default: all but the tiny ones")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--minutes", type=float, default=10.0, help="no case starts later than this")
+    parser.add_argument("--minutes", type=float, default=10.0, help="start no case after this time")
     parser.add_argument("--samples", type=int, default=128)
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--activation-memory", type=int, default=None, help="limit for activations in bytes, as in the config")
-    parser.add_argument("--directory", type=Path, default=None, help="directory for checkpoints, which stay there")
+    parser.add_argument("--directory", type=Path, default=None, help="directory for checkpoints; they are kept")
     parser.add_argument("--results", type=Path, default=None, help="JSON file for the figures")
     given = parser.parse_args(arguments)
     given.cases = given.cases or _DEFAULT

@@ -1,4 +1,4 @@
-"""Busy loops: other programs that want a processor, as on a shared machine."""
+"""Busy loops, which compete for processors as other programs on a shared machine do."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def busy_loops(count: int) -> Iterator[None]:
-    """Run ``count`` computing processes beside the body; all of them compute before it begins.
+    """Run ``count`` busy processes during the body, which begins when all of them compute.
 
-    They end with this process, however it ends.
+    The busy processes end when this process ends, for whatever reason.
     """
     program = "import os\nparent = os.getppid()\nprint(flush=True)\nwhile os.getppid() == parent:\n    for _ in range(100_000): pass"
     loops = [subprocess.Popen([sys.executable, "-S", "-c", program], stdout=subprocess.PIPE) for _ in range(count)]

@@ -5,8 +5,8 @@
 
 A MODEL is a directory, or ``NAME=DIRECTORY``; the texts come from `benchmarks.texts`. Calibration sees
 windows of the first half of ``foldoc``; evaluation sees windows of the second halves of ``foldoc`` and
-``devil``. The program prints a table with a row for each model: the mean over the windows, with its standard
-error.
+``devil``. The program prints a table with a row for each model. The cells are means over the windows, with
+their standard errors.
 """
 
 from __future__ import annotations

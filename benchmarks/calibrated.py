@@ -5,12 +5,13 @@
                                     [--no-quality]
                                     [--out docs/data/calibrated.json]
 
-The protocol is the one of `benchmarks.perplexity`. `ratio` is the time of quantize_model ÷ one float forward
-over the calibration tokens in the same process (the faster of two). `peak` is the growth of resident memory
-over the loaded model ÷ one block's weights, second moments and activations in float32. Each run has its own
-process, so its time and memory depend on no other run. It prints a line of JSON; a table follows.
+`benchmarks.perplexity` describes the protocol. `ratio` is the time of quantize_model ÷ the time of one float
+forward over the calibration tokens in the same process (the faster of two). `peak` is the growth of resident
+memory beyond the loaded model ÷ the float32 bytes of one block's weights, Hessians and activations. Each run
+has its own process, so no other run changes its time and memory. Each run prints a line of JSON, and the
+program prints a table at the end.
 
-With ``--one-thread``, times are CPU seconds of one thread, which other work on the machine changes least.
+With ``--one-thread``, times are CPU seconds of one thread. Other work on the machine hardly changes them.
 With ``--busy N``, each quantization runs a second time beside N busy processes. `busy_ratio` is the median of
 the busy times ÷ the median of the quiet ones. The project's bar is 1.6 for one busy process on two cores.
 
@@ -64,7 +65,7 @@ BFLOAT16_FORWARDS = {
     "qronos/int4_wo_64": 8.5,
     "none/int8": 1.1,
 }
-"""The same for a bfloat16 model, in bfloat16 forwards: solving and the sums of statistics stay in float32."""
+"""Most bfloat16 forwards that a run of a bfloat16 model may take. Solvers and statistics stay in float32."""
 BUSY = 1.6
 """Largest ratio of a run's time beside one busy process to its time alone, on two cores."""
 ACCURACY = {
@@ -73,13 +74,13 @@ ACCURACY = {
     "awq+gptq+tuning/nvfp4": (36.5, None),
     "rotation+smoothquant+gptq/int8": (32.5, None),
 }
-"""Largest perplexity and divergence of SmolLM2-135M by run; the last one is with R2 and R4."""
+"""Largest perplexity and KL divergence of SmolLM2-135M by run; the last run uses R2 and R4."""
 RUNS = "gptq/int4_wo_64,gptaq/int4_wo_64,qronos/int4_wo_64"
 TABLE = [f"{a}/{s}" for s in ("int4_wo_64", "uint4_wo_64", "mxfp4", "nvfp4", "mxfp6_e3m2") for a in ("none", "gptq", "gptaq", "qronos")]
 
 
 def measure(args: argparse.Namespace, algorithm: str, scheme: str) -> dict[str, object]:
-    """Quantize fresh copies of the model and report on it."""
+    """Quantize fresh copies of the model, and return time, memory and accuracy."""
     tokenizer = load_tokenizer(args.model)
     calib = sequences(tokenizer, args.text / "foldoc.txt", 200_000, 8, 512)
     model = load_model(args.model, args.dtype)
@@ -109,7 +110,7 @@ def measure(args: argparse.Namespace, algorithm: str, scheme: str) -> dict[str, 
 
 
 def _quantize(args: argparse.Namespace, algorithm: str, scheme: str, model: torch.nn.Module, calib: Tensor) -> float:
-    """Quantize ``model`` in place, and return the wall time."""
+    """Quantize ``model`` in place, and return the wall time; CPU seconds with ``--one-thread``."""
     config = LLMTemplate.get(model.config.model_type).get_config(scheme=scheme, algorithm=_names(algorithm) or None)
     options = {"preset": args.preset, **json.loads(args.options)}
     config.algo_config = [_with_options(settings, options) for settings in config.algo_config or []] or None
@@ -151,7 +152,7 @@ def _allowed_bytes(model: torch.nn.Module, tokens: int) -> float:
 
 
 def measurements(results: Sequence[Mapping[str, Any]]) -> list[Measurement]:
-    """Return the figures of some runs that have a bar, or belong beside one."""
+    """Return the figures of some runs, with their bars."""
     found = []
     for one in results:
         algorithm, scheme, case = one["algorithm"], one["scheme"], f"{one['algorithm']}, {one['scheme']}"
@@ -184,7 +185,7 @@ def main(arguments: list[str] | None = None) -> list[Measurement]:
     parser.add_argument("--options", default="{}", help="further fields of the algorithms' settings, as JSON")
     parser.add_argument("--one-thread", action="store_true", help="compute with one thread, and count its CPU seconds")
     parser.add_argument("--busy", type=int, default=0, metavar="N", help="measure beside N busy processes too, in alternation")
-    parser.add_argument("--repeats", type=int, default=1, help="times to quantize; the median counts")
+    parser.add_argument("--repeats", type=int, default=1, help="number of times to quantize; the median is reported")
     parser.add_argument("--no-quality", action="store_true", help="time and memory only")
     parser.add_argument("--out", type=Path, help="file of figures to which the accuracy of each run is added")
     args = parser.parse_args(arguments)

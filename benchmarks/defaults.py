@@ -9,15 +9,16 @@
 A MODEL is a directory, or ``NAME=DIRECTORY``; ``tiny-llama``, ``tiny-mixture`` and ``tiny-layernorm`` are the
 bundled ones. A model is a language model, a sentence embedder or a speech recognizer; each kind has its own
 measures (`benchmarks.model_kinds`). ``--seeds`` rescale the channels of a language model by factors that
-cancel (`benchmarks.rescaled`); 0 leaves them as they are. The texts come from `benchmarks.texts`. Calibration
-sees the first half of a text; evaluation sees the second half of this text and of others.
-``--windows 2 --length 128`` is a quick look. ``--blocks`` quantizes only the first decoder blocks, if whole
-models take too long.
+cancel (`benchmarks.rescaled`); seed 0 leaves the weights as they are. The texts come from `benchmarks.texts`.
+Calibration sees the first half of a text; evaluation sees the second half of this text and of others. For a
+quick look, use ``--windows 2 --length 128``. If whole models take too long, ``--blocks`` quantizes only the
+first decoder blocks.
 
 A setting is ``NAME=ALGORITHMS[:OPTION=VALUE,…]``: algorithms joined by ``+``, or ``none`` for
-round-to-nearest. An option is a field of the algorithms' settings: ``damp_percent`` of all that have it,
-``gptq.damp_percent`` of one. It may also be the full name of a constant or function, such as
-``quark_algos.gptq.config.BEST_DAMPING``; a function then returns the value. Values are JSON. The option
+round-to-nearest. An option is a field of the algorithms' settings: ``damp_percent`` sets it for every
+algorithm that has the field, ``gptq.damp_percent`` for GPTQ alone. An option may also be the full name of a
+constant or function, such as ``quark_algos.gptq.config.BEST_DAMPING``; a function then returns the value.
+Values are JSON. The option
 ``calibration`` replaces the texts of ``--calibrate``: ``code+german`` takes half of the sequences from each,
 ``code+code+german`` two thirds from code. ``calibration_windows`` and ``calibration_length`` are the number
 of sequences and their tokens. All settings are compared with the first one.
@@ -26,8 +27,8 @@ A cell is a model, a seed, a scheme, a text of calibration and a text of evaluat
 program prints KL divergence from the float model and perplexity, or 1 − cosine for a sentence embedder. It
 adds the differences with standard errors paired by sequence, and a verdict (`benchmarks.paired`). The last
 line has the verdict over all cells. ``cost`` is CPU seconds of quantization ÷ CPU seconds of a float forward
-over the calibration tokens. Other work on the machine raises both. On another device these are the seconds of
-its host, which may wait for the device.
+over the calibration tokens. Other work on the machine raises both. With ``--device``, ``cost`` counts the CPU
+seconds of the host, which may wait for the device.
 """
 
 from __future__ import annotations
@@ -71,12 +72,12 @@ class Setting:
 
     Attributes:
         name: Name in the table.
-        algorithms: Names of algorithms, in any order; none for round-to-nearest.
-        options: Fields of their settings.
+        algorithms: Names of algorithms, in any order; empty for round-to-nearest.
+        options: Values by field of the algorithms' settings.
         replaced: Values by full name of a constant or function.
         calibration: Calibration texts, joined by ``+``; empty for the texts of ``--calibrate``.
         sequences: Number of calibration sequences; None for the number of ``--calibration-windows``.
-        length: Tokens of each; None for ``--length``.
+        length: Tokens of each calibration sequence; None for ``--length``.
     """
 
     name: str
@@ -92,7 +93,7 @@ class Setting:
         """Return the setting that ``NAME=ALGORITHMS[:OPTION=VALUE,…]`` describes.
 
         Raises:
-            ValueError: The text has another form.
+            ValueError: The text does not have this form.
         """
         name, _, rest = text.partition("=")
         algorithms, _, options = rest.partition(":")
@@ -139,7 +140,7 @@ class Setting:
 
     @contextmanager
     def replacing(self) -> Iterator[None]:
-        """Replace constants and functions in the body."""
+        """Replace the constants and functions named in ``replaced`` during the body."""
         patches = [mock.patch.object(*_owner(name), _like(name, value)) for name, value in self.replaced.items()]
         try:
             for patch in patches:
@@ -203,7 +204,7 @@ def measured(args: argparse.Namespace, name: str, path: Path, seed: int) -> Iter
     """Yield the cells of one model and seed: the values of each sequence by setting.
 
     Raises:
-        ValueError: A seed other than 0, or ``--blocks``, is asked for, and the model is not a language model.
+        ValueError: The model is not a language model, and ``--blocks`` or a seed other than 0 is given.
     """
     float_model = load_model(path, args.dtype)
     kind = kind_of(float_model)(float_model, path, load_tokenizer(path), args.text)
@@ -258,7 +259,7 @@ def _forward_seconds(model: nn.Module, batches: Sequence[Batch]) -> float:
 
 @contextmanager
 def first_blocks(model: Any, count: int | None) -> Iterator[None]:
-    """Cut a model such as a Llama to its first decoder blocks in the body; None keeps all."""
+    """Cut a model such as a Llama to its first decoder blocks during the body; None keeps all."""
     if count is None:
         yield
         return
@@ -271,7 +272,7 @@ def first_blocks(model: Any, count: int | None) -> Iterator[None]:
 
 
 def summary(cells: Sequence[Mapping[str, Any]], before: str, after: str) -> str:
-    """Return the line for all cells: the change of the measure, the cells, and the verdict."""
+    """Return the line for all cells: change of the measure, cells by verdict, and overall verdict."""
     change, verdicts = pooled(cells, before, after), [row_of(cell, before, after).change.verdict for cell in cells]
     cells_of = ", ".join(f"{count} {name}" for name, count in counts(verdicts).items())
     error = "" if change.error is None else f" ± {100 * math.exp(change.mean) * change.error:.1f}"
@@ -295,7 +296,7 @@ def _signed(change: Difference) -> str:
 
 
 def add_comparison(path: Path, args: argparse.Namespace, cells: Sequence[Mapping[str, Any]]) -> None:
-    """Add a comparison to a file of results; a missing file is made."""
+    """Add a comparison to a file of results, which is created if it is missing."""
     data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"comparisons": []}
     data["comparisons"].append(
         {

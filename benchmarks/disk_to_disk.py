@@ -2,21 +2,25 @@
 
 The program writes the models and removes them.
 
-    python -m benchmarks.disk_to_disk layers [--layers 15] [--samples 8] [--length 512] python -m
-    benchmarks.disk_to_disk copy [--shape 1b] [--schemes fp8,int4_wo_128,mxfp4_weight_only] [--runs 5] python
-    -m benchmarks.disk_to_disk large [--shape 8b] [--scheme mxfp4_weight_only] python -m
-    benchmarks.disk_to_disk evaluate [--shape 1b] [--scheme mxfp4_weight_only]
+    python -m benchmarks.disk_to_disk layers [--layers 15] [--samples 8] [--length 512]
+    python -m benchmarks.disk_to_disk copy [--shape 1b] [--schemes fp8,int4_wo_128] [--runs 5]
+    python -m benchmarks.disk_to_disk large [--shape 8b] [--scheme mxfp4_weight_only]
+    python -m benchmarks.disk_to_disk evaluate [--shape 1b] [--scheme mxfp4_weight_only]
 
-``layers``: the peak resident memory of GPTQ on SmolLM2's shape may grow by less than 10 % when the number of
-layers is multiplied by 4. ``copy``: the throughput of quantization is at least half the throughput of loading
-and saving the same shards by safetensors, in alternation. Two more lines wait until the disk has all bytes,
-as a run does: a copy, and for each scheme the loading and saving of the finished shards ("shards of …"). No
-program takes less. ``large``: an 8B model, 16 GB, is quantized under 4 GiB; a copy through safetensors would
-hold a shard of 5 GB at a time. ``evaluate``: peak memory of comparing a quantized checkpoint with its float
-one, with both models in memory and block by block (no bar).
+* ``layers`` measures the peak resident memory of GPTQ on SmolLM2's shape. It may grow by less than 10 % when
+  the model has four times as many layers.
+* ``copy`` measures the throughput of quantization, in alternation with loading and saving the same shards by
+  safetensors. Quantization must reach at least half the throughput of this copy. Two more lines wait until
+  the disk has all bytes, as quantization does: a copy, and for each scheme loading and saving the finished
+  shards ("shards of …"). These lines are lower bounds for any program.
+* ``large`` quantizes an 8B model of 16 GB under 4 GiB. A copy through safetensors would hold a shard of 5 GB
+  at a time.
+* ``evaluate`` measures the peak memory of comparing a quantized checkpoint with its float checkpoint, with
+  both models in memory and block by block. It has no bar.
 
-Peaks are the high-water mark of a fresh process (VmHWM, Linux) with pages of mapped files. Checkpoints are
-written to ``--directory``: `large` needs 21 GB there. The exit status is 1 if a bar is missed.
+A peak is the high-water mark of a fresh process (VmHWM, Linux), and includes pages of mapped files. The
+program writes checkpoints to ``--directory``; ``large`` needs 21 GB there. The exit status is 1 if a bar is
+missed.
 """
 
 from __future__ import annotations
@@ -50,7 +54,7 @@ RESIDENT = 4 << 30
 
 
 def status(field: str) -> int:
-    """Return a number of bytes from the status of this process."""
+    """Return a field of this process's status, in bytes."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field))
 
@@ -133,7 +137,10 @@ def layers(args: argparse.Namespace, directory: Path) -> list[Measurement]:
 
 
 def copying(source: Path, *, to_the_disk: bool = False) -> Callable[[Path], None]:
-    """Return a function that loads and saves every shard of a checkpoint, and may wait for the disk."""
+    """Return a function that loads and saves every shard of a checkpoint.
+
+    With ``to_the_disk``, it waits until the disk has all bytes.
+    """
 
     def copied(out: Path) -> None:
         out.mkdir()
@@ -236,7 +243,7 @@ def _parser() -> argparse.ArgumentParser:
     kind.add_argument("--shape", choices=SHAPES, default="1b")
     kind.add_argument("--layers", type=int)
     kind.add_argument("--scheme", default="mxfp4_weight_only")
-    # The work of a fresh process.
+    # The program starts these two in fresh processes.
     for name, work in (("child", child), ("comparing", comparing)):
         kind = kinds.add_parser(name, parents=[calibrated])
         kind.set_defaults(bar=None, work=work)
@@ -248,7 +255,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def measurements(arguments: list[str]) -> list[Measurement]:
-    """Print and return the measurement that the arguments ask for."""
+    """Make, print and return the measurements that the arguments name."""
     args = _parser().parse_args(arguments)
     logging.getLogger("quark").setLevel(logging.ERROR)
     load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors" if hasattr(os, "getloadavg") else ""

@@ -2,10 +2,11 @@
 
     python -m benchmarks.experts [--algorithms gptq,awq,awq+gptq] [--calibration 8,2] [--scheme int4_wo_64]
 
-For each number of calibration windows of 256 tokens, a line for each algorithm has the KL divergence of the
-model; a further line is with ``calibrate_all_experts``. A line for each expert has its calibration tokens and
-its squared output error ÷ the error of round-to-nearest. Errors are on tokens of the held-out text that the
-float model routes to the expert. Calibration uses the end of the text, evaluation its beginning.
+The program measures each algorithm with each number of calibration windows of 256 tokens. Two lines give the
+model's KL divergence, without and with ``calibrate_all_experts``. A line for each expert gives its number of
+calibration tokens, and its squared output error ÷ the error of round-to-nearest. The error is measured on
+the tokens of the held-out text that the float model routes to the expert. Calibration uses the end of the
+text, evaluation its beginning.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Experts = Mapping[str, nn.Module]
 
 
 def quantized(algorithm: str, scheme: str, windows: int, *, all_experts: bool = False) -> Any:
-    """Return the quantized tiny mixture; without an algorithm, it is rounded to nearest."""
+    """Return the quantized tiny mixture; an empty ``algorithm`` means round-to-nearest."""
     config = tiny_template("mixture").get_config(scheme=scheme, algorithm=algorithm.split("+") if algorithm else None)
     config.calibrate_all_experts = all_experts
     data = calibration_batches(windows, LENGTH) if algorithm else None

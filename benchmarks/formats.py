@@ -1,12 +1,13 @@
-"""Speed and peak memory of every number format on a 4096 × 4096 float32 tensor, beside a plain copy.
+"""Measure speed and peak memory of every number format on a 4096 × 4096 float32 tensor, beside a copy.
 
     python -m benchmarks.formats [--runs 9] [--threads 2] [--only mxfp4,mx6] [--reference PYTHON]
 
 The floor is ``x.clone()``: it reads the tensor once and writes it once to fresh memory, as quantization must.
 Each run times the floor and every operation in turn. The program prints medians, their ratios, and GB/s of
-float32 read and written. `fake-quantize` finds its scales from the tensor. Its peak memory, with the tensor
-and the result, is in units of the tensor (Linux only). ``--reference`` is the interpreter of an environment
-with amd-quark 0.13; its fake-quantize is timed in alternation (compilation off).
+float32 read and written. `fake-quantize` computes its scales from the tensor. Its peak memory includes the
+tensor and the result, and is given in multiples of the tensor's size (Linux only). ``--reference`` names the
+interpreter of an environment with amd-quark 0.13. Its fake-quantize is timed in alternation, without
+compilation.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from quark.plugins import documented_object
 SIDE = 4096
 LAST = {"ch_axis": -1}
 WARM_BARS = {"int8 per tensor": 1.6, "int4 groups of 128": 2.2, "fp8 per tensor": 2.45}
-"""Bar of fake-quantize, in copies to allocated memory: half of its time when the bars were set.
+"""Bar of fake-quantize in multiples of a copy to allocated memory; half of its time when the bars were set.
 """
 CASES: dict[str, tuple[str, dict[str, object]]] = {
     "int2 groups of 32": ("Int2PerGroupSpec", {**LAST, "group_size": 32}),
@@ -58,7 +59,7 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "bfp16": ("BFP16Spec", LAST),
 }
 TWO_STAGES = ("nvfp4", "int4_fp8")
-"""Schemes whose weights are also measured, without the reference."""
+"""Schemes whose weights are also measured, but not with AMD Quark."""
 REFERENCE = """
 import json, os, statistics, sys, time
 os.environ["QUARK_DISABLE_COMPILE"] = "1"
@@ -107,11 +108,11 @@ def seconds(action: Callable[[], object]) -> float:
 
 
 class Reference:
-    """amd-quark in its own interpreter, one timing a line."""
+    """Times amd-quark in its own interpreter, which prints one timing a line."""
 
     def __init__(self, python: str, threads: int, cases: dict[str, tuple[str, dict[str, object]]]) -> None:
         arguments = [python, "-c", REFERENCE, json.dumps(cases), str(SIDE), str(threads)]
-        others = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # it would import this quark there
+        others = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # it leads to another quark
         self._process = subprocess.Popen(
             arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=others
         )
@@ -126,7 +127,7 @@ class Reference:
         return line.strip()
 
     def seconds(self, name: str) -> float:
-        """Return the time of its fake-quantize in a case, or of its copy."""
+        """Return the time of amd-quark's fake-quantize in a case, or of a copy if the case is ``copy``."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{name}\n")
         self._process.stdin.flush()
@@ -147,7 +148,7 @@ def quantizers(only: str) -> dict[str, TensorQuantizer]:
 def peak(action: Callable[[], object], x: Tensor) -> float | None:
     """Return the peak memory of a call ÷ the size of ``x``, ``x`` included; None if unknown."""
     try:
-        # Freed memory goes back to the system, so that the peak counts it if it is used again.
+        # This returns freed memory to the system. Else the peak would miss memory that the call reuses.
         ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except (OSError, AttributeError):
@@ -185,7 +186,7 @@ def measure(args: argparse.Namespace, x: Tensor) -> list[Measurement]:
             theirs[name] += [took] if run else []
     peaks = {name: peak(actions[name, "fake-quantize"], x) for name in made}
     report(args, floor, taken, theirs if reference else {}, peaks)
-    print(f"A copy to memory that is there already takes {statistics.median(warm) / statistics.median(floor):.2f} of that floor.")
+    print(f"A copy to allocated memory takes {statistics.median(warm) / statistics.median(floor):.2f} of that floor.")
     copy, what = statistics.median(floor), f"a copy of {SIDE}×{SIDE} float32 to fresh memory, {args.threads} threads"
     found = [Measurement(f"formats: {op}", name, statistics.median(values) / copy, "×", what) for (name, op), values in taken.items()]
     for name, bar in WARM_BARS.items():

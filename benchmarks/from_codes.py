@@ -1,17 +1,19 @@
-"""Models that run from codes beside the same models with weights in memory: memory, and time.
+"""Measure memory and time of models that run from codes, beside the same models with unpacked weights.
 
     python -m benchmarks.from_codes [MODEL] [--shape 1b] [--schemes int4_wo_32,fp8] [--prompt 512]
 
-MODEL is a float checkpoint. Without it, a random Llama of that shape is written, and only memory is measured.
-All weights, with MODEL's head, are rounded to nearest; the checkpoints are removed afterwards. Memory: a
-fresh process loads a checkpoint and computes the logits of 64 tokens in the checkpoint's dtype. The figure is
-its most resident bytes beyond the imports (VmHWM, Linux), with pages of mapped files, ÷ the checkpoint's
-files. The bar is 1.15. Loading: CPU seconds ÷ CPU seconds of reading the files.
+MODEL is a float checkpoint. Without it, the program writes a random Llama of ``--shape``, and measures only
+memory. All weights are rounded to nearest, and so is MODEL's head. The program removes the checkpoints.
 
-Time: seconds of one thread for the logits of a prompt and of one token, in float32, ÷ the seconds of the
-model with weights in memory; medians, in alternation. The bar of a prompt is 1 / 0.9. "least operations" adds
-to the unpacked model the fewest torch operations that make float32 weights from 4-bit codes, in slices that
-stay in cache: two shifts, a conversion and a product.
+Memory: a fresh process loads a checkpoint and computes the logits of 64 tokens in the checkpoint's dtype. The
+figure is its peak resident memory beyond the imports (VmHWM, Linux) ÷ the size of the checkpoint's files. The
+peak includes pages of mapped files. The bar is 1.15. Loading: CPU seconds of loading ÷ CPU seconds of reading
+the files.
+
+Time: seconds of one thread for the float32 logits of a prompt and of one token ÷ the same for the model with
+unpacked weights. The seconds are medians of alternating runs. The bar of a prompt is 1 / 0.9. "least
+operations" adds to the unpacked model the fewest torch operations that make float32 weights from 4-bit codes,
+in slices that stay in cache: two shifts, a conversion and a product.
 """
 
 from __future__ import annotations
@@ -117,7 +119,7 @@ def _least_unpacking(model: nn.Module) -> None:
 
 
 def checkpoints(source: Path, schemes: str, directory: Path, *, with_head: bool) -> Iterator[tuple[str, Path]]:
-    """Yield each scheme and its checkpoint, which stays until the next one."""
+    """Yield each scheme and its checkpoint, which exists until the next one is asked for."""
     model_type = read_json(source / "config.json")["model_type"]
     for scheme in schemes.split(","):
         with tempfile.TemporaryDirectory(dir=directory) as out:

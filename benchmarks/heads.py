@@ -1,11 +1,11 @@
-"""Measure a head that is tied to the embeddings: KL divergence and bytes, float and quantized.
+"""Measure KL divergence and bytes of tied embeddings, float and quantized.
 
     python -m benchmarks.heads TEXT_DIR NAME=DIRECTORY [--windows 4] [--length 128]
                                [--out docs/data/heads.json]
 
-Each row is a checkpoint, written from disk in the model's own dtype and read in float32. KL divergence from
-the float model is the mean over the windows of all texts of `benchmarks.texts`, with its standard error.
-Bytes are those of the tensors in the file: of the head with the embeddings, and of everything.
+Each row is a checkpoint, quantized from disk to disk in the model's own dtype and loaded in float32. KL
+divergence from the float model is the mean over the windows of all texts of `benchmarks.texts`, with its
+standard error. Bytes are the size of the stored tensors: of the tied embeddings, and of all tensors.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ ROWS = (
     *((None, head) for head in ("int8_wo_per_channel", "int8_wo_32", "uint4_wo_32", "int4_wo_32")),
     *(("int4_wo_64", head) for head in (None, "int8_wo_per_channel", "int4_wo_32")),
 )
-"""Scheme of the layers in the blocks, and scheme of head and embeddings; None for float."""
+"""Scheme of the layers in the blocks, and scheme of the tied embeddings; None for float."""
 TEXTS = (*PACKAGED, "code")
 
 
 def configuration(model_type: str, body: str | None, head: str | None) -> QConfig:
-    """Return the configuration of a row: round-to-nearest."""
+    """Return the configuration of a row, which rounds to nearest."""
     own = schemes().load_config(head)() if head else None
     tied = {} if own is None else {"lm_head": own, "*embed_tokens": own}
     if body is None:
@@ -92,7 +92,7 @@ def measured(source: Path, texts: Path, windows: int, length: int) -> Iterator[R
 
 
 def share_parameters(model: nn.Module, reference: nn.Module) -> None:
-    """Let a model have the memory of a reference's parameters that are equal to its own."""
+    """Let a model share memory with the reference's parameters that equal its own."""
     own = dict(model.named_parameters())
     for name, parameter in reference.named_parameters():
         if name in own and torch.equal(own[name], parameter):

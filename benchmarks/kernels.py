@@ -2,10 +2,10 @@
 
     python -m benchmarks.kernels [--runs 50] [--side 8192]
 
-The floor of the elementwise kernels is ``out.copy_(x)`` with the same traffic: the tensor has half the bytes
-that a kernel reads and writes. The bar is 70 % of its bandwidth. Times are medians between events of the GPU.
-The GPU waits before each call, so that the host's launches do not count. Tensors are larger than its caches.
-Without a GPU nothing is measured.
+The floor of an elementwise kernel is ``out.copy_(x)``, which reads and writes as many bytes in total as the
+kernel. The bar is 70 % of the copy's bandwidth. Times are medians between events of the GPU. The GPU waits
+before each call, so that the time of the host's launches does not count. Tensors are larger than the GPU's
+caches. Without a GPU, the program measures nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SCHEMES = ("int4_wo_32", "int4_wo_128", "uint4_wo_128", "mxfp4", "mxfp6_e3m2", "
 BAR = 1 / 0.70
 COLUMNS, ROWS = 4096, 4096
 LAUNCHING = 2_000_000
-"""Cycles that the GPU waits before each call, about a millisecond, in which the host launches the call."""
+"""Cycles that the GPU waits before each call: about a millisecond, enough for the host to launch the call."""
 
 
 def seconds(action: Callable[[], object], runs: int) -> float:

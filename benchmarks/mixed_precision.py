@@ -1,21 +1,22 @@
 """Compare mixed precision on a real model with single schemes and a heuristic of equal size.
 
-    python -m benchmarks.mixed_precision MODEL TEXT_DIR [--sets
-                                         fp8,mxfp6_e2m3,mxfp4/ptpc_fp8,uint4_wo_32,uint4_wo_64] [--bits 5,6]
-                                         [--uniform nvfp4,mx6] [--sensitivities fisher,output] [--dtype
-                                         bfloat16] [--windows 2] [--out docs/data/mixed_precision.json]
+    python -m benchmarks.mixed_precision MODEL TEXT_DIR
+                                         [--sets fp8,mxfp6_e2m3,mxfp4/ptpc_fp8,uint4_wo_32,uint4_wo_64]
+                                         [--bits 5,6] [--uniform nvfp4,mx6] [--sensitivities fisher,output]
+                                         [--dtype bfloat16] [--windows 2] [--out FILE]
 
-Schemes are chosen for the checkpoint in its own dtype, on 8 sequences of 512 tokens from TEXT_DIR/foldoc.txt,
-character 200,000 on. The model is then rounded to nearest in --dtype, with the same text for static scales.
-It is compared with the float model in --dtype on other sequences of 512 tokens: --windows from foldoc.txt
-(character 3,500,000 on) and as many from devil.txt (character 20,000 on).
+The selector chooses schemes for the checkpoint in its own dtype, on 8 sequences of 512 tokens from
+TEXT_DIR/foldoc.txt, from character 200,000 on. The program then rounds the model to nearest in --dtype, and
+uses the same text for static scales. It compares the result with the float model in --dtype on other
+sequences of 512 tokens: --windows from foldoc.txt (from character 3,500,000 on) and as many from devil.txt
+(from character 20,000 on).
 
-Each set of candidates is measured at each size of --bits, with the choice by each sensitivity and by the
-heuristic ``ends``. ``ends`` gives the larger candidates to groups from the first and the last block inwards,
-as many as the budget allows; it runs with all candidates and without the largest ones. Every scheme of a set
-and of --uniform is also measured alone. The program prints a line of JSON for each row, then ratios.
-``--out`` writes the rows to a file, which the documentation shows. Rows that are in the file already are
-kept, so you can restart a measurement.
+The program measures each set of candidates at each size of --bits, with the choice by each sensitivity and by
+the heuristic ``ends``. ``ends`` starts at the first and the last block and goes inwards: it gives the larger
+candidates to as many groups as the budget allows. It runs with all candidates and without the largest ones.
+The program also measures every scheme of a set and of --uniform alone. It prints a line of JSON for each row,
+then ratios. ``--out`` writes the rows to a file, which the documentation shows. If the file has a row
+already, the program keeps it, so you can restart a measurement.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Ends:
 
 
 class Predicting:
-    """The selector of this project; it predicts losses once for each set of candidates."""
+    """This project's selector, which predicts losses once for each set of candidates."""
 
     def __init__(self, sensitivity: str) -> None:
         self._own = MixedPrecision(sensitivity=sensitivity, measured=0, points=2)
@@ -110,7 +111,7 @@ class Remembered(torch.nn.Module):
 
 
 class Measured:
-    """Quantizes by a configuration and compares."""
+    """Quantizes a model by a configuration, and compares it with the float model."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.model, self.dtype = args.model, args.dtype
@@ -141,7 +142,7 @@ def wanted_rows(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Sequ
     sets = [names.split(",") for names in args.sets.split("/")]
     named = [name for names in sets for name in names] + list(filter(None, args.uniform.split(",")))
     for name in dict.fromkeys(name for name in named if name != "bf16"):
-        # A float candidate beside it makes every size reachable.
+        # With the float candidate, every size can be reached.
         yield {"choice": UNIFORM_CHOICE, "candidates": [name], "target": 0.0, "from": [name]}, [name, "bf16"], 16.0, Uniform(name)
     predicting = {name: Predicting(name) for name in args.sensitivities.split(",")}
     for names in sets:
@@ -187,7 +188,7 @@ def is_heuristic(row: Mapping[str, Any], chosen: Mapping[str, Any]) -> bool:
 
 
 def measurements(rows: Sequence[dict[str, Any]]) -> list[Measurement]:
-    """Return each choice's divergence ÷ that of the best scheme of its size, and of ``ends``."""
+    """Return each choice's KL divergence ÷ that of the best single scheme of its size, and of ``ends``."""
     found = []
     for row in (row for row in rows if row["choice"] not in (UNIFORM_CHOICE, ENDS)):
         alone = best_alone(rows, row["target"])

@@ -1,4 +1,4 @@
-"""The kinds of models that `benchmarks.defaults` compares: their inputs and measures.
+"""Inputs and measures of the kinds of models that `benchmarks.defaults` compares.
 
 =================  ==================================  =================================================
 kind               reads                               measured by
@@ -48,28 +48,28 @@ class ModelKind(ABC):
         self.reference, self.path, self.tokenizer, self.folder = model, path, tokenizer, folder
 
     def calibration(self, texts: str, sequences: int, length: int) -> list[Batch]:
-        """Return sequences from the first halves of texts; their names are joined by ``+``.
+        """Return sequences from the first halves of texts, whose names are joined by ``+``.
 
-        Each text gives equally many; a text that is named twice gives twice as many.
+        Each text gives equally many sequences; a text that is named twice gives twice as many.
         """
         kinds = texts.split("+")
         counts = Counter(kinds[number % len(kinds)] for number in range(sequences))
         return [batch for text, count in counts.items() for batch in self.batches(text, 0, count, length)]
 
     def batches(self, text: str, half: int, count: int, length: int) -> list[Batch]:
-        """Return arguments of the model for sequences of one half of a text, one sequence each.
+        """Return the model's arguments for sequences of one half of a text, one batch for each sequence.
 
         ``half``, ``count`` and ``length`` are as in `benchmarks.texts.windows`.
         """
         return [self.batch(row, text) for row in windows(self.tokenizer, self.folder / f"{text}.txt", half, count, length)]
 
     def batch(self, tokens: Tensor, text: str) -> Batch:
-        """Return arguments of the model for the tokens of a window, ``[T]``, of the text of that name."""
+        """Return the model's arguments for the tokens of a window, ``[T]``, of the named text."""
         return {"input_ids": tokens[None]}
 
     @abstractmethod
     def values(self, models: Mapping[str, nn.Module], batches: Sequence[Batch]) -> Values:
-        """Return the measures of each sequence by name and setting, and the measures of the float model."""
+        """Return each sequence's measures by name and setting; the float model counts as a setting."""
 
 
 class LanguageModel(ModelKind):

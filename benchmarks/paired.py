@@ -1,9 +1,9 @@
 """Statistics of `benchmarks.defaults`: paired standard errors by sequence, and verdicts.
 
-Two settings are measured on the same sequences, so the difference does not depend on how hard a sequence is.
-Sequences count as independent; tokens of one sequence do not. A verdict is *better* or *worse* if the 95 %
-interval of Student's t distribution excludes equality, and otherwise *equal*. With few sequences the interval
-is wide.
+Both settings are measured on the same sequences, so hard sequences do not blur the difference. Sequences
+count as independent; tokens of one sequence do not. A verdict is *better* or *worse* if the 95 % interval of
+Student's t distribution excludes zero difference, and otherwise *equal*. With few sequences the interval is
+wide.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _STEPS = 20_000
 
 @cache
 def student_t(degrees: int) -> float:
-    """Return the t for which 95 % of Student's distribution with some degrees of freedom lie within ± t.
+    """Return the t such that 95 % of Student's distribution with these degrees of freedom lies within ± t.
 
     The density is integrated over the angle θ with ``x = √ν tan θ``, where it is ``cos^(ν − 1) θ``.
 
@@ -77,8 +77,8 @@ def log_ratio(pairs: Iterable[tuple[Hashable, float, float]]) -> Difference:
     """Return the mean of ``ln(after ÷ before)`` over sequences.
 
     Args:
-        pairs: Sequence, value before, and value after, both above 0. Values of the same sequence, such as
-            with several schemes or seeds, are averaged first, since they are not independent.
+        pairs: Sequence, value before, and value after, both above 0. Values of one sequence are averaged
+            first, since they are not independent; several schemes or seeds give several values.
     """
     of_sequence: dict[Hashable, list[float]] = {}
     for sequence, before, after in pairs:

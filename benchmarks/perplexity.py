@@ -1,11 +1,12 @@
-"""Perplexity, divergence, size and time of every scheme on a real model.
+"""Measure perplexity, KL divergence, size and time of every scheme on a real model.
 
     python -m benchmarks.perplexity MODEL TEXT_DIR [--schemes int4_wo_64,fp8]
 
-The protocol is float32 on the CPU. Calibration is on 8 sequences of 512 tokens from TEXT_DIR/foldoc.txt,
-character 200,000 on. Evaluation is on 16 sequences of 512 tokens: 8 from foldoc.txt (character 3,500,000 on)
-and 8 from devil.txt (character 20,000 on). `ratio` is quantization time ÷ the time of one float forward over
-the calibration tokens in the same run. The program prints a line of JSON for each scheme.
+The program computes in float32 on the CPU. Calibration sees 8 sequences of 512 tokens from
+TEXT_DIR/foldoc.txt, from character 200,000 on. Evaluation sees 16 sequences of 512 tokens: 8 from foldoc.txt
+(from character 3,500,000 on) and 8 from devil.txt (from character 20,000 on). `ratio` is quantization time ÷
+the time of one float forward over the calibration tokens in the same run. The program prints a line of JSON
+for each scheme.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def sequences(tokenizer: object, path: Path, start: int, count: int, length: int
 
 @torch.no_grad()
 def forward_seconds(model: torch.nn.Module, calib: Tensor, now: Callable[[], float] = time.perf_counter) -> float:
-    """Return the seconds, by a clock, of one float forward over the tokens, a sequence at a time."""
+    """Return the seconds of one float forward over the tokens, a sequence at a time; ``now`` is the clock."""
     model(calib[:1])
     start = now()
     for row in calib:
@@ -52,7 +53,7 @@ def forward_seconds(model: torch.nn.Module, calib: Tensor, now: Callable[[], flo
 def measure(
     args: argparse.Namespace, scheme: str, calib: Tensor, evaluation: list[Tensor], reference: torch.nn.Module
 ) -> dict[str, object]:
-    """Quantize a fresh copy of the model and report on it."""
+    """Quantize a fresh copy of the model, and return accuracy, size and time."""
     model = load_model(args.model, "float32")
     floor = forward_seconds(model, calib)
     config = LLMTemplate.get(model.config.model_type).get_config(scheme=scheme)

@@ -2,9 +2,9 @@
 
     python -m benchmarks.random_checkpoints OUT [--shape smollm2] [--layers 30] [--shard-bytes 5000000000]
 
-One block of random weights is repeated, and each tensor starts at another place in it. So an 8B model, 16 GB,
-takes about as long as writing its files. Tensors have the names of published checkpoints: experts that
-transformers fuses are stored one by one.
+All tensors are cut from one repeated block of random weights, each from another offset. So making an 8B model
+of 16 GB takes about as long as writing its files. Tensors have the names of published checkpoints: experts
+that transformers fuses are stored one by one.
 """
 
 from __future__ import annotations

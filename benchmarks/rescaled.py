@@ -1,8 +1,8 @@
-"""Make other weights with the same function: rescale channels by random factors that cancel.
+"""Change a model's weights but not its function: rescale channels by random factors that cancel.
 
-A setting that is better for one set of weights by chance is not better for the others. Scale can move between
-some layers, such as a norm and its projections; each such pair is rescaled by ``exp(0.3 z)`` with standard
-normal z.
+If a setting is better for one set of weights by chance, it is not better for the others. Scale can move
+between some pairs of layers, such as a norm and its projections. Each channel of such a pair is rescaled by
+``exp(0.3 z)`` with standard normal z.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from quark_algos.mappings.resolve import resolve
 
 SPREAD = 0.3
 MOST_CHANGE = 1e-2
-"""Largest change of the logits, relative to their norm, that another order of summation explains."""
+"""Largest change of the logits, relative to their norm, that summation in another order explains."""
 
 
 @torch.no_grad()
@@ -41,7 +41,7 @@ def rescale(model: nn.Module, seed: int, tokens: Tensor) -> int:
     for block in decoder_blocks(model, architecture):
         for mapping in mappings_of(architecture):
             resolved = resolve(mapping, block.module, architecture, text_config(model).num_attention_heads)
-            for pair in () if isinstance(resolved, str) else resolved:  # a reason: this block has no such pair
+            for pair in () if isinstance(resolved, str) else resolved:  # a string gives the reason that this block has no such pair
                 fold(pair, torch.exp(SPREAD * torch.randn(pair.channels.count, generator=generator)))
                 count += 1
     change = float((model(tokens).logits - before).norm() / before.norm())

@@ -1,4 +1,4 @@
-"""Results of benchmarks: figures, floors, machine and date. One file holds all runs, the newest last."""
+"""A file of benchmark results: figures, floors, machine and date of all runs, the newest last."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Measurement:
     Attributes:
         benchmark: Name of the benchmark.
         case: The measured case.
-        value: The figure: how many times the floor, seconds beyond it, or a measure of accuracy.
+        value: The figure: a multiple of the floor, seconds beyond the floor, or a measure of accuracy.
         unit: ``"×"``, ``"s"``, ``"perplexity"``, ``"nats"``, or ``"GiB"``.
-        floor: The reference of the figure, measured in the same run.
+        floor: What the figure is compared with; it is measured in the same run.
         bar: The largest allowed figure; None if there is no bar.
     """
 
@@ -38,8 +38,8 @@ class Measurement:
 
 
 def add_run(path: Path, measured: Sequence[Measurement]) -> None:
-    """Add a run with versions and the machine to a file of results; a missing file is made."""
-    # Imported here, since the benchmark of the start needs no torch in its own process.
+    """Add a run, with versions and the machine, to a file of results, which is created if it is missing."""
+    # Imported here, since the process of `benchmarks.startup` needs no torch.
     import torch
 
     from quark.base.version import VERSION

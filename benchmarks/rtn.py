@@ -64,7 +64,7 @@ def seconds(action: Callable[[Path], None]) -> float:
 
 
 def weights_only(scheme: str) -> Callable[[str], QConfig]:
-    """Return a configuration of only the scheme's weights, which needs no calibration data."""
+    """Return a configuration that quantizes only weights, and so needs no calibration data."""
 
     def make(model_type: str) -> QConfig:
         from dataclasses import replace

@@ -3,10 +3,10 @@
     python -m benchmarks.shared_run MODEL TEXT [--ranks 2] [--scheme int4_wo_64] [--algorithm gptq] [--calls
     16] [--repeats 3]
 
-Runs by one process and by several alternate. ``wall`` is the seconds of `quantize_checkpoint` on the slowest
-rank without imports. ``cpu`` is the CPU seconds of the slowest rank; other programs change it little, and it
-excludes waiting for other ranks. ``ratio`` is the median of several processes ÷ the median of one. The
-project's bar is a ``wall`` ratio of 0.6 for two processes on two idle cores.
+Runs by one process and runs by several processes alternate. ``wall`` is the time of `quantize_checkpoint` on
+the slowest rank, without imports, in seconds. ``cpu`` is the CPU seconds of the slowest rank. It excludes
+waiting for other ranks, and other programs hardly change it. ``ratio`` is the median of several processes ÷
+the median of one. The project's bar is a ``wall`` ratio of 0.6 for two processes on two idle cores.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def work(args: argparse.Namespace) -> None:
 
 
 def measured(ranks: int, arguments: list[str]) -> dict[str, float]:
-    """Return the seconds of a run by some number of processes."""
+    """Return the seconds of a run by this number of processes."""
     many = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     with tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, *many, "-m", "benchmarks.shared_run", *arguments, "--out", f"{directory}/out"]

@@ -1,4 +1,4 @@
-"""Speak texts by a synthetic voice, as input of speech models."""
+"""Speak texts with a synthetic voice, to make inputs for speech models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RATE = 16_000
 
 
 def spoken(text: str, language: str) -> Tensor:
-    """Return a text as espeak-ng speaks it, ``[samples]``, float32, −1 to 1, `RATE` samples a second.
+    """Return the sound of a text, spoken by espeak-ng: ``[samples]``, float32, −1 to 1, at `RATE`.
 
     Args:
         text: Words to speak.

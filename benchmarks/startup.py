@@ -1,10 +1,10 @@
-"""Time the start: listing every scheme, and ``import quark.torch`` beside ``import torch``.
+"""Time startup: listing every scheme, and ``import quark.torch`` beside ``import torch``.
 
     python -m benchmarks.startup [--runs 11]
 
-Each command runs in a fresh interpreter. Its output is not a terminal, since that would import rich. Its
-bytecode is cached, as in an installation, even if PYTHONDONTWRITEBYTECODE is set. The commands alternate. The
-program prints medians, their ratio or difference, and the bar.
+Each command runs in a fresh interpreter, and the commands alternate. Output goes to no terminal, since a
+terminal makes the program import rich. Bytecode is cached, as in an installation, even if
+PYTHONDONTWRITEBYTECODE is set. The program prints medians, their ratio or difference, and the bar.
 """
 
 from __future__ import annotations

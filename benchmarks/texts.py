@@ -70,7 +70,7 @@ def windows(tokenizer: Any, path: Path, half: int, count: int, length: int) -> T
         path: A text.
         half: 0 for calibration, 1 for evaluation; windows of the two halves never overlap.
         count: Number of windows.
-        length: Tokens of each.
+        length: Tokens of each window.
 
     Raises:
         ValueError: The text is too short for that many windows.

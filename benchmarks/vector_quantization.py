@@ -1,4 +1,4 @@
-"""Codebooks of quark-vq against integers of no less bits: KL divergence from the float model.
+"""Compare codebooks of quark-vq with integers of at least as many bits: KL divergence from the float model.
 
     python -m benchmarks.vector_quantization TEXT_DIR MODEL… [--bits 2,3] [--algorithms none,gptq]
                                              [--evaluate foldoc,devil,code,german] [--windows 4]
@@ -7,11 +7,11 @@
                                              [--out docs/data/vector_quantization.json]
 
 The schemes are ``vq2`` and ``vq3_g64``. The integers are asymmetric, in groups of 64, with scales in
-bfloat16, which makes them no smaller. Bits are counted from the tensors that a checkpoint stores, with
-scales, zero points and codebooks, over all quantized weights. Texts are those of `benchmarks.texts`:
-calibration sees the first half of a text, evaluation the second, and of other texts too. Differences have
-standard errors paired by sequence. ``--blocks`` quantizes the first decoder blocks alone, where whole models
-take too long.
+bfloat16, so they are no smaller than the codebooks. Bits per weight count all tensors that a checkpoint
+stores for the quantized weights, with scales, zero points and codebooks. The texts come from
+`benchmarks.texts`. Calibration sees the first half of a text; evaluation sees the second half of this text
+and of others. Differences have standard errors paired by sequence. If whole models take too long,
+``--blocks`` quantizes only the first decoder blocks.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from quark.plugins import schemes
 from quark.torch import LLMTemplate, ModelQuantizer
 
 GROUP = 64
-"""Columns that share a scale and a zero point of the integers."""
+"""Number of columns of an integer weight that share a scale and a zero point."""
 CODEBOOKS = {"2": "vq2", "3": "vq3_g64"}
 """Scheme for each number of bits."""
 
@@ -76,7 +76,10 @@ def stored_bits(model: nn.Module) -> float:
 
 
 def measured(args: argparse.Namespace, name: str, path: Path) -> Iterator[list[dict[str, Any]]]:
-    """Yield the cells of one model for each number of bits: a scheme and an algorithm, codebooks first."""
+    """Yield a list of one model's cells for each number of bits.
+
+    A list has a cell for each algorithm and scheme; the scheme with codebooks comes before integers.
+    """
     reference = load_model(path, "float32")
     kind = kind_of(reference)(reference, path, load_tokenizer(path), args.text)
     data = kind.calibration(args.calibrate, args.calibration_windows, args.length)
@@ -100,7 +103,7 @@ def measured(args: argparse.Namespace, name: str, path: Path) -> Iterator[list[d
 
 
 def compared(vector: dict[str, Any], scalar: dict[str, Any], texts: Sequence[str]) -> str:
-    """Return the line of a codebook against integers: bits, and KL divergence over all texts."""
+    """Return the line that compares codebooks with integers: bits, and KL divergence over all texts."""
     one, other = ([value for text in texts for value in cell[text]] for cell in (scalar, vector))
     change, ratio = difference(one, other), log_ratio(zip(range(len(one)), one, other, strict=True))
     mean = sum(one) / len(one)
@@ -120,8 +123,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--calibrate", default="foldoc")
     for option, number in (("windows", 4), ("length", 512), ("calibration-windows", 16)):
         parser.add_argument(f"--{option}", type=int, default=number)
-    parser.add_argument("--blocks", type=int, help="how many of the decoder blocks are quantized; default: all")
-    parser.add_argument("--out", type=Path, help="file of results, which is replaced")
+    parser.add_argument("--blocks", type=int, help="number of decoder blocks to quantize; default: all")
+    parser.add_argument("--out", type=Path, help="file of results, which is overwritten")
     args = parser.parse_args(arguments)
     cells: list[dict[str, Any]] = []
     for name, path in places(args.models):

@@ -2,10 +2,10 @@
 
     python -m benchmarks.word_error_rate MODEL TEXT OUT_DIR [--runs none/int4_wo_64,gptq/int4_wo_64,none/fp8]
 
-espeak-ng speaks sentences of TEXT (``benchmarks.texts``): sentences of its first half calibrate, those of the
-second half evaluate. A run is algorithms, joined by ``+``, and a scheme, done by ``quark quantize``. Standard
-errors are over sentences, by bootstrap; a difference is paired. OUT_DIR keeps the sounds, the checkpoints and
-the transcripts, and what is there is not made again.
+espeak-ng speaks sentences of TEXT (``benchmarks.texts``). Sentences of its first half calibrate, sentences of
+its second half evaluate. A run names algorithms, joined by ``+``, and a scheme; ``quark quantize`` does the
+work. Standard errors are over sentences, by bootstrap; a difference is paired. OUT_DIR keeps the sounds, the
+checkpoints and the transcripts. The program does not make them again if they exist.
 """
 
 from __future__ import annotations
@@ -35,21 +35,23 @@ _FEWEST_WORDS, _MOST_WORDS = 7, 20
 
 
 def sentences(text: str, half: int, count: int) -> list[str]:
-    """Return sentences of one half of a text, spread over it: of 7 to 20 words in small letters.
+    """Return sentences of 7 to 20 words, spread evenly over one half of a text.
+
+    Only the first letter of a sentence is a capital.
 
     Args:
         text: The text.
         half: 0 for calibration, 1 for evaluation.
-        count: How many sentences.
+        count: Number of sentences.
 
     Raises:
-        ValueError: There are not so many.
+        ValueError: The half has fewer such sentences.
     """
     size = len(text) // 2
     part = " ".join(text[half * size : (half + 1) * size].split())
     found = [one for one in dict.fromkeys(_SENTENCE.findall(part)) if _FEWEST_WORDS <= len(one.split()) <= _MOST_WORDS]
     if len(found) < count:
-        raise ValueError(f"one half of the text has {len(found)} sentences of small letters, fewer than {count}: give a longer text")
+        raise ValueError(f"one half of the text has {len(found)} lowercase sentences, fewer than {count}: give a longer text")
     return [found[i * len(found) // count] for i in range(count)]
 
 
@@ -71,10 +73,10 @@ def write_sounds(folder: Path, texts: list[str]) -> Path:
 
 
 def errors_of(model: Path, run: str, rows: tuple[Path, Path], out: Path, dtype: str) -> list[tuple[int, int]]:
-    """Return errors and words of each sentence, as a run transcribes it; the float model if the run is empty.
+    """Return the number of errors and of words in each sentence's transcript by a run.
 
-    ``rows`` has the sentences for calibration and those for evaluation. OUT keeps the checkpoint and the
-    transcripts.
+    An empty run is the float model. ``rows`` has the sentences for calibration and the sentences for
+    evaluation. OUT keeps the checkpoint and the transcripts.
     """
     algorithms, _, scheme = run.partition("/")
     name = run.replace("/", "-") or "float"
@@ -93,7 +95,7 @@ def errors_of(model: Path, run: str, rows: tuple[Path, Path], out: Path, dtype: 
 
 
 def table_row(name: str, errors: list[tuple[int, int]], of_float: list[tuple[int, int]]) -> str:
-    """Return the word error rate of a run, and its difference to the float model, as a line of a table."""
+    """Return a line of a table: the word error rate of a run, and its difference from the float model's."""
     rate, difference = word_error_rate(errors), rate_difference(errors, of_float)
     return f"| {name} | {_percent(rate)} | {_percent(difference, '+') if errors is not of_float else ''} |"
 
@@ -108,13 +110,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("text", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--runs", default=RUNS)
-    parser.add_argument("--sentences", type=int, default=50, help="sentences for calibration, and as many for evaluation")
+    parser.add_argument("--sentences", type=int, default=50, help="number of sentences for calibration, and for evaluation")
     parser.add_argument("--dtype", default="auto", help="dtype of the float model")
     args = parser.parse_args(arguments)
     text = args.text.read_text(encoding="utf-8", errors="replace")
     folders = [args.out / "calibration", args.out / "evaluation"]
     rows = [write_sounds(folder, sentences(text, half, args.sentences)) for half, folder in enumerate(folders)]
-    print("| run | word error rate | difference to float |\n|---|---|---|", flush=True)
+    print("| run | word error rate | difference from float |\n|---|---|---|", flush=True)
     of_float = errors_of(args.model, "", (rows[0], rows[1]), args.out, args.dtype)
     print(table_row("float", of_float, of_float), flush=True)
     for run in args.runs.split(","):

@@ -1,6 +1,6 @@
-"""AWQ, then GPTQ, on calibration text: ``python examples/calibrated.py OUT [MODEL TEXT]``.
+"""Quantize by AWQ and GPTQ on a calibration text: ``python examples/calibrated.py OUT [MODEL TEXT]``.
 
-Without MODEL, it takes the tiny model and its text.
+Without MODEL, the script uses the tiny model and its text.
 """
 
 from __future__ import annotations

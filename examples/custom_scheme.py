@@ -23,7 +23,7 @@ def main(out: Path) -> list[str]:
     LLMTemplate.register_scheme("my_w4a8", config=QLayerConfig(weight=weight, input_tensors=inputs))
     try:
         config = LLMTemplate.get("llama").get_config(scheme="my_w4a8", layer_config={"*.down_proj": "fp8"}, exclude_layers=["lm_head"])
-        config.layer_quant_config["*.down_proj"].input_tensors = None  # weights alone, so that no calibration data are needed
+        config.layer_quant_config["*.down_proj"].input_tensors = None  # weights alone need no calibration data
         model = ModelQuantizer(config).quantize_model(tiny_model())
     finally:
         LLMTemplate.unregister_scheme("my_w4a8")

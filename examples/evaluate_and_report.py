@@ -24,7 +24,7 @@ def main(out: Path, source: Path | None = None) -> list[str]:
     """Quantize to NVFP4, compare with the float model, and return the results as lines of text."""
     source = source or tiny_model_dir()
     config = LLMTemplate.get(model_config(source).model_type).get_config(scheme="nvfp4")
-    config.global_quant_config.input_tensors = None  # weights alone: no calibration data are needed
+    config.global_quant_config.input_tensors = None  # weights alone need no calibration data
     quantize_checkpoint(source, out, config, report=ReportOptions("full"))
 
     windows = scored_windows(load_tokenizer(source), held_out_text(), protocol_of("quark", seq_len=128), 8)

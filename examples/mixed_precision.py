@@ -1,6 +1,7 @@
 """Choose a scheme for each layer within a size: ``python examples/mixed_precision.py OUT [MODEL TEXT]``.
 
-OUT gets a report, quark_report.html, with the curve of sizes and losses and the scheme of each layer.
+The script writes a report, OUT/quark_report.html. The report draws loss against size, and lists the scheme of
+each layer.
 """
 
 from __future__ import annotations

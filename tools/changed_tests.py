@@ -1,8 +1,8 @@
 """Print the test files nearest to the changed files; ``make quick`` runs them.
 
-Changed files differ from the branch ``main``, committed or not; ``--since`` names another commit. The tests
-of ``core/src/quark/config/tensor.py`` are ``core/tests/config/test_tensor.py`` and at most `MOST` test files
-that import it, its own distribution's first.
+A file is changed if it differs from the branch ``main``, committed or not; ``--since`` names another commit.
+The tests of ``core/src/quark/config/tensor.py`` are ``core/tests/config/test_tensor.py`` and at most `MOST`
+test files that import the module. Test files of the same distribution come first.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[1]
 MOST = 8
-"""Largest number of test files that import a module; further ones find little more."""
+"""Largest number of test files that are listed because they import a module; more of them find little."""
 
 
 def changed_files(since: str) -> list[str]:
-    """Return new files and files that differ from the common ancestor with ``since``."""
+    """Return new files, and files that have changed since the common ancestor with ``since``."""
     base = _git("merge-base", since, "HEAD").strip() or since
     changed = _git("diff", "--name-only", "--diff-filter=d", base).splitlines()
     return sorted({*changed, *_git("ls-files", "--others", "--exclude-standard").splitlines()})
@@ -71,7 +71,7 @@ def _git(*arguments: str, cwd: Path = ROOT) -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="List the tests that are nearest to what changed.")
-    parser.add_argument("--since", default="main", metavar="COMMIT", help="what to compare with (main)")
+    parser = argparse.ArgumentParser(description="List the tests that are nearest to the changed files.")
+    parser.add_argument("--since", default="main", metavar="COMMIT", help="branch or commit to compare with (main)")
     for test in nearest_tests(changed_files(parser.parse_args().since), imports_of_tests()):
         print(test)

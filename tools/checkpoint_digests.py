@@ -1,13 +1,13 @@
-"""Record digests of the files that runs write, to show that a change leaves the files as they are.
+"""Record digests of the files that runs write, to show that a code change does not change the files.
 
     python -m tools.checkpoint_digests record FILE      # before the change
-    python -m tools.checkpoint_digests compare FILE     # after it: lists differences; exit status 0: none
+    python -m tools.checkpoint_digests compare FILE     # after it: lists differences; exit status 0 if none
 
-Every scheme with each algorithm of `ALGORITHMS` quantizes the bundled tiny model on four routes: in memory,
-from disk to disk, killed after its first block and resumed, and by two processes. In memory, each layout that
-can hold the result writes it. Each file has a digest, and so has the report without times. Sums depend on the
-CPU, so run both commands on the same machine. The tool uses few names of the packages, so that it runs on
-older and newer sources.
+Each scheme quantizes the bundled tiny model with each algorithm of `ALGORITHMS`, on four routes: in memory,
+from disk to disk, killed after the first block and resumed, and by two processes. On the route in memory,
+each layout that can hold the result writes it. The tool records a digest of each file, and of the report
+without times. Sums depend on the CPU, so run both commands on the same machine. The tool uses few names of
+the packages, so that it runs on older and newer sources.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
 ONLY = {"int8": {"rotation+gptq": ("rotation", "gptq")}}
 """Further algorithms for one scheme."""
 SLOW = ("onnx",)
-"""Layouts that are tried only with round-to-nearest: they trace the model, which is slow."""
+"""Layouts that are used only with round-to-nearest, since they trace the model, which is slow."""
 SAMPLES, TOKENS = 4, 64
 OF_A_RUN = re.compile(r"second|time|elapsed|created|machine|memory|command|python|version|source|path|flops|phases|share_of_limit")
 """Keys of a report that differ from run to run."""
@@ -52,7 +52,7 @@ def configurations() -> Iterator[tuple[str, str, tuple[str, ...]]]:
 
 
 def in_a_fork(work: Callable[[], object], environment: dict[str, str] | None = None) -> int:
-    """Start work in a fork without output; return the process's number."""
+    """Start work in a fork that prints nothing; return the process id."""
     number = os.fork()
     if number:
         return number
@@ -76,7 +76,7 @@ def in_a_fork(work: Callable[[], object], environment: dict[str, str] | None = N
 
 
 def waited(*numbers: int) -> int:
-    """Return the largest exit status of some forks."""
+    """Wait for forks, and return their largest exit status."""
     return max(os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) for number in numbers)
 
 
@@ -94,14 +94,14 @@ def digests(directory: Path) -> dict[str, str]:
 
 
 def timeless(report: Any) -> Any:
-    """Return a report without times and other facts of one run."""
+    """Return a report without times and other values that differ from run to run."""
     if isinstance(report, dict):
         return {key: timeless(value) for key, value in report.items() if not OF_A_RUN.search(key)}
     return [timeless(one) for one in report] if isinstance(report, list) else report
 
 
 def command(out: Path, scheme: str, algorithms: Sequence[str], *more: str) -> Callable[[], object]:
-    """Return a call of the command line that quantizes the tiny model from disk."""
+    """Return a function that calls the command line to quantize the tiny model from disk."""
     import quark_tiny_model
     from quark_workbench.cli.main import main
 
@@ -117,7 +117,7 @@ def command(out: Path, scheme: str, algorithms: Sequence[str], *more: str) -> Ca
 
 
 def dying(work: Callable[[], object]) -> None:
-    """Do some work, and end the process at the start of its second block."""
+    """Do some work, and end this process when the work starts the second block."""
     from quark.plugins.catalog import listening
 
     def hear(event: Any) -> None:
@@ -129,7 +129,7 @@ def dying(work: Callable[[], object]) -> None:
 
 
 def in_memory(out: Path, scheme: str, algorithms: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return digests of a model quantized in memory, by layout; layouts that cannot hold it are left out."""
+    """Return digests of a model quantized in memory, by layout; omit layouts that cannot hold the model."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -156,7 +156,7 @@ def in_memory(out: Path, scheme: str, algorithms: Sequence[str]) -> dict[str, di
 
 
 def of_one(scheme: str, algorithms: Sequence[str], root: Path) -> dict[str, Any]:
-    """Return the digests of all routes of one configuration; a route that fails has its exit status."""
+    """Return the digests of one configuration by route; for a route that fails, its exit status."""
     result: dict[str, Any] = {}
     answer = root / "memory.json"
     status = waited(in_a_fork(lambda: answer.write_text(json.dumps(in_memory(root / "memory", scheme, algorithms)))))

@@ -1,13 +1,12 @@
 """List modules without their public names in ``__all__``; with ``--write``, add them.
 
-    python -m tools.public_names            # modules without it, and wrong names in it; exit status 1 for any
-    python -m tools.public_names --write    # adds it, with all names without underscore, to shorten by hand
+    python -m tools.public_names            # lists missing and wrong ``__all__``; exit status 1 for any
+    python -m tools.public_names --write    # adds ``__all__`` with all names without underscore
 
-A module without definitions and re-exports needs no ``__all__``. Public names are functions, classes and
-constants at the top of a module, and explicit re-exports, ``from a import b as b``. Afterwards, sort and wrap
-with ``ruff check --fix`` and ``ruff format``. In the core, only modules with an API page are public.
-`WITHOUT_PUBLIC_NAMES` stay as they are: the catalogue finds checks by their type, and records name
-architectures.
+Shorten the added ``__all__`` by hand, then run ``ruff check --fix`` and ``ruff format``. Public names are
+functions, classes and constants at the top of a module, and explicit re-exports, ``from a import b as b``. A
+module without such names needs no ``__all__``. In the core, only modules with an API page are public. Modules
+in `WITHOUT_PUBLIC_NAMES` need none: the catalogue finds checks by their type, and records name architectures.
 """
 
 from __future__ import annotations

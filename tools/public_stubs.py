@@ -1,7 +1,7 @@
-"""Make stub files for AMD Quark's public modules, so that type checkers see them without source files.
+"""Make stub files for AMD Quark's public modules, which have no source files, for type checkers.
 
-    python -m tools.public_stubs             # names stub files that are out of date; exit status 1 for any
-    python -m tools.public_stubs --write     # writes them
+    python -m tools.public_stubs             # lists stub files that are out of date; exit status 1 for any
+    python -m tools.public_stubs --write     # writes these files
 
 The stubs mirror `quark_amd.finder`: their names come from `quark_amd.import_paths` and from the records of
 this project's plugins. Names of other plugins, and names made at import, are `Any`.
@@ -53,7 +53,7 @@ def references() -> dict[str, dict[str, str]]:
 
 
 def is_written(module: str, name: str) -> bool:
-    """Return whether the source of a module has the name; names made at import are not in it."""
+    """Return whether the source of a module has the name; it has no names that are made at import."""
     spec = find_spec(module)
     tree = ast.parse(Path((spec and spec.origin) or "").read_text(encoding="utf-8"))
     return any(name in (getattr(node, "name", None), getattr(node, "asname", None), getattr(node, "id", None)) for node in ast.walk(tree))

@@ -36,7 +36,7 @@ OTHER_BITS = {
     "model.layers.0.self_attn.o_proj": {"bits": 16},
 }
 FORMS = {"auto_gptq": ("auto_gptq", True), "auto_round": ("auto_round", False), "awq": ("auto_round:auto_awq", False)}
-"""Folder → AutoRound's name of the format, and whether codes are symmetric."""
+"""Folder → AutoRound's name of the format, and whether the codes are symmetric."""
 
 
 def main() -> int:
@@ -93,7 +93,7 @@ def loaded(form: str, block: dict, own: dict[str, torch.Tensor], linear: torch.n
         kind = qlinear_torch_zp.QuantLinear if "gptq" in packing else qlinear_torch.QuantLinear
         bits = own["qzeros"].shape[1] * 32 // linear.out_features
         layer = kind(bits, GROUP, linear.in_features, linear.out_features, linear.bias is not None)
-        own.pop("g_idx", None)  # neighbours share a group in all forms, and AutoRound uses the order only for square layers
+        own.pop("g_idx", None)  # AutoRound uses the order only for square layers; groups are contiguous
     layer.load_state_dict(own)
     return layer
 

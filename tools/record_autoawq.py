@@ -3,9 +3,9 @@
     python tools/record_autoawq.py SOURCES plugins/quark_exporters/tests/awq/golden
 
 ``SOURCES`` is the unpacked source distribution of AutoAWQ
-(``pip download --no-deps --no-binary :all: autoawq==0.2.9``): its rounding
+(``pip download --no-deps --no-binary :all: autoawq==0.2.9``). The script runs its rounding
 (``AwqQuantizer.pseudo_quantize_tensor``), its layer (``WQLinear_GEMM``), its configuration (``AwqConfig``)
-and ``dequantize_gemm`` run on a CPU. The whole package does not import with current versions of transformers.
+and ``dequantize_gemm`` on a CPU. The whole package cannot be imported with current versions of transformers.
 The script needs torch, transformers, tqdm and safetensors. ``MANIFEST.json`` has versions and hashes, and the
 tests check the files against it.
 """
@@ -35,7 +35,7 @@ SIZES = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidd
 
 def autoawq(sources: Path) -> tuple[Any, Any, Any, Any]:
     """Return ``pseudo_quantize_tensor``, ``WQLinear_GEMM``, ``AwqConfig``, ``dequantize_gemm``."""
-    # The packages import everything; as plain folders they allow imports of single modules.
+    # These packages import everything. Declared as plain folders, they allow imports of single modules.
     for name in ("awq", "awq.quantize", "awq.modules", "awq.modules.linear", "awq.models", "awq.utils"):
         package = types.ModuleType(name)
         package.__path__ = [str(sources / name.replace(".", "/"))]

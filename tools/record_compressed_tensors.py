@@ -36,7 +36,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "fp8_block": ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [16, 32], "symmetric": True}),
 }
 SHAPE = (20, 96)
-"""A number of rows that is a multiple of neither eight (codes of a word) nor 16 (blocks)."""
+"""Number of rows: a multiple of neither 8 (codes in a word) nor 16 (rows of a block)."""
 
 
 def scales_and_zero_points(weight: Tensor, arguments: dict[str, Any]) -> tuple[Tensor, Tensor]:

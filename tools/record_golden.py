@@ -1,7 +1,7 @@
-"""Record the golden files from AMD Quark: one awkward model in each scheme, one tensor in each spec.
+"""Record the golden files from AMD Quark: a model of awkward values in each scheme, a tensor in each spec.
 
     python tools/record_golden.py OUT                             # record everything, write OUT/MANIFEST.json
-    python tools/record_golden.py OUT --only fp8 specs/BFP16Spec  # record some of it, without a manifest
+    python tools/record_golden.py OUT --only fp8 specs/BFP16Spec  # record these files, without a manifest
     python tools/record_golden.py OUT --compare tests/golden      # record, then compare with the stored files
 
 Run it in a separate environment with ``amd-quark==0.13`` and without this repository's packages, since both
@@ -162,12 +162,12 @@ def _export(model: Any) -> tuple[dict[str, Tensor], dict[str, Any] | None, str]:
             export_safetensors(model, folder)
             configuration = json.loads(Path(folder, "config.json").read_text())["quantization_config"]
             return load_file(Path(folder, "model.safetensors")), configuration, "recorded"
-        except Exception as error:  # the status records what the reference refuses
+        except Exception as error:  # the status records that the reference refuses this
             return {}, None, f"recorded, without an export: {type(error).__name__}"
 
 
 def tensor_specs() -> Iterator[tuple[str, Any]]:
-    """Return recordings' names and the reference's spec, for every kind of spec in its documentation."""
+    """Return the reference's spec by recording's name, for every kind of spec in its documentation."""
     from quark.torch.quantization.config import config as reference
 
     scopes: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
@@ -255,7 +255,7 @@ def record_layer(out: Path, name: str, seed: int) -> str:
     tensors = {"x": x, **{f"state.{key}": tensor.clone() for key, tensor in layer.state_dict().items()}}
     own = QLayerConfig(**{slot: spec.to_quantization_spec() for slot, spec in specs.items()})
     quantizer = ModelQuantizer(QConfig(global_quant_config=QLayerConfig(), layer_type_quant_config={type(layer): own}))
-    if isinstance(layer, torch.nn.Embedding | torch.nn.EmbeddingBag):  # the reference has only its name
+    if isinstance(layer, torch.nn.Embedding | torch.nn.EmbeddingBag):  # the reference finds it only by its name
         quantizer = ModelQuantizer(QConfig(global_quant_config=QLayerConfig(), layer_quant_config={"0": own}))
     model = quantizer.freeze(quantizer.quantize_model(torch.nn.Sequential(layer), [x]))
     tensors |= {"y": model(x), "qdq.weight": model[0].weight}
@@ -275,7 +275,7 @@ OBSERVERS = {
     "power_of_two": "PerTensorPowOf2MinMaxObserver",
     "power_of_two_mse": "PerTensorPowOf2MinMSEObserver",
 }
-"""Observers of static activations in symmetric int8, by name of recording; they see several batches."""
+"""Observers of static activations in symmetric int8, by name of recording. Each sees several batches."""
 
 
 def activation_batches(seed: int) -> list[Tensor]:
@@ -331,7 +331,7 @@ def write_manifest(out: Path, seed: int) -> None:
 
 
 def differences(stored: Path, recorded: Path) -> list[str]:
-    """Return the tensors of ``recorded`` whose dtype, shape or bits differ from the stored ones, in words."""
+    """Return a sentence for each tensor whose dtype, shape or bits differ from the stored tensor."""
     lines = []
     for path in golden_files(recorded):
         name = path.relative_to(recorded).as_posix()
@@ -357,7 +357,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="folder for the recordings")
     parser.add_argument(
-        "--only", nargs="+", metavar="NAME", help="inputs, schemes, specs/NAME, layers/NAME, observers/NAME; without it, everything"
+        "--only", nargs="+", metavar="NAME", help="inputs, schemes, specs/NAME, layers/NAME, observers/NAME; default: everything"
     )
     parser.add_argument("--compare", type=Path, metavar="FOLDER", help="stored golden files to compare with")
     parser.add_argument("--seed", type=int, default=0)

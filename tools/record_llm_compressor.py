@@ -81,7 +81,7 @@ def main() -> int:
     for scheme in schemes:
         try:
             record(scheme, out / scheme)
-        except Exception as error:  # record only what the packages themselves can do
+        except Exception as error:  # record only schemes that the packages themselves support
             refused[scheme] = f"{type(error).__name__}: {error}"
             for path in (out / scheme).glob("*"):
                 path.unlink()

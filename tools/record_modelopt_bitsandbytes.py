@@ -84,7 +84,7 @@ def record(folder: Path, out: Path) -> None:
         own = {leaf: tensors.get(f"{name.removesuffix('weight')}{leaf}") for leaf in ("weight_scale", "weight_scale_2", "SCB")}
         if name.endswith(".weight") and tensor.itemsize == 1:
             values[name] = dequantized(tensor, own, model.get_parameter(name).shape)
-    model.load_state_dict({name: tensor for name, tensor in values.items() if name in model.state_dict()})  # all of them, or it raises
+    model.load_state_dict({name: tensor for name, tensor in values.items() if name in model.state_dict()})  # raises if a weight is missing
     with torch.no_grad():
         save_file({"ids": IDS, "logits": model(IDS).logits.contiguous()}, out / "expected.safetensors")
 

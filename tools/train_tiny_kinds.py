@@ -2,9 +2,9 @@
 
     python -m tools.train_tiny_kinds mixture kjv.txt devil.txt --out tiny_model/src/quark_tiny_model/mixture
 
-Texts, split and tokenizer come from the tiny Llama, which must be in a folder beside the new one. Everything
-is seeded, so the same texts, torch build and number of threads give the same files. A model is kept only if
-its held-out perplexity is below a third of a unigram model's.
+The tiny Llama gives texts, split and tokenizer, and must be in a folder beside the new one. Everything is
+seeded, so the same texts, torch build and number of threads give the same files. The script keeps a model
+only if its held-out perplexity is below a third of a unigram model's perplexity.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ MAX_BYTES = 1_600_000
 """Limit for a directory."""
 TOP, EXPERTS = 2, 8
 BALANCE = 2e-3
-"""Weight of the load-balancing loss: every expert is used, and their use still differs."""
+"""Weight of the load-balancing loss: the router uses every expert, but not equally often."""
 LEAST_TOKENS = 16
-"""Least number of held-out tokens of an expert: an expert with fewer was hardly trained."""
+"""Least number of held-out tokens of an expert; fewer tokens mean that the expert was hardly trained."""
 
 
 @attrs.frozen
@@ -66,7 +66,7 @@ def make_mixture(recipe: KindRecipe) -> Qwen2MoeForCausalLM:
 
 
 def make_layernorm(recipe: KindRecipe) -> OPTForCausalLM:
-    """Return a model with LayerNorms, biases, learned positions and a tied head, as OPT has them."""
+    """Return a model like OPT, with LayerNorms, biases, learned positions and a tied head."""
     config = OPTConfig(
         **sizes(recipe),
         word_embed_proj_dim=recipe.hidden,

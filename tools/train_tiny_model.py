@@ -2,9 +2,9 @@
 
     python tools/train_tiny_model.py kjv.txt devils_dictionary.txt --out tiny_model/src/quark_tiny_model/llama
 
-Everything is seeded, so the same texts, torch build and number of threads give the same files. It prints the
-held-out perplexity of the model and of a unigram model over the same tokens. The model is kept only if its
-perplexity is below a third of the unigram model's.
+Everything is seeded, so the same texts, torch build and number of threads give the same files. The script
+prints the held-out perplexity of the model, and of a unigram model over the same tokens. It keeps the model
+only if its perplexity is below a third of the unigram model's.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 END = "<|endoftext|>"
-BLOCK = 6000  # characters of a block, which is on one side of the split
+BLOCK = 6000  # characters of a block; a whole block is training text or held out
 HELD_OUT_EVERY = 48  # one block in every HELD_OUT_EVERY is held out
 MAX_BYTES = 4_000_000  # limit of the directory without the held-out text
 
 
 @attrs.frozen
 class Recipe:
-    """The model, and its training. Widths are multiples of 128, so that groups of 128 fit every layer."""
+    """Settings of model and training. Widths are multiples of 128, so that groups of 128 fit every layer."""
 
     vocabulary: int = 1024
     hidden: int = 256
@@ -79,7 +79,7 @@ def make_tokenizer(text: str, size: int) -> PreTrainedTokenizerFast:
 
 
 def sizes(recipe: Recipe) -> dict[str, Any]:
-    """Return the configuration fields of all kinds of models: tied head, token 0 as every special token."""
+    """Return the configuration fields of all models: a tied head, and token 0 as every special token."""
     return {
         "vocab_size": recipe.vocabulary,
         "hidden_size": recipe.hidden,
@@ -99,7 +99,7 @@ def make_model(recipe: Recipe) -> LlamaForCausalLM:
 
 
 def batches(tokens: Tensor, recipe: Recipe) -> Iterator[Tensor]:
-    """Yield endless batches ``[batch, length + 1]``; each pass has another offset and order."""
+    """Yield batches ``[batch, length + 1]`` without end; each pass has another offset and order."""
     generator = torch.Generator().manual_seed(recipe.seed)
     span = recipe.length + 1
     while True:
@@ -111,7 +111,7 @@ def batches(tokens: Tensor, recipe: Recipe) -> Iterator[Tensor]:
 
 
 def rate(step: int, recipe: Recipe) -> float:
-    """Return the learning rate: linear warm-up, then half a cosine down to 0."""
+    """Return the learning rate: linear warm-up, then half a cosine that falls to 0."""
     if step < recipe.warmup:
         return recipe.peak_rate * (step + 1) / recipe.warmup
     done = (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup)
@@ -131,7 +131,7 @@ def train(model: PreTrainedModel, tokens: Tensor, recipe: Recipe) -> None:
             group["lr"] = rate(step, recipe)
         output = model(input_ids=windows[:, :-1])
         loss = torch.nn.functional.cross_entropy(output.logits.flatten(0, 1), windows[:, 1:].flatten())
-        if getattr(output, "aux_loss", None) is not None:  # of a mixture: the loss for uneven use of experts
+        if getattr(output, "aux_loss", None) is not None:  # mixtures add a loss for uneven use of experts
             loss = loss + model.config.router_aux_loss_coef * output.aux_loss
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -146,7 +146,7 @@ def train(model: PreTrainedModel, tokens: Tensor, recipe: Recipe) -> None:
 
 @torch.inference_mode()
 def perplexity(model: PreTrainedModel, tokens: Tensor, length: int) -> float:
-    """Return the held-out perplexity over non-overlapping windows, without the tail."""
+    """Return the held-out perplexity over non-overlapping windows, without the shorter last one."""
     windows = tokens.unfold(0, length, length)
     total = sum(
         float(torch.nn.functional.cross_entropy(model(input_ids=w[None]).logits[0, :-1].float(), w[1:], reduction="sum")) for w in windows
@@ -155,7 +155,7 @@ def perplexity(model: PreTrainedModel, tokens: Tensor, length: int) -> float:
 
 
 def unigram_perplexity(train_tokens: Tensor, tokens: Tensor, size: int) -> float:
-    """Return the perplexity of token frequencies in the training text, with one added to every count."""
+    """Return the perplexity of a unigram model: token counts of the training text, each plus one."""
     counts = torch.bincount(train_tokens, minlength=size).double() + 1
     return math.exp(-float((counts / counts.sum()).log()[tokens].mean()))
 

@@ -15,7 +15,7 @@ from quark.torch import LLMTemplate, ModelQuantizer
 from quark.torch.quantization.config.config import Int2PerGroupSpec, Int3PerGroupSpec, QLayerConfig
 
 GROUPS = {"int3_wo_64": Int3PerGroupSpec, "int2_wo_64": Int2PerGroupSpec}
-"""Schemes that neither program names: symmetric integers in groups of 64, as in int4_wo_64."""
+"""Schemes that neither program has by name: symmetric integers in groups of 64, as in int4_wo_64."""
 
 
 def main(path: str, algorithm: str, scheme: str, tokens: str) -> None:

@@ -26,7 +26,7 @@ SCHEMES = {
 
 def main(path: str, algorithm: str, scheme: str, tokens: str) -> None:
     if algorithm != "autoround":
-        raise SystemExit(f"auto-round rounds by autoround, not by {algorithm}")
+        raise SystemExit(f"auto-round has only the algorithm autoround, not {algorithm}")
 
     def quantize(model: nn.Module, calibration: Tensor) -> nn.Module:
         count, length = calibration.shape
@@ -36,7 +36,7 @@ def main(path: str, algorithm: str, scheme: str, tokens: str) -> None:
             model, AutoTokenizer.from_pretrained(path), dataset=data, seqlen=length, nsamples=count, device_map="cpu", **SCHEMES[scheme]
         )
         quantized: nn.Module = tuner.quantize()[0]
-        return quantized.float()  # it gives bfloat16; evaluated in the dtype of the others
+        return quantized.float()  # auto-round returns bfloat16; the other programs are evaluated in float32
 
     measured(version("auto-round"), path, tokens, quantize)
 

@@ -20,7 +20,7 @@ from measuring import measured
 from torch import Tensor, nn
 
 ROUNDINGS = {"none": QuantizationModifier, "awq": QuantizationModifier, "gptq": GPTQModifier, "autoround": AutoRoundModifier}
-"""The modifier that chooses the codes, by the last name of a run's algorithms; AWQ runs before it."""
+"""The modifier that chooses the codes, by the last of a run's algorithms. AWQ runs before the modifier."""
 WEIGHTS = {
     "int4_wo_64": {"num_bits": 4, "strategy": "group", "group_size": 64},
     "int3_wo_64": {"num_bits": 3, "strategy": "group", "group_size": 64},

@@ -1,4 +1,4 @@
-"""Started runs of roundings, transforms and tunings that no plugin registers."""
+"""Runs with roundings, transforms and tunings that no plugin registers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["hand_made_run"]
 
 
 class HandMade(Algorithms):
-    """Algorithms whose results are not checked: an error would name the plugin that has registered them."""
+    """Algorithms whose results are not checked, since errors would name their plugin, and there is none."""
 
     def checked_rounding(self) -> CheckedRounding:
         return CheckedRounding(self.rounding)

@@ -1,4 +1,4 @@
-"""The package itself: importing it makes modules importable that have no files."""
+"""Importing the package makes modules importable that have no files."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Tries acme_nf3_g64, alone and with acme_weighted, on quark's tiny model. Prints a line of JSON.
+"""Try acme_nf3_g64 on quark's tiny model, alone and with acme_weighted, and print a line of JSON.
 
-The model is quantized, exported, loaded and compared.
+The script quantizes the model, exports it, loads the export, and compares it with the float model.
 
-Usage: ``python try_it.py OUT``. OUT is a new directory for ``plain`` and ``weighted``. This file names the
-plugin and never imports it.
+Usage: ``python try_it.py OUT``. OUT is a new directory for ``plain`` and ``weighted``. This file uses the
+plugin by name and never imports it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from quark_workbench.evaluate import perplexity, token_windows
 
 
 def weight_only(dtype: str, observer: str) -> QConfig:
-    """Return a configuration: weights of all linear layers except the head, in groups of 64."""
+    """Return a configuration that quantizes the weights of all linear layers except the head."""
     spec = QTensorConfig(
         dtype=dtype, observer_cls=observer, is_dynamic=False, qscheme="per_group", ch_axis=-1, group_size=64, symmetric=True
     )
@@ -42,7 +42,7 @@ def logits(model: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def tried(algorithm: str | None, out: Path, tokens: Tensor) -> tuple[nn.Module, dict[str, Any]]:
-    """Quantize, export and load; return the loaded model and figures."""
+    """Quantize, export and load; return the loaded model and its figures."""
     config = LLMTemplate.get("llama").get_config(scheme="acme_nf3_g64", algorithm=algorithm)
     # The beginning of the held-out text is for evaluation, the end for calibration; they do not overlap.
     model: Any = ModelQuantizer(config).quantize_model(tiny_model(), calibration_batches(8, 256))

@@ -1,7 +1,6 @@
-"""Calibrate on data of your own: plain text, JSON lines (chats too) and Parquet, each by GPTQ.
+"""Calibrate GPTQ on data of your own: plain text, JSON lines, chats, and Parquet.
 
-Run it with ``python examples/calibration_data/calibrate.py``. Without ``quark-core[data]``, Parquet is left
-out.
+Run ``python examples/calibration_data/calibrate.py``. Without ``quark-core[data]``, the script omits Parquet.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from quark_workbench.data.files import write_parquet
 __all__ = ["files", "main"]
 
 _TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
-"""A chat template; chat models bring their own."""
+"""A chat template, since the tiny model has none; chat models have their own."""
 
 
 def files(directory: Path) -> Iterator[Path]:

@@ -1,10 +1,10 @@
 """Open a page in headless Chromium and print its contents as JSON.
 
-Run by an interpreter that has playwright.
+The interpreter needs playwright.
 
     python look.py PAGE CHROMIUM [AXE]
 
-PAGE is a file, CHROMIUM the browser's program, AXE the file ``axe.min.js`` of axe-core.
+PAGE is an HTML file, CHROMIUM is the browser's program, and AXE is the file ``axe.min.js`` of axe-core.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def look(browser: Browser, page_path: Path, axe: Path | None, scheme: str, width
 
 
 def main() -> None:
-    """Look at a page in light and dark, wide and narrow."""
+    """Print the contents of a page in light and dark colours, and in a wide and a narrow window."""
     path, program, *rest = sys.argv[1:]
     axe = Path(rest[0]) if rest else None
     with sync_playwright() as playwright:

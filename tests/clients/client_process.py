@@ -1,6 +1,6 @@
-"""ClientProcess: a program in an interpreter of its own, which loads one checkpoint after the other.
+"""ClientProcess: a program in its own interpreter, which loads one checkpoint after the other.
 
-Loading torch and a runtime takes longer than loading a tiny model, so that one process serves all tests of a
+Loading torch and a runtime takes longer than loading a tiny model. So one process serves all tests of a
 client.
 """
 
@@ -32,7 +32,7 @@ if __name__ == "__main__":
 
 
 class ClientError(Exception):
-    """The client failed; the message is its own."""
+    """The client failed; the message is the client's message."""
 
 
 @attrs.define
@@ -40,9 +40,9 @@ class ClientProcess:
     """A running client.
 
     Attributes:
-        command: What starts it.
-        environment: In which environment variables.
-        log: File of what it writes to standard error.
+        command: Command that starts the client.
+        environment: Environment variables of the client.
+        log: File for the client's standard error.
     """
 
     command: list[str]
@@ -54,7 +54,8 @@ class ClientProcess:
         """Call the script's function ``serve`` with JSON values, and return its result.
 
         Raises:
-            ClientError: It raised, or the process has ended; the next call starts another.
+            ClientError: ``serve`` raised an exception, or the process ended. The next call starts another
+                process.
         """
         if self._process is None or self._process.poll() is not None:
             with self.log.open("w") as log:
@@ -82,14 +83,14 @@ class ClientProcess:
 
 @contextmanager
 def client_process(python: str, script: str, folder: Path, **environment: str) -> Iterator[ClientProcess]:
-    """Yield a client that starts when it is first asked, and ends with the context.
+    """Yield a client, whose process starts with the first call and ends with the context.
 
     Args:
-        python: Its interpreter; it sees nothing of this project but what ``PYTHONPATH`` of its environment
-            names.
+        python: Interpreter of the client. It finds this project's packages only if ``environment`` sets
+            ``PYTHONPATH``.
         script: Python source that defines ``serve``.
-        folder: Where the script and the log go.
-        **environment: Variables in addition to the present ones.
+        folder: Folder for the script and the log.
+        **environment: Environment variables to add.
     """
     path = folder / "client.py"
     path.write_text(script + _SERVE, encoding="utf-8")

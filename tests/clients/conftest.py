@@ -1,4 +1,4 @@
-"""vLLM as a process that serves all tests, and where results go: to the file that CLIENTS_RESULTS names, which `make clients` sets."""
+"""A vLLM process that serves all tests, and the file of results, which CLIENTS_RESULTS names (`make clients` sets it)."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def results() -> Results:
 
 @pytest.fixture(scope="session")
 def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClientProcess]:
-    """vLLM, which loads no plugin of this project, installed there or not."""
+    """vLLM without plugins of this project, even if they are installed beside it."""
     with vllm_process(tmp_path_factory.mktemp("vllm"), VLLM_PLUGINS="") as client:
         yield client
 
 
 @pytest.fixture(scope="session")
 def vllm_with_quark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClientProcess]:
-    """vLLM with our packages beside it."""
+    """vLLM that finds our packages."""
     folder = tmp_path_factory.mktemp("vllm_with_quark")
     with vllm_process(folder, PYTHONPATH=str(shown_packages(folder / "site"))) as client:
         yield client

@@ -1,4 +1,4 @@
-"""The results of clients that load exports, and the file that keeps them; `tools.docs.client_results` makes tables of it."""
+"""Results of clients that load exports, and the file that stores them. `tools.docs.client_results` makes tables from the file."""
 
 from __future__ import annotations
 
@@ -22,32 +22,33 @@ from quark_tiny_model import calibration_batches, held_out_text, tiny_model, tin
 __all__ = ["SHARE", "Results", "changed_by_rounding", "compared", "logits_of", "quantized_tiny_model", "text_ids", "why_not_exported"]
 
 SHARE = 0.05
-"""Share of what quantization changes in the logits by which a client may differ that computes with the same codes and scales: sums in
-another order move some values over the edge of a step, and where inputs are quantized the layers after them amplify that."""
+"""Largest difference of a client's logits ÷ the change of the logits by quantization, if the client uses the same codes and scales.
+
+Summation in another order moves some values over the edge of a quantization step. If inputs are quantized, later layers amplify this."""
 _NAMES = re.compile(r" \([^()]*\b(?:model\.|lm_head)[^()]*\)")
-"""The layers that a message is about."""
+"""The names of layers in an error message."""
 
 
 @attrs.frozen
 class Results:
-    """The results of one session, added to a file of earlier ones.
+    """A file of results, to which a session adds its results.
 
     Attributes:
-        path: The file, JSON; None keeps nothing.
+        path: The JSON file; None stores nothing.
     """
 
     path: Path | None
 
     def add(self, client: str, layout: str, scheme: str, versions: Mapping[str, str], **result: Any) -> None:
-        """Keep one result; those that other versions of the client gave are dropped.
+        """Store one result. If the client's versions differ from the stored ones, drop its earlier results.
 
         Args:
             client: Such as ``"llama.cpp"``.
             layout: Name of the exporter.
             scheme: Name of the scheme.
-            versions: Package → its version, of what the client consists of.
-            **result: ``error`` and ``greedy``, as `compared` gives them, or ``refused``: the reason; ``by``:
-                who refuses.
+            versions: Version of each of the client's packages.
+            **result: ``error`` and ``greedy`` from `compared`; or ``refused``, the reason of a refusal, and
+                ``by``, who refuses.
         """
         if self.path is None:
             return
@@ -60,11 +61,11 @@ class Results:
 
 
 def compared(logits: Tensor, reference: Tensor) -> dict[str, float]:
-    """Return how far logits ``[positions, vocabulary]`` are from others over the same text, in two figures of two and three digits.
+    """Return ``error`` and ``greedy`` of logits ``[positions, vocabulary]`` against a reference, with two and three digits.
 
-    ``error`` is ``‖a − b‖ / ‖b‖`` of logits without their mean over the vocabulary, which decides nothing, so
-    that log-probabilities give the same number; ``greedy`` is the share of positions where the most likely
-    token is the same.
+    ``error`` is ``‖a − b‖ / ‖b‖``. The mean over the vocabulary is subtracted from the logits first, since it
+    changes no probability; so log-probabilities give the same error. ``greedy`` is the share of positions at
+    which the most likely token is the same.
     """
     centred, expected = (x.double() - x.double().mean(-1, keepdim=True) for x in (logits, reference))
     error = float((centred - expected).norm() / expected.norm())
@@ -92,7 +93,7 @@ def quantized_tiny_model(scheme: str, dtype: torch.dtype = torch.float32, kv_cac
 
 
 def why_not_exported(layout: str, model: nn.Module, out: Path, options: ExportOptions | None = None) -> str | None:
-    """Export a model; return None, or why the layout cannot hold it, in a few words without names of layers."""
+    """Export a model; return None, or the reason why the layout cannot hold the model, without layer names."""
     try:
         export_with(layout, model, out, options)
     except UnsupportedError as error:
@@ -102,11 +103,11 @@ def why_not_exported(layout: str, model: nn.Module, out: Path, options: ExportOp
 
 
 def changed_by_rounding(model: nn.Module, ids: list[int]) -> float:
-    """Return the norm of the largest change of logits in four draws, where outputs of norms are off by ``2 ** -20``, relative.
+    """Return the largest norm of the logits' change in four draws of relative errors of ``2 ** -20`` in the norms' outputs.
 
-    That is eight times the rounding of float32, as much as sums of some hundred numbers in another order
-    differ. Weights hardly notice; inputs near the edge of a step get another code, and all of what follows is
-    quantized anew.
+    This error is eight times the rounding error of float32. Summation of some hundred numbers in another
+    order gives as much. It hardly matters if only weights are quantized. Quantized inputs near the edge of a
+    step get another code, which changes all later layers.
     """
     expected, changes = logits_of(model, ids), []
     for seed in range(4):

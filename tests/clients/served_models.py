@@ -1,4 +1,4 @@
-"""Small models of kinds that the bundled one is not, with its weights: biases, a mixture of experts, everything quantized, rotations."""
+"""Variants of the bundled tiny model, with its weights: biases, a mixture of experts, quantized embeddings and head, rotations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["KINDS", "export_kind", "sizes"]
 
 
 def sizes(model: Any, *more: str) -> dict[str, Any]:
-    """Return the sizes of the bundled model, which the configurations of all families have."""
+    """Return the bundled model's sizes, by names that the configurations of all families have."""
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
     others = ("max_position_embeddings", "tie_word_embeddings", "rms_norm_eps", "bos_token_id", "eos_token_id", "pad_token_id")
     return {name: getattr(model.config, name) for name in (*names, *others, *more)}
@@ -46,7 +46,7 @@ def _with_biases(tiny: Any) -> nn.Module:
 
 
 def _mixture(tiny: Any) -> nn.Module:
-    """Four experts, which are the MLP with noise, two of them for each token."""
+    """A mixture of four experts, two for each token; an expert is the MLP with noise."""
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}
     width = tiny.config.intermediate_size
     config = Qwen3MoeConfig(**sizes(tiny, "head_dim"), **experts, moe_intermediate_size=width)
@@ -62,7 +62,7 @@ def _mixture(tiny: Any) -> nn.Module:
 
 
 def _with_norms_behind_layers(tiny: Any) -> nn.Module:
-    """A Gemma 3 with tied head and embedding. It has its own norms, and the embedding of the bundled model."""
+    """A Gemma 3 with tied embeddings. The norms are its own, the embedding is the bundled model's."""
     config = Gemma3TextConfig(**{**sizes(tiny, "head_dim"), "tie_word_embeddings": True})
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
     model.load_state_dict(tiny.state_dict(), strict=False)
@@ -82,26 +82,26 @@ def _scheme(name: str, **fields: Any) -> Callable[[LLMTemplate], QConfig]:
 
 
 def _of_everything(template: LLMTemplate) -> QConfig:
-    """Embedding and head too, which stay one tensor; the head's inputs are quantized as well."""
+    """Quantizes all layers, the tied embeddings too, which stay one tensor, and the head's inputs."""
     config = template.get_config(scheme="mx6")
     weights = attrs.evolve(config.global_quant_config, input_tensors=None)
     return attrs.evolve(config, exclude=[], layer_quant_config={"*embed_tokens": weights})
 
 
 def _of_a_head(template: LLMTemplate) -> QConfig:
-    """Only embedding and head, which stay one tensor."""
+    """Quantizes only the tied embeddings, which stay one tensor."""
     int8 = quark.schemes().load_config("int8_wo_per_channel")()
     return QConfig(QLayerConfig(), layer_quant_config=dict.fromkeys(["lm_head", "*embed_tokens"], int8))
 
 
 def _apart(template: LLMTemplate) -> QConfig:
-    """Embedding and head by two schemes, so that each has its own weight."""
+    """Quantizes embedding and head by different schemes, so that each has its own weight."""
     config = _of_everything(template)
     return attrs.evolve(config, layer_quant_config={"*embed_tokens": quark.schemes().load_config("int4_wo_32")()})
 
 
 def _mixed(template: LLMTemplate) -> QConfig:
-    """A scheme for each kind of layer, parts of layers that vLLM fuses among them, and a float layer."""
+    """Gives different schemes to layers, even to layers that vLLM fuses, and leaves a layer in float."""
     config, layers = template.get_config(scheme="int8"), {"up": "mx6", "gate": "int4_wo_64", "o": "bfp16", "q": "nvfp4"}
     config.layer_quant_config = {f"*{name}_proj": quark.schemes().load_config(scheme)() for name, scheme in layers.items()}
     config.exclude = ["lm_head", "*layers.0.self_attn.k_proj"]
@@ -109,14 +109,14 @@ def _mixed(template: LLMTemplate) -> QConfig:
 
 
 def _partly_with_kernels(template: LLMTemplate) -> QConfig:
-    """A scheme that vLLM computes on CPUs too, and another for the MLPs."""
+    """Quantizes by a scheme for which vLLM has a CPU kernel, and the MLPs by one without."""
     config = template.get_config(scheme="ptpc_fp8")
     config.layer_quant_config = {"*mlp*": quark.schemes().load_config("mx6")()}
     return config
 
 
 def _rotated(template: LLMTemplate) -> QConfig:
-    """R3 and R4 run with the model."""
+    """Rotates the model with R3 and R4, which run in each forward."""
     config = template.get_config(scheme="int8", kv_cache_scheme="fp8", algorithm=["rotation", "smoothquant", "gptq"])
     (rotation,) = (settings for settings in config.algo_config or () if settings.name == "rotation")
     config.algo_config = [
@@ -138,4 +138,4 @@ KINDS: dict[str, tuple[str, Callable[[Any], nn.Module], Callable[[LLMTemplate], 
     "gemma 3": ("gemma3_text", _with_norms_behind_layers, _scheme("mx6")),
     "gemma 3, embedding and head": ("gemma3_text", _with_norms_behind_layers, _of_a_head),
 }
-"""Name → family, the model of the bundled one, and how it is quantized."""
+"""Name → family, the function that makes the model from the bundled one, and the function that makes the configuration."""

@@ -1,13 +1,12 @@
-"""The arithmetic of vLLM 0.32's CPU kernels, where it is other than a checkpoint asks for, in our own simulation.
+"""Simulate vLLM 0.32's CPU kernels, which in three cases do not compute what a checkpoint asks for.
 
-Found by measuring (`test_vllm.py` runs vLLM's operator for the first):
+Measurements showed these deviations; `test_vllm.py` runs vLLM's operator for the first:
 
-* What is cached in FP8 is rounded toward zero, and not to the nearest value. The scale is held in the model's
-  dtype.
-* Where the CPU has AMX, inputs of int8 layers are rounded with a scale of each token, and not with the static
-  scale of the checkpoint.
-* Where the CPU has AMX, 4-bit weights with bfloat16 activations are multiplied with int8 activations. In
-  float16 they are not.
+* An FP8 cache rounds toward zero instead of to the nearest value. The scale has the model's dtype.
+* If the CPU has AMX, inputs of int8 layers get a scale for each token instead of the checkpoint's static
+  scale.
+* If the CPU has AMX, kernels for 4-bit weights round bfloat16 activations to int8. They do not round float16
+  activations.
 """
 
 from __future__ import annotations
@@ -74,10 +73,10 @@ class Texts:
     """Texts that vLLM has continued greedily.
 
     Attributes:
-        tokens: The tokens of each text, prompt and continuation.
+        tokens: The tokens of each text, with prompt and continuation.
         logprobs: vLLM's log-probabilities of all tokens at each position but the first,
-            ``[positions, vocabulary]``, all texts joined.
-        versions: Package → version, of vLLM.
+            ``[positions, vocabulary]``. The texts are concatenated.
+        versions: Versions of vLLM's packages by name.
     """
 
     tokens: list[Tensor]
@@ -86,7 +85,7 @@ class Texts:
 
 
 def interpreter() -> str:
-    """Return the interpreter that has vLLM; a test that asks is skipped if there is none."""
+    """Return the interpreter that has vLLM; skip the test if there is none."""
     python = os.environ.get("VLLM_PYTHON")
     if not python:
         pytest.skip("VLLM_PYTHON names no interpreter with vLLM")
@@ -94,13 +93,13 @@ def interpreter() -> str:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Return the variables with which vLLM runs."""
+    """Return the environment variables with which vLLM runs."""
     quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
     return {**quiet, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CACHE_ROOT": str(folder / "cache")}
 
 
 def run(script: str, folder: Path, *arguments: str, **variables: str) -> None:
-    """Run a script in vLLM's interpreter. It finds this project only by environment variables."""
+    """Run a script in vLLM's interpreter, which finds this project only if environment variables say so."""
     environ = {**{k: v for k, v in os.environ.items() if k != "PYTHONPATH"}, **environment(folder), **variables}
     python = interpreter()
     (folder / "script.py").write_text(script)
@@ -121,13 +120,13 @@ def generate(vllm: ClientProcess, directory: Path, cache: str, dtype: torch.dtyp
 
     Args:
         vllm: The process.
-        directory: The checkpoint; what vLLM gives is written beside it.
+        directory: The checkpoint; vLLM's outputs are written beside it.
         cache: vLLM's ``kv_cache_dtype``.
         dtype: Dtype of the activations.
         **options: More arguments of vLLM's ``LLM``.
 
     Raises:
-        ClientError: vLLM does not load or run it.
+        ClientError: vLLM does not load or run the checkpoint.
     """
     out = directory.parent / "texts.safetensors"
     prompts = [*PROMPTS, held_out_text()[:400]]
@@ -141,15 +140,15 @@ def generate(vllm: ClientProcess, directory: Path, cache: str, dtype: torch.dtyp
 def simulated(
     directory: Path, texts: Texts, dtype: torch.dtype, held: torch.dtype, *, cache: str = "fp8", own_layers: bool = False
 ) -> Tensor:
-    """Return the log-probabilities of a checkpoint's model at the positions of ``texts.logprobs``, as vLLM's CPU kernels compute them.
+    """Return a checkpoint's log-probabilities at the positions of ``texts.logprobs``, as vLLM's CPU kernels would compute them.
 
     Args:
         directory: The checkpoint.
-        texts: What is read.
+        texts: The texts to read.
         dtype: Dtype of the simulation.
-        held: The dtype in which vLLM runs, and in which it holds scales of the cache.
-        cache: vLLM's ``kv_cache_dtype``; in other dtypes than FP8 it caches what it is given.
-        own_layers: Whether vLLM computes the layers by quark's own, and not by its kernels.
+        held: Dtype in which vLLM runs, and in which it stores scales of the cache.
+        cache: vLLM's ``kv_cache_dtype``; vLLM rounds the cache only if this is FP8.
+        own_layers: Whether vLLM uses quark's layers rather than its own kernels.
     """
     model = import_model_from_safetensors(None, directory)
     for module in list(model.modules()):
@@ -169,7 +168,7 @@ def toward_zero(x: Tensor) -> Tensor:
     """Return float32 ``x`` rounded to FP8 E4M3 toward zero; values beyond the format's range become its largest value."""
     x = x.clamp(-448, 448)
     nearest = x.to(torch.float8_e4m3fn)
-    # Codes of one sign are ordered by magnitude: the one before is the next value toward zero.
+    # Codes of one sign are ordered by magnitude, so the preceding code is the next value toward zero.
     codes = nearest.view(torch.uint8) - (nearest.float().abs() > x.abs()).to(torch.uint8)
     return codes.view(torch.float8_e4m3fn).float()
 

@@ -1,7 +1,4 @@
-"""Calibration text in a file, for the tests of the command line.
-
-A checkpoint and records of runs, for those of resumed runs.
-"""
+"""Fixtures: a file with calibration text for tests of the command line; a checkpoint and records for tests of resumed runs."""
 
 from pathlib import Path
 from typing import Any

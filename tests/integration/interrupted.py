@@ -1,4 +1,4 @@
-"""Runs from disk of a tiny random model that fail behind some block, for the tests of resumed runs."""
+"""Runs from disk of a tiny random model that fail after some block, for the tests of resumed runs."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def partial_of(out: Path) -> Path:
 
 
 def left_behind(source: Path, out: Path, name: str = "round to nearest", block: int = 2, **more: Any) -> Path:
-    """The directory that a run has left which failed behind that many blocks."""
+    """Return the partial directory of a run that fails after ``block`` blocks."""
     with interrupted_behind(block):
         quantize_checkpoint(source, out, config(name), DATA, **more)
     return partial_of(out)

@@ -1,11 +1,11 @@
 """A program that runs `quantize_checkpoint` in processes that are killed, or whose disk fails.
 
-`test_killed_runs` and `test_failing_disks` start it and send it jobs.
+`test_killed_runs` and `test_failing_disks` start the program and send it jobs.
 
-It reads one job a line from its standard input, as JSON, runs it in a fork of itself, and answers with what
-became of that process: its exit code, which is `REFUSED` for an error of quark's own, 1 for any other, and
-not these or 0 if it was killed. A fork begins with everything
-imported, and with no thread but its own; if there are none, a process of its own runs the job.
+The program reads a job from each line of its standard input, as JSON, and runs the job in a fork of itself.
+It answers with the exit code of the fork: `REFUSED` for an error of quark's own, 1 for any other error, and
+neither of these nor 0 if the fork was killed. A fork starts with everything imported and with a single
+thread. If the system has no forks, a new process runs the job.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from quark.torch import LLMTemplate
 plain_pwrite = files.pwrite
 REFUSED = 3
 OPERATIONS = ("open", "ftruncate", "fsync", "fdatasync", "mkdir", "rename", "link")
-"""Functions of `os` that need a disk, or wait for it."""
-KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # the second ends a process of Windows at once
+"""Functions of `os` that use a disk or wait for it."""
+KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # SIGTERM ends a process on Windows at once
 
 
 def killed_after(allowed: int) -> Any:
@@ -55,7 +55,7 @@ def killed_after(allowed: int) -> Any:
 
 
 def counting(path: Path) -> Any:
-    """A ``pwrite`` that keeps the number of bytes so far in a file."""
+    """Return a ``pwrite`` that stores the number of bytes written so far in a file."""
     total = 0
 
     def pwrite(file: int, data: Any, offset: int) -> int:
@@ -68,16 +68,16 @@ def counting(path: Path) -> Any:
 
 
 class FailingDisk:
-    """Lets operations on files below a directory fail, from the one of a number on.
+    """Makes one operation on files below a directory fail, or all operations from this one on.
 
     Args:
         below: The directory.
-        number: Number of the first operation that fails, from 0 on; None lets none fail.
-        error: The number of the error.
+        number: Number of the first operation that fails, counted from 0; if None, no operation fails.
+        error: The ``errno`` of the failure.
         is_sticky: Whether all later operations that write fail too.
 
     Attributes:
-        count: How many operations there were.
+        count: Number of operations so far.
     """
 
     def __init__(self, below: Path, number: int | None, error: int, *, is_sticky: bool) -> None:
@@ -85,7 +85,7 @@ class FailingDisk:
         self.count = 0
 
     def install(self) -> None:
-        """Patch what `os`, `io` and `quark.base.files` do."""
+        """Patch the file operations of `os`, `io` and `quark.base.files`."""
         for name in OPERATIONS:
             if hasattr(os, name):
                 setattr(os, name, self._failing(getattr(os, name), name))
@@ -113,7 +113,7 @@ def _writes(name: str, rest: tuple[Any, ...], named: dict[str, Any]) -> bool:
 
 
 def figures_of(report: CalibrationReport) -> dict[str, Any]:
-    """The figures of a report, without times."""
+    """Return the figures of a report without times."""
     values = report.to_dict()
     blocks = {name: {key: value for key, value in row.items() if key != "seconds"} for name, row in values["blocks"].items()}
     return {**values, "blocks": blocks, "seconds": None}
@@ -122,8 +122,9 @@ def figures_of(report: CalibrationReport) -> dict[str, Any]:
 def work(job: dict[str, Any]) -> None:
     """Run one job.
 
-    ``kill_after`` is a number of bytes, ``count`` a file for their number in a run that is not killed; ``disk``
-    the arguments of a `FailingDisk`, and ``operations`` a file for the number of operations.
+    ``kill_after`` is the number of bytes after which the process is killed. If the process is not to be
+    killed, ``count`` is a file for the number of bytes written. ``disk`` has the arguments of a `FailingDisk`,
+    and ``operations`` is a file for the number of operations.
     """
     torch.set_num_threads(1)
     logging.getLogger("quark").setLevel(logging.ERROR)
@@ -142,12 +143,12 @@ def work(job: dict[str, Any]) -> None:
     quantize_checkpoint(job["source"], job["out"], config, data, options=options, resume=job["resume"])
     if job.get("operations"):
         Path(job["operations"]).write_text(str(disk.count))
-    if reports:  # a run that had nothing left to do has none
+    if reports:  # a run that has nothing to do makes no report
         Path(job["report"]).write_text(json.dumps(reports[0]))
 
 
 def main() -> None:
-    """Answer jobs until there are no more; or run the one that is the argument."""
+    """Answer jobs until there are no more; if the command line has a job, run this job instead."""
     if len(sys.argv) > 1:
         work(json.loads(sys.argv[1]))
         return

@@ -1,6 +1,6 @@
-"""A program that quantizes, is interrupted, resumes, replaces, reloads and measures as a user does.
+"""A program that quantizes, fails, resumes, replaces, reloads and measures as a user does.
 
-`test_other_systems` runs it where another system is simulated.
+`test_other_systems` runs it on a simulated operating system.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OPTIONS = ExportOptions(max_shard_bytes=1_000_000)
 
 
 def interrupted_and_resumed(folder: Path) -> None:
-    """Quantize from disk in two runs, of which the first fails behind a block."""
+    """Quantize from disk in two runs: the first fails after some blocks, the second resumes."""
     config = LLMTemplate.get("llama").get_config(scheme="int4_wo_64", algorithm="gptq")
     asked: Any = (tiny_model_dir(), folder / "resumed", config, calibration_batches(2, 64))
     with interrupted_behind(2):
@@ -43,12 +43,12 @@ def interrupted_and_resumed(folder: Path) -> None:
 
 
 def replaced(folder: Path) -> None:
-    """Export a model, with its inputs in files meanwhile, instead of another."""
+    """Quantize with activations in files, export over an earlier export, and load the result."""
     config = LLMTemplate.get("llama").get_config(scheme="int4_wo_64", algorithm="gptq")
     config.activation_memory, config.spill_directory = 0, str(folder)
     model = ModelQuantizer(config).quantize_model(load_model(tiny_model_dir()), calibration_batches(2, 256))
     for overwrite in (False, True):
-        (folder / "replaced").mkdir(exist_ok=True)  # an empty directory is taken
+        (folder / "replaced").mkdir(exist_ok=True)  # the export accepts an empty directory
         export_with("safetensors", model, folder / "replaced", attrs.evolve(OPTIONS, overwrite=overwrite))
     with torch.no_grad():
         logits = model(TEXT).logits
@@ -62,7 +62,7 @@ def replaced(folder: Path) -> None:
 
 
 def held_and_left(folder: Path) -> None:
-    """Be refused by a process that builds there, and take its place when it has been killed."""
+    """Check that a directory is refused while another process builds it, and accepted after a kill."""
     out = folder / "held"
     with subprocess.Popen(
         [sys.executable, __file__, "hold", str(out)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -82,7 +82,7 @@ def build(out: Path) -> None:
 
 
 def hold(out: Path) -> None:
-    """Build until the process is killed."""
+    """Start to build a directory, and wait until the process is killed."""
     with building(out) as directory:
         (directory / "half").write_bytes(b"one\n")
         print("building", flush=True)
@@ -90,7 +90,7 @@ def hold(out: Path) -> None:
 
 
 def asked() -> None:
-    """Ask the machine what a run asks."""
+    """Check the facts of the machine that a run asks for."""
     assert 0 < resident_bytes() <= peak_bytes() <= total_bytes()
     assert 0 < available_bytes() <= total_bytes()
     assert machine()["cores"] > 0
@@ -99,7 +99,7 @@ def asked() -> None:
 
 
 def whole(folder: Path) -> None:
-    """Do all of it, and leave what it writes."""
+    """Run all steps in this process, and leave the files that they write."""
     interrupted_and_resumed(folder)
     replaced(folder)
     asked()

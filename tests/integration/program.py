@@ -1,4 +1,4 @@
-"""The program ``quark`` in this process."""
+"""Run the program ``quark`` in this process."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from quark_workbench.cli.main import main
 
 
 def run(*arguments: object, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Exit code of the program with these arguments."""
+    """Return the exit code of the program with these arguments."""
     monkeypatch.setattr("sys.argv", ["quark", *map(str, arguments)])
     with pytest.raises(SystemExit) as done:
         main()

@@ -1,4 +1,4 @@
-"""What a run of many tests says at its start: how many there are, and about how long they take on this machine."""
+"""The announcement at the start of many tests: their number, and their approximate time on this machine."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import time
 from pathlib import Path
 
 MANY = 1000
-"""Fewer tests start without an announcement."""
+"""Least number of tests that are announced."""
 SECONDS = 0.07
-"""CPU seconds of a test on average, with its share of imports, on the machine on which `PROBE` was measured."""
+"""Mean CPU seconds of a test, with its share of imports, on the machine on which `PROBE` was measured."""
 PROBE = 0.027
-"""CPU seconds of `_probe` there."""
+"""CPU seconds of `_probe` on the same machine."""
 
 
 def announcement(tests: int, processes: int, *, few: bool) -> str:
     """Return the line that a run prints before its first test.
 
     Args:
-        tests: How many tests run.
-        processes: How many processes share them.
-        few: Whether these are a selection.
+        tests: Number of tests.
+        processes: Number of processes that run the tests.
+        few: Whether the tests are a selection.
     """
     minutes = max(1, round(tests * SECONDS * _probe() / PROBE / min(processes, os.cpu_count() or 1) / 60))
     which = "a selection; `make test ALL=1` runs all" if few else "all that are not slow"
@@ -30,10 +30,10 @@ def announcement(tests: int, processes: int, *, few: bool) -> str:
 
 
 def caveats(proc: Path = Path("/proc")) -> list[str]:
-    """Return what tests cannot do on this machine.
+    """Return a warning for each known cause of failing tests on this machine.
 
     Args:
-        proc: Where Linux tells about processes.
+        proc: Linux's folder of processes.
     """
     if sys.platform == "linux" and not (proc / "cpuinfo").exists():
         return [f"{proc} is not mounted here: torch cannot compute with float16, so some tests fail"]
@@ -41,7 +41,7 @@ def caveats(proc: Path = Path("/proc")) -> list[str]:
 
 
 def _probe() -> float:
-    """Return the CPU seconds of a fixed piece of work, the least of three."""
+    """Return the least CPU seconds of a fixed piece of work in three trials."""
     return min(_timed() for _ in range(3))
 
 

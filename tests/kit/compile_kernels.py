@@ -1,10 +1,10 @@
-"""Compiles the kernels for GPUs that are not there, as a launch on one would, and prints the result of each as a line of JSON.
+"""Compile the kernels for a GPU that this machine lacks, as a launch would, and print a line of JSON for each.
 
     python -m tests.kit.compile_kernels [cuda:90] [kinds|specs]
 
-``kinds``, the default, compiles every kernel for some schemes; ``specs`` the rounding of every spec of
-`tests.kit.kernel_specs`, for each type of floats.
-Triton has its own compiler and assembler: all that a GPU is needed for is to run the result.
+``kinds``, the default, compiles every kernel for some schemes. ``specs`` compiles the rounding kernels of
+every spec of `tests.kit.kernel_specs`, for each floating-point dtype. Triton has its own compiler and
+assembler, so only running the result needs a GPU.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.kit.kernel_specs import CASES
 
 
 class AbsentDriver:
-    """Says which GPU there is, as Triton's drivers do, and can do nothing else."""
+    """A driver that only tells Triton which GPU to compile for."""
 
     def __init__(self, target: GPUTarget) -> None:
         self.target = target
@@ -50,7 +50,7 @@ class AbsentDriver:
 
 @attrs.frozen
 class Compiled:
-    """A kernel that was compiled, as one line of output."""
+    """The result of compiling one kernel, printed as a line."""
 
     kernel: str
     case: str
@@ -59,7 +59,7 @@ class Compiled:
 
 
 def compiled(target: GPUTarget, cases: Iterable[tuple[str, Callable[[], object]]]) -> Iterator[Compiled]:
-    """Compile the kernels that the cases launch: launches compile, and do not run."""
+    """Compile the kernels that the cases launch; a launch compiles and does not run."""
     triton.runtime.driver.set_active(AbsentDriver(target))
     caught: list[Any] = []
     launch = JITFunction.run
@@ -77,7 +77,7 @@ def compiled(target: GPUTarget, cases: Iterable[tuple[str, Callable[[], object]]
 
 
 def kinds() -> Iterator[tuple[str, Callable[[], object]]]:
-    """Yield the functions that launch a kernel: of each kind, in bfloat16, by several schemes."""
+    """Yield functions that launch each kind of kernel, in bfloat16, with several schemes."""
     torch.manual_seed(0)
     weight = torch.randn(64, 256)
     x = weight.bfloat16()
@@ -110,7 +110,7 @@ def kinds() -> Iterator[tuple[str, Callable[[], object]]]:
 
 
 def specs() -> Iterator[tuple[str, Callable[[], object]]]:
-    """Yield the functions that launch a kernel of rounding: of each spec that tests of kernels know."""
+    """Yield functions that launch a rounding kernel for each spec of `tests.kit.kernel_specs`."""
     for name, (spec, activation) in CASES.items():
         quantizer = quantizer_for(spec, activation=activation)
         for dtype in (torch.float32, torch.float16, torch.bfloat16):

@@ -1,4 +1,4 @@
-"""A few combinations of parameters instead of all."""
+"""Choose a few combinations of a test's parameters instead of all."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Sequence
 
 
 def covering(rows: Sequence[tuple[int, ...]], name: str, most: int) -> list[int]:
-    """Return the numbers of the rows to keep, in ascending order: at most ``most``, unless the rows are few.
+    """Return the numbers of at most ``most`` combinations to keep, in ascending order.
 
-    They lie on a diagonal, so that a value meets different values of the other columns: the k-th row has the
-    k-th value of each column, and values begin again if a column has fewer. With at most ``most`` values in
-    the longest column, every value of every column is in a row. Of more, some are, at even distances; which
-    ones depends on ``name``, so that the tests together have every value.
+    A column has the values of one parameter. The k-th combination has the k-th value of each column, modulo
+    the column's length. So a value meets different values of the other columns. If the longest column has at
+    most ``most`` values, every value of every column is kept. If it has more, the kept values are evenly
+    spaced. They start at a value that depends on ``name``, so that all tests together have every value.
 
     Args:
-        rows: Rows of each combination, the number of the value of each parameter, from 0.
+        rows: Each combination as the numbers of its parameters' values, from 0.
         name: Name of the test function.
-        most: How many values of a column are kept.
+        most: Number of values of a column to keep.
     """
     numbers = {row: number for number, row in reversed(list(enumerate(rows)))}
     sizes = [1 + max(column) for column in zip(*rows, strict=True)]

@@ -1,4 +1,4 @@
-"""A folder of small distributions with real dist-info, as an installer would leave it."""
+"""A folder of small distributions with dist-info, as an installer writes it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def scheme(name, **more):
 
 
 class LayerMapping:
-    """Distributions on a path of their own."""
+    """A folder of distributions, to be put on the import path."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -28,7 +28,7 @@ class LayerMapping:
     def install(
         self, name: str, code: str, *, version: str = "1.0", entry_point: str | None = None, also: str = "", requires: str = ""
     ) -> str:
-        """Lay out one distribution with one module, named by its entry point; returns the module's name.
+        """Write a distribution with one module and an entry point for it; return the module's name.
 
         Args:
             name: Name of the distribution, such as ``"acme-quant"``.
@@ -50,19 +50,19 @@ class LayerMapping:
         return module
 
     def collect(self, **environ: str) -> Catalog:
-        """All plugins of this folder, with these environment variables."""
+        """Return all plugins of this folder under these environment variables."""
         importlib.invalidate_caches()
         return Catalog.installed([str(self.path)], environ)
 
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LayerMapping]:
-    """An importable folder that holds one sound distribution, ``good-quant 2.5`` with the scheme ``good``."""
+    """An importable folder with one working distribution, ``good-quant 2.5`` with the scheme ``good``."""
     monkeypatch.syspath_prepend(str(tmp_path))
     site = LayerMapping(tmp_path)
     site.install("good-quant", "@hookimpl\ndef quark_register_schemes():\n    yield scheme('good')\n", version="2.5")
     before = set(sys.modules)
-    with using(Catalog()):  # so that no test makes this process's catalog while this folder is on the path
+    with using(Catalog()):  # else a test could make this process's catalog while this folder is on the path
         yield site
     for name in set(sys.modules) - before:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):

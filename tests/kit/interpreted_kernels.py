@@ -1,4 +1,4 @@
-"""Where tests run Triton kernels: compiled on a GPU, or on the CPU by Triton's interpreter; beside torch's operations on the CPU."""
+"""Run Triton kernels in tests: compiled on a GPU, or in Triton's interpreter on the CPU."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from quark.numbers.kernels import VARIABLE
 
 @attrs.frozen
 class Kernels:
-    """Switches kernels on for a device, and finds the bits of tensors."""
+    """Enables kernels on a device, and returns the bits of tensors."""
 
     device: torch.device
     monkeypatch: pytest.MonkeyPatch
 
     @contextmanager
     def on(self) -> Iterator[torch.device]:
-        """Let tensors on ``device``, which it yields, use kernels; elsewhere torch's operations are used."""
+        """Enable kernels for tensors on ``device``, and yield the device; tensors on other devices use torch's operations."""
         with self.monkeypatch.context() as patch:
             patch.setenv(VARIABLE, self.device.type)
             yield self.device
 
 
 def kernels_or_skip(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
-    """Yield the kernels; skip if there is neither a GPU nor the interpreter.
+    """Yield the kernels; skip the test if there is neither a GPU nor the interpreter.
 
-    Numpy, which interprets, warns of nothing.
+    Warnings of numpy, which the interpreter uses, are off.
     """
     pytest.importorskip("triton", reason="Triton is not installed: make kernels")
     import numpy as np
@@ -51,7 +51,7 @@ def kernels_or_skip(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
 
 
 def _round_casts_to_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the interpreter round casts from float32 to bfloat16, as GPUs do (``cvt.rn.bf16x2.f32``): it cuts them off."""
+    """Make the interpreter round casts from float32 to bfloat16, as GPUs do (``cvt.rn.bf16x2.f32``), instead of truncating."""
     import numpy as np
     import triton.language as tl
 
@@ -69,7 +69,7 @@ def _round_casts_to_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bits(x: Tensor) -> Tensor:
-    """Return the bits of a tensor as whole numbers, on the CPU; all NaN as one."""
+    """Return the bits of a tensor as integers on the CPU; all NaN have the same bits."""
     x = x.cpu()
     if x.is_floating_point() and x.dtype.itemsize > 1:
         x = torch.where(x.isnan(), torch.nan, x)
@@ -77,7 +77,7 @@ def bits(x: Tensor) -> Tensor:
 
 
 def assert_same_bits(found: Tensor | None, expected: Tensor | None) -> None:
-    """Assert that two tensors agree in shape, dtype and bits, but for the payload of NaN."""
+    """Assert that two tensors agree in shape, dtype and bits, except in the payload of NaN."""
     if expected is None or found is None:
         assert found is expected
         return

@@ -1,4 +1,4 @@
-"""The specs of tensors that the kernels round: those of all registered schemes, and further ones that no scheme has."""
+"""The specs of tensors that the kernels round: the specs of all registered schemes, and specs that no scheme has."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ OWN: dict[str, TensorSpec] = {
 
 
 def of_schemes() -> dict[str, tuple[TensorSpec, bool]]:
-    """The specs of all schemes, each once, with whether the spec is for an activation."""
+    """Return the different specs of all schemes, each with whether it is for an activation."""
     found: dict[int, tuple[str, TensorSpec, bool]] = {}
     for name in quark.schemes().names():
         config = quark.schemes().load_config(name)()

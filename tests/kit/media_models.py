@@ -1,4 +1,4 @@
-"""Checkpoints of models that see or hear, tiny and of random weights, with their processors."""
+"""Write tiny checkpoints of vision and speech models, with random weights and processors."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ SEEING: dict[str, dict[str, Any]] = {
         "mm_tokens_per_image": 4,
     },
 }
-"""Values of the configuration of models that see, by class."""
+"""Configuration values of vision models, by class."""
 HEARING: dict[str, dict[str, Any]] = {"WhisperForConditionalGeneration": _SPEECH}
-"""Values of the configuration of models that write what they hear, by class."""
+"""Configuration values of speech recognition models, by class."""
 CHATTING: dict[str, dict[str, Any]] = {
     "Qwen2AudioForConditionalGeneration": {
         "text_config": {**_TEXT, "model_type": "qwen2"},
@@ -76,14 +76,14 @@ CHATTING: dict[str, dict[str, Any]] = {
         "audio_token_index": 1030,
     }
 }
-"""Values of the configuration of models that hear and chat, by class."""
+"""Configuration values of chat models with audio inputs, by class."""
 _LETTERS = {
     **{"vocab_size": 32, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2},
     **{"conv_dim": (32, 32), "conv_kernel": (10, 40), "conv_stride": (8, 40), "num_feat_extract_layers": 2, "pad_token_id": 0},
     **{"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2},
 }
 SPELLING: dict[str, dict[str, Any]] = {"Wav2Vec2ForCTC": _LETTERS, "HubertForCTC": _LETTERS}
-"""Values of the configuration of models that give a letter for each frame of speech (CTC), by class."""
+"""Configuration values of models that predict a letter for each frame of speech (CTC), by class."""
 _TOKENS = ["<image>", "<video>", "<see>", "<seen>", "<hear>", "<|en|>", "<|AUDIO|>"]
 _TEMPLATE = (
     "{% for message in messages %}{{ message['role'] + ': ' }}{% for part in message['content'] %}"
@@ -94,7 +94,7 @@ _TEMPLATE = (
 def media_checkpoint(name: str, path: Path, dtype: torch.dtype = torch.float32) -> Path:
     """Save a model of a class with its processor into a directory, and return the directory.
 
-    Pillow is needed for models that see.
+    Vision models need Pillow.
     """
     kind = getattr(transformers, name)
     with torch.random.fork_rng(devices=[]):
@@ -113,7 +113,7 @@ def media_checkpoint(name: str, path: Path, dtype: torch.dtype = torch.float32) 
 
 
 def _save_processor(name: str, tokenizer: Any, path: Path) -> None:
-    """Save the files of a processor, as the repository of a model has them."""
+    """Save the files of a processor, as a published model has them."""
     if name in SPELLING:
         extractor = transformers.Wav2Vec2FeatureExtractor()
         transformers.Wav2Vec2Processor(extractor, _speller(path)).save_pretrained(path)
@@ -167,7 +167,7 @@ def write_image(path: Path, seed: int = 0) -> Path:
 
 
 def write_images(folder: Path, count: int = 4, name: str = "images.jsonl") -> Path:
-    """Write images, and chats about them as JSON lines; return the path of the latter."""
+    """Write images, and chats about them as JSON lines; return the path of the chats."""
     (folder / "pictures").mkdir(parents=True, exist_ok=True)
     rows = []
     for number in range(count):
@@ -190,7 +190,7 @@ def write_sound(path: Path, seed: int = 0, rate: int = 16_000, seconds: float = 
 
 
 def write_sounds(folder: Path, count: int = 4, name: str = "sounds.jsonl") -> Path:
-    """Write sounds, and rows of a sound and its words as JSON lines; return the path of the latter."""
+    """Write sounds, and JSON lines with each sound and its words; return the path of the JSON lines."""
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):
         write_sound(folder / f"{number}.wav", number)
@@ -207,7 +207,7 @@ def _write(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def read_no_videos(patch: Any) -> None:
-    """Let processors of Qwen's models load without torchvision, which reads videos for them.
+    """Let processors of Qwen's models load without torchvision, which they need only for videos.
 
     ``patch`` is pytest's ``monkeypatch``.
     """

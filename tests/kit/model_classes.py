@@ -65,7 +65,7 @@ MODEL_CLASSES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("SiglipModel", "SiglipForImageClassification"), _IMAGE_AND_TEXT),
     **dict.fromkeys(("Wav2Vec2ForCTC", "Wav2Vec2Model", "Wav2Vec2ForSequenceClassification"), _SPEECH),
 }
-"""Values of the configuration by class."""
+"""Configuration values by class."""
 
 
 def random_model(name: str) -> nn.Module:
@@ -79,7 +79,7 @@ def random_model(name: str) -> nn.Module:
 
 
 def inputs_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return the inputs of a forward by name: the main one, and those of a decoder or of another tower."""
+    """Return the inputs of a forward by name: the main input, and inputs of a decoder or a second tower."""
     config: Any = model.config
     name, main, generator = type(model).__name__, str(model.main_input_name), torch.Generator().manual_seed(0)
     given = {

@@ -1,7 +1,6 @@
-"""Models of many families of transformers, with small random weights, and inputs for them.
+"""Small models of many families of transformers, with random weights and inputs.
 
-A family is named by its configuration class and its model class; the sizes that configurations have in common
-are small.
+A configuration class and a model class name a family. Sizes that all configurations share are small.
 """
 
 from __future__ import annotations
@@ -101,7 +100,7 @@ _SIZES: dict[str, int] = (
 
 
 def small_config(family: str) -> Any:
-    """Return a new configuration of a family, with the sizes that it knows."""
+    """Return a new configuration of a family, with those small sizes that its class has."""
     kind = getattr(transformers, family)
     known = {*kind().to_dict(), *inspect.signature(kind).parameters}
     return kind(**{name: size for name, size in _SIZES.items() if name in known})
@@ -120,7 +119,7 @@ def small_model(family: str) -> nn.Module:
 
 
 def inputs_of(model: Any) -> dict[str, Tensor]:
-    """Return arguments for a forward of a model of `small_model`."""
+    """Return the arguments of a forward for a model that `small_model` returns."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(3, 100, (1, 16), generator=generator)
     config, name = model.config, model.main_input_name
@@ -142,7 +141,7 @@ def inputs_of(model: Any) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def float_outputs(model: nn.Module) -> list[Tensor]:
-    """Return the floating-point tensors that a forward of a model gives, in their order."""
+    """Return the floating-point tensors in a forward's result, in order."""
     torch.manual_seed(0)
     return [tensor for tensor in _tensors(model(**inputs_of(model))) if tensor.is_floating_point()]
 

@@ -1,4 +1,4 @@
-"""The distribution in this folder, as if it were installed beside the project's own."""
+"""Fixtures that make the distribution in this folder visible, as if it were installed."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def candidates() -> tuple[Candidate, ...]:
 
 @pytest.fixture
 def third_party() -> Iterator[Catalog]:
-    """Installed plugins and the ones of this folder are the plugins of this process; a test may add others."""
+    """This process has the installed plugins and the plugins of this folder; a test may add others."""
     yield from _in_use()
 
 
 @pytest.fixture(scope="module")
 def shared_third_party() -> Iterator[Catalog]:
-    """The same for all tests of a module, which add none: to list all plugins takes a tenth of a second."""
+    """The same for all tests of a module, which may add no plugins; listing all plugins takes a tenth of a second."""
     yield from _in_use()
 
 

@@ -1,4 +1,4 @@
-"""Tests of the repository itself are left out with ``--few``: no change of what a user gets makes them fail."""
+"""``--few`` omits tests of the repository itself, since no change that users notice makes them fail."""
 
 from __future__ import annotations
 

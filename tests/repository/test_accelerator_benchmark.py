@@ -40,7 +40,7 @@ def test_a_run_of_every_case_is_measured_beside_its_floor_and_forecast(tmp_path:
 
 def test_no_case_begins_after_the_time_is_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert accelerator.main(["tiny", "--device", "cpu", "--minutes", "-1", "--directory", str(tmp_path)]) == 1
-    assert "tiny: not run" in capsys.readouterr().out
+    assert "tiny: does not run" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
     with pytest.raises(SystemExit):
         accelerator.main(["none-such"])

@@ -73,7 +73,7 @@ def test_a_cell_without_an_interpreter_is_passed_over_and_said_so(
     monkeypatch.setattr(program, "has_torch", lambda *_: pytest.fail("an environment was made"))
     assert program.main(["3.13"]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said == [f"{c.name}: {c.why}, passed over: no python3.13 is on PATH or in pyenv" for c in CELLS if c.python == "3.13"]
+    assert said == [f"{c.name}: {c.why}, skipped: no python3.13 is on PATH or in pyenv" for c in CELLS if c.python == "3.13"]
 
 
 def test_an_unknown_version_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,10 +1,10 @@
-"""Count the costs of runs in FLOPs, bytes, operations and waits, whatever else the machine does.
+"""Count the costs of runs in FLOPs, bytes, operations and waits, which no other load on the machine changes.
 
-    python -m tools.costs                               # counts; exit status 1 if one is not as recorded
-    python -m tools.costs record [NAME ...]             # writes them; a cost that rises needs --why
+    python -m tools.costs                               # counts; exit status 1 if a count differs
+    python -m tools.costs record [NAME ...]             # writes the counts; a higher cost needs --why
     python -m tools.costs parts NAME ...                # where the FLOPs and bytes of a run go
 
-`tests/test_costs.py` holds every run to its recorded counts.
+`tests/test_costs.py` fails if a run's counts differ from the recorded ones.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tools.costs.runs import RUNS, cost_of, parts_of
 
 
 def main(arguments: list[str] | None = None) -> str | None:
-    """Count, and show or record; return the reason if the program refuses."""
+    """Count the costs, and show or record them; return an error message, or None."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=["show", "record", "parts"], nargs="?", default="show")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(RUNS)}; default: all")
-    parser.add_argument("--why", help="why costs rise; kept beside them")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(RUNS)}; default: all")
+    parser.add_argument("--why", help="why costs rise; the reason is stored beside the costs")
     args = parser.parse_args(arguments)
     if unknown := [name for name in args.names if name not in RUNS]:
         parser.error(f"no run is named {unknown[0]!r}: choose from {', '.join(RUNS)}")
@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> str | None:
         print(f"{name}: {counted[name]}", *differences(recorded.get(name), counted[name]), sep="\n    ")
     if args.task == "show":
         differ = [name for name in names if differences(recorded.get(name), counted[name])]
-        return f"{', '.join(differ)}: not what was recorded" if differ else None
+        return f"{', '.join(differ)}: the counts differ from the recorded ones. Find the cause, or record the counts" if differ else None
     rising = [name for name in names if any(d.is_rise for d in differences(recorded.get(name), counted[name]))]
     if rising and not args.why:
         return f"{', '.join(rising)}: the cost is higher than the recorded one. Find the cause, or record the cost with --why 'the reason'"

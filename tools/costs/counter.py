@@ -19,7 +19,7 @@ __all__ = ["Counts", "OperationCounter"]
 
 _ATEN = torch.ops.aten
 _SERVING = ("quark.base.", "quark.numbers.", "quark_schemes.", "quark_devkit.")
-"""Prefixes of modules that work on behalf of their callers."""
+"""Prefixes of modules whose operations count for their callers."""
 
 
 @attrs.define
@@ -27,8 +27,8 @@ class Counts:
     """FLOPs, bytes and number of operations.
 
     Attributes:
-        flops: FLOPs of products, factorizations and solutions of systems: a multiplication and an addition
-            are two. Elementwise operations have none; their cost is the bytes that they move.
+        flops: FLOPs of products, factorizations and solutions of systems. A multiplication is one FLOP, and
+            so is an addition. Elementwise operations have no FLOPs; their cost is the bytes that they move.
         bytes: Bytes read from operands and written to results by each operation, without the effect of
             caches. A broadcast operand is read once.
         operations: Number of operations that read or write; views do not count.
@@ -44,7 +44,7 @@ class Counts:
 
 
 class OperationCounter(TorchDispatchMode):
-    """Counts the operations of this thread, their FLOPs and bytes, while it is entered.
+    """Context manager that counts the operations of this thread, their FLOPs and bytes.
 
     Attributes:
         phase: The phase to which the next operations belong.
@@ -76,7 +76,7 @@ class OperationCounter(TorchDispatchMode):
             written = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
             read = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
             if any(t.is_meta for t in written):
-                return result  # this computes and moves nothing; versions of torch differ here
+                return result  # this computes and moves nothing; only some versions of torch call it
             moved = 0 if func.overloadpacket in _ALLOCATIONS else sum(map(_bytes, read + written))
             self.count(Counts(_flops(func, args, kwargs, result), moved, 1))
         return result
@@ -91,7 +91,7 @@ _ALLOCATIONS = {_ATEN.empty, _ATEN.empty_like, _ATEN.empty_strided, _ATEN.new_em
 
 
 def _module(frame: FrameType | None) -> str:
-    """Return the nearest calling module of this project that works for itself; ``""`` if there is none."""
+    """Return the innermost calling module of this project that counts for itself; ``""`` if there is none."""
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
         if name.startswith("quark") and not name.startswith(_SERVING):
@@ -101,13 +101,13 @@ def _module(frame: FrameType | None) -> str:
 
 
 def _is_view(func: Any) -> bool:
-    """Return whether the results of an operation share memory with its operands and nothing is written."""
+    """Return whether an operation writes nothing, and returns tensors that share memory with its operands."""
     returned = [value.alias_info for value in func._schema.returns]
     return bool(returned) and all(alias is not None and not alias.is_write for alias in returned)
 
 
 def _bytes(tensor: Tensor) -> int:
-    """Return the bytes of a tensor; a dimension that is broadcast (stride 0) counts once."""
+    """Return the bytes of a tensor; a broadcast dimension (stride 0) counts as one element."""
     sizes = (size if stride else 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.element_size() * (math.prod(sizes) if tensor.numel() else 0)
 
@@ -122,7 +122,7 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> float:
 
 
 _IN_PLACE = {_ATEN.addmm_: _ATEN.addmm, _ATEN.baddbmm_: _ATEN.baddbmm}
-"""Products that are added to a tensor in place; torch has their formulas under the other name."""
+"""Products that are added to a tensor in place, and the operations whose formulas torch has for them."""
 
 
 _OTHER_FLOPS: Mapping[Any, Callable[..., float]] = {

@@ -1,4 +1,4 @@
-"""counted_kernels: counts launches of Triton kernels, and the bytes that they move, in its interpreter."""
+"""counted_kernels: counts the launches of Triton kernels in Triton's interpreter, and the bytes they move."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.fi
 def counted_kernels(counter: OperationCounter) -> Iterator[None]:
     """Let tensors on the CPU use kernels, and count each launch as an operation of ``counter``.
 
-    Its bytes belong to the elements that each program of the kernel reads or writes. An element that several
-    lanes read counts once.
+    The bytes of a launch are the elements that each program of the kernel reads or writes. An element that
+    several lanes of a program read counts once.
     """
     import numpy as np
     from triton.runtime import interpreter
@@ -48,7 +48,7 @@ def counted_kernels(counter: OperationCounter) -> Iterator[None]:
 
     def counted_launch(self: Any, *args: Any, **named: Any) -> Any:
         moved.clear()
-        with _disable_current_modes():  # copies of the interpreter are not work of the kernel
+        with _disable_current_modes():  # the interpreter's own copies are no work of the kernel
             result = launch(self, *args, **named)
         counter.count(Counts(0.0, sum(moved), 1))
         return result

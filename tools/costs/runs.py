@@ -24,9 +24,9 @@ from tools.costs.kernel_counter import IS_INTERPRETED, counted_kernels
 __all__ = ["RUNS", "Cost", "Part", "cost_of", "parts_of"]
 
 BLOCKS, HIDDEN, VOCABULARY, SAMPLES, TOKENS = 2, 128, 768, 8, 128
-"""Tokens ÷ channels and the head's share of a forward match SmolLM2-135M with 8 sequences of 512 tokens.
+"""Sizes that match SmolLM2-135M with 8 sequences of 512 tokens: tokens ÷ channels, and the head's FLOPs.
 
-So the FLOPs of a run, in forwards, are near that model's.
+So a run's FLOPs ÷ a forward's FLOPs are close to the ratio for that model.
 """
 
 
@@ -39,7 +39,7 @@ class RunCase:
         algorithms: Names of the algorithms, in order.
         settings: Settings that differ from the defaults, by name of the algorithm.
         is_from_disk: Whether the model goes from a checkpoint to a checkpoint.
-        uses_kernels: Whether Triton's kernels round, in Triton's interpreter. A launch is an operation.
+        uses_kernels: Whether Triton's kernels round, in Triton's interpreter. A launch is one operation.
     """
 
     scheme: str
@@ -130,7 +130,7 @@ def parts_of(case: RunCase) -> list[Part]:
 def _counted(case: RunCase) -> dict[tuple[str, str], Counts]:
     """Return the `Counts` of a run by phase and module.
 
-    The plan is left out: its cost depends on earlier plans of the process.
+    The plan does not count, since its cost depends on earlier plans of the process.
     """
     config = _config(case)
     _warm_up(RUNS["rtn, from disk"])
@@ -149,7 +149,7 @@ def _counted(case: RunCase) -> dict[tuple[str, str], Counts]:
 
 @cache
 def _warm_up(case: RunCase) -> None:
-    """Do a run of one sample, which fills the caches of the process."""
+    """Do a run of one sample to fill the caches of the process."""
     with _prepared(case, _config(case), samples=1) as run:
         run()
 
@@ -202,8 +202,8 @@ def _config(case: RunCase) -> QConfig:
 def _model() -> Any:
     """Return a Llama of random weights; its attention uses operations that have FLOP formulas.
 
-    Channels of norms differ much in scale. So an equalization clearly pays, and a run does the same work on
-    every CPU.
+    The norms' channels have very different scales. So equalization has a clear gain, and a run makes the same
+    choices on every CPU.
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -228,7 +228,7 @@ def _tokens() -> list[Tensor]:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Compute in this thread alone, since the counter sees no other."""
+    """Compute in this thread alone, since the counter sees no other thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

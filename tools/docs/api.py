@@ -1,6 +1,6 @@
-"""Pages of the Python API: one for each package or module of `PUBLIC`, with the names of its ``__all__``.
+"""Pages of the Python API: a page for each package or module of `PUBLIC`, with the names of its ``__all__``.
 
-An object that another page describes, such as a protocol for plugins, is only linked.
+If another page describes an object, such as a protocol for plugins, the API page only links to it.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Page:
 
     Attributes:
         title: Name of the package.
-        path: Below ``docs/``.
-        markdown: Its source.
+        path: Path of the page below ``docs/``.
+        markdown: Source of the page.
     """
 
     title: str
@@ -79,7 +79,7 @@ def targets() -> dict[str, str]:
 
 @functools.cache
 def _described() -> dict[object, str]:
-    """Return the identifier that describes each public object: in the nearest package."""
+    """Return the identifier that describes each public object, which is in the nearest package."""
     found: dict[object, str] = {}
     for package in PUBLIC:
         for name in _public(package):
@@ -93,7 +93,7 @@ def _value(package: str, name: str) -> object:
 
 
 def _key(package: str, name: str) -> object:
-    """Return a key: the same for all names of a class or function, otherwise one for each name."""
+    """Return a key of an object: all names of a class or function have one key, other names one key each."""
     value = _value(package, name)
     return id(value) if inspect.isclass(value) or inspect.isfunction(value) else (package, name)
 

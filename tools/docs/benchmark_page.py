@@ -1,4 +1,4 @@
-"""The page of benchmarks: the last results of ``make bench`` in full, earlier ones in a line each."""
+"""The page of benchmarks: the last results of ``make bench`` in full, and a line for each earlier run."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Tables of ``docs/data/clients.json``, the results of `make clients`.
 
-The file has, for each client, versions and the results by layout and scheme (`tests/clients/results.py`
-writes it): ``error`` and ``greedy``, or why it was ``refused``.
+`tests/clients/results.py` writes the file. It has versions for each client, and results by layout and scheme.
+A result is ``error`` and ``greedy``, or the reason why the client or exporter ``refused``.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def tables(data: Mapping[str, Any] | None = None) -> str:
 
 
 def _by_client(data: Mapping[str, Any], reasons: _Reasons) -> str:
-    """Return a table: clients in columns; schemes in rows, and schemes with equal results share one."""
+    """Return a table with a client in each column; schemes with equal results share a row."""
     by_cells: dict[tuple[str, ...], list[str]] = {}
     for scheme in schemes():
         cells = tuple(_cell(_results(data, client, scheme), layouts[0], reasons) for client, layouts in COLUMNS.items())
@@ -84,7 +84,7 @@ def _by_layout(data: Mapping[str, Any], reasons: _Reasons) -> str:
 
 
 class _Reasons:
-    """The reasons of refusals, numbered as they come."""
+    """The reasons of refusals, numbered in order of appearance."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: pages of the Python API are added, marks are expanded, equations become MathML."""
+"""Hooks of MkDocs, which add the pages of the Python API, expand marks, and turn equations into MathML."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
     python -m tools.docs.measure MODEL TEXT_DIR docs/data/round_to_nearest.json [--schemes NAME,…]
 
-The protocol is the one of `benchmarks.perplexity`, without the comparison with the float model. Schemes that
-do not fit the model's shapes are recorded with the reason. Schemes that are in the file already are skipped,
-so you can restart a measurement; remove the file to measure again.
+`benchmarks.perplexity` describes the protocol; this program makes no comparison with the float model. If a
+scheme does not fit the model's shapes, the file has the reason. The program skips schemes that are in the
+file already, so you can restart a measurement. Remove the file to measure again.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def _measure(path: Path, scheme: str, calibration: list[torch.Tensor], evaluation: list[torch.Tensor]) -> float:
-    """Return the perplexity of the model in a scheme; ``"float"`` stands for the model itself."""
+    """Return the perplexity of the model quantized by a scheme; ``"float"`` is the float model."""
     model = load_model(path, "float32")
     if scheme != "float":
         config = LLMTemplate.get(model.config.model_type).get_config(scheme=scheme)

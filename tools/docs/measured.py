@@ -35,7 +35,7 @@ def calibrated() -> dict[str, dict[str, dict[str, float]]]:
 
 
 def table() -> str:
-    """Return the table of round-to-nearest perplexities, best first, and the schemes not in it."""
+    """Return the table of round-to-nearest perplexities, best first, and the schemes that do not fit."""
     facts, measured, refused = schemes(), round_to_nearest()["perplexity"], round_to_nearest()["refused"]
     rows = [
         [code(name), f"{facts[name]['effective_bits']:.4g}", facts[name]["weight"], facts[name]["input"], f"{measured[name]:.2f}"]

@@ -22,7 +22,7 @@ def measured() -> dict[str, Any]:
 
 
 def choices(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
-    """Return each choice by predicted losses, with the heuristic's best choice of the same size."""
+    """Return each choice that used predicted losses, with the heuristic's best choice of the same size."""
     return [(row, min((r for r in rows if is_heuristic(r, row)), key=lambda r: r["kl"])) for row in rows if row["choice"] == "fisher"]
 
 

@@ -41,7 +41,7 @@ def table(data: Mapping[str, Any] | None = None) -> str:
 
 def _versions(column: Mapping[str, Any]) -> str:
     text = ", ".join(f"{name} {version}" for name, version in column["versions"].items())
-    return text if column["has_that_torch"] else f"{text} (this torch came from another index than the command's)"
+    return text if column["has_that_torch"] else f"{text} (this torch came from an index other than the command's)"
 
 
 def _listed(names: list[str]) -> str:

@@ -1,7 +1,7 @@
-"""Warn of prose that has to be read twice: ``python -m tools.docs.prose [FILE …]``.
+"""Warn of prose that people would read twice: ``python -m tools.docs.prose [FILE …]``.
 
-The program reads Markdown outside code line by line. It warns of a line with several sentences, a long
-line or sentence, and words of the vocabulary, and says what to write instead. The exit status is always 0.
+The program checks each line of Markdown outside code. It warns of several sentences in a line, of a long line
+or sentence, and of words in `VOCABULARY`, and gives advice. The exit status is always 0.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def section(reference: str, page: str) -> str:
 
     Args:
         reference: ``"FILE: HEADING"``, the file relative to the root of the repository.
-        page: The page that shows it; links are relative to it.
+        page: The page that shows the section; links become relative to this page.
 
     Raises:
         ValueError: The file has no such heading.

@@ -1,8 +1,8 @@
 """Record sessions of the program as pictures: ``python -m tools.docs.sessions docs/pictures``.
 
-Each session runs the real program on the tiny model in an empty folder, in a terminal of a fixed width.
-rich writes it as SVG. Some plots of the report of the session ``quantize`` become pictures too. Times in the
-pictures depend on the machine that ran the program.
+Each session runs the real program on the tiny model, in an empty folder and a terminal of fixed width. rich
+writes the session as SVG. Some plots of the report of the session ``quantize`` become pictures too. Times in
+the pictures depend on the machine that ran the program.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _FRAME = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="htt
 <g class="{unique_id}-matrix">{matrix}</g></g>
 </svg>
 """
-"""rich's own frame, without the fonts of another host."""
+"""rich's own frame, without fonts from the web."""
 
 
 def recorded(commands: tuple[str, ...], columns: int, folder: Path) -> str:

@@ -46,12 +46,12 @@ _COLUMNS: dict[str, dict[str, str]] = {
     "graph_ops": {"operator": "name", "operators of torch": "operators", "modules": "modules", "moves values": "moves_values"},
     "commands": {"command": "name", "heading": "group", "does": "summary"},
 }
-"""For each kind, titles of columns and their keys in `quark_workbench.cli.installed.kind_report`.
+"""For each kind, titles of columns and the columns' keys in `quark_workbench.cli.installed.kind_report`.
 
 The first column is the name.
 """
 _YES = ("needs_calibration", "kv_cache", "exporter", "reader", "dequantizer", "is_online", "needs_reference", "moves_values")
-"""Keys shown only as "has a value" or not."""
+"""Keys for which the table shows only whether they have a value."""
 _CODE = (
     *("name", "class_name", "decoder_blocks", "exclude_layers_name", "quant_methods", "layer", "quantized", "suffixes"),
     *("operators", "modules"),
@@ -65,7 +65,7 @@ def cell(text: object) -> str:
 
 
 def code(text: object) -> str:
-    """Return a text as code in the cell of a table; nothing for an empty one."""
+    """Return a text as code in the cell of a table; an empty text stays empty."""
     plain = " ".join(str(text).split()).replace("`", "'").replace("|", "\\|")
     return f"`{plain}`" if plain else ""
 

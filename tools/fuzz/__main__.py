@@ -1,15 +1,19 @@
 """Damage checkpoints in many ways, run every route on each, and count the outcomes.
 
     python -m tools.fuzz                        # 500 damaged checkpoints, seeds 0 to 499
-    python -m tools.fuzz --cases 50 --first 500 # others
-    python -m tools.fuzz --only 17 --route gptq # one, with all that it says
+    python -m tools.fuzz --cases 50 --first 500 # 50 more, seeds 500 to 549
+    python -m tools.fuzz --only 17 --route gptq # one, with its whole output
 
-Three outcomes are allowed. A run may give the right result. It may give another result, if the weights of a
-float checkpoint differ or checksums notice the damage of a quantized one. Or it fails with exit code 2 and
-one sentence that names the file. Then it leaves only finished blocks behind, and a warning names their
-folder. Every other outcome is printed with its seed: a foreign traceback, files left behind, more than ten
-seconds of CPU time or 2 GB, a crash. Each run has its own process. The exit status is 0 if all outcomes are
-allowed.
+Three outcomes are allowed:
+
+* The run gives the right result.
+* The run gives another result, because a float checkpoint now has other weights, or because a quantized one
+  does and its checksums notice the damage.
+* The run fails with exit code 2 and one sentence that names the file. It leaves only finished blocks behind,
+  and a warning names their folder.
+
+The program prints every other outcome with its seed: a traceback, files left behind, more than ten seconds of
+CPU time or 2 GB, a crash. Each run has its own process. The exit status is 0 if all outcomes are allowed.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ BYTES = 2 << 30
 
 
 def main() -> None:
-    """Run the cases that the command line asks for, and print the counts."""
+    """Run the cases that the command line names, and print the number of cases by outcome."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=500)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
@@ -60,7 +64,7 @@ def main() -> None:
 
 
 def case(seed: int, source: str, route: str, base: Path) -> tuple[str, str, str]:
-    """Return the damage, the kind of outcome, and the defect or message."""
+    """Return a description of the damage, the kind of outcome, and the defect or message."""
     place = Path(tempfile.mkdtemp(prefix="case-", dir=base))
     directory, out = Path(shutil.copytree(base / source, place / "in")), place / "out"
     what = damage(directory, source, random.Random(seed))

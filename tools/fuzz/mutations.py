@@ -92,7 +92,7 @@ def _link(directory: Path, source: str, rng: random.Random) -> str:
     name = rng.choice(FILES[source])
     to = rng.choice(["/dev/zero", "/etc/hostname", "/", name, "../gone", "/dev/full"])
     (directory / name).unlink()
-    with suppress(OSError):  # Windows allows links to few users: then the file is missing
+    with suppress(OSError):  # on Windows, few users may make links; then the file is missing
         os.symlink(to, directory / name)
     return f"{name}: link to {to}"
 

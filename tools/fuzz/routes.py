@@ -33,13 +33,13 @@ RESULT, REFUSED, ANOTHER = "a result", "one sentence", "another result"
 PROMISED = (RESULT, REFUSED, ANOTHER)
 """The allowed outcomes.
 
-The last is a result of other weights: a float checkpoint may have them; in a quantized one, checksums notice
-them.
+The last is the right result for other weights. A float checkpoint may have other weights; in a quantized
+checkpoint, checksums notice them.
 """
 
 
 def run(route: str, directory: Path, out: Path, text: Path) -> tuple[int, str]:
-    """Return the exit code of a route and its text on stderr.
+    """Run a route, and return its exit code and its text on stderr.
 
     ``out`` lies in a directory that holds only ``directory``.
     """
@@ -77,7 +77,7 @@ def ending(route: str, directory: Path, out: Path, code: int, said: str) -> str:
     """Return `RESULT`, `REFUSED`, or the defect in the outcome of a run."""
     left = sorted(p.name for p in out.parent.iterdir() if p != directory)
     if code == 0:
-        return RESULT if left == ([out.name] if route in ("quantize", "gptq") else []) else f"exit code 0, and there is {left}"
+        return RESULT if left == ([out.name] if route in ("quantize", "gptq") else []) else f"exit code 0, but the folder has {left}"
     sentences = [line for line in said.splitlines() if line.startswith("quark: ")]
     last = "\n".join(said.splitlines()[said.splitlines().index(sentences[-1]) :]) if sentences else said.strip()
     if code != 2 or not sentences or "--debug" in last:
@@ -90,7 +90,7 @@ def ending(route: str, directory: Path, out: Path, code: int, said: str) -> str:
 
 
 def judged(route: str, directory: Path, out: Path, undamaged: Path, right: Path) -> str:
-    """Return `RESULT`, `ANOTHER`, or the defect in a result: unnoticed damage.
+    """Return `RESULT`, `ANOTHER`, or the defect in a result: damage that nothing noticed.
 
     Args:
         route: Route of the run, which ended in `RESULT`.

@@ -1,1 +1,1 @@
-"""The tests beside several versions of Python, torch and transformers; see `tools.matrix.__main__`."""
+"""Run the tests with several versions of Python, torch and transformers; see `tools.matrix.__main__`."""

@@ -1,12 +1,13 @@
-"""Run a part of the tests beside several versions of Python, torch and transformers.
+"""Run a part of the tests with several versions of Python, torch and transformers.
 
     python -m tools.matrix                 # every cell
-    python -m tools.matrix 3.13 5.19.0     # the cells with any of these versions, or of these names
+    python -m tools.matrix 3.13 5.19.0     # the cells that have one of these versions or names
     python -m tools.matrix --list
 
-Each cell has its own environment, which takes up to 6 GB if torch is a build for GPUs. It is removed after
-the tests, unless you give ``--keep``. A cell is skipped if its interpreter is not on this machine. Results go
-into `docs/data/versions.json`, and `tools.docs.versions` shows them as a table.
+A cell is a set of versions with its own environment, which takes up to 6 GB if torch is a build for GPUs. The
+program removes the environment after the tests, unless you give ``--keep``. It skips a cell if this machine
+lacks the interpreter. It writes results to `docs/data/versions.json`, and `tools.docs.versions` shows them as
+a table.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ print(json.dumps({name: version(name) for name in names if name in packages_dist
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the chosen cells and return the exit status: 1 if a test or the demo failed in any."""
+    """Run the chosen cells; return 1 if a test or the demo failed in any cell."""
     parser = argparse.ArgumentParser(prog="tools.matrix", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cells", nargs="*", metavar="VERSION", help="names or versions of cells; default: all")
     parser.add_argument("--list", action="store_true", help="list the cells")
     parser.add_argument("--keep", action="store_true", help="keep the environments, .venv-matrix-NAME, and use existing ones")
     parser.add_argument("--no-results", action="store_true", help="leave docs/data/versions.json as it is")
     parser.add_argument("--if-possible", action="store_true", help="skip a cell whose torch cannot be installed")
-    parser.add_argument("--few", action="store_true", help="run the selection of the tests that make test runs, and keep no result")
-    parser.add_argument("--workers", default="auto", help="number of processes that share the tests")
+    parser.add_argument("--few", action="store_true", help="run the same tests as `make test` does, and store no result")
+    parser.add_argument("--workers", default="auto", help="number of processes that run the tests")
     args = parser.parse_args(arguments)
     chosen = [cell for cell in CELLS if not args.cells or {cell.name, *_versions(cell)} & set(args.cells)]
     if unknown := set(args.cells) - {text for cell in chosen for text in (cell.name, *_versions(cell))}:
@@ -50,13 +51,13 @@ def main(arguments: list[str] | None = None) -> int:
     status = 0
     for cell in chosen:
         python = interpreter(cell.python)
-        print(f"{cell.name}: {cell.why}, {python or f'passed over: no python{cell.python} is on PATH or in pyenv'}", flush=True)
+        print(f"{cell.name}: {cell.why}, {python or f'skipped: no python{cell.python} is on PATH or in pyenv'}", flush=True)
         if args.list or python is None:
             continue
         place = ROOT / f".venv-matrix-{cell.name}"
         try:
             if not has_torch(cell, python, place) and args.if_possible:
-                print(f"{cell.name}: passed over: torch {cell.torch} cannot be installed for Python {cell.python}", flush=True)
+                print(f"{cell.name}: skipped: torch {cell.torch} cannot be installed for Python {cell.python}", flush=True)
                 continue
             result = run(environment(cell, place), args.workers, few=args.few)
         finally:
@@ -74,7 +75,7 @@ def _versions(cell: Cell) -> tuple[str, str, str]:
 
 
 def has_torch(cell: Cell, python: Path, place: Path) -> bool:
-    """Make the environment of a cell if it is missing, and return whether it has torch."""
+    """Make the environment of a cell if it is missing; return whether torch is installed in it."""
     if (place / ".installed").is_file():
         return True
     subprocess.run([python, "-m", "venv", "--clear", place], check=True)
@@ -84,7 +85,10 @@ def has_torch(cell: Cell, python: Path, place: Path) -> bool:
 
 
 def environment(cell: Cell, place: Path) -> Path:
-    """Install what the tests of a cell need into its environment, which has torch; return the interpreter."""
+    """Install the packages that the tests need into a cell's environment; return the interpreter.
+
+    The environment must have torch.
+    """
     own, pip = place / "bin" / "python", _pip(place)
     if (place / ".installed").is_file():
         return own
@@ -102,7 +106,7 @@ def _pip(place: Path) -> list[str | Path]:
 
 
 def run(python: Path, workers: str, *, few: bool = False) -> Result:
-    """Run the demo and the tests of a cell, or few of them, with its interpreter."""
+    """Run the demo and all or some tests of a cell with its interpreter."""
     variables = os.environ | {"OMP_NUM_THREADS": "1", "QUARK_STRICT_PLUGINS": "1"}
     versions = json.loads(subprocess.run([python, "-c", _VERSIONS], check=True, capture_output=True, text=True).stdout)
     with tempfile.TemporaryDirectory() as directory:

@@ -22,7 +22,7 @@ class Cell:
     Attributes:
         python: Version of Python, such as ``"3.13"``.
         torch, transformers: Versions of the packages.
-        why: Who has these versions.
+        why: Why these versions are tested.
         constraints: A file with the versions of other packages; empty for the newest ones.
     """
 
@@ -99,7 +99,7 @@ def read() -> dict[str, Result]:
 
 
 def write(name: str, result: Result) -> None:
-    """Store the result of a cell over an earlier one."""
+    """Store the result of a cell; it replaces an earlier result."""
     results = {key: attrs.asdict(value) for key, value in (read() | {name: result}).items()}
     RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 

@@ -24,7 +24,7 @@ def _candidates(version: str) -> Iterator[Path]:
 
 
 def _is_of(path: Path, version: str) -> bool:
-    """Return whether an interpreter starts and has that version; a pyenv shim on PATH may do neither."""
+    """Return whether an interpreter starts and has that version. A pyenv shim on PATH may fail to start."""
     said = subprocess.run(
         [path, "-c", "import sys; print(*sys.version_info[:2], sep='.')"], capture_output=True, text=True, check=False
     ).stdout

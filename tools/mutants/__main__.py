@@ -1,19 +1,20 @@
-"""Breaks the code on purpose, one change at a time, and says which changes the tests notice.
+"""Break the code on purpose, one change at a time, and report which changes the tests notice.
 
     python -m tools.mutants                 # every change of the tables beside this file
     python -m tools.mutants NAME ...        # changes whose name starts with one of these
-    python -m tools.mutants --whole NAME    # where the listed tests pass, the whole suite is asked too
+    python -m tools.mutants --whole NAME    # if the listed tests pass, runs the whole suite too
 
-The program changes a copy of the working tree. The listed tests must first pass without a change. Then a
-change is *killed* if a test fails; the line names the test and the reason. It *survives* if every test
-passes. It is *stale* if a text that it replaces does not occur exactly once, and *broken* if pytest cannot
-run the tests, for example after a failed import. The exit status is 0 if every change is killed.
+The program changes a copy of the working tree. First, the listed tests must pass without a change. Then a
+change has one of four verdicts. It is *killed* if a test fails; the printed line names the test and the
+reason. It *survives* if every test passes. It is *stale* if the text that it replaces does not occur exactly
+once. It is *broken* if pytest cannot run the tests, for example after a failed import. The exit status is 0
+if every change is killed.
 
 A table is a TOML file of changes:
 
     [[mutant]]
     name = "short-name"
-    says = "What is wrong with the changed code, in one sentence."
+    says = "One sentence that says what is wrong with the changed code."
     tests = ["path/to/test_file.py::test_that_notices"]
 
     [[mutant.edits]]              # one or more; all are applied together
@@ -42,7 +43,7 @@ import attrs
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-SECONDS = 900  # limit of one run of pytest: a change that never ends is noticed too
+SECONDS = 900  # limit of one run of pytest, so that an endless loop counts as noticed
 
 
 class Verdict(enum.Enum):
@@ -101,9 +102,9 @@ def read_tables(tables: Sequence[Path]) -> list[Mutant]:
 
 
 def chosen(mutants: Sequence[Mutant], prefixes: Sequence[str]) -> list[Mutant]:
-    """Return the changes whose name starts with one of `prefixes` (all, if there is none).
+    """Return the changes whose name starts with one of `prefixes`; all changes if there are no prefixes.
 
-    Raises ValueError for a prefix of no name.
+    Raises ValueError if no name starts with a prefix.
     """
     for prefix in prefixes:
         if not any(mutant.name.startswith(prefix) for mutant in mutants):
@@ -112,7 +113,7 @@ def chosen(mutants: Sequence[Mutant], prefixes: Sequence[str]) -> list[Mutant]:
 
 
 def copy_of_the_tree(root: Path, target: Path) -> Path:
-    """Copies the files of `root` that git does not ignore to `target`; returns `target`."""
+    """Copy the files of `root` that git does not ignore to `target`; return `target`."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=root, check=True, capture_output=True, text=True
     )
@@ -136,7 +137,7 @@ def stale_edit(tree: Path, mutant: Mutant) -> str | None:
 
 @contextmanager
 def applied(tree: Path, mutant: Mutant) -> Iterator[None]:
-    """Changes `tree` for the time of the block."""
+    """Change `tree` during the body."""
     before = {tree / edit.file: (tree / edit.file).read_text(encoding="utf-8") for edit in mutant.edits}
     try:
         for edit in mutant.edits:
@@ -149,10 +150,10 @@ def applied(tree: Path, mutant: Mutant) -> Iterator[None]:
 
 
 def run_tests(tree: Path, tests: Sequence[str]) -> tuple[int, str]:
-    """Runs `tests`, or the whole suite, with the sources of `tree`; returns exit status and last lines.
+    """Run `tests`, or the whole suite, with the sources of `tree`; return exit status and last lines.
 
-    No compiled file is written: a changed file of the same length, restored within the same second, would
-    look unchanged to Python.
+    Python writes no bytecode here. It compares only the length and the second of a source file, so it would
+    use old bytecode for a change of equal length.
     """
     sources = [str(tree), *sorted(str(path) for path in tree.glob("**/src"))]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sources), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "200"}
@@ -166,7 +167,7 @@ def run_tests(tree: Path, tests: Sequence[str]) -> tuple[int, str]:
 
 
 def outcome(tree: Path, mutant: Mutant, *, whole: bool) -> Outcome:
-    """Applies one change and runs its tests; with `whole`, also the whole suite if they pass."""
+    """Apply one change and run its tests; with `whole`, also run the whole suite if they pass."""
     if (stale := stale_edit(tree, mutant)) is not None:
         return Outcome(Verdict.STALE, stale)
     with applied(tree, mutant):
@@ -178,7 +179,7 @@ def outcome(tree: Path, mutant: Mutant, *, whole: bool) -> Outcome:
     failures = re.findall(r"^(?:FAILED|ERROR) (.*)$", output, re.MULTILINE)
     errors = re.findall(r"^E  +(.*)$", output, re.MULTILINE)
     verdict = Verdict.KILLED if status == 1 else Verdict.BROKEN
-    named = sorted(errors, key=lambda line: "Error" not in line)  # of several lines, the line with the exception
+    named = sorted(errors, key=lambda line: "Error" not in line)  # the line with the exception, if there are several
     return Outcome(verdict, " | ".join([*failures[:1], *named[:1]]) or " ".join(output.split())[-400:])
 
 
@@ -189,7 +190,7 @@ def run_all(tree: Path, mutants: Sequence[Mutant], *, whole: bool, say: Callable
     """
     status, output = run_tests(tree, list(dict.fromkeys(test for mutant in mutants for test in mutant.tests)))
     if status != 0:
-        raise ValueError(f"the listed tests do not pass in the unchanged tree; fix that first:\n{output}")
+        raise ValueError(f"the listed tests fail in the unchanged tree. Fix them first:\n{output}")
     outcomes = {}
     for mutant in mutants:
         begun = time.perf_counter()
@@ -199,8 +200,8 @@ def run_all(tree: Path, mutants: Sequence[Mutant], *, whole: bool, say: Callable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit status."""
-    says = "break the code on purpose; say which changes the tests notice"
+    """Run the command; return its exit status."""
+    says = "break the code on purpose, and report which changes the tests notice"
     parser = argparse.ArgumentParser(prog="python -m tools.mutants", description=says)
     parser.add_argument("names", nargs="*", metavar="NAME", help="beginnings of names of changes; default: all changes")
     parser.add_argument("--whole", action="store_true", help="run the whole suite for a change that its own tests do not notice")

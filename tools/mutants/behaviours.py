@@ -1,8 +1,8 @@
 """Changes of behaviour that a test of the usual result does not notice.
 
-A test that runs a line mostly notices another operator there. These changes hardly affect the usual result:
-one of several conditions is dropped, two statements change places, a cleanup or reset is dropped, a value
-comes from another argument, or an option has its default.
+A test that runs a line usually notices another operator in the line. The changes here rarely affect the usual
+result: they drop one of several conditions, exchange two statements, drop a cleanup or a reset, take a value
+from another argument, or give an option its default.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OPTION = "an option is ignored"
 KINDS = (CONDITION, ORDER, KEPT, RESTORE, OTHER_SOURCE, OPTION)
 
 FORGETTING = {"clear", "pop", "popitem", "discard", "remove", "close", "cache_clear", "unlink", "remove_hook", "detach"}
-"""Methods that release something if a statement calls them."""
+"""Methods that release a resource if a call of them is a statement."""
 
 
 def behaviours_of(file: str, source: str) -> list[Mutation]:
@@ -77,7 +77,7 @@ class _Behaviours(Visitor):
         yield from self.visit_body(node)
 
     def _swapped(self, body: Sequence[ast.stmt]) -> Iterator[Mutation]:
-        """Yield exchanges of neighbours, if one acts on an object of the other and none binds its names."""
+        """Yield exchanges of neighbouring statements that act on one object and bind no common names."""
         for first, second in pairwise(body):
             if not all(isinstance(one, ast.Expr | ast.Assign | ast.AugAssign) for one in (first, second)) or _is_text(first):
                 continue
@@ -91,7 +91,7 @@ class _Behaviours(Visitor):
                 yield Mutation(self.file, ".".join(self.names), first.lineno, start, end, self.source[start:end], new, kind=ORDER)
 
     def _ignored_options(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Mutation]:
-        """For each parameter that the body reads, yield a first statement that sets its default."""
+        """Yield, for each parameter that the body reads, a first statement that sets it to its default."""
         body = [one for one in node.body if not _is_text(one)]
         if not body or isinstance(body[0], ast.Pass | ast.Raise):
             return
@@ -106,7 +106,7 @@ class _Behaviours(Visitor):
                 yield Mutation(self.file, ".".join(self.names), body[0].lineno, at, at, "", new, kind=OPTION)
 
     def _other_sources(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Mutation]:
-        """For each use of a parameter, yield the other parameters with the same annotation."""
+        """Yield, for each use of a parameter, the other parameters with the same annotation."""
         arguments = [one for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs) if one.annotation is not None]
         kinds = {one.arg: ast.unparse(one.annotation) for one in arguments if one.annotation is not None}
         for statement in node.body:
@@ -125,7 +125,7 @@ def _bodies(node: ast.AST) -> Iterator[list[ast.stmt]]:
 
 
 def _inside(node: ast.AST) -> Iterator[Any]:
-    """Yield the nodes under a node that run with it: no messages, annotations or inner functions."""
+    """Yield the nodes under a node that run when it runs: no messages, annotations or inner functions."""
     if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
         return
     if isinstance(node, ast.Call) and Visitor.says_something(node):

@@ -1,7 +1,7 @@
-"""Measure which tests run which line, for each test file; keep the result until its sources change.
+"""Measure which tests run which line, for each test file; keep the result until the sources change.
 
-Each statement of the sources writes a byte into shared memory when it runs. So greenlets, threads and forks
-are counted, and tests are hardly slower. Subprocesses are not counted.
+Each statement of the sources writes a byte into shared memory when it runs. So statements in greenlets,
+threads and forks count, and tests are hardly slower. Statements in subprocesses do not count.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from _pytest.assertion.rewrite import AssertionRewritingHook
 from tools.mutants import forks
 
 SECONDS = 900  # seconds of CPU for one test file
-PER_LINE = 6  # tests of one file kept for a line, of different functions if possible
-SIZE = 1 << 20  # statements that can be counted
+PER_LINE = 6  # most tests of one file that are recorded for a line, of different functions if possible
+SIZE = 1 << 20  # most statements that can be counted
 HITS = "_statements_that_ran"
 
 
@@ -42,7 +42,7 @@ class Test:
 
 @attrs.frozen
 class FileRecord:
-    """The lines that one test file runs: positions in `tests` for each source and line."""
+    """The lines that one test file runs. Each line of a source has the positions of its tests in `tests`."""
 
     digest: str
     sources: dict[str, str]
@@ -61,7 +61,7 @@ def digest(path: Path) -> str:
 
 
 class Statements:
-    """Numbers the statements of the sources, and loads modules that note which of them run."""
+    """Numbers the statements of the sources, and loads modules that record which statements run."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self.places: list[tuple[str, int]] = []
@@ -70,7 +70,7 @@ class Statements:
         }
 
     def install(self) -> None:
-        """Lets this process and its forks import the sources with notes."""
+        """Make this process and its forks import the sources with recording."""
         self.ran = mmap.mmap(-1, SIZE)
         setattr(builtins, HITS, self.ran)
         original = importlib.machinery.SourceFileLoader.get_code
@@ -85,14 +85,14 @@ class Statements:
             code = self.codes.get(str(module.__spec__.origin))
             if code is None:
                 return rewriting(hook, module)
-            hook._rewritten_names[module.__name__] = Path(str(module.__spec__.origin))  # it looks for files beside the module there
+            hook._rewritten_names[module.__name__] = Path(str(module.__spec__.origin))  # where the hook looks for files beside the module
             exec(code, module.__dict__)
 
         importlib.machinery.SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
         AssertionRewritingHook.exec_module = exec_module  # type: ignore[method-assign]  # pytest loads modules of its plugins' distributions
 
     def noted(self, path: Path) -> ast.Module:
-        """Return the syntax tree of a file with a note before each statement."""
+        """Return the syntax tree of a file with a recording statement before each statement."""
         module = ast.parse(path.read_text(encoding="utf-8"))
         for node in ast.walk(module):
             for field in ("body", "orelse", "finalbody"):
@@ -125,7 +125,7 @@ class Statements:
 
 
 class Recorder:
-    """A plugin of pytest that notes the time and the statements of each test that passes."""
+    """A plugin of pytest that records the time and the statements of each test that passes."""
 
     def __init__(self, statements: Statements) -> None:
         self.statements = statements
@@ -148,7 +148,7 @@ class Recorder:
         self.passed &= report.passed
 
     def lines(self) -> dict[str, dict[int, list[int]]]:
-        """Return the best tests of each line: quick tests of many functions."""
+        """Return the best tests of each line: quick tests of different functions."""
         lines: dict[str, dict[int, list[int]]] = defaultdict(dict)
         for number, tests in self.ran.items():
             path, line = self.statements.places[number]
@@ -166,7 +166,7 @@ class Recorder:
 
 
 def _measure(tree: Path, file: str, output: Path, statements: Statements, arguments: Sequence[str]) -> int:
-    """Runs one test file with notes in the sources, and writes its record."""
+    """Run one test file with recording in the sources, and write its record."""
     forks.quiet(output.with_suffix(".log"))
     statements.install()
     recorder, begun = Recorder(statements), time.perf_counter()
@@ -179,7 +179,7 @@ def _measure(tree: Path, file: str, output: Path, statements: Statements, argume
 
 
 def read_record(path: Path) -> FileRecord | None:
-    """Return a written record, or None."""
+    """Return the stored record of a test file; None if there is none."""
     if not path.is_file():
         return None
     data: dict[str, Any] = json.loads(path.read_text())
@@ -195,7 +195,7 @@ def record_path(cache: Path, file: str) -> Path:
 def measure_all(
     files: Sequence[str], tree: Path, cache: Path, arguments: Sequence[str], *, at_once: int
 ) -> Iterator[tuple[str, int, float]]:
-    """Measures test files without a current record; yields each with pytest's status and the seconds."""
+    """Measure the test files without a current record; yield each with pytest's status and the seconds."""
     cache.mkdir(parents=True, exist_ok=True)
     stale = []
     for file in files:

@@ -4,16 +4,17 @@
     python -m tools.mutants.drawn --packages core/runs --count 60 --seed 1
     python -m tools.mutants.drawn --again        # only the last run's survivors
 
-A package is a folder directly under the sources of the core (its loose modules are one more), or a plugin
-distribution. Each has a share of the changes in proportion to its lines, and at least a few. The same seed
-draws the same changes in a file, even if other files change. ``--kind`` chooses changes of single operators
-or of behaviour (`behaviours.py`); kinds of behaviour take turns.
+A package is a folder directly under the sources of the core, or a plugin distribution. The modules directly
+in ``core/src/quark`` are a package too. Each package gets changes in proportion to its lines, and at least a
+few. The same seed draws the same changes in a file, even if other files change. ``--kind`` chooses changes of
+single operators, or changes of behaviour (`behaviours.py`), whose kinds take turns.
 
-First the program measures which tests run a line, file by file. It keeps the result in `.mutants/` until a
-test or its sources change. A change is tried on the tests of the mirrored file, then on other tests of its
-line, the quickest first. It is *noticed* if a test fails or time is up. Otherwise it *survived*, and its
-lines are written to `.mutants/survivors.diff`. `equivalent.toml` lists changes that make no difference, with
-the reason; they are not drawn again. The exit status is 0 if every package has the wanted score.
+First the program measures which tests run a line, for each test file. It keeps the result in `.mutants/`
+until a test or its sources change. Then it runs, for each change, the tests of the mirrored test file, and
+after these the other tests of the changed line, the quickest first. The tests *notice* the change if a test
+fails or takes too long. Otherwise the change *survived*, and the program writes it to
+`.mutants/survivors.diff`. `equivalent.toml` lists changes that make no difference, with the reason; the
+program does not draw them. The exit status is 0 if every package reaches the wanted score.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ from tools.mutants.operators import Mutation, mutations_of, one_of_each_line
 CACHE = ROOT / ".mutants"
 SCORE = 0.85  # share of the changes that a package's tests must notice
 LEAST = 6  # least number of changes of a package
-WHOLE, NEAR = 30.0, 15.0  # seconds within which the mirrored test file runs whole, and files of its folder with a test of the line
+WHOLE, NEAR = 30.0, 15.0  # longest seconds of a mirrored or a neighbouring test file that runs whole
 OTHERS = 8.0  # seconds for tests of other files
 AT_IMPORT = 240.0  # seconds for tests of the distribution if the line runs at import
-MOST, FEW = 80, 12  # tests of other folders; first tests if there are no nearer ones
+MOST, FEW = 80, 12  # tests of other folders; tests of the first round without nearer tests
 SECONDS = 300  # seconds to compile
 PYTEST = (
     "-q",
@@ -61,12 +62,12 @@ PYTEST = (
     "ignore:Module already imported:pytest.PytestAssertRewriteWarning",
 )
 KINDS: dict[str, Callable[[str, str], list[Mutation]]] = {"operators": mutations_of, "behaviours": behaviours_of}
-NOTHING_RAN = {4, 5}  # statuses of pytest: a test was renamed or removed
+NOTHING_RAN = {4, 5}  # statuses of pytest if a test was renamed or removed
 
 
 @attrs.frozen
 class Result:
-    """The verdict on one drawn change: the failed test, or an empty text."""
+    """The verdict on one drawn change: the test that failed, or an empty text."""
 
     package: str
     mutation: Mutation
@@ -101,7 +102,7 @@ def drawn(
 ) -> dict[str, list[Mutation]]:
     """Return the changes of each package: its share of `count`, at least `LEAST`, without `known` ones.
 
-    Kinds take turns, so a rare kind is drawn as often as a common one until none is left.
+    Kinds take turns, so a rare kind is drawn as often as a common one, until its changes are used up.
     """
     whole, numbers = skipped(HERE / "equivalent.toml")
     marked = {file for file, *_ in known}
@@ -121,7 +122,7 @@ def drawn(
 
 
 def in_turn(mutations: Sequence[Mutation]) -> list[Mutation]:
-    """Return mutations with kinds in turn, and each kind in its old order."""
+    """Return mutations so that kinds take turns; the order within a kind stays."""
     kinds: dict[str, list[Mutation]] = defaultdict(list)
     for mutation in mutations:
         kinds[mutation.kind].append(mutation)
@@ -130,7 +131,7 @@ def in_turn(mutations: Sequence[Mutation]) -> list[Mutation]:
 
 @attrs.frozen
 class Map:
-    """The records of test files, by their paths."""
+    """The records of test files, by path."""
 
     records: dict[str, FileRecord]
 
@@ -148,20 +149,20 @@ class Map:
         """
         near, whole, far = [], [], []
         ran_at_all = {line for record in self.records.values() for line in record.lines.get(mutation.file, ())}
-        statement = max((line for line in ran_at_all if mutation.line - 60 < line <= mutation.line), default=0)  # it may have several lines
+        statement = max((line for line in ran_at_all if mutation.line - 60 < line <= mutation.line), default=0)  # may span several lines
         runs_at_import = not _is_in_a_function(mutation, tree)
         for file, record in self.records.items():
             ran = record.lines.get(mutation.file, {})
             ran_it = set(ran.get(statement, ()))
             if ran and runs_at_import and _distribution(file) == _distribution(mutation.file):
-                ran_it = set(range(len(record.tests)))  # code at import runs once, in the first test, but any test may check its effect
+                ran_it = set(range(len(record.tests)))  # the first test runs code at import, but any test may check its effect
             tests = sorted((record.tests[test] for test in ran_it), key=lambda test: test.seconds)
             seconds = sum(test.seconds for test in record.tests)
             is_mirrored = mirrors(file, mutation.file)
             if is_mirrored or (tests and not runs_at_import and _folder(file) == _folder(mutation.file)):
                 near += tests
-                # Fixtures of a file run a line for its first test, and others of its tests look at what came
-                # out.
+                # A fixture may run the line only for the first test of a file, while other tests check the
+                # fixture's result.
                 whole += record.tests if seconds < (WHOLE if is_mirrored else NEAR) else []
             else:
                 far.append(tests)
@@ -177,7 +178,7 @@ class Map:
 
 
 def _is_in_a_function(mutation: Mutation, tree: Path) -> bool:
-    """Return whether a change is in the body of a function, and not in a module or a class."""
+    """Return whether a change is in the body of a function, rather than of a module or a class."""
     nodes = ast.walk(ast.parse((tree / mutation.file).read_text(encoding="utf-8")))
     functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     return any(node.body[0].lineno <= mutation.line <= (node.end_lineno or 0) for node in functions)
@@ -205,7 +206,7 @@ def _folder(file: str) -> tuple[str, str]:
 
 
 class _FirstFailure:
-    """A plugin of pytest that notes the first test that fails."""
+    """A plugin of pytest that records the first failing test."""
 
     name = ""
 
@@ -219,7 +220,7 @@ class _FirstFailure:
 
 
 def _run_tests(tree: Path, rounds: Sequence[Sequence[str]], output: Path) -> int:
-    """Runs the tests of a change in a fork, round by round until one fails; writes its number."""
+    """Run the tests of a change in a fork, round by round, until a test fails; write the test's number."""
     forks.quiet(output.with_suffix(".log"))
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
@@ -227,7 +228,7 @@ def _run_tests(tree: Path, rounds: Sequence[Sequence[str]], output: Path) -> int
     arguments = ["-x", f"--basetemp={tree}/.tmp", *PYTEST]
     for tests in rounds:
         status = int(pytest.main([*arguments, *tests], plugins=[failure]))
-        if status in NOTHING_RAN and not failure.name:  # parameters changed with the code: run whole functions
+        if status in NOTHING_RAN and not failure.name:  # the change renamed parametrized tests: run whole functions
             status = int(pytest.main([*arguments, *dict.fromkeys(test.partition("[")[0] for test in tests)], plugins=[failure]))
         if failure.name or status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             output.write_text(failure.name)
@@ -247,13 +248,13 @@ def _restore(tree: Path, mutation: Mutation, source: Path) -> None:
 
 
 def _compile(tree: Path, tests: Sequence[str]) -> int:
-    """Lets Python and pytest keep the compiled sources and tests."""
+    """Let Python and pytest store compiled sources and tests."""
     forks.quiet(tree.parent / "compiled.log")
     return int(pytest.main(["--collect-only", *PYTEST, *tests]))
 
 
 def run(mutations: dict[str, list[Mutation]], tests: Map, pristine: Path, *, at_once: int) -> Iterator[Result]:
-    """Runs the tests of each change in copies of `pristine`, several at once; yields a `Result` for each."""
+    """Run the tests of each change in copies of `pristine`, several at once; yield a `Result` for each."""
     outputs = pristine.parent / "outputs"
     outputs.mkdir()
     jobs: list[forks.Job] = []
@@ -296,12 +297,12 @@ def scores(results: Sequence[Result], of: Callable[[Result], str] = lambda resul
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit status."""
+    """Run the command; return its exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m tools.mutants.drawn", description="break the code at random; say which changes the tests notice"
+        prog="python -m tools.mutants.drawn", description="break the code at random, and report which changes the tests notice"
     )
-    parser.add_argument("--count", type=int, default=400, help="number of changes over all packages (400); small packages add a few")
-    parser.add_argument("--seed", type=int, default=0, help="which of all changes are drawn (0)")
+    parser.add_argument("--count", type=int, default=400, help="number of changes over all packages (400); small packages get a few more")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random choice of changes (0)")
     parser.add_argument("--kind", choices=KINDS, default="operators", help="kind of changes: operators or behaviours (operators)")
     parser.add_argument("--packages", nargs="*", default=(), metavar="NAME", help="only these packages, such as core/runs or quark_algos")
     parser.add_argument("--at-once", type=int, default=os.cpu_count(), help="number of changes tried at the same time (one for each core)")
@@ -309,7 +310,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--tests", nargs="*", metavar="PATH", help="folders and files of tests to measure (default: every distribution's, and tests/)"
     )
-    parser.add_argument("--keep-map", action="store_true", help="use the measured lines even if tests have changed since")
+    parser.add_argument("--keep-map", action="store_true", help="use the stored measurement even if tests have changed")
     parser.add_argument("--json", type=Path, help="file for the results, each with its change")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
@@ -317,7 +318,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, pristine: Path) -> int:
-    """Draws, measures and runs with a copy of the tree."""
+    """Draw changes, measure tests and run them in a copy of the tree."""
     files = packages_of(pristine)
     if unknown := set(options.packages) - set(files):
         raise ValueError(f"no package is named {sorted(unknown)[0]!r}; there are: {', '.join(files)}")
@@ -348,7 +349,10 @@ def _run(options: argparse.Namespace, pristine: Path) -> int:
 
 
 def test_files(tree: Path, paths: Sequence[str] | None) -> list[str]:
-    """Return the test files under `paths`, or all that may run a source; tests of other programs do not."""
+    """Return the test files under `paths`; by default all that may run a source.
+
+    Tests of other programs run no source.
+    """
     distributions = sorted([*tree.glob("*/tests"), *tree.glob("plugins/*/tests")])
     roots = paths or [*(str(path.relative_to(tree)) for path in distributions), "tests"]
     found = [path for root in roots for path in ([tree / root] if (tree / root).is_file() else sorted((tree / root).rglob("test_*.py")))]
@@ -357,7 +361,7 @@ def test_files(tree: Path, paths: Sequence[str] | None) -> list[str]:
 
 
 def report(tree: Path, results: Sequence[Result], output: Path | None) -> int:
-    """Writes the survivors, prints the score of each package, and returns the exit status."""
+    """Write the survivors, print the score of each package, and return the exit status."""
     left = [result.mutation for result in results if not result.noticed]
     CACHE.mkdir(exist_ok=True)
     (CACHE / "survivors.diff").write_text("".join(diff(tree, mutation) for mutation in left), encoding="utf-8")
@@ -372,7 +376,7 @@ def report(tree: Path, results: Sequence[Result], output: Path | None) -> int:
     for kind, (noticed, tried) in scores(results, lambda result: result.mutation.kind).items():
         print(f"{kind:42} {noticed:4} of {tried:4} {noticed / tried:6.0%}")
     noticed, tried = (sum(one[place] for one in table.values()) for place in (0, 1))
-    print(f"{'all':22} {noticed:4} of {tried:4} {noticed / max(tried, 1):6.0%}; what survived is in {CACHE / 'survivors.diff'}")
+    print(f"{'all':22} {noticed:4} of {tried:4} {noticed / max(tried, 1):6.0%}; the survivors are in {CACHE / 'survivors.diff'}")
     return 0 if all(noticed / tried >= SCORE for noticed, tried in table.values()) else 1
 
 

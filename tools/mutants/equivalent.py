@@ -16,7 +16,7 @@ def every_change(file: str, source: str) -> list[Mutation]:
 
 
 def stale_marks(tree: Path, known: set[tuple[str, ...]]) -> list[str]:
-    """Return the entries of `equivalent.toml` that the code no longer has, as file and line of code."""
+    """Return the entries of `equivalent.toml` whose code no longer exists, as file and line of code."""
     files = {file for file, *_ in known if (tree / file).is_file()}
     there = {key(tree, one) for file in files for one in every_change(file, (tree / file).read_text(encoding="utf-8"))}
     return sorted(f"{file}: {old}" for file, function, old, new in known if (file, function, old, new) not in there)
@@ -38,7 +38,7 @@ def changed_lines(tree: Path, mutation: Mutation) -> tuple[str, str]:
 
 
 def skipped(table: Path) -> tuple[list[str], list[str]]:
-    """Return the skipped files, and the files with skipped numbers: pictures have places on a page."""
+    """Return the skipped files, and the files whose numbers are skipped: positions in pictures."""
     entries = tomllib.loads(table.read_text(encoding="utf-8")).get("skipped", [])
     needed = [entry for entry in entries if "needs" in entry and importlib.util.find_spec(entry["needs"]) is None]
     return [entry["file"] for entry in needed], [entry["file"] for entry in entries if entry.get("numbers")]

@@ -14,8 +14,8 @@ from typing import Any
 
 import attrs
 
-MEMORY = 8 << 30  # limit of data in bytes: a change that fills memory must not stop the machine
-WAITING = 3  # limit of wall time in CPU time: the machine does other work too
+MEMORY = 8 << 30  # most bytes of data of a fork: a change that fills memory must not stop the machine
+WAITING = 3  # wall time limit ÷ CPU time limit: the machine does other work too
 TIMEOUT = 124  # status of a fork that was killed
 PRELOADED = ("numpy", "hypothesis", "pytest", "torch", "transformers.models.llama.modeling_llama", "safetensors.torch", "greenlet")
 
@@ -32,19 +32,19 @@ class Job:
 
 
 def preload() -> None:
-    """Imports modules that nearly every test needs and that no change touches."""
+    """Import modules that nearly every test needs and that no change touches."""
     for name in PRELOADED:
         __import__(name)
 
 
 def source_folders(tree: Path) -> list[str]:
-    """Return the folders of `tree` for the import path: the tree and the sources of each distribution."""
+    """Return the import path of `tree`: the tree, and the sources of each distribution."""
     found = [path for pattern in ("core/src", "*/src", "*/*/src", "src") for path in sorted(tree.glob(pattern)) if path.is_dir()]
     return [str(tree), *dict.fromkeys(str(path) for path in found)]
 
 
 def run_all(jobs: Iterable[Job], trees: Sequence[Path]) -> Iterator[tuple[Job, int, float]]:
-    """Runs each job in a fork, at most one fork per tree; yields the job with exit status and seconds."""
+    """Run each job in a fork, at most one fork per tree; yield the job with exit status and seconds."""
     waiting, free, running = iter(jobs), list(trees), {}
     while True:
         while free and (job := next(waiting, None)) is not None:
@@ -69,13 +69,13 @@ def run_all(jobs: Iterable[Job], trees: Sequence[Path]) -> Iterator[tuple[Job, i
 
 
 def _fork(job: Job, tree: Path) -> int:
-    """Starts the fork of a job; returns the id of its process and process group."""
+    """Start the fork of a job; return the id of its process and process group."""
     sys.stdout.flush()
     sys.stderr.flush()
     if (pid := os.fork()) != 0:
         return pid
     try:
-        import resource  # Windows has neither this nor forks
+        import resource  # Windows has neither this function nor forks
 
         os.setsid()
         limit = int(job.seconds) + 1
@@ -92,13 +92,13 @@ def _fork(job: Job, tree: Path) -> int:
 
 
 def _kill_group(pid: int) -> None:
-    """Ends the processes that a fork left running."""
+    """End the processes that a fork left running."""
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
 
 
 def quiet(output: Path) -> None:
-    """Sends the output of this process to a file."""
+    """Send the output of this process to a file."""
     file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)

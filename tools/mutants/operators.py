@@ -49,7 +49,7 @@ OPPOSITE = {a: b for pair in OPPOSITES for a, b in (pair.split(), pair.split()[:
 SPEAKING = {"warn", "warning", "info", "debug", "error", "exception", "log", "print", "say", "add_argument"}
 TEXT_METHODS = {"__repr__", "__str__"}
 COMMUTATIVE = {"min", "max", "minimum", "maximum", "gcd", "equal", "isclose", "allclose", "add", "mul"}
-UNTESTED = {"TYPE_CHECKING", "overload", "jit"}  # conditions and decorators of code that never runs here
+UNTESTED = {"TYPE_CHECKING", "overload", "jit"}  # conditions and decorators of code that this machine never runs
 
 
 @attrs.frozen(order=True)
@@ -80,7 +80,7 @@ class Mutation:
 def mutations_of(file: str, source: str) -> list[Mutation]:
     """Return all changes of a file, in its order.
 
-    Types, messages and log texts are left out.
+    Types, messages and log texts do not change.
     """
     return sorted(set(Visitor(file, source).visit_body(ast.parse(source))))
 
@@ -90,7 +90,7 @@ class Visitor:
 
     def __init__(self, file: str, source: str) -> None:
         self.file, self.source = file, source
-        # Columns of the parser count bytes; offsets here count characters.
+        # The parser counts columns in bytes; offsets here count characters.
         self.lines = [line.encode() for line in source.splitlines(keepends=True)]
         self.offsets = [0]
         for line in self.lines:
@@ -111,7 +111,7 @@ class Visitor:
         return self.source[slice(*self.span(node))]
 
     def change(self, node: ast.expr | ast.stmt, new: str | ast.AST) -> Iterator[Mutation]:
-        """Yield the change that replaces a node, if the code differs."""
+        """Yield the change that replaces a node, if it changes the code."""
         start, end = self.span(node)
         old = self.source[start:end]
         text = new if isinstance(new, str) else ast.unparse(new)
@@ -165,7 +165,7 @@ class Visitor:
 
     @staticmethod
     def is_untested(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-        """Return whether a function never runs here, or only makes messages."""
+        """Return whether a function never runs on this machine, or only makes messages."""
         decorators = {
             name.id if isinstance(name, ast.Name) else name.attr
             for one in node.decorator_list

@@ -2,9 +2,9 @@
 
     python -m tools.neighbours [NAME ...] [--wheels dist] [--folder .venv-neighbours] [--results FILE]
 
-The environments stay in the folder. torch and torchvision must come from one index: ``--torch-index ""``
-takes both from pip's own. ``--environment NAME=PYTHON`` uses an environment that already has the neighbour,
-and no wheel of ours.
+The environments stay in the folder. torch and torchvision must come from the same index: ``--torch-index ""``
+takes both from pip's own index. ``--environment NAME=PYTHON`` uses an existing environment, which has the
+neighbour but no wheel of this repository.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SHOWN = ("torch", "transformers", "compressed-tensors", "quark-core")
 
 
 def main() -> int:
-    """Return 1 if a step fails beside a neighbour."""
+    """Run the command; return 1 if a step fails beside a neighbour."""
     arguments = parsed()
     arguments.folder.mkdir(exist_ok=True)
     given = dict(pair.split("=", 1) for pair in arguments.environment)
@@ -84,12 +84,12 @@ def result_of(name: str, python: str | None, arguments: argparse.Namespace) -> d
 
 
 def is_fine(result: dict[str, Any]) -> bool:
-    """Return whether our wheels changed nothing of a neighbour and all steps succeeded."""
+    """Return whether our wheels changed no package of a neighbour and all steps succeeded."""
     return not (result["changed"] or result["complaints"] or any(text.startswith("failed") for text in result["steps"].values()))
 
 
 def add(path: Path, name: str, result: dict[str, Any]) -> None:
-    """Store a result in the file over an earlier one."""
+    """Store a result in the file; it replaces an earlier result."""
     results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     path.write_text(json.dumps(results | {name: result}, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
 

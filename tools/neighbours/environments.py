@@ -49,7 +49,7 @@ class Environment:
         """Run the interpreter, and return its output.
 
         Raises:
-            FailedCommandError: The exit status is not zero, and it must be.
+            FailedCommandError: The exit status is not zero although it must be.
         """
         command = [str(self.python), *arguments]
         done = subprocess.run(command, cwd=cwd, env=self.variables(), capture_output=True, text=True, check=False)

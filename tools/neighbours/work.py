@@ -23,7 +23,7 @@ SCHEMES = ("int4_wo_64", "mx6")
 MOST_NATS = 0.02
 """Largest mean difference of vLLM's log-probabilities for the tiny model in mx6 and float32.
 
-Another order of summation gives 0.005, inputs that are not rounded 0.05, the float model 0.06.
+Summation in another order gives 0.005, inputs that are not rounded give 0.05, and the float model 0.06.
 """
 _SCALES_IN_BFLOAT16 = 2.0**-6
 """Largest relative error of the logits: compressed-tensors rounds scales to the model's dtype."""
@@ -154,7 +154,7 @@ def compared_over_http(environment: Environment, folder: Path) -> str:
     """Run the comparison of the documentation's page, and return its output.
 
     Raises:
-        FailedCommandError: The comparison fails, or the difference is larger than another order of summation
+        FailedCommandError: The comparison fails, or the difference is larger than summation in another order
             explains.
     """
     (code,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)

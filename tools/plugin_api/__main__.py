@@ -1,7 +1,7 @@
 """List lost and new names of the plugin API; with ``--write``, record the new ones.
 
 python -m tools.plugin_api             # exit status 1 for any difference
-python -m tools.plugin_api --write     # adds new names; a lost name needs an alias, or a higher API_VERSION
+python -m tools.plugin_api --write     # adds new names; if a name is lost, add an alias or raise API_VERSION
 """
 
 from __future__ import annotations

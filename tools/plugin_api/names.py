@@ -1,8 +1,8 @@
-"""The names of the plugin API with their signatures, and which changes of them break a plugin.
+"""The names of the plugin API with their signatures, and the changes of signatures that break a plugin.
 
-The API is everything that the pages of ``docs/plugins`` document (``:::``), and all imports from quark in
-their code, in the templates of ``quark new-plugin`` and in the example distribution. For a class it is the
-constructor and the public members.
+The API has every object that a page of ``docs/plugins`` documents (``:::``). It also has every name that
+these pages, the templates of ``quark new-plugin`` and the example distribution import from quark. Of a class,
+the API has the constructor and the public members.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def path_of(version: int) -> Path:
 
 
 def recorded(version: int) -> dict[str, Signature]:
-    """Return the recorded names of a version; nothing if there is no file."""
+    """Return the recorded names of a version; no names if there is no file."""
     file = path_of(version)
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
@@ -88,7 +88,7 @@ def _shown() -> set[tuple[str, str]]:
 
 
 def _recorded_objects() -> set[tuple[str, str]]:
-    """Return the recorded names of this version without members; they stay public without a page."""
+    """Return the recorded names of this version, without members. They stay public even without a page."""
     names = (name for name in recorded(API_VERSION) if _is_module(name.rpartition(".")[0]))
     return {(module, name) for module, _, name in (text.rpartition(".") for text in names)}
 
@@ -112,10 +112,10 @@ def _annotated(base: type) -> list[str]:
 
 
 def _signature(value: Any) -> Signature:
-    if not callable(value) or get_origin(value) is not None:  # nobody calls an alias such as dict[str, float]
+    if not callable(value) or get_origin(value) is not None:  # an alias such as dict[str, float] is not for calls
         return None
     if isinstance(value, EnumType):
-        return "value"  # a member by its value: `inspect` of an enumeration differs between versions of Python
+        return "value"  # `inspect` of an enumeration differs between versions of Python
     try:
         parameters = inspect.signature(value).parameters.values()
     except (ValueError, TypeError):

@@ -1,4 +1,4 @@
-"""ProductSum: by what numbers products are computed, and that the setting of the process comes back."""
+"""ProductSum computes products in the right precision, and restores the process's precision setting."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def precision() -> Iterator[Any]:
 def test_products_are_those_of_bfloat16_where_both_inputs_are(
     kind: type[Statistic], dtype: torch.dtype, precision: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The difference of two inputs, in a cross moment, is none; an error gives the precision back too."""
+    """In a cross moment, the difference of two inputs is not bfloat16. An error restores the precision."""
     allowed: list[str] = []
 
     def failing(*tensors: Tensor) -> None:

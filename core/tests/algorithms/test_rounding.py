@@ -1,4 +1,4 @@
-"""RoundingTask: ranks share the rows of its weights, and all get all results. Threads share layers."""
+"""RoundingTask: ranks share the rows of the weights, and each gets all results; threads share the layers."""
 
 from __future__ import annotations
 

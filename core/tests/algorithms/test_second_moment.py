@@ -1,4 +1,4 @@
-"""The share of a Hessian that is likely to be chance, by the variance of its entries."""
+"""The share of a Hessian that is sampling noise, estimated from the variance of its entries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stacked weights: rounding to nearest through the stack gives what round-to-nearest gives layer by layer."""
+"""Stacked weights: rounding the stack to nearest gives the same weights as rounding layer by layer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCHEMES = ["int4_wo_32", "int4_wo_per_channel", "int8", "fp8", "mxfp4", "nvfp4"]
 
 
 def layers(scheme: str) -> dict[str, QuantizedLayer]:
-    """Two layers of one spec, with the same weights at every call."""
+    """Return two layers with one spec; every call returns the same weights."""
     config: QLayerConfig = quark.schemes().load_config(scheme)()
     torch.manual_seed(0)
     return {f"layer{rows}": quantized_class(m).from_float(m, config) for rows in ROWS for m in [nn.Linear(64, rows, bias=False)]}

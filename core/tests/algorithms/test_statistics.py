@@ -1,4 +1,4 @@
-"""Statistics: two of them merged have seen both sets of tokens, so that batches and ranks can be summed."""
+"""Statistics: two merged statistics equal one of all tokens, so batches and ranks can be summed."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_what_is_derived_is_computed_once_for_each_function_and_arguments_and_an
 
 
 def test_channels_that_are_always_0_do_not_count_in_the_shrinkage_of_the_hessian() -> None:
-    """They are no part of the mean of the diagonal, from which its spread is measured."""
+    """The mean of the diagonal, from which its spread is measured, leaves these channels out."""
     x = torch.randn(256, 8, generator=torch.Generator().manual_seed(0)) * torch.linspace(1, 2, 8)
     with_dead = torch.cat([x, torch.zeros(256, 24)], dim=1)
     alone, both = (Hessian(part.shape[1], CPU) for part in (x, with_dead))
@@ -118,7 +118,7 @@ def test_the_moment_of_outputs_is_the_weight_times_that_of_inputs_and_their_erro
 
 @pytest.mark.parametrize("kind", [Hessian, Hessian64])
 def test_the_hessian_of_bfloat16_inputs_is_exact_but_for_the_float32_sum(kind: type[Hessian]) -> None:
-    """A sum of n numbers is wrong by n rounding errors at most; rounded to bfloat16 it is by more."""
+    """A float32 sum of n numbers is wrong by at most n rounding errors; a bfloat16 sum would exceed this."""
     generator = torch.Generator().manual_seed(0)
     batches = [(torch.randn(tokens, 200, generator=generator) * torch.logspace(-2, 2, 200)).bfloat16() for tokens in (700, 512, 1, 900)]
     expected = sum(x.double().t() @ x.double() for x in batches)

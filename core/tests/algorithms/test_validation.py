@@ -1,4 +1,4 @@
-"""Comparisons of errors on the same tokens: harm, how sure it is, and nothing to compare."""
+"""Comparisons of errors on the same tokens: harm, its significance, and comparisons without tokens."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_of_one_token_no_standard_error_can_be_told_and_nothing_is_an_improvemen
 
 
 def test_of_blocks_the_mean_is_taken_token_by_token() -> None:
-    """Errors that two blocks exchange token by token leave the mean unchanged, with a standard error of 0."""
+    """If two blocks exchange errors token by token, the mean is unchanged and its standard error is 0."""
     one, other = error([1, 2, 3], [1, 1, 1]), error([3, 2, 1], [1, 1, 1])
     found = validated([one, other], [other, one])
     assert (found.after - found.before, found.standard_error) == pytest.approx((0, 0))

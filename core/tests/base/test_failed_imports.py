@@ -1,4 +1,4 @@
-"""A library that cannot be imported is named as the cause, whatever error it ends in."""
+"""An error names the library that cannot be imported, whatever exception the import raises."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAID = "operator torchvision::nms does not exist"
 
 @pytest.fixture
 def libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that modules are imported from, with one that cannot be, and one that imports it."""
+    """A folder on the import path with a module that cannot be imported, and a module that imports it."""
     (tmp_path / "torchvision.py").write_text(f"raise RuntimeError({SAID!r})")
     (tmp_path / "lazy_library.py").write_text("import torchvision")
     monkeypatch.syspath_prepend(tmp_path)
@@ -29,7 +29,7 @@ def libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def read_by_lazy_import(module: str) -> None:
-    """Raise as the lazy modules of transformers do."""
+    """Raise the exception that the lazy modules of transformers raise."""
     try:
         importlib.import_module(module)
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Files: each function does on every system what its docstring says, whatever way it takes there."""
+"""Files: each function does what its docstring says, by every implementation for an operating system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tensors are refused for NaN or Inf."""
+"""Tensors that are refused for NaN or Inf, and tensors that are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``quark.templates()`` and ``quark.algorithms()`` are registries, though packages have these names."""
+"""``quark.templates()`` and ``quark.algorithms()`` return registries, although packages have these names."""
 
 from __future__ import annotations
 

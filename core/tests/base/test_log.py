@@ -1,4 +1,4 @@
-"""The log: warnings are silenced while a thread wants it; texts of plugins are printable lines."""
+"""The log: a thread can silence its warnings; texts of plugins become printable lines."""
 
 from __future__ import annotations
 

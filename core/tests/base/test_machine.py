@@ -1,4 +1,4 @@
-"""The machine says what its system says."""
+"""Figures of the machine equal the figures of its operating system."""
 
 from __future__ import annotations
 

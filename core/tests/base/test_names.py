@@ -1,4 +1,4 @@
-"""Names of layers, folded: nothing is lost, nothing is added, and lists stay short."""
+"""Folded names of layers lose no name, add no name, and stay short."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ names = st.lists(st.lists(parts, min_size=1, max_size=4).map(".".join))
 
 
 def unfolded(pattern: str) -> list[str]:
-    """The names that a pattern stands for."""
+    """Return the names that a folded name stands for."""
     choices = [numbers(group) if group.startswith("{") else [group] for group in re.split(r"\.(?![^{]*})", pattern)]
     return [".".join(choice) for choice in itertools.product(*choices)]
 
 
 def numbers(group: str) -> list[str]:
-    """``{0-2,7}`` as 0, 1, 2 and 7."""
+    """Return 0, 1, 2 and 7 for ``{0-2,7}``."""
     ranges = [part.split("-") for part in group.strip("{}").split(",")]
     return [str(n) for bounds in ranges for n in range(int(bounds[0]), int(bounds[-1]) + 1)]
 

@@ -1,4 +1,4 @@
-"""`quark.base.parallel`: the same results by any number of threads, and nothing borrowed is kept."""
+"""`quark.base.parallel` gives the same results with any number of threads, and restores torch's settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks: what they exchange arrives as it was sent, and work is divided among them completely."""
+"""Ranks receive data as it was sent, and divide work among them completely."""
 
 from __future__ import annotations
 

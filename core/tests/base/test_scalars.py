@@ -1,4 +1,4 @@
-"""Quotients by numbers are the same on every device, and ratios have decibels."""
+"""Division by a number gives the same bits on every device, and ratios convert to decibels."""
 
 from __future__ import annotations
 

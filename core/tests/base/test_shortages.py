@@ -1,4 +1,4 @@
-"""Errors of a machine that has too little: the program and Python say what to do, and never "report it"."""
+"""Errors for a lack of memory or disk say what to do, in the program and in Python, and never "report it"."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of torch of a run: threads take turns, and what was set before is set again, after errors too."""
+"""A run's state of torch: threads take turns, and the earlier state returns, after errors too."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ DOORS: dict[str, Callable[[], object]] = {
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Let another version of transformers be installed."""
+    """Simulate another installed version of transformers."""
     real = importlib_metadata.version
 
     def install(version: str) -> None:

@@ -1,4 +1,4 @@
-"""An algorithm of a broken distribution, whose settings say how it is broken."""
+"""An algorithm of a broken distribution, whose settings say what is broken."""
 
 from __future__ import annotations
 

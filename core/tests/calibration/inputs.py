@@ -1,4 +1,4 @@
-"""A statistic that keeps the tokens, so that a test sees the inputs of a rounding or a transform."""
+"""A statistic that keeps the tokens, so that a test can look at the inputs of a rounding or a transform."""
 
 from __future__ import annotations
 

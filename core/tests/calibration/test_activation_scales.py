@@ -1,4 +1,4 @@
-"""Static scales of activations: who shares one, when it is set, and from which observed ranges."""
+"""Static activation scales: layers that share one, the time when it is set, and the observed ranges."""
 
 from __future__ import annotations
 

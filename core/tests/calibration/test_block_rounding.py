@@ -1,6 +1,6 @@
 """Calibrated rounding in lock-step.
 
-One forward for each token, every layer's statistics those of the finished model.
+Each token takes one forward. A layer's statistics come from the inputs that it gets in the finished model.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class FloatInputs(Inputs):
 
 
 class Spy(RoundToNearest):
-    """Rounds to nearest, and keeps the tasks that it was given."""
+    """Rounds to nearest, and keeps the tasks that it receives."""
 
     def __init__(self, kind: type[Statistic] = Inputs, only: str = "") -> None:
         self.needs = (kind,)
@@ -174,7 +174,7 @@ def test_layers_that_were_wrongly_said_to_share_an_input_are_rounded_for_their_o
 
 def test_a_layer_that_is_rounded_anew_is_rounded_from_its_float_weight() -> None:
     class Started(Spy):
-        """Keeps the weights that each rounding began with."""
+        """Keeps the weights that each rounding starts from."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -196,7 +196,7 @@ def test_a_layer_that_is_rounded_anew_is_rounded_from_its_float_weight() -> None
 
 @pytest.mark.parametrize("scheme", ["fp8", "int8"])
 def test_a_layer_that_is_rounded_anew_has_the_scales_of_the_tensor_that_it_reads(scheme: str) -> None:
-    """Whether or not the architecture says first that it reads another one."""
+    """This holds whether or not the architecture first says that the layer reads another tensor."""
 
     def input_scales(**options: Any) -> dict[str, Tensor]:
         model = tiny.tiny_model()

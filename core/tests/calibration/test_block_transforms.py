@@ -1,4 +1,4 @@
-"""Transforms in the pipeline: what they are shown, and that what they do reaches everything behind them."""
+"""Transforms in the pipeline get the right inputs, and their changes reach all later steps."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ NORMED = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
 
 class Scaling(Transform):
-    """Divides the norm before attention by powers of two, and keeps the blocks and validations that it was
-    shown.
+    """Divides the norm before attention by powers of two, and keeps the blocks and validations that it
+    receives.
 
     Powers of two change no bit of the result.
     """
@@ -118,9 +118,9 @@ def test_without_statistics_no_forward_is_run() -> None:
 
 @pytest.mark.parametrize("is_called_twice", [False, True])
 def test_forwards_that_are_not_compared_end_where_all_inputs_have_been_seen(is_called_twice: bool) -> None:
-    """Products of the last layer are counted.
+    """The test counts products of the last layer.
 
-    A layer that is called twice may be called again behind the last one.
+    A layer that is called twice may be called again after the last layer.
     """
     model, transform, data = tiny.tiny_model(), Scaling(), tiny.calibration_batches(8, 16)
     block = model.model.layers[0]
@@ -145,7 +145,7 @@ class SampledInputs(Inputs):
 
 @pytest.mark.parametrize("kind", ["tokens", "with a mask", "another last layer"])
 def test_an_mlp_computes_the_tokens_alone_that_statistics_take(kind: str) -> None:
-    """In forwards that end inside of it; statistics see the same."""
+    """This is about forwards that end inside the MLP; statistics see the same tokens."""
 
     def seen(needs: type[Statistic]) -> tuple[list[Tensor], int]:
         model, transform, rows = tiny.tiny_model(), Scaling([needs]), [0]
@@ -174,7 +174,7 @@ def test_an_mlp_computes_the_tokens_alone_that_statistics_take(kind: str) -> Non
 
 
 class Measuring(Scaling):
-    """Keeps the output error and the output of each block as it came."""
+    """Keeps the output error and the output of each block on arrival."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ class Measuring(Scaling):
 
 @pytest.mark.parametrize("kind", ["tokens", "static"])
 def test_an_mlp_computes_the_tokens_alone_that_are_compared(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One in four of the sequences that are held out; the scale of a static input is of all tokens."""
+    """One in four of the held-out sequences is compared; a static input scale comes from all tokens."""
 
     def measured(compared: int) -> tuple[Measuring, list[int]]:
         monkeypatch.setattr(block_transforms, "COMPARED", compared)
@@ -270,7 +270,7 @@ def test_a_transform_knows_sizes_of_the_model_and_what_changes_the_input_of_a_la
 
 
 class Finishing(Scaling):
-    """Scales, and says when it is called."""
+    """Scales, and records when it is called."""
 
     def __init__(self, name: str, called: list[str], needs: Sequence[type[Statistic]] = ()) -> None:
         super().__init__(needs)

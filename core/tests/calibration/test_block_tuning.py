@@ -1,5 +1,4 @@
-"""A tuning sees the inputs, targets and outputs of a block, and a change that raises the error is taken
-back."""
+"""A tuning sees the inputs, targets and outputs of a block; a change that raises the error is undone."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ FIRST = "model.layers.0"
 
 
 class Sees(Tuning):
-    """Keeps the blocks that it is shown, and their outputs."""
+    """Keeps the blocks that it receives, and their outputs."""
 
     def __init__(self) -> None:
         self.blocks: list[RoundedBlock] = []
@@ -44,7 +43,7 @@ class Sees(Tuning):
 
 
 def run(tuning: Tuning, *, two_passes: bool = False, scheme: str = "int4_wo_32") -> tuple[Any, Any]:
-    """The tiny model and its report, rounded to nearest and tuned."""
+    """Return the tiny model, rounded to nearest and tuned, and its report."""
     model: Any = tiny.tiny_model()
     plan = plan_run(model, LLMTemplate.get("llama").get_config(scheme=scheme)).plan
     started = hand_made_run(model, plan, calls(IDS, model=model), tunings={"test": tuning}, two_passes=two_passes)
@@ -123,7 +122,7 @@ class Scales(Sees):
 
 
 class Compares(Sees):
-    """Says what the error on held-out tokens is, by the factors of the targets' channels."""
+    """Returns the error on held-out tokens for given factors of the targets' channels."""
 
     @torch.no_grad()
     def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
@@ -205,7 +204,7 @@ def test_several_processes_are_refused_before_any_work() -> None:
 
 
 class ShowsAndFits(Fits):
-    """Keeps the blocks as it is shown them, and then changes them."""
+    """Keeps the blocks on arrival, and then changes them."""
 
     def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
         Sees.tune(self, block)

@@ -34,7 +34,7 @@ class Shift(Branch):
 
 
 class Sound(Branching):
-    """A sound one, for mutants to spoil: zeros are added."""
+    """A correct branch, which adds zeros; subclasses break it."""
 
     def branch(self, site: BranchSite) -> Branch | None:
         return Shift(site.shape[0], site.dtype)

@@ -24,7 +24,7 @@ WHO = "of broken-quant 0.3"
 
 
 class Rounding(RoundToNearest):
-    """A sound one, for mutants to spoil."""
+    """A correct rounding; subclasses break it."""
 
     needs = (AbsMax,)
 
@@ -89,7 +89,7 @@ def no_parameter(layer: Any) -> None:
 
 
 def spoiling(spoil: Callable[[Any], None]) -> Callable[[], Any]:
-    """A rounding whose layers are spoilt so."""
+    """Return a rounding that breaks its layers in this way."""
     return type("Spoiling", (Rounding,), {"spoil": lambda self, layer: spoil(layer)})
 
 
@@ -117,7 +117,7 @@ class HalfTheLayers(Rounding):
 
 
 class SetsValuesAgain(Rounding):
-    """Rounds through the stacked weights, which set codes, and then to other values of the same grid."""
+    """Rounds through the stacked weights, which set codes, and then sets other values of the same grid."""
 
     def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
         super().round(task)
@@ -135,7 +135,7 @@ class Raising(Rounding):
 
 
 class Panic(BaseException):
-    """As of a library in Rust that has come upon an error of its own."""
+    """An exception like the one that a library in Rust raises for an internal error."""
 
 
 class Panics(Rounding):
@@ -156,7 +156,7 @@ class AsksUndeclared(Rounding):
 
 
 class NotAsked(AbsMax):
-    """A statistic that nobody has declared."""
+    """A statistic that the rounding has not declared."""
 
 
 WEIGHTS = {
@@ -211,11 +211,11 @@ def test_a_rounding_that_answers_or_works_otherwise_than_agreed_is_named(quantiz
 
 
 class Bare:
-    """No rounding at all."""
+    """A class that is no rounding."""
 
 
 class NoRound(algorithms.Rounding):
-    """Says nothing of its work."""
+    """A rounding without a method ``round``."""
 
 
 class NeedsNone(Rounding):
@@ -322,7 +322,7 @@ def test_a_sound_rounding_passes_and_a_model_that_a_broken_one_has_left_says_so(
 
 
 def late() -> Callable[[Any, Any], None]:
-    """Sound for the first block, and spoilt from then on."""
+    """Correct for the first block, and broken from the second on."""
     count = [0]
 
     def spoil(self: Any, layer: Any) -> None:

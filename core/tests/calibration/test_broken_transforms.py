@@ -20,7 +20,7 @@ WHO = "of broken-quant 0.3"
 
 
 class Sound(Transform):
-    """A sound one, for mutants to spoil: it leaves everything as it is."""
+    """A correct transform, which changes nothing; subclasses break it."""
 
     def apply(self, block: BlockContext) -> Any:
         self.spoil(block.module)
@@ -82,7 +82,7 @@ def test_a_transform_that_spoils_a_block_is_named_with_the_block(quantized: Quan
 
 
 class SaysNotApplied(Sound):
-    """Says that it has left every block as it was."""
+    """Reports that it has changed no block."""
 
     def apply(self, block: BlockContext) -> Any:
         super().apply(block)

@@ -1,6 +1,6 @@
 """Calibration shows a rounding the inputs that each layer gets in the finished model.
 
-Through quantized activations, experts, skipped layers.
+This holds with quantized activations, experts and skipped layers.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class FloatInputs(Inputs):
 
 
 class Spy(RoundToNearest):
-    """Rounds to nearest, and keeps inputs, and scales of inputs, as they were then."""
+    """Rounds to nearest, and keeps the inputs and input scales at that time."""
 
     def __init__(self, *endings: str, kind: type[Inputs] = Inputs) -> None:
         self.needs = (kind,)
@@ -72,7 +72,7 @@ class Spy(RoundToNearest):
 
 
 def scale_of(quantizer: QuantizerModule) -> Tensor | None:
-    """The scale that the observed range decides: of two, the outer one."""
+    """Return the scale that the observed range decides; of a two-level scale, the outer one."""
     found = quantizer.outer_scale if quantizer.outer_scale is not None else quantizer.scale
     return None if found is None else found.clone()
 
@@ -122,7 +122,7 @@ def recorded(model: nn.Module, names: list[str]) -> Iterator[dict[str, list[Tens
 
 
 def different(model: nn.Module, shown: Mapping[str, list[Tensor]]) -> list[str]:
-    """The layers that get something else from the finished model than was shown, by bits."""
+    """Return the layers whose inputs in the finished model have other bits than the inputs in calibration."""
     with torch.no_grad(), recorded(model, list(shown)) as found:
         for ids in IDS:
             model(ids)
@@ -148,9 +148,9 @@ def test_with_a_float_stream_they_are_too_and_that_stays_float(options: dict[str
 @pytest.mark.parametrize("scheme", ["int4_wo_32", "fp8"])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 def test_in_two_passes_each_block_gets_what_the_finished_blocks_before_it_give(scheme: str, options: dict[str, Any]) -> None:
-    """Within a block the first pass is that of its float weights.
+    """Within a block, the first pass uses float weights.
 
-    What its first layers get does not depend on those.
+    The inputs of the block's first layers do not depend on these weights.
     """
     model, spy = tiny_model(), Spy()
     quantized(model, config(scheme, **options), spy, two_passes=True)
@@ -242,7 +242,7 @@ def test_the_pooled_scale_is_that_of_all_that_experts_get_from_the_finished_mode
 
 @pytest.mark.parametrize("options", [CACHE, CACHE | ATTENTION], ids=["cache", "cache and attention"])
 def test_scales_of_what_is_cached_are_those_of_what_the_finished_model_caches(options: dict[str, Any]) -> None:
-    """Behind the norm on keys, with which the outputs of the projection have nothing to do."""
+    """The cache stores keys after their norm, so the outputs of the projection have another range."""
     model = small()
     for block in model.model.layers:
         block.self_attn.k_norm.weight.data *= 40

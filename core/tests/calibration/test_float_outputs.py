@@ -1,4 +1,4 @@
-"""Layers with fewer outputs than inputs: their output in the float model takes the place of their input."""
+"""Layers with fewer outputs than inputs keep their output in the float model instead of their input."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_float_forwards_go_on_with_the_output_that_a_layer_is_known_by() -> None
 
 
 def test_a_layer_that_turns_out_to_read_the_input_of_the_one_before_has_its_own_moment() -> None:
-    """Its float output is another one."""
+    """The layer's float output differs from that of the layer before."""
 
     class Twins(nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A model during calibration: no cache of it, or of a part of it, grows."""
+"""During calibration, no KV cache grows, neither the model's nor that of a part of the model."""
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration

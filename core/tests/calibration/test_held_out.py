@@ -1,6 +1,6 @@
-"""Which tokens are held out.
+"""The choice of held-out tokens.
 
-The same ones in any order and in any batches, and some in every case.
+It does not depend on the order of sequences or on batches, and it is never empty.
 """
 
 from __future__ import annotations

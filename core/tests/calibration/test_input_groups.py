@@ -1,6 +1,6 @@
-"""Input groups: layers that are called with one tensor object are one group.
+"""Input groups: layers that are called with the same tensor object are one group.
 
-What was learned in a block is expected in the next.
+The groups of a block are expected in the next block.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Forwards in lock-step.
 
-One pass per block and sample, in block order, whatever the forward's own code does.
+Each sample passes each block once, in block order, whatever the forward's own code does.
 """
 
 from collections.abc import Callable
@@ -119,13 +119,13 @@ def test_grad_mode_is_the_callers_again_afterwards() -> None:
 
 
 def _deeper(levels: int, call: Callable[[], None]) -> None:
-    """Call something beneath further frames of the C stack."""
+    """Call a function below further frames of the C stack."""
     max([0], key=lambda _: call() or 0 if levels == 0 else _deeper(levels - 1, call) or 0)
 
 
 @conducts_forwards
 def test_a_forward_finds_the_stack_below_it_as_it_was_wherever_it_is_let_go_on(capfd: pytest.CaptureFixture[str]) -> None:
-    """As an error of torch's C++ does, which walks down the whole stack of the thread when it is raised."""
+    """An error in torch's C++ walks the whole stack of the thread when it is raised."""
     gather_traceback = torch._C._profiler.gather_traceback
 
     class Walking(nn.Module):

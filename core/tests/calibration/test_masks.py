@@ -1,7 +1,4 @@
-"""Padding: a token that its own call's mask leaves out reaches no statistic, whoever takes it.
-
-No other token is lost by it.
-"""
+"""Padding: a token that the mask of its call leaves out reaches no statistic, and no other token is lost."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ IDS[MASKS == 0] = PAD
 
 
 class Spy(RoundToNearest):
-    """Rounds to nearest, and keeps the inputs of each layer that it was shown."""
+    """Rounds to nearest, and keeps the inputs of each layer that it receives."""
 
     needs = (Inputs,)
 
@@ -53,7 +50,7 @@ class Spy(RoundToNearest):
 
 
 class Watching(Transform):
-    """A transform that changes nothing and keeps the inputs of the first block that it was shown."""
+    """A transform that changes nothing and keeps the inputs of the first block that it receives."""
 
     needs = (Inputs,)
 
@@ -75,9 +72,9 @@ def run_with(rounding: Any, *transforms: Any, **options: Any) -> nn.Module:
 
 
 def ids_of(seen: list[Tensor]) -> list[int]:
-    """Which token ids these inputs of the first layer are of.
+    """Return the token ids of inputs of the first layer.
 
-    They are normed embeddings, and so those of the id alone.
+    These inputs are normed embeddings, which depend only on the id.
     """
     model = tiny.tiny_model()
     with torch.no_grad():

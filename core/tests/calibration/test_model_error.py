@@ -1,6 +1,6 @@
-"""The error of the last block's output is that of the finished models.
+"""The reported error of the last block's output is the error of the finished model.
 
-There is a warning where an algorithm does harm.
+If an algorithm does harm, there is a warning.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def test_a_run_from_disk_and_one_in_memory_measure_the_same(tmp_path: Path) -> N
 
 
 class WithoutLargeCodes(Rounding):
-    """Rounds to nearest a weight without its largest tenth: worse in every layer."""
+    """Sets the largest tenth of each weight to 0, then rounds to nearest; this is worse in every layer."""
 
     def round(self, task: RoundingTask) -> Mapping[str, Any]:
         for layer in task.layers.values():

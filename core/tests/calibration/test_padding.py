@@ -1,6 +1,6 @@
-"""A padded batch gives the calls of its sequences, unpadded and one by one, to the bit.
+"""A padded batch gives the same calls, to the bit, as its sequences unpadded and one by one.
 
-That is so on whatever side the padding lies, however much it is, whatever ids it has, and whatever says it.
+This holds for any side, amount and token id of padding, and for any argument that marks it.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def causal(keys: Tensor) -> Tensor:
 
 
 def opened(allowed: Tensor) -> Tensor:
-    """Queries without keys get all, as transformers gives them to fused kernels."""
+    """Let queries without keys see all keys, as transformers does for fused kernels."""
     return allowed | ~allowed.any(-1, keepdim=True)
 
 
 def own(keys: Tensor) -> Tensor:
-    """Queries that are padding attend to themselves alone."""
+    """Let queries of padding attend only to themselves."""
     return (causal(keys) & keys[:, None, :, None]) | torch.eye(keys.shape[1], dtype=torch.bool)
 
 
@@ -66,7 +66,7 @@ FEWEST = {"opened": 1, "own": 2}
 
 
 def placed(rows: Sequence[Tensor], side: str, extra: int, pad: int, random: Any = None) -> tuple[Tensor, Tensor]:
-    """Sequences as one padded batch, and which of its positions are theirs."""
+    """Return sequences as one padded batch, and the mask of positions that are not padding."""
     width = max(map(len, rows)) + extra
     ids, is_token = torch.full((len(rows), width), pad), torch.zeros(len(rows), width, dtype=torch.bool)
     for number, row in enumerate(rows):
@@ -81,7 +81,7 @@ def in_batches(rows: Sequence[Tensor], size: int) -> Iterator[Sequence[Tensor]]:
 
 
 def sequences(found: Sequence[Call]) -> list[list[list[Any]]]:
-    """What each sequence is called with: names, shapes, dtypes and values."""
+    """Return the arguments of each sequence's call: names, shapes, dtypes and values."""
 
     def row(name: str, x: Tensor, number: int, size: int) -> list[Any]:
         axis = int(name == "position_ids")
@@ -135,7 +135,7 @@ def test_the_calls_of_a_padded_batch_are_those_of_its_sequences(
 
 
 def held_out_of(found: Sequence[Call]) -> list[list[int]]:
-    """Which positions of each sequence are held out."""
+    """Return the held-out positions of each sequence."""
     rows = [row for call in found for row in (call.held_out if call.held_out is not None else torch.zeros(len(main_of(call)), 1))]
     return [row.nonzero().flatten().tolist() for row in rows]
 
@@ -178,7 +178,7 @@ def test_encoder_and_decoder_each_have_their_own_mask(kind: str, side: str, size
 
 
 class Seq2Seq(nn.Module):
-    """An encoder-decoder model, as far as calls ask for it."""
+    """An encoder-decoder model, with only the attributes that making calls needs."""
 
     main_input_name = "input_ids"
     config = SimpleNamespace(is_encoder_decoder=True)
@@ -205,7 +205,7 @@ def test_a_decoder_without_a_mask_stays_whole_beside_an_encoder_with_padding() -
 
 
 def test_labels_of_sequences_or_of_the_encoders_tokens_are_no_decoder() -> None:
-    """As of a sequence classifier, and of a token classifier, which generates nothing."""
+    """A sequence classifier and a token classifier have such labels, and generate nothing."""
     ids, is_token = placed(SOURCES[:2], "right", 0, 0)
     found = calls([{"input_ids": ids, "attention_mask": is_token, "labels": torch.tensor([1, -100])}], model=T5)
     assert [call.kwargs["labels"].tolist() for call in found] == [[1], [-100]]
@@ -256,7 +256,7 @@ def test_samples_of_a_sound_are_cut_and_spectrograms_that_the_mask_does_not_fit_
 
 
 class Sounds(nn.Module):
-    """A model of sounds, as far as calls ask for it."""
+    """A speech model, with only the attributes that making calls needs."""
 
     main_input_name = "input_values"
 

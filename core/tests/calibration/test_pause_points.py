@@ -1,4 +1,4 @@
-"""Which tokens are looked at, held out or not; pause points of layers and of experts."""
+"""The tokens that a pause point collects, held out or not; pause points of layers and of experts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HELD = torch.tensor([[0, 0, 0, 1], [0, 1, 0, 0]]).bool()
 
 
 def numbers(x: Tensor) -> list[int]:
-    """Of the tokens, by their place."""
+    """Return the numbers of the tokens, by position."""
     return (x[:, 0] / 3).int().tolist()
 
 

@@ -10,7 +10,7 @@ from quark.calibration.phases import PhaseClock
 
 
 def clock() -> PhaseClock:
-    """A clock for which a second passes between any two looks at it."""
+    """A clock that advances by a second with each reading."""
     ticks = count()
     return PhaseClock(lambda: float(next(ticks)))
 

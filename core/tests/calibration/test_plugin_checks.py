@@ -1,4 +1,4 @@
-"""Checks of what plugins do: which tensors a transform has changed."""
+"""Checks of plugins' work: the tensors that a transform has changed."""
 
 from __future__ import annotations
 

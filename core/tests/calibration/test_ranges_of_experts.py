@@ -1,4 +1,4 @@
-"""Observed ranges: one for the input of a projection of all experts, where the configuration asks for it."""
+"""Observed ranges: all experts share one for a projection's input, if the configuration asks for it."""
 
 import pytest
 import torch

@@ -1,5 +1,4 @@
-"""A calibration report names layers in folded lines, however many there are, and warns where something is
-wrong."""
+"""A calibration report folds the names of layers, however many there are, and warns of defects."""
 
 from __future__ import annotations
 

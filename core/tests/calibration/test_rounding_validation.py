@@ -35,7 +35,7 @@ TOKENS = torch.randn(320, 32, generator=torch.Generator().manual_seed(0))
 
 
 class Harmful(RoundToNearest):
-    """Rounds to nearest, but the layers of some names to twice as much."""
+    """Rounds to nearest, but gives layers of some names twice the nearest value."""
 
     needs = (Hessian,)
 
@@ -58,7 +58,7 @@ class Hopeless(RoundToNearest):
 
 
 class Forgetful(RoundToNearest):
-    """Knows by heart the tokens that it was shown: no error on these, a large one on all others."""
+    """Overfits: has no error on the tokens of its statistics, and a large error on all others."""
 
     needs = (Hessian,)
 
@@ -207,7 +207,7 @@ def test_the_output_error_is_against_the_float_model_where_that_is_known() -> No
 
 @pytest.mark.parametrize("scheme", ["int4_wo_32", "int8", "nvfp4", "mxfp4"])
 def test_rows_that_are_compared_have_the_values_of_round_to_nearest(scheme: str) -> None:
-    """Of wide layers a part is rounded, with scales of the whole weight."""
+    """The comparison rounds only some rows of wide layers, with scales of the whole weight."""
     torch.manual_seed(0)
     config = quark.schemes().load_config(scheme)()
     for outputs, inputs in ((160, 32), (32, 160), (64, 64)):

@@ -35,7 +35,7 @@ def test_cells_do_not_depend_on_ranks_and_are_of_consecutive_calls(calls: int) -
 
 
 def tokens_of(call: int) -> Tensor:
-    """Of very different sizes, so that the order of additions shows; no tokens in some calls."""
+    """Return tokens of very different magnitudes, so the order of additions matters; some calls have none."""
     generator = torch.Generator().manual_seed(call)
     return torch.randn(0 if call % 5 == 3 else 3 + call % 4, 24, generator=generator) * 10 ** (call % 7)
 

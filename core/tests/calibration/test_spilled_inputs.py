@@ -18,11 +18,11 @@ from quark.torch import LLMTemplate
 
 
 class Waiting:
-    """Stands for a forward."""
+    """A stand-in for a forward."""
 
 
 def resident() -> int:
-    """Bytes of mapped files in memory of this process."""
+    """Return the bytes of mapped files in this process's memory."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssFile"))
 

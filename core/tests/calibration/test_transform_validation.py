@@ -1,6 +1,6 @@
 """Validation.
 
-Transforms of the whole model are tried on copies of blocks, and what is validated is what a run would do.
+Transforms of the whole model are tried on copies of blocks. Validation applies the same steps as a run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MANY = [torch.arange(16 * i, 16 * i + 16)[None] for i in range(12)]
 class Turned(Transform):
     """Reverses the channels of the residual stream.
 
-    Nothing changes but their order, unless it spoils the block.
+    This changes only their order, unless the transform also spoils the block.
     """
 
     is_validated = True
@@ -110,9 +110,9 @@ def test_without_data_nothing_is_compared() -> None:
 def test_the_validation_does_not_depend_on_the_order_of_samples_nor_on_batches() -> None:
     """One row of twelve sequences, another order, and one batch.
 
-    Sums in another order put an input that is rounded to FP8 on the other side of a tie, where its error is
-    as large, with another sign. If one in 64 does, s, the mean square over n = 512 independent errors changes
-    by 2 √s √(2 / n), relative to it.
+    Summation in another order can move an input that is rounded to FP8 to the other side of a tie. There its
+    error is as large, with the other sign. If this happens to a share s = 1/64 of the inputs, the mean square
+    over n = 512 independent errors changes by 2 √s √(2 / n), relative to itself.
     """
     _, found, _ = compare(Turned(), data=MANY)
     for data in (MANY[::-1], [torch.cat(MANY)], list(torch.cat(MANY[5:] + MANY[:5]).split(4))):
@@ -142,7 +142,7 @@ class Named(AlgoConfig):
 
 
 class InParts(Turned):
-    """Of two parts, one is named ``good``: it changes no error, and the others spoil blocks."""
+    """A transform in parts: the part named ``good`` changes no error, and the others spoil blocks."""
 
     def __init__(self, parts: Mapping[str, float] | None = None, spoil: float = 0.0) -> None:
         super().__init__(spoil)
@@ -154,7 +154,7 @@ class InParts(Turned):
 
 
 class Follower(Transform):
-    """Spoils blocks whose channels are in their own order, and keeps the number of tokens of each block."""
+    """Spoils blocks whose channels are in the original order, and keeps each block's number of tokens."""
 
     needs = (AbsMax,)
 
@@ -214,7 +214,7 @@ class Measures(Follower):
 
 
 def test_what_a_transform_behind_has_measured_is_not_measured_again() -> None:
-    """Of a block with the same values: the two runs compare the same blocks."""
+    """This is about a block with the same values: the two runs compare the same blocks."""
     counts, validations = [], []
     for at_the_end in (True, False):
         model, count = tiny.tiny_model(), [0]
@@ -252,7 +252,7 @@ def test_of_several_parts_the_one_with_the_smallest_error_is_used() -> None:
 
 
 def test_behind_a_rounding_that_compensates_only_activations_count() -> None:
-    """Of weights alone nothing is left out; of a scheme with quantized inputs the error of weights is."""
+    """A scheme for weights alone counts all errors; one with quantized inputs leaves out weight errors."""
     errors = {}
     for scheme in ("int4_wo_32", "mxfp4"):
         for compensated in (False, True):

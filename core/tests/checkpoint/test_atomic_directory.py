@@ -165,7 +165,7 @@ def test_a_second_interrupt_comes_when_the_first_has_been_cleaned_up(tmp_path: P
 
 @pytest.mark.usefixtures("ctrl_c")
 def test_an_interrupt_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
-    """A shell starts jobs of the background so: whoever presses Ctrl-C means another program."""
+    """A shell starts background jobs with SIGINT ignored, since Ctrl-C is for another program."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with termination_unwinds(), building(tmp_path / "out") as directory:
         signal.raise_signal(signal.SIGINT)
@@ -197,7 +197,7 @@ main.main()
 
 @pytest.fixture
 def builder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process of the program that is in the middle of an export to ``tmp_path / "out"``."""
+    """A process that is in the middle of an export to ``tmp_path / "out"``."""
     command = [sys.executable, "-c", BUILDER, str(tmp_path / "out")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -1,6 +1,6 @@
 """Broken exporters, and weights that cannot be stored as they are.
 
-Errors name the exporter, and nothing is left where the checkpoint was to be.
+Errors name the exporter, and no files stay at the checkpoint's path.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class DiskFull(Exporter):
 
 
 class NoExport:
-    """No exporter."""
+    """A class that is no exporter."""
 
 
 class NotDerived:

@@ -78,7 +78,7 @@ def test_an_export_reads_back_to_the_same_logits() -> None:
 
 
 def test_a_part_is_made_when_the_one_before_is_being_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """So that at most two are in memory."""
+    """At most two parts are in memory."""
     events: list[str] = []
     stored, write = WideStorage.stored, ShardWriter.write
 

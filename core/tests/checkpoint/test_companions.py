@@ -1,6 +1,6 @@
 """Companions of a checkpoint: files of the float checkpoint, or the caller's tokenizer.
 
-They are never written over other files.
+Companions never overwrite other files.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def test_a_tokenizer_that_cannot_be_saved_is_named(tmp_path: Path) -> None:
 
 
 def written(directory: Path, **files: str | bytes) -> Path:
-    """A directory with these files; ``__`` parts folders."""
+    """Return a directory with these files; ``__`` in a name separates folders."""
     return tree(directory, {name.replace("__", "/"): content for name, content in files.items()})
 
 
@@ -79,7 +79,7 @@ def tree(directory: Path, files: dict[str, str | bytes]) -> Path:
 
 
 def copied(source: Path, directory: Path) -> dict[str, bytes]:
-    """The files that are copied, by name."""
+    """Return the contents of the copied files by name."""
     directory.mkdir()
     copy_companions(source, directory)
     return {path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()}

@@ -55,7 +55,7 @@ def expected(export: Path) -> Tensor:
 
 
 def refused_or_the_same(directory: Path, expected: Tensor) -> bool:
-    """Whether the export was read; if so, it is the same model."""
+    """Return whether the export was read; if so, check that it gives the same model."""
     try:
         found = logits(directory)
     except (CheckpointError, UnknownNameError, UnsupportedError) as error:
@@ -103,7 +103,7 @@ VALUES = SCALARS | st.lists(SCALARS, max_size=2) | st.dictionaries(st.text(max_s
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The path to every value within a JSON value."""
+    """Return the path to every value within a JSON value."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [path for key, inner in items for path in ((*at, key), *places(inner, (*at, key)))]
 

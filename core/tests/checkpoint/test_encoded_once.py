@@ -1,4 +1,4 @@
-"""A run encodes each weight once, whatever rounds it, and a model in memory keeps no codes."""
+"""A run encodes each weight once, with any algorithm, and a model in memory keeps no codes."""
 
 from __future__ import annotations
 

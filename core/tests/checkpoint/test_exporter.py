@@ -1,4 +1,4 @@
-"""Exporter: one that writes whole models alone, and errors where a promise is not kept."""
+"""Exporter: one that writes only whole models, and errors for exporters that break a promise."""
 
 from __future__ import annotations
 

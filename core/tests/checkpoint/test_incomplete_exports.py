@@ -26,7 +26,7 @@ DATA = [torch.arange(3, 40)[None], torch.arange(20, 50)[None]]
 
 
 class Forgets(SAFETENSORS):
-    """Writes all tensors but some, and announces no more than it writes."""
+    """Omits some tensors, and announces only the tensors that it writes."""
 
     suffix = ""
 

@@ -1,4 +1,4 @@
-"""Which layout reads a checkpoint, and readers that are broken: named in the error."""
+"""The layout that reads a checkpoint is found, and errors name broken readers."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def register(name: str, **fields: Any) -> None:
 
 @pytest.fixture
 def registry() -> Iterator[None]:
-    """A registry to register in, of its own."""
+    """A registry of this test's own, to register layouts in."""
     with using(Catalog(discover())):
         yield
 

@@ -1,4 +1,4 @@
-"""What a message says of files that a failed export has left behind is what is there."""
+"""If an export fails and leaves files behind, the message describes these files correctly."""
 
 import errno
 import shutil
@@ -39,7 +39,7 @@ def test_a_name_that_the_disk_may_not_hold_is_a_warning_about_a_complete_output(
 def test_a_replaced_output_is_not_called_finished_blocks_when_the_disk_fails_behind_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The earlier export lies in the temporary directory then, beside the journal."""
+    """At this time, the earlier export is in the temporary directory, beside the journal."""
     block = '{"quantization_config": {"quant_method": "quark", "global_quant_config": {}}, "n": %d}'
     _export(tmp_path / "out", text=block % 1)
     real = atomic_directory.sync

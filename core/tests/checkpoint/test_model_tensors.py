@@ -1,4 +1,4 @@
-"""Parts of a model: tensors that are computed together, when they are asked for."""
+"""Parts of a model: each has tensors that are computed together, on demand."""
 
 from __future__ import annotations
 

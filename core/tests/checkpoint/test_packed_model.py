@@ -1,4 +1,4 @@
-"""A model that stands ready for the tensors of a checkpoint has the plan that the checkpoint was made by."""
+"""A model that is prepared for a checkpoint's tensors has the plan from which the checkpoint was made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading an export: tied tensors, under whichever of their names it has them."""
+"""Reading an export finds tied tensors under any of their names."""
 
 from pathlib import Path
 from typing import Any

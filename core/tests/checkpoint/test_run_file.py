@@ -1,4 +1,4 @@
-"""The run's file tells whether the files beside it are still those that were written."""
+"""The run's file shows whether the files beside it have changed since they were written."""
 
 from __future__ import annotations
 

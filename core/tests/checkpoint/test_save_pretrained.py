@@ -1,4 +1,4 @@
-"""save_pretrained of a quantized model writes its checkpoint, or says what does."""
+"""save_pretrained of a quantized model writes its checkpoint, or an error names the right function."""
 
 import copy
 import gc
@@ -20,7 +20,7 @@ from quark_tiny_model import calibration_batches, tiny_model, tiny_template, tin
 
 @pytest.fixture
 def model() -> Any:
-    """A model with static scales of activations, which floats would lose."""
+    """A model with static activation scales, which a float checkpoint would lose."""
     return ModelQuantizer(tiny_template().get_config("fp8")).quantize_model(tiny_model(), calibration_batches(1, 32))
 
 

@@ -250,7 +250,7 @@ def test_files_that_are_opened_again_keep_what_is_in_them(tmp_path: Path) -> Non
 
 
 def test_two_writers_fill_the_same_files(tmp_path: Path) -> None:
-    """As processes do that share the work."""
+    """Processes that share a run do so."""
     parts = [{name: torch.full((40,), float(i))} for i, name in enumerate("abcd")]
     layout = ShardLayout.of([on_meta(p) for p in parts], 350)
     with ShardWriter(layout, tmp_path) as one, ShardWriter(layout, tmp_path) as other:

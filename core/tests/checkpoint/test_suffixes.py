@@ -1,4 +1,4 @@
-"""A format may store scales under suffixes of its own: both readers find them, and others are refused."""
+"""A format may store scales under its own suffixes; both readers find them, and refuse other suffixes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``from_pretrained`` gives the exported model, or an error that says who is at fault.
+"""``from_pretrained`` returns the exported model, or raises an error that names the cause.
 
 Older loaders are imitated.
 """
@@ -59,7 +59,7 @@ def greedy_loader(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def losing_loader(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the loader not see one tensor."""
+    """Hide one tensor from the loader."""
     real = modeling_utils.convert_and_load_state_dict_in_model
 
     def losing(model: Any, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> Any:

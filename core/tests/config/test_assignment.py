@@ -1,4 +1,4 @@
-"""Fields of configurations can be assigned: checked at once, and together when they are used."""
+"""Fields of configurations can be assigned: each is checked at once, and all are checked together on use."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_several_fields_may_be_assigned_in_any_order_and_must_agree_in_the_end()
 
 @given(st.sampled_from([16, 32, 64]), st.sampled_from([16, 32, 64]))
 def test_a_quantizer_stays_what_it_was_made_as(first: int, second: int) -> None:
-    """Quantizers are shared by equal specs, and not by a spec that is changed afterwards."""
+    """Equal specs share a quantizer; a spec that changes afterwards no longer shares it."""
     spec = int4(first)
     made = quantizer_for(spec, activation=False)
     spec.group_size = second
@@ -146,7 +146,7 @@ def test_a_copy_shares_nothing_that_can_be_changed() -> None:
 
 def test_layer_types_come_back_from_json_as_equal() -> None:
     class Linear:
-        """Stands for torch's: a class is written by its name."""
+        """A stand-in for torch's class, since a class is stored by its name."""
 
     config = QConfig(global_quant_config=QLayerConfig(), layer_type_quant_config={Linear: QLayerConfig(weight=int4())})
     assert QConfig.from_dict(config.to_dict()) == config

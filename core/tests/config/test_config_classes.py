@@ -1,4 +1,4 @@
-"""Configuration classes: JSON round trips, copies, both ways of changing a field, and what they refuse."""
+"""Configuration classes: JSON round trips, copies, both ways of changing a field, and refused values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words and metrics about a tensor's quantization."""
+"""Descriptions of a tensor's quantization in words and metrics."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ MIN_MAX: Any = observer_class(QTensorConfig(dtype="int4"))
 
 
 class Loud(INT4):
-    """A sound one, with the packing that a reader of this file can follow: int8 as it is."""
+    """A correct format with the simplest packing: int8 as it is."""
 
     stored = Packing()
 
@@ -47,7 +47,7 @@ class NotSaturating(Loud):
 
 
 class Wraps(Loud):
-    """To values that have codes, which survive packing."""
+    """Wraps values instead of saturating; the results have codes, which survive packing."""
 
     def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
         return t.copy_((t.double().round() + 8).remainder(16).sub(8))
@@ -79,7 +79,7 @@ class SaysNothing(Loud):
 
 
 class MoreValuesThanCodes(Loud):
-    """Has more values than 4 bits, which record and class say, tell apart."""
+    """Has more values than 4 bits can represent, although record and class say 4 bits."""
 
     def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
         return t.mul_(2).round_().clamp_(-15, 15).div_(2)
@@ -229,7 +229,7 @@ class ScaleHalf(Loud):
 
 
 class PackLooksAtDevice(Loud):
-    """Is its own inverse, but says without values another dtype than with them."""
+    """Packs correctly, but to another dtype for tensors without values than for tensors with values."""
 
     class Broken(Packing):
         def pack(self, codes: Tensor, granularity: Any, order: str) -> Tensor:

@@ -113,7 +113,7 @@ def test_shapes_that_do_not_fit_are_told(granularity: Granularity, shape: tuple[
     ],
 )
 def test_columns_that_share_a_scale_are_those_of_one_row(granularity: Granularity, columns: int | None) -> None:
-    """A group of input channels can be rounded by itself only where no other row has a part in its scale."""
+    """A group of input channels can be rounded by itself only if no other row shares its scale."""
     assert granularity.columns_per_scale(8) == columns
     weight = torch.arange(32.0).reshape(4, 8)
     rows = {tuple((row // 8).unique().tolist()) for row in granularity.rows(weight)}

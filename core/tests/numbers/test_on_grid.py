@@ -1,4 +1,4 @@
-"""Values and their codes; samples of rows, with the scales that these have in the whole matrix."""
+"""Values and their codes; samples of rows, with the rows' scales in the whole matrix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scratch memory is not disturbed by another use, thread or mode; and casts of rounded values stay finite."""
+"""Another use, thread or mode does not disturb scratch memory; casts of rounded values stay finite."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_activations_stay_finite(scheme: str, largest: float) -> None:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_values_of_a_grid_beyond_float16_get_codes_that_it_can_say(scheme: str) -> None:
-    """Errors that are passed on from column to column may ask for more than the largest weight."""
+    """Error feedback from column to column may ask for more than the largest weight."""
     quantizer, wt = (
         quantizer_for(quark.schemes().load_config(scheme)().weight, activation=False),
         near_the_end(LARGEST).float().t().contiguous(),

@@ -113,7 +113,7 @@ def test_nan_and_inf_stay_visible(scheme: str) -> None:
 
 
 def test_the_second_level_of_a_progressive_spec_sees_what_the_first_can_say() -> None:
-    """INT4 steps of one channel from values that FP8 has rounded: equal to two separate steps."""
+    """INT4 rounds the values that FP8 has rounded, by channel; the result equals two separate steps."""
     quantizer, x = weight_quantizer("int4_fp8"), data(8, 64)
     first, second = (quantizer_for(level, activation=False) for level in quark.schemes().load_config("int4_fp8")().weight)
     values, qparams = quantizer.round_to_nearest(x)

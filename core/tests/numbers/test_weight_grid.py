@@ -118,7 +118,7 @@ def test_scales_of_some_rows_are_those_of_the_whole(scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["int4_fp8", "nvfp4", "int4_wo_32", "int4_wo_per_channel"])
 def test_scales_of_ranges_are_rounded_only_as_they_are_stored(scheme: str) -> None:
-    """A search tries ranges 2.5 % apart, which E4M3 has not; int4_fp8 keeps its second scale in float32."""
+    """A search tries ranges 2.5 % apart, finer than E4M3; int4_fp8 keeps its second scale in float32."""
     spec = quark.schemes().load_config(scheme)().weight
     grid, wt = grid_of(spec), transposed(weights())
     low, high = grid.ranges(wt)

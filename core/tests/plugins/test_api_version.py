@@ -1,4 +1,4 @@
-"""Versions of the plugin API: an older plugin is told where renamed things are listed, wherever it fails."""
+"""Versions of the plugin API: if an older plugin fails, the message says where renamed names are listed."""
 
 from __future__ import annotations
 

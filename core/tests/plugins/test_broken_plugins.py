@@ -1,4 +1,4 @@
-"""One broken plugin at a time: others keep working; the message names plugin, version, stage and cure."""
+"""If one plugin is broken, others keep working, and the message names plugin, version, stage and fix."""
 
 from __future__ import annotations
 

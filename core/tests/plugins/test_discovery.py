@@ -1,4 +1,4 @@
-"""Which plugins are found, and which are left out before anything of theirs is imported."""
+"""Discovery finds plugins, and leaves out denied plugins before it imports them."""
 
 from __future__ import annotations
 

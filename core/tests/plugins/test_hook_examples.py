@@ -27,7 +27,7 @@ HOOKS = [name for name in dir(QuarkHooks) if name.startswith("quark_")]
 
 
 def files_of(hook: str) -> dict[str, str]:
-    """The files of a hook's example by path."""
+    """Return the files of a hook's example by path."""
     text = inspect.getdoc(getattr(QuarkHooks, hook)) or ""
     assert text.count("Example::") == 1, f"{hook} has no example"
     parts = re.split(r"^# (acme_quant/\w+\.py)\n", dedent(text.split("Example::\n")[1]).lstrip("\n"), flags=re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Listings of hostile plugins or very many records: everything is shown, in one piece and soon."""
+"""Listings of hostile plugins or very many records are complete, intact and quick."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_what_is_no_exception_ends_the_program_in_one_paragraph(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class PanicException(BaseException):
-        """As libraries written in Rust raise it."""
+        """An exception like the one that libraries in Rust raise."""
 
     def fails(arguments: object) -> bool:
         raise PanicException("index out of bounds")

@@ -1,4 +1,4 @@
-"""Names that several distributions claim, that nobody claims, and that come and go at run time."""
+"""Names that several distributions claim, names that none claims, and names that change at run time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quark.plugins import Catalog, SchemeRecord, Source
 
 
 def provide(*calls: str) -> str:
-    """A plugin module with these calls of ``scheme``."""
+    """Return a plugin module with these calls of ``scheme``."""
     return "@hookimpl\ndef quark_register_schemes():\n" + "".join(f"    yield scheme({call})\n" for call in calls)
 
 

@@ -1,4 +1,4 @@
-"""What pluggy offers works within a plugin: names of hooks, order, wrappers; and in no other plugin."""
+"""Features of pluggy work within a plugin and affect no other plugin: names of hooks, order, wrappers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records: what a field may hold, and what is refused when a record is made."""
+"""Records: allowed values of fields, and values that are refused when a record is made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One voice for a run: it begins, ends, tells the time left, and costs nothing without listeners."""
+"""Events of a run: beginning, end and time left; they cost nothing without listeners."""
 
 from __future__ import annotations
 

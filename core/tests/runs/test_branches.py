@@ -1,4 +1,4 @@
-"""Branches are the same in memory and from disk, come back in each reader, or are refused."""
+"""Branches are the same in memory and from disk; each reader restores them, or an error refuses them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class OutliersConfig(AlgoConfig):
 
 @attrs.define(kw_only=True)
 class OthersConfig(OutliersConfig):
-    """The same under another name."""
+    """`OutliersConfig` under another name."""
 
     name: str = "others"
 

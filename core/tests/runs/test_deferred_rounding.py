@@ -1,6 +1,6 @@
 """Runs that only store weights do not round them.
 
-Their codes are made of the float values, and are the same.
+They make the codes directly from the float values, and the codes are the same.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A model that cannot be quantized is refused before any of it is changed, and the layer is named."""
+"""If a model cannot be quantized, an error names the layer before anything changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checkpoint source: which tensors are there when, and that each is read once."""
+"""The checkpoint source holds each tensor at the right time, and reads it once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CPU = torch.device("cpu")
 
 
 def opened(directory: Path | None = None, scheme: str = "int4_wo_64") -> tuple[nn.Module, QuantPlan, CheckpointSource]:
-    """The bundled checkpoint, nothing of it read yet."""
+    """Return the bundled checkpoint as a source that has read nothing yet."""
     path = directory or tiny_model_dir()
     model = skeleton(path, "auto", CPU)
     source = CheckpointSource(model, StoredTensors(model, check_shards(path), path), CPU)
@@ -45,7 +45,7 @@ def opened(directory: Path | None = None, scheme: str = "int4_wo_64") -> tuple[n
 
 
 def there(model: nn.Module) -> set[str]:
-    """Names of the parameters that hold values."""
+    """Return the names of the parameters that hold values."""
     return {name for name, p in model.named_parameters() if not p.is_meta}
 
 
@@ -144,9 +144,9 @@ def test_what_is_foreseen_has_the_scales_that_calibration_finds_and_no_values() 
 
 
 def test_what_is_foreseen_ties_the_parameters_that_the_model_ties() -> None:
-    """Biases of layers that are alike are no tied tensors.
+    """Equal biases of layers are no tied tensors.
 
-    A layout that took them for such would write one of them.
+    A layout that took them for tied tensors would write only one of them.
     """
     model = small_model().to("meta")
     found = quantized_skeleton(model, ModelQuantizer(run_config("int4_wo_32")).plan(model))

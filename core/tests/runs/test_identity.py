@@ -66,7 +66,7 @@ def test_the_strides_of_data_do_not_count() -> None:
 
 
 def identity(**changes: Any) -> RunIdentity:
-    """The identity of a run on the tiny checkpoint, with some of its arguments changed."""
+    """Return the identity of a run on the tiny checkpoint, with some arguments changed."""
     scheme, algorithm = changes.pop("scheme", "int4_wo_32"), changes.pop("algorithm", None)
     shards, tensors = opened_checkpoint(tiny_model_dir(), dtype=changes.pop("dtype", "auto"))
     plan = plan_run(tensors.model, LLMTemplate.get("llama").get_config(scheme=scheme, algorithm=algorithm)).plan

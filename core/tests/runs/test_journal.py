@@ -1,4 +1,4 @@
-"""The journal of a run: what survives a kill at any byte is a whole number of entries."""
+"""The journal of a run: after a kill at any byte, it has only whole entries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When freed memory is given back, and which weights are refused: what a run does at each block."""
+"""Steps of a run at each block: freed memory goes back to the system, and invalid weights are refused."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_probabilities_that_wait_for_their_scale_are_all_pairs_of_tokens_of_all_
 
 @pytest.mark.parametrize(("attention", "expected"), [(None, False), ("fp8", True)])
 def test_probabilities_count_when_it_is_decided_how_often_blocks_are_passed(attention: str | None, expected: bool) -> None:
-    """The bound lies between the bytes that forwards hold with probabilities and without."""
+    """The memory limit lies between the bytes that forwards hold with and without probabilities."""
     data = [torch.ones(1, 512, dtype=torch.long)]
     for memory_bound, always in ((1 << 40, False), (0, True)):
         assert passes(attention, data, memory_bound) is always
@@ -50,7 +50,7 @@ def test_probabilities_count_when_it_is_decided_how_often_blocks_are_passed(atte
 
 
 def passes(attention: str | None, data: list[torch.Tensor], bound: int) -> bool:
-    """Whether blocks are passed twice."""
+    """Return whether a run passes each block twice."""
     config = LLMTemplate.get("llama").get_config(scheme="int4_wo_32", algorithm="gptq", attention_scheme=attention)
     config.activation_memory = bound
     model = tiny_model()

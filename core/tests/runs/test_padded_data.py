@@ -1,7 +1,7 @@
-"""Padding is no token, for anybody.
+"""Padding is no token, for any consumer of calibration data.
 
-A run on padded data has the bits of one on the same sequences, unpadded and one by one: a padded batch is run
-sequence by sequence, so that sums are in the same order, and nothing here needs a tolerance.
+A run on padded data gives the same bits as a run on the same sequences, unpadded and one by one. A padded
+batch runs sequence by sequence, so sums have the same order, and no test here needs a tolerance.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def sequences(lengths: Sequence[int] = LENGTHS, seed: int = 0) -> list[Tensor]:
 
 
 def placed(rows: Sequence[Tensor], side: str, extra: int, pad: int) -> tuple[Tensor, Tensor]:
-    """Sequences as one padded batch, with its mask."""
+    """Return sequences as one padded batch, with its mask."""
     width = max(map(len, rows)) + extra
     ids, mask = torch.full((len(rows), width), pad), torch.zeros(len(rows), width, dtype=torch.long)
     for number, row in enumerate(rows):
@@ -90,7 +90,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 @cache
 def llama() -> nn.Module:
-    """A model with a pad token of large activations, which are seen wherever padding counts."""
+    """A model whose pad token has large activations, which would show if padding counted anywhere."""
     model = small_model()
     with torch.no_grad():
         model.get_input_embeddings().weight[PAD] *= 30  # type: ignore[operator]
@@ -160,7 +160,7 @@ def test_scales_statistics_and_figures_are_those_of_the_sequences(name: str, for
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_batch_without_padding_has_the_scales_of_its_sequences_but_for_the_order_of_sums(size: int) -> None:
-    """It runs as it is: sums of 128 products in float32, in another order, differ by up to 1e-4."""
+    """The batch runs as a whole: float32 sums of 128 products in another order differ by up to 1e-4."""
     rows = sequences((20,) * 4)
     config = config_of(llama(), RUNS["static inputs and cache"])
     (found, _), (expected, _) = run_on(llama(), config, padded(rows, "left", 0, size)), run_on(llama(), config, alone(rows))

@@ -1,4 +1,4 @@
-"""Padding is no token in models of any kind: decoders, encoders, both in one, and models of sounds."""
+"""Padding is no token in any kind of model: decoders, encoders, encoder-decoders and speech models."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def with_labels(form: tuple[str, int, int, int]) -> Data:
 
 
 def of_sounds(form: tuple[str, int, int, int]) -> Data:
-    """Waves of 40 samples for each number of a sequence."""
+    """Return waves of 40 samples for each number of a sequence."""
     batches = []
     for values, mask in in_batches("", form):
         waves = torch.sin(values[..., None] * torch.arange(40)).flatten(1)
@@ -149,7 +149,7 @@ def test_every_kind_of_model_has_the_scales_of_the_sequences(name: str, data: Ca
 
 
 def test_sequences_that_are_packed_by_their_positions_have_the_scales_of_the_sequences() -> None:
-    """But for the order of sums: products of 128 numbers in float32, layer by layer, are known to 1e-4."""
+    """Only the order of sums differs: float32 products of 128 numbers, layer by layer, are exact to 1e-4."""
     model, rows = model_of("llama"), sequences("")
     packed = {"input_ids": torch.cat(rows)[None], "position_ids": torch.cat([torch.arange(len(row)) for row in rows])[None]}
     found, expected = scales(model, [packed]), scales(model, [{"input_ids": row[None]} for row in rows])

@@ -33,7 +33,7 @@ INT8 = documented_object("Int8PerTensorSpec")(is_dynamic=False, symmetric=True).
 
 
 class Calibrated(RoundToNearest):
-    """Rounds to nearest, but needs inputs, so that layers are finished in the middle of the forwards."""
+    """Rounds to nearest, but needs inputs, so layers are rounded in the middle of the forwards."""
 
     needs = (Hessian,)
 
@@ -58,7 +58,7 @@ def test_a_bias_is_rounded_to_nearest_by_its_own_spec(rounding: Rounding, two_pa
 
 
 class Sees(Calibrated):
-    """Keeps the names of the layers that it is given."""
+    """Keeps the names of the layers that it receives."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ def test_what_happens_to_one_block_is_one_function_of_less_than_sixty_lines() ->
 
 
 class Counts(Transform):
-    """A transform that learns how many blocks it has seen."""
+    """A transform that counts the blocks that it has seen."""
 
     def __init__(self) -> None:
         self.seen: list[int] = []

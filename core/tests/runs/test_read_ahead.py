@@ -1,6 +1,6 @@
 """`quark.runs.source.ReadAhead`, and the blocks that `CheckpointSource` reads ahead.
 
-One block, errors where the block is loaded, no thread left.
+It reads one block ahead, raises errors when the block is loaded, and leaves no thread behind.
 """
 
 from __future__ import annotations

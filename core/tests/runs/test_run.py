@@ -1,6 +1,6 @@
-"""A run got ready: what cannot be done is said before any work.
+"""Preparing a run raises an error for impossible requests before any work.
 
-What turned out to do nothing is said afterwards.
+After the run, a warning names settings that had no effect.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class CautiousConfig(AlgoConfig):
 
 
 class Cautious(Transform):
-    """Changes nothing in the last few blocks, and says so."""
+    """Changes nothing in the last few blocks, and reports this."""
 
     def __init__(self, settings: CautiousConfig) -> None:
         self._leaves = settings.leaves

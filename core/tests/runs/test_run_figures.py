@@ -1,6 +1,6 @@
 """Listeners get the events of a run, in their order and with their figures.
 
-A run that is resumed gives the same.
+A resumed run gives the same events.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The order of transforms comes from their records: a topological order, ties as named.
+"""The order of transforms is a topological order by their records; ties keep the order of the names.
 
-What cannot be ordered is refused by name.
+If there is no such order, an error names the transforms.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Order = Callable[..., list[str]]
 
 @pytest.fixture
 def order() -> Iterator[Order]:
-    """The order of transforms, given their records' ``role``, ``before`` and ``after`` by name."""
+    """Return the order of transforms from their records' ``role``, ``before`` and ``after``, by name."""
     names: set[str] = set()
 
     def of(**records: dict[str, Any]) -> list[str]:

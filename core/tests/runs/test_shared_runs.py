@@ -1,4 +1,4 @@
-"""A run that several ranks share has the bits of one by a single rank, if it is deterministic.
+"""A deterministic run by several ranks gives the same bits as a run by a single rank.
 
 Here ranks are threads.
 """

@@ -1,4 +1,4 @@
-"""Sinks: what is counted as finished when a run goes on, and when a block is written down."""
+"""Sinks: the blocks that count as finished when a run resumes, and the time when a block is recorded."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ BLOCKS = [Block(f"layers.{number}", nn.Identity()) for number in range(4)]
 
 
 def journal_of(tmp_path: Path, *names: str) -> Journal:
-    """The journal of an interrupted run, read again."""
+    """Return the journal of an interrupted run, read from its file."""
     (tmp_path / "checkpoint").mkdir()
     journal = Journal.begin(tmp_path / "checkpoint", RunIdentity({}, {}, {}, {}), two_passes=False)
     for name in names:

@@ -1,4 +1,4 @@
-"""`quark.torch` hands over to the distribution that registers its paths, or says what to install."""
+"""`quark.torch` imports the distribution that registers its paths, or an error says what to install."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WITHOUT = {"QUARK_DISABLED_PLUGINS": "quark-amd"}
 
 @pytest.fixture
 def acme(tmp_path: Path) -> dict[str, str]:
-    """The environment in which a distribution of another project registers import paths too."""
+    """An environment in which another project's distribution also registers import paths."""
     (tmp_path / "acme_paths.py").write_text(ACME)
     info = tmp_path / "acme_paths-1.0.dist-info"
     info.mkdir()

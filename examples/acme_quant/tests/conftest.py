@@ -1,4 +1,4 @@
-"""Imports acme_quant from its source folder, installed or not."""
+"""Imports acme_quant from its source folder, whether it is installed or not."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-# The folder leaves the path again: metadata that a build may have left in it would make the plugin one of all
-# other tests.
+# The folder does not stay on the path. If a build left metadata in the folder, all other tests would find the
+# plugin.
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(Path(__file__).resolve().parents[1] / "src")
     for name in ("codebook", "observer", "plugin", "schemes", "weighted", "weighted_config"):

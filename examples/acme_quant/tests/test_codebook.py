@@ -1,4 +1,4 @@
-"""Promises of acme_nf3 and AcmeRmsObserver beyond the laws of every format and observer, in numbers."""
+"""acme_nf3 and AcmeRmsObserver give these numbers, which the conformance suite does not check."""
 
 from __future__ import annotations
 

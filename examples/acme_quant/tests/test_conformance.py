@@ -19,7 +19,7 @@ WITH_ACME.add(acme_quant.plugin, Source("acme-quant", "0.1.0"))
 def acme() -> Iterator[None]:
     """The plugin, whether it is installed or not.
 
-    Where it is installed, the classes below need nothing else.
+    If your plugin is installed, you need only the classes below.
     """
     with using(WITH_ACME):
         yield

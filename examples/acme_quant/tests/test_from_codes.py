@@ -1,4 +1,4 @@
-"""Models in acme_nf3_g64 run from codes, in quark's layout and in one of Acme's own, with no line for it."""
+"""Models in acme_nf3_g64 run from codes without code for it, in quark's layout and in Acme's own layout."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from quark_tiny_model import calibration_batches, tiny_model
 
 
 class AcmeStorage:
-    """Stores the groups of a row one below the other, and a scale in bfloat16 beside each."""
+    """Stores the groups of a row below each other, and beside each group its scale in bfloat16."""
 
     def why_not(self, config: QLayerConfig, shape: tuple[int, ...]) -> str | None:
         return None

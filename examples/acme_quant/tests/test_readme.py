@@ -1,4 +1,4 @@
-"""The code in the README runs, and its report has the metrics that are named there."""
+"""The code in the README runs, and its report has the metrics that the README names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Promises of acme_weighted: for every scheme, layer by layer, and over a whole model."""
+"""acme_weighted lowers the error: with every scheme, in each layer, and in a whole model."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def rounded(layers: Mapping[str, QuantizedLayer], statistic: MeanSquare, **setti
 
 
 def loud_inputs(columns: int) -> Tensor:
-    """Tokens of channels of very different loudness."""
+    """Tokens whose channels have very different magnitudes."""
     return normal(50, columns, seed=1) * (2 * normal(columns, seed=2)).exp()
 
 
@@ -99,7 +99,7 @@ def test_in_every_scheme_weights_lie_on_the_grid_and_their_weighted_error_is_no_
     codes = quantizer.codes_of(ours.weight.data, ours.weight_quantizer.qparams)
     assert torch.equal(quantizer.dequantize(codes, ours.weight_quantizer.qparams), ours.weight.data)
     error, plain = weighted_error(ours, weight, inputs), weighted_error(nearest, weight, inputs)
-    # Errors were compared in float32: sums of 256 squares there are off by 256 units in the last place at
+    # Errors were compared in float32: sums of 256 squares are off by 256 units in the last place at
     # most.
     assert (error <= plain * (1 + 2**-15)).all()
     assert metrics["error_share"] <= 1
@@ -154,7 +154,7 @@ def test_layers_with_one_input_are_rounded_together_as_each_alone() -> None:
 
 
 class Watched(AcmeWeighted):
-    """Keeps the statistics it was shown."""
+    """Keeps the statistics that it receives."""
 
     def __init__(self) -> None:
         super().__init__(AcmeWeightedConfig())

@@ -1,4 +1,4 @@
-"""AMD Quark's functions of evaluation compute the figures that `quark_workbench.evaluate` computes."""
+"""AMD Quark's evaluation functions return the same figures as `quark_workbench.evaluate`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_perplexity_of_a_cache_is_that_of_the_tokens_after_each_context() -> Non
             losses.append(torch.nn.functional.cross_entropy(model(row[None]).logits[0, 31:-1], row[32:]))
     value = ppl_eval_for_kv_cache(model, SimpleNamespace(input_ids=tokens[None]), 32, 16, 2)
     assert value == pytest.approx(torch.stack(losses).mean().exp().item(), rel=1e-5)
-    with pytest.raises(ConfigError, match="do not hold a context of 100"):
+    with pytest.raises(ConfigError, match="are too few for a context of 100"):
         ppl_eval_for_kv_cache(model, SimpleNamespace(input_ids=tokens[None]), 100, 16)
 
 

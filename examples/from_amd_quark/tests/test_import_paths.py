@@ -1,4 +1,4 @@
-"""Import paths of AMD Quark's example scripts, and messages where this distribution is not installed."""
+"""AMD Quark's example scripts find their import paths; without this distribution, a message names it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models and data as AMD Quark's scripts prepare them."""
+"""The functions by which AMD Quark's scripts prepare models and data return what the scripts expect."""
 
 from __future__ import annotations
 

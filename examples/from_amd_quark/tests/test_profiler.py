@@ -1,4 +1,4 @@
-"""AMD Quark's clock of steps, and its questions about transformers."""
+"""AMD Quark's timer of steps, and its checks of the installed transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AMD Quark's script as a program of this project: its flags, what they do, and those that are refused."""
+"""AMD Quark's script, run by this project: its flags, their effects, and refused flags."""
 
 from __future__ import annotations
 

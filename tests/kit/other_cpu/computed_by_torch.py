@@ -1,4 +1,4 @@
-"""Writes torch's results in this process, for each of many operators, to a file: ``python computed_by_torch.py FILE``."""
+"""Write torch's results for many operators in this process to a file: ``python computed_by_torch.py FILE``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 TERMS = 65
-"""Of the longest sum."""
+"""Number of terms of the longest sum."""
 
 
 def products(dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
@@ -51,7 +51,7 @@ def sums(dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
 
 def factorizations(dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     x = torch.randn(40, TERMS, generator=torch.Generator().manual_seed(2)).to(dtype)
-    # Its eigenvalues are within a factor of 30, and so are errors of what is solved with it.
+    # The eigenvalues are within a factor of 30, so solutions amplify errors by at most this factor.
     h, b = x @ x.t() + TERMS * torch.eye(40, dtype=dtype), x[:, :7]
     yield "cholesky", torch.linalg.cholesky(h)
     yield "cholesky upper", torch.linalg.cholesky(h, upper=True)
@@ -65,7 +65,7 @@ def factorizations(dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
 
 
 def exact() -> Iterator[tuple[str, Tensor]]:
-    """Sums that every order gives to the bit."""
+    """Yield sums that have the same bits in every order."""
     whole = torch.randint(-9, 9, (33, TERMS), generator=torch.Generator().manual_seed(3))
     yield "integers", whole @ whole.t()
     yield "sum of integers", whole.sum(1)
@@ -77,7 +77,7 @@ def exact() -> Iterator[tuple[str, Tensor]]:
 
 
 def memory() -> Iterator[tuple[str, Tensor]]:
-    """Differences of products and sums of the same numbers that lie otherwise in memory, and of those that do not, of some sizes."""
+    """Yield differences of products and sums of the same numbers, with equal and with different layouts in memory."""
     for n in (64, 80, 96):
         x = torch.randn(n, n, generator=torch.Generator().manual_seed(n))
         shifted = torch.empty(x.numel() + 3)[3:].view(x.shape).copy_(x)
@@ -101,7 +101,7 @@ def computed() -> dict[str, Tensor]:
 
 
 def lies() -> Tensor:
-    """Strides of results that are not contiguous."""
+    """Return the strides of results that are not contiguous."""
     h = torch.eye(4)
     heads = torch.ones(2, 4, 9, 16)
     solved = torch.linalg.solve_triangular(h, h, upper=False)

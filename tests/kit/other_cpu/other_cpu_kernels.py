@@ -1,15 +1,14 @@
 """Kernels of torch that compute products, factorizations and sums in another order, as the libraries of another CPU would.
 
-`install` replaces the kernels for CPUs of this process, in all its threads and whatever it forks; what torch
-composes of them (``matmul``, ``linear``, ``einsum``, losses, gradients) follows. Each result is as exact as
-that of the kernel that it replaces: sums are in the same precision, and rounded once; integers, and what is
-exact, stay the same to the bit.
+`install` replaces torch's CPU kernels in this process, in all its threads and forks. Operations that torch
+builds from these kernels change too (``matmul``, ``linear``, ``einsum``, losses, gradients). A result is as
+exact as the original kernel's result: sums have the same precision, and are rounded once. Results on integers
+and exact results keep their bits.
 
-A sum is split in two at a place that depends on its length, and on shapes and strides of what is summed. The
-same call with the same data gives the same bits, as on a real CPU; the same numbers in a transposed copy, in
-a larger batch or with more rows need not. Sums that run through memory as it is, and factorizations, depend
-on its alignment too; products of matrices do not, since libraries copy tiles of them to where they are
-aligned.
+A sum is split in two, at a place that depends on its length and on the operands' shapes and strides. As on a
+real CPU, the same call with the same data gives the same bits. The same numbers may give other bits in a
+transposed copy, in a larger batch or with more rows. Sums that read memory directly, and factorizations, also
+depend on the alignment of memory. Matrix products do not, since libraries copy tiles to aligned memory.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ __all__ = ["install"]
 _NARROW = (torch.bfloat16, torch.float16)
 _FLOATS = (*_NARROW, torch.float32, torch.float64)
 _ALIGNED = 64
-"""Bytes of a vector register, and of a line of the cache: what lies at multiples of it is read by another
-loop than what does not.
+"""Bytes of a vector register and of a cache line: a kernel reads aligned and unaligned data by different loops.
 """
 _ORIGINAL: dict[str, Any] = {}
 _KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
@@ -36,11 +34,11 @@ _installed: list[torch.library.Library] = []
 
 
 def install() -> None:
-    """Replace the kernels, once in a process."""
+    """Replace the kernels; later calls in the same process do nothing."""
     if _installed:
         return
     library = torch.library.Library("aten", "IMPL")
-    _installed.append(library)  # it takes its kernels with it
+    _installed.append(library)  # a deleted library would remove its kernels
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # torch warns of replaced kernels
         for name, kernel in _KERNELS.items():
@@ -49,7 +47,7 @@ def install() -> None:
 
 
 def _guarded(kernel: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """A kernel that no mode of torch sees the inside of, and that leaves all but floating point to the original."""
+    """Return a kernel whose inner operations no mode of torch sees; for other than floating point, it calls the original."""
 
     def guarded(*args: Any, **kwargs: Any) -> Any:
         with torch._C.DisableTorchFunction():
@@ -64,7 +62,7 @@ def _original(name: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def _split(length: int, *tensors: Tensor, tiled: bool = False) -> int:
-    """Where a sum of ``length`` terms is split: within its second third, by how the tensors lie in memory."""
+    """Return where a sum of ``length`` terms is split: a place in its second third that depends on the tensors' layout."""
     laid_out = [(tuple(x.shape), tuple(x.stride()), 0 if tiled else x.data_ptr() % _ALIGNED) for x in tensors]
     third = max(length // 3, 1)
     return third + hash((length, *laid_out)) % third if length > 3 else length // 2
@@ -84,7 +82,7 @@ def _into(out: Tensor, values: Tensor) -> Tensor:
 
 
 def _product(a: Tensor, b: Tensor, name: str) -> Tensor:
-    """``a b`` in the precision of its sums, by the kernel ``mm`` or ``bmm``; K in two parts."""
+    """Return ``a b`` by the kernel ``mm`` or ``bmm``, in the precision of its sums; K is split in two parts."""
     k = a.shape[-1]
     if k < 2 or a.dtype is not b.dtype:
         return _original(name, _wide(a), _wide(b))
@@ -102,7 +100,7 @@ def _bmm(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _unusual(a: Tensor, b: Tensor, dim: int) -> bool:
-    """Whether the original has to name the defect in the operands."""
+    """Return whether the operands are invalid, so that the original kernel should raise its error."""
     return not (a.dim() == b.dim() == dim and a.dtype is b.dtype and a.shape[-1] == b.shape[-2])
 
 
@@ -111,7 +109,7 @@ def _checked(name: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def _added(name: str) -> Callable[..., Tensor]:
-    """``beta self + alpha a b`` for the kernel ``mm`` or ``bmm``."""
+    """Return a function for ``beta self + alpha a b`` that uses the kernel ``mm`` or ``bmm``."""
     own, dim = ("addmm", 2) if name == "mm" else ("baddbmm", 3)
 
     def added(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
@@ -161,7 +159,7 @@ def _convolution(
 def _attention(
     q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, is_causal: bool = False, *, attn_mask: Any = None, scale: Any = None
 ) -> Any:
-    """Attention over keys and values in reversed order."""
+    """Compute attention over keys and values in reversed order."""
     if is_causal:
         allowed = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril_()
         attn_mask = torch.zeros(allowed.shape, dtype=q.dtype).masked_fill_(~allowed, -math.inf)
@@ -174,7 +172,7 @@ def _attention(
 
 
 def _total(x: Tensor, dims: Sequence[int]) -> Tensor:
-    """The sum over some dimensions in the precision of ``x``, which keeps them: the longest in two parts."""
+    """Return the sum over some dimensions, which are kept, in the precision of ``x``; the longest is split in two parts."""
     longest = max(dims, key=lambda dim: x.shape[dim])
     length = x.shape[longest]
     if length < 2:
@@ -189,7 +187,7 @@ def _dims(x: Tensor, dim: Sequence[int] | None) -> list[int]:
 
 
 def _reduced(name: str, of: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A reduction: what the original returns, with values that are made of sums in another order; ``of`` returns them, dimensions kept."""
+    """Return a reduction that returns the original's tensor with values from ``of``, which sums in another order and keeps dimensions."""
 
     def reduced(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         made: Tensor = _original(name, x, *args, **kwargs)
@@ -255,7 +253,7 @@ def _layer_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Te
 
 
 def _cholesky(h: Tensor, *, upper: bool = False, check_errors: bool = False) -> tuple[Tensor, Tensor]:
-    """L of two blocks of columns."""
+    """Return L, computed in two blocks of columns."""
     made, info = _original("linalg_cholesky_ex", h, upper=upper, check_errors=check_errors)
     n = h.shape[-1]
     if n < 2 or bool(info.any()):
@@ -272,7 +270,7 @@ def _cholesky(h: Tensor, *, upper: bool = False, check_errors: bool = False) -> 
 
 
 def _solve_triangular(a: Tensor, b: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Tensor:
-    """The solution in two blocks of unknowns."""
+    """Return the solution, computed in two blocks of unknowns."""
     named = {"upper": upper, "unitriangular": unitriangular}
     made: Tensor = _original("linalg_solve_triangular", a, b, left=left, **named)
     n = a.shape[-1]
@@ -305,7 +303,7 @@ def _cholesky_inverse(factor: Tensor, upper: bool = False) -> Tensor:
 
 
 def _eigh(h: Tensor, UPLO: str = "L", compute_v: bool = True) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and vectors of the matrix with rows and columns reversed: signs of vectors may be others."""
+    """Return eigenvalues and eigenvectors, computed with rows and columns reversed; signs of eigenvectors may differ."""
     values, vectors = _original("_linalg_eigh", h, UPLO, compute_v)
     own, reversed_vectors = _original("_linalg_eigh", h.flip(-2, -1), "U" if UPLO == "L" else "L", compute_v)
     return values.copy_(own), vectors.copy_(reversed_vectors.flip(-2)) if compute_v else vectors

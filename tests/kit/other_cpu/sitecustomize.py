@@ -1,4 +1,4 @@
-"""Python imports this module when it starts, where its folder is on ``PYTHONPATH``: torch then computes as another CPU would."""
+"""Make torch compute as another CPU would. Python imports this module at its start if ``PYTHONPATH`` has this folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import ModuleType
 
 
 class _AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds torch as others do, and replaces its kernels when it has been imported."""
+    """Finds torch by the other finders, and replaces torch's kernels after the import."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:
         if name != "torch":

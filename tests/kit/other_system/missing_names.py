@@ -1,4 +1,4 @@
-"""What Windows and macOS do not have: modules of Python's library, and names of its modules."""
+"""Modules of Python's library, and names in its modules, that Windows and macOS do not have."""
 
 from __future__ import annotations
 
@@ -28,4 +28,4 @@ SIGNALS_OF_POSIX -= {"SIGABRT", "SIGFPE", "SIGILL", "SIGINT", "SIGSEGV", "SIGTER
 SIGNALS_OF_POSIX |= {"alarm", "pause", "setitimer"}
 """Names in ``signal`` that Windows does not have."""
 C_OF_LINUX = {"malloc_trim", "renameat2"}
-"""Functions of Linux's C library, which ``ctypes`` finds nowhere else."""
+"""Functions that ``ctypes`` finds only in Linux's C library."""

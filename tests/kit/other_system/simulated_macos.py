@@ -1,4 +1,4 @@
-"""macOS, as far as `simulated_system` goes: some functions of Linux are missing, and the peak of memory is in bytes."""
+"""Simulates macOS for `simulated_system`: some functions of Linux are missing, and peak memory is in bytes."""
 
 from __future__ import annotations
 

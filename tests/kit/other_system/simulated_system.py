@@ -1,15 +1,15 @@
-"""Another operating system, simulated on Linux for code of this repository: what Windows or macOS lacks and refuses.
+"""Simulate another operating system on Linux for code of this repository: names that Windows or macOS lacks, calls that it refuses.
 
-Who asks decides. Modules of the repository, its tests and what they write import stand-ins of ``os``, ``sys``
-and a few others, and cannot import what the system does not have. The functions of Python's library that
-change files refuse what the system refuses, if the repository calls them, also by way of ``pathlib``,
-``shutil`` or ``tempfile``. Everybody else, such as torch, transformers and pytest, gets what Linux has, since
-their builds are those for Linux.
+The simulation depends on the caller. Modules of the repository, its tests and files that tests write import
+stand-ins for ``os``, ``sys`` and a few other modules, and cannot import modules that the system lacks. If the
+repository calls Python's functions that change files, directly or through ``pathlib``, ``shutil`` or
+``tempfile``, they refuse whatever the system refuses. All other callers, such as torch, transformers and
+pytest, see Linux, since their builds are for Linux.
 
-Simulated for both (`simulated_windows`, `simulated_macos` say what each adds): functions and constants that
-are missing, modules that are missing, ``sys.platform``, no ``/proc``. Not simulated: the file system's own
-view (``\\``, drives, upper and lower case, permissions), other processes that hold a file open, ``os.name`` and
-``platform``, what libraries do there, and speed. psutil reads Linux's memory.
+Both simulations have missing functions, constants and modules, ``sys.platform``, and no ``/proc``.
+`simulated_windows` and `simulated_macos` say what each adds. Not simulated are the file system's own rules
+(``\\``, drives, upper and lower case, permissions), files that other processes hold open, ``os.name`` and
+``platform``, libraries' behaviour on the system, and speed. psutil reads Linux's memory.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _installed: list[str] = []
 
 
 def install(system: str) -> None:
-    """Let the repository's code see a system, ``"windows"`` or ``"macos"``; before any of it is imported.
+    """Simulate a system, ``"windows"`` or ``"macos"``, for the repository's code; call this before any import of that code.
 
-    Once installed it stays.
+    The simulation lasts until the process ends.
     """
     if not _installed:
         early = [name for name in sys.modules if name.startswith("quark.")]
@@ -57,13 +57,13 @@ def _is_of_the_repository(name: str, file: str | None) -> bool:
     top = name.partition(".")[0]
     if top in _OURS or top.startswith("quark_"):
         return True
-    if file is None:  # python -c; but not a worker of pytest-xdist, which is started so
+    if file is None:  # python -c, but not a worker of pytest-xdist, which also starts this way
         return name == "__main__" and not any("execnet" in text or "exec(eval" in text for text in sys.orig_argv)
     return not file.startswith((*_LIBRARIES, "<")) and not any(part in file for part in ("/site-packages/", "/dist-packages/"))
 
 
 def is_ours(scope: Mapping[str, Any]) -> bool:
-    """Return whether the globals are those of a module of the repository, of a test, or of what a test writes."""
+    """Return whether globals belong to a module of the repository, to a test, or to a file that a test writes."""
     return _is_of_the_repository(str(scope.get("__name__", "")), scope.get("__file__"))
 
 
@@ -71,7 +71,7 @@ _BETWEEN = set(sys.stdlib_module_names) - {"__main__"} | {"simulated_system", "s
 
 
 def asked_by_us() -> bool:
-    """Return whether the repository calls, directly or through Python's library."""
+    """Return whether the current call comes from the repository, directly or through Python's library."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         scope = frame.f_globals
@@ -82,12 +82,12 @@ def asked_by_us() -> bool:
 
 
 class StandIn(ModuleType):
-    """A module as another system has it: some names are missing, others are its own; the rest is the real module's.
+    """A module as another system has it: without some names, with some names of its own, and else like the real module.
 
     Args:
-        real: The module.
-        missing: Names that it does not have.
-        own: What it has instead, or besides.
+        real: The real module.
+        missing: Names that the stand-in lacks.
+        own: Values by name that replace the real module's, or are new.
     """
 
     def __init__(self, real: ModuleType, missing: Iterable[str] = (), own: Mapping[str, Any] | None = None) -> None:
@@ -107,7 +107,7 @@ class StandIn(ModuleType):
             setattr(self._real, name, value)
 
     def __delattr__(self, name: str) -> None:
-        """Put back what was there: pytest's monkeypatch deletes what `__getattr__` gave it."""
+        """Restore the real value: pytest's monkeypatch deletes names that `__getattr__` provided."""
         setattr(self._real, name, self._before.pop(name))
 
     def __dir__(self) -> list[str]:
@@ -115,11 +115,11 @@ class StandIn(ModuleType):
 
 
 def import_as(stand_ins: Mapping[str, ModuleType], missing: Iterable[str]) -> None:
-    """Let the repository import stand-ins, and fail to import what is missing."""
+    """Let the repository import stand-ins, and fail to import missing modules."""
     plain, missing = builtins.__import__, frozenset(missing)
 
     def imported(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
-        module = name if fromlist else name.partition(".")[0]  # which is what the statement gets
+        module = name if fromlist else name.partition(".")[0]  # the statement binds this module
         if level or (module not in stand_ins and module not in missing) or globals is None or not is_ours(globals):
             return plain(name, globals, locals, fromlist, level)
         if module in missing:
@@ -138,7 +138,7 @@ def replace(module: ModuleType, name: str, wrapped: Callable[[Callable[..., Any]
 
 
 def refuse_proc() -> None:
-    """Let no file below ``/proc`` be there."""
+    """Hide all files below ``/proc``."""
 
     def absent(plain: Callable[..., Any]) -> Callable[..., Any]:
         def function(path: Any, *rest: Any, **named: Any) -> Any:

@@ -1,15 +1,14 @@
-"""Windows, as far as `simulated_system` goes.
+"""Simulates Windows for `simulated_system`.
 
-- Modules: ``fcntl``, ``resource`` and others are missing; ``msvcrt`` locks a file with Linux's ``flock``, and
-  only behind its end, since nobody may read locked bytes and this simulation could not refuse that.
-- ``os``: what Windows lacks is missing; a descriptor without ``O_BINARY`` writes ``\\n`` as two bytes; a
-  directory cannot be opened; a file that is only read cannot be synchronized; the allocated size is unknown.
-- ``open``: text is written with ``\\r\\n`` unless ``newline`` says otherwise, and is in cp1252 unless an
-  ``encoding`` is given.
-- Names: those with one of ``<>:"|?*``, at the end a dot or a space, or of a device such as ``NUL`` are refused.
-- A file that this process has open or mapped, by whatever library, cannot be removed, renamed or replaced, nor
-  a directory above it; a rename replaces nothing; a read-only file is not removed.
-- No symbolic links, signals but those of C, processes that fork, ``madvise``, ``ctypes.CDLL(None)``.
+- Modules: ``fcntl``, ``resource`` and others are missing. ``msvcrt`` locks a file with Linux's ``flock``, and
+  only behind the end of the file: Windows lets nobody read locked bytes, which this simulation cannot refuse.
+- ``os``: names that Windows lacks are missing. A descriptor without ``O_BINARY`` writes ``\\n`` as two bytes. A
+  directory cannot be opened, and a read-only descriptor cannot be synchronized. The allocated size is unknown.
+- ``open``: text has ``\\r\\n`` unless ``newline`` says otherwise, and is in cp1252 unless ``encoding`` is given.
+- Names with one of ``<>:"|?*``, with a dot or a space at the end, or of a device such as ``NUL`` are refused.
+- A file that this process has open or mapped, by whatever library, cannot be removed, renamed or replaced.
+  Nor can a directory above such a file. A rename replaces no file, and a read-only file cannot be removed.
+- There are no symbolic links, no signals beyond C's, no forks, no ``madvise`` and no ``ctypes.CDLL(None)``.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def _held() -> Iterator[str]:
         try:
             yield _readlink(f"/proc/self/fd/{descriptor}")
         except OSError:
-            continue  # that of the list itself
+            continue  # the descriptor of the listing itself
     with _open_file("/proc/self/maps", "rb") as maps:
         for line in maps:
             if (start := line.find(b"/")) >= 0:
@@ -105,14 +104,14 @@ def _renaming(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 def _removing(plain: Callable[..., Any]) -> Callable[..., Any]:
     def remove(path: Any, *, dir_fd: int | None = None) -> None:
-        # TemporaryFile removes the name of its open file here; Windows has another way for it.
+        # On Linux, TemporaryFile removes the name of its open file; on Windows it does not.
         if sys._getframe(1).f_code.co_name != "TemporaryFile" and asked_by_us():
             whole = _whole(path, dir_fd)
             if plain.__name__ != "rmdir" and stat.S_ISREG(mode := _mode(whole)) and not mode & stat.S_IWUSR:
                 raise PermissionError(errno.EACCES, "Access is denied", whole)
             if plain.__name__ == "rmdir" and f"{os.getcwd()}/".startswith(f"{whole}/"):
                 raise PermissionError(errno.EACCES, "The process works in this directory", whole)
-            if plain.__name__ != "rmdir":  # which is empty
+            if plain.__name__ != "rmdir":  # rmdir removes only empty directories
                 _refuse_held(whole)
         plain(path, dir_fd=dir_fd)
 
@@ -120,7 +119,7 @@ def _removing(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _naming(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function whose last path is a new name."""
+    """Return a function that refuses an invalid name for a new file."""
 
     def named(*paths: Any, **options: Any) -> Any:
         if asked_by_us():
@@ -140,7 +139,7 @@ def _no_link(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Status:
-    """An ``os.stat_result`` without what Windows does not tell."""
+    """An ``os.stat_result`` without the fields that Windows lacks."""
 
     def __init__(self, status: os.stat_result) -> None:
         self._status = status
@@ -185,7 +184,7 @@ def _opening(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _texts: dict[int, tuple[int, int]] = {}
-"""Descriptors that were opened without ``O_BINARY``, and the files that they are of."""
+"""Descriptors that were opened without ``O_BINARY``, and their files."""
 
 
 def _is_text(file: int) -> bool:
@@ -245,7 +244,7 @@ class _Mapping(mmap.mmap):
 
 
 class _Memory:
-    """Figures of memory as psutil has them on Windows."""
+    """Memory figures that psutil has on Windows."""
 
     def __init__(self, figures: Any) -> None:
         self._figures = figures

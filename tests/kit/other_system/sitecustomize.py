@@ -1,4 +1,4 @@
-"""Python imports this module when it starts, where its folder is on ``PYTHONPATH``: the process then sees another system."""
+"""Simulate another system in this process. Python imports this module at its start if ``PYTHONPATH`` has this folder."""
 
 from __future__ import annotations
 

@@ -26,5 +26,5 @@ PICTURES: dict[str, Callable[[], Drawing]] = {
 
 
 def figure(name: str, caption: str) -> str:
-    """Return a picture with its caption, as HTML that stands in Markdown."""
+    """Return a picture with its caption, as HTML for a page in Markdown."""
     return f"<figure>{PICTURES[name]().svg(caption)}<figcaption>{escape(caption, quote=False)}</figcaption></figure>"

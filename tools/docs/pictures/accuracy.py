@@ -1,4 +1,4 @@
-"""Accuracy against bits: a point for each scheme with round-to-nearest, and for some calibrated ones."""
+"""Accuracy against bits: a point for each scheme with round-to-nearest, and for some with calibration."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def accuracy_against_bits() -> Drawing:
     top = max(nearest.values()) * 1.15
 
     def x_of(name: str) -> float:
-        """Return the x of a scheme; columns have equal distances, since most have four to five bits."""
+        """Return the x of a scheme. Columns are equally spaced, since most schemes have four to five bits."""
         return _LEFT + (columns.index(bits[name]) + 0.35) * (drawing.width - _LEFT - _RIGHT) / len(columns)
 
     def y_of(perplexity: float) -> float:
@@ -77,7 +77,7 @@ def _axes(drawing: Drawing, y_of, reference: float, top: float) -> None:  # type
 
 
 def _label(drawing: Drawing, taken: list[Rectangle], x: float, y: float, text: str, color: str) -> None:
-    """Write a label beside a point where it covers nothing, with a line to the point if it is far."""
+    """Write a label near a point, where it covers nothing; draw a line to the point if it is far."""
     width = len(text) * _SIZE * TEXT_WIDTH
     for distance in range(0, 200, 6):
         for dy in (distance, -distance):

@@ -12,7 +12,7 @@ __all__ = ["cost_of_awq_gptq", "cost_of_gptq"]
 
 _COLORS = {"forward": GREY, "statistics": GREEN, "transforms": ORANGE, "solve": BLUE}
 _LEAST = 0.01
-"""Parts below this share are drawn as one."""
+"""Parts below this share are drawn as one part."""
 _LEFT, _WIDTH, _ROW = 350, 220, 22
 
 

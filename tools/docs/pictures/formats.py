@@ -44,7 +44,7 @@ def _example() -> NumberFormat:
 
 
 def number_lines() -> Drawing:
-    """Draw each format's values on a line, which shows its fine and its coarse regions."""
+    """Draw each format's values on a line, to show where the steps are fine and where they are coarse."""
     names = ["int2", "int3", "int4", "fp4", "fp6_e2m3", "fp6_e3m2", "fp8_e4m3"]
     rows = [("acme_nf3", _example()), *((name, formats().load_format(name)) for name in names)]
     drawing = Drawing(_WIDTH, 46 + 44 * len(rows))

@@ -11,7 +11,7 @@ import attrs
 
 __all__ = ["BLUE", "GREEN", "GREY", "ORANGE", "RED", "TEXT_WIDTH", "Drawing"]
 
-# Readable on white and on dark pages, and told apart by people who do not see red and green alike.
+# These colours are readable on white and on dark pages, and colour-blind people can tell them apart.
 BLUE, ORANGE, GREEN, RED, GREY = "#3b82c4", "#d9822b", "#2a9d8f", "#c8553d", "#8a8f98"
 TEXT_WIDTH = 0.6
 """Mean width of a character ÷ size of the text."""

@@ -33,7 +33,7 @@ class _Series(NamedTuple):
 def _measured() -> Iterator[_Series]:
     """Yield a series for each model and algorithm; all its settings have sequences of equal length.
 
-    Comparisons with ``--blocks`` are left out.
+    The picture omits comparisons with ``--blocks``.
     """
     found: dict[tuple[str, str], dict[int, float]] = {}
     for comparison in json.loads(RESULTS.read_text(encoding="utf-8"))["comparisons"]:
@@ -53,7 +53,7 @@ def _measured() -> Iterator[_Series]:
 
 
 def accuracy_against_tokens() -> Drawing:
-    """Draw KL divergence by calibration tokens ÷ the divergence with the fewest, both logarithmic."""
+    """Draw KL divergence ÷ the divergence with the fewest tokens, by calibration tokens, on log scales."""
     drawing = Drawing(900, 420)
     series = list(_measured())
     points = [point for one in series for point in one.points]

@@ -46,7 +46,7 @@ class AcmeConfig(AlgoConfig):
 
 @attrs.define(kw_only=True)
 class BareConfig(AlgoConfig):
-    """An algorithm that derives nothing: its layers have to be named."""
+    """An algorithm that derives no settings: its layers have to be named."""
 
     name: str = "acme_bare"
     layers: list[str]

@@ -1,4 +1,4 @@
-"""Algorithm settings by name: of their JSON form, and those that a family's facts give."""
+"""Algorithm settings by name: from their JSON form, and derived from a family's facts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Patterns that name layers as checkpoints do come together with patterns of the modules' names."""
+"""If a pattern uses a checkpoint's names of layers, the template adds a pattern with the modules' names."""
 
 from __future__ import annotations
 

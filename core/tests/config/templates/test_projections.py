@@ -1,4 +1,4 @@
-"""Caches and attention: every projection keeps what it would have had, whatever patterns came before."""
+"""Quantized caches and attention leave each projection's own configuration, whatever the earlier patterns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names that a program registers itself are in every listing, option, suggestion and message."""
+"""Names that a program registers at run time appear in every listing, option, suggestion and message."""
 
 from __future__ import annotations
 

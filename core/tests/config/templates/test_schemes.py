@@ -1,4 +1,4 @@
-"""Schemes by name: registering, taking away, and what is refused."""
+"""Schemes by name: registering, unregistering, and refused arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Of a model of several parts that part is switched that the attention modules belong to."""
+"""In a model of several parts, only the part with the attention modules switches its attention."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quark.models.hf.attention_switch import switch_attention
 
 
 class Whole(nn.Module):
-    """A model with a text part, as transformers makes it, that keeps what it is set to."""
+    """A model with a text part, as in transformers, which keeps the attention that it is switched to."""
 
     def __init__(self, *, has_parts: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""`quark.models.hf.converted_tensors`: which converters are applied, and what is read."""
+"""`quark.models.hf.converted_tensors`: applied converters, and tensors that are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors are read from the file whose header was checked; what happens to that is an error about it."""
+"""Tensors are read from the file whose header was checked; if the file changes, an error names it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_file_that_has_changed_since_its_header_was_checked_is_refused(what: s
 
 
 def read_with(files: FileTensors, change: Callable[[], object], then: str | None) -> None:
-    """Read one tensor, change the file, and read another where one is named."""
+    """Read one tensor, change the file, and read another tensor if one is named."""
     with files.reading(CPU) as read:
         first = read("a", torch.float32)
         change()

@@ -1,4 +1,4 @@
-"""The internals of transformers that this project uses are there and work: one test for each."""
+"""The internals of transformers that this project uses exist and work: one test for each."""
 
 from __future__ import annotations
 

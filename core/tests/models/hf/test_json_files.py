@@ -1,4 +1,4 @@
-"""Reading any JSON file of a checkpoint gives an object or a CheckpointError that names it, and soon."""
+"""Reading any JSON file of a checkpoint soon gives an object, or a CheckpointError that names the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The class of a checkpoint's model: what config.json names, or a refusal by its name."""
+"""The class of a checkpoint's model is the one that config.json names, or an error names the class."""
 
 from __future__ import annotations
 

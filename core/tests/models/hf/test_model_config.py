@@ -1,4 +1,4 @@
-"""The config of a checkpoint: which values of it are refused, and how it is made narrower."""
+"""The config of a checkpoint: refused values, and narrower copies."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_code_of_a_hub_is_refused_unless_it_is_trusted(values: dict[str, Any], n
 
 
 def test_every_name_for_which_transformers_fetches_a_kernel_is_known() -> None:
-    """Were there others, a config.json could ask for them."""
+    """If transformers fetched kernels for other names, a config.json could ask for them."""
     from transformers.integrations import moe
 
     fetching = {name for name, function in moe.ALL_EXPERTS_FUNCTIONS._global_mapping.items() if function.__module__ != moe.__name__}

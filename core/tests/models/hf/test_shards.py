@@ -220,7 +220,7 @@ def test_any_index_gives_files_of_the_directory_or_a_checkpoint_error(weight_map
 
 @pytest.mark.posix("links are allowed to few users of Windows")
 def test_a_cache_of_links_is_read(tmp_path: Path) -> None:
-    """Caches of models have their files elsewhere, and links to them in the directory of a revision."""
+    """A cache of models has links in the directory of a revision, and the files elsewhere."""
     store, revision = tmp_path / "models--m" / "blobs", tmp_path / "models--m" / "snapshots" / "abc"
     store.mkdir(parents=True)
     revision.mkdir(parents=True)

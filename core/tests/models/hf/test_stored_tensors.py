@@ -118,7 +118,7 @@ def test_a_stored_table_that_the_model_computes_is_left_out(tmp_path: Path) -> N
 
 
 class PassesOn(ConversionOps):
-    """Returns its input in a list, as some conversions do with tensors that are not theirs."""
+    """Returns its input in a list, as some conversions do with tensors that they do not convert."""
 
     def convert(self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **_: Any) -> dict[str, Any]:
         (given,) = input_dict.values()

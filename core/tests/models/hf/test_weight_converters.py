@@ -1,4 +1,4 @@
-"""`quark.models.hf.weight_converters`: to the bit, and without a copy where a view will do."""
+"""`quark.models.hf.weight_converters`: exact to the bit, and without a copy if a view suffices."""
 
 from __future__ import annotations
 

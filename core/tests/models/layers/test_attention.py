@@ -1,4 +1,4 @@
-"""Attention by hand: the formula, the quantizers' inputs, and models that can be switched to it."""
+"""This project's attention: the formula, the quantizers' inputs, and models that can switch to it."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""A layer that runs from codes has its weight at hand while it computes, in slices that suit the device."""
+"""A layer that runs from codes unpacks its weight while it computes, in slices that suit the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linear layers by another name: which are taken for one, and those whose weight lies input first."""
+"""Linear layers under other class names: those that are recognized, and those with the input axis first."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FP8 = documented_object("FP8E4M3PerChannelSpec")(ch_axis=0, is_dynamic=False).to
 
 
 class Renamed(nn.Linear):
-    """Nothing but another name."""
+    """A linear layer under another name."""
 
 
 class Scaled(nn.Linear):

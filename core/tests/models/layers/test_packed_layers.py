@@ -22,7 +22,7 @@ def config_of(scheme: str) -> QLayerConfig:
 
 
 def rounded(linear: nn.Linear, config: QLayerConfig) -> QuantLinear:
-    """The quantized layer, its static input scale found on ones."""
+    """Return the quantized layer, whose static input scale was calibrated on ones."""
     made = QuantLinear.from_float(linear, config)
     weights, inputs = made.weight_quantizer, made.input_quantizer
     assert weights is not None
@@ -85,7 +85,7 @@ def test_weights_that_rounding_takes_beyond_float16_are_finite_after_reload(sche
 @pytest.mark.parametrize("scheme", [*SCHEMES, "nvfp4", "int4_fp8", "amdfp4_global16"])
 @pytest.mark.parametrize("which", [0, -1])
 def test_every_scale_of_a_packed_weight_has_to_be_valid(scheme: str, which: int, linear: nn.Linear) -> None:
-    """Of each level, the first value and the last one; a 0 is only warned of."""
+    """The test changes the first and the last value of each level; a 0 causes only a warning."""
     made = QuantLinear.from_float(linear, config_of(scheme))
     assert made.weight_quantizer is not None
     quantizer, weight = made.weight_quantizer.quantizer, linear.weight.detach()

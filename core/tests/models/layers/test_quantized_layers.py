@@ -1,4 +1,4 @@
-"""Quantized and packed layers: around the same parameters, and back to them."""
+"""Quantized and packed layers wrap the float layer's parameters, and give the float layer back."""
 
 import pytest
 import torch

@@ -39,7 +39,7 @@ def plan(**options: QTensorConfig) -> QuantPlan:
 
 
 def two(asked: QConfig) -> QConfig:
-    """Without the pattern of fused projections, which the model does not have."""
+    """The configuration omits the pattern of fused projections, which the model does not have."""
     asked.kv_cache_quant_config.pop("*qkv_proj")
     return asked
 
@@ -117,7 +117,7 @@ def test_what_cannot_be_done_is_refused_with_the_cure(case: str) -> None:
 
 
 class Reachable(nn.ModuleDict):
-    """Attention that can be exchanged, as models of transformers say it."""
+    """Attention that can be switched, which the model announces as in transformers."""
 
     class config:
         _attn_implementation = "sdpa"

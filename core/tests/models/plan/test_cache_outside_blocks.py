@@ -1,6 +1,6 @@
 """Patterns of layers that feed the cache match layers of vision towers too.
 
-No cache is there, and text calibrates nothing of it.
+A vision tower has no cache, and calibration on text does not reach it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Seeing(nn.Module):
 
 
 def planned(exclude: list[str], facts: Architecture | None = FACTS) -> dict[str, QLayerConfig | None]:
-    """As templates say it: under one pattern, in both places."""
+    """Return the plan of a configuration with one pattern for both places, as templates write it."""
     entry = QLayerConfig(weight=WEIGHT, output_tensors=CACHED)
     config = QConfig(
         QLayerConfig(weight=WEIGHT), exclude=exclude, layer_quant_config={"*v_proj": entry}, kv_cache_quant_config={"*v_proj": entry}

@@ -1,6 +1,6 @@
-"""The architecture that the module tree of an unknown family shows.
+"""The architecture that is inferred from the module tree of an unknown family.
 
-It is enough to quantize block by block, or nothing at all.
+It suffices to quantize block by block, or there is none.
 """
 
 from collections.abc import Callable
@@ -243,7 +243,7 @@ def test_a_module_that_is_no_language_model_has_no_architecture() -> None:
 
 
 class Routed(nn.Module):
-    """A language model of no library: two blocks, each with a gate beside its layers."""
+    """A language model that no library has: two blocks, each with a gate beside its layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -269,7 +269,7 @@ def test_routers_of_an_unknown_family_stay_float() -> None:
 
 
 class StackedExperts(nn.Module):
-    """Six experts, the matrices of which are one tensor."""
+    """Six experts, whose matrices are one tensor."""
 
     def __init__(self) -> None:
         super().__init__()

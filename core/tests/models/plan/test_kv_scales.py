@@ -16,7 +16,7 @@ def fp8(qscheme: str, **changes: object) -> QTensorConfig:
 
 
 def groups_of(size: int) -> list[QTensorConfig]:
-    """NVFP4 with groups of that size."""
+    """Return a spec of NVFP4 with groups of that size."""
     fields = {"dtype": "fp4", "qscheme": "per_group", "ch_axis": -1, "is_dynamic": True, "symmetric": True, "scale_format": "float32"}
     first = QTensorConfig(**fields, group_size=size, observer_cls="PerBlockMXObserver")  # type: ignore[arg-type]
     return [first, fp8("per_tensor", is_scale_quant=True)]

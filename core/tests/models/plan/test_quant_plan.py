@@ -1,4 +1,4 @@
-"""The plan: what each layer gets and why, and everything wrong with a configuration at once."""
+"""The plan: the spec of each layer with its reason, and all errors of a configuration at once."""
 
 import attrs
 import pytest

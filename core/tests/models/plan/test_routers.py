@@ -1,4 +1,4 @@
-"""Routers by the flow of data: what a top-k chooses from is left in float, whatever its name and width."""
+"""Routers are found by data flow: a layer whose outputs enter a top-k stays float, whatever its name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WIDTH, EXPERTS, PADDED = 32, 4, 16
 
 
 def route(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Choose two experts of those that there are, as a function of its own."""
+    """Choose two experts; a separate function of the router."""
     return torch.topk(logits[..., :EXPERTS].softmax(-1), 2)
 
 
@@ -68,7 +68,7 @@ class ByProduct(Mixture):
 
 
 class OfTwoLayers(Mixture):
-    """The last of two layers is the router: what is multiplied again is no choice yet."""
+    """A router of two layers: only the last is a router, since its outputs are the choice."""
 
     def __init__(self) -> None:
         super().__init__()

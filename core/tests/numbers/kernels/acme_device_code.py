@@ -1,4 +1,4 @@
-"""Device code of a format that a third party might bring: values are multiples of the scale, towards zero."""
+"""Device code of a third party's format: values are multiples of the scale, rounded towards zero."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices that use kernels, and runs of elements; nothing is paid for kernels that are not used."""
+"""Devices that use kernels, and runs of elements; kernels that are not used cost nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_gpus_use_kernels_where_there_is_triton(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture(params=[True, False], ids=["with Triton", "without"])
 def has_triton(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
-    """Whether Triton seems to be installed."""
+    """Return whether Triton seems to be installed."""
     triton = SimpleNamespace(__version__="3.7.0+git1a2b") if request.param else None
     with seen(triton, monkeypatch):
         yield request.param
@@ -35,7 +35,7 @@ def has_triton(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 @contextmanager
 def seen(triton: object | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let a module, or none, be the installed Triton."""
+    """Use a module as the installed Triton; None simulates that Triton is missing."""
     with monkeypatch.context() as patch:
         patch.setattr(importlib.util, "find_spec", lambda name: triton)
         patch.setitem(sys.modules, "triton", triton)
@@ -45,7 +45,7 @@ def seen(triton: object | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 
 
 class Broken(ModuleType):
-    """A module that cannot be imported to its end."""
+    """A module whose import fails halfway."""
 
     def __getattr__(self, name: str) -> object:
         raise OSError("libcuda.so.1: cannot open shared object file")
@@ -116,7 +116,7 @@ def test_rounding_on_the_cpu_imports_no_triton() -> None:
 
 
 def numbers(runs: Runs, elements: int) -> list[int]:
-    """The number of the scale of each element, as kernels find it."""
+    """Return the index of each element's scale, as kernels compute it."""
     return [run // runs.span * runs.period + run % runs.period for run in (element // runs.length for element in range(elements))]
 
 

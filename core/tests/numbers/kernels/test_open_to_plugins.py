@@ -1,4 +1,4 @@
-"""A number format of a plugin brings a kernel by its arithmetic alone, or does without."""
+"""A plugin's number format gets a kernel if it has device code for its arithmetic, and else needs none."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TowardZero(NumberFormat):
 
 
 class WithDeviceCode(TowardZero):
-    """The same, for kernels too."""
+    """`TowardZero` with device code for kernels."""
 
     def device_code(self, spec: QTensorConfig) -> DeviceCode:
         from .acme_device_code import round_toward_zero, scales
@@ -69,7 +69,7 @@ def quantizer(number_format: NumberFormat) -> SingleLevelQuantizer:
 
 @pytest.fixture
 def launched(kernels: Any, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether scales were found by each kernel that was launched."""
+    """Return, for each launched kernel, whether it computed scales."""
     from quark.numbers.kernels import rounding
 
     calls: list[bool] = []

@@ -1,4 +1,4 @@
-"""acme_nf3: a code is an index into eight quantiles of the normal distribution, between −1 and 1, with 0.
+"""acme_nf3: codes are indices into eight normal quantiles, which lie in [−1, 1] and include 0.
 
 Source: the construction of NormalFloat (Dettmers et al., "QLoRA", 2023, §3), for three bits.
 """
@@ -32,9 +32,9 @@ BITS = 3
 def normal_quantiles(bits: int) -> Tensor:
     """Return the ``2^bits`` values of the codebook, ascending, float32, in [-1, 1].
 
-    On either side of 0, the values are equally spaced in probability, with one more above 0 than below. The
-    last value is at the probability ``1 - d``, with d the mean of half of ``1 / 2^bits`` and half of
-    ``1 / (2^bits - 1)``. All values are then divided by the last one.
+    On either side of 0, the values are equally spaced in probability. There is one more value above 0 than
+    below. The last value is at the probability ``1 - d``; d is the mean of half of ``1 / 2^bits`` and half of
+    ``1 / (2^bits - 1)``. All values are divided by the last value.
     """
     count = 1 << bits
     above, below = count // 2, count // 2 - 1
@@ -49,10 +49,10 @@ def normal_quantiles(bits: int) -> Tensor:
 def nearest_boundaries(values: Tensor) -> Tensor:
     """Return the bounds ``[n - 1]`` between ascending values ``[n]``, float32.
 
-    Above bound *i*, value *i + 1* is nearest; up to it, *i*.
+    Above bound *i*, value *i + 1* is nearer than value *i*; up to bound *i*, value *i* is nearer.
 
-    Midpoints are exact in float64 and rounded down, so no float32 number lies between a midpoint and its
-    bound. A number that is exactly halfway gets the even code.
+    Midpoints are exact in float64 and rounded down to float32, so no float32 number lies between a midpoint
+    and its bound. A number that is exactly halfway gets the even code.
     """
     exact = (values[:-1].double() + values[1:].double()) / 2
     bound = exact.float()
@@ -95,7 +95,7 @@ class ThreeBitPacking(Packing):
 
 
 class AcmeNf3(NumberFormat):
-    """The number format. It has no state; the one instance is `ACME_NF3`.
+    """The number format acme_nf3. It has no state; its only instance is `ACME_NF3`.
 
     Values beyond ±1 scale saturate. Rounding keeps NaN. Three bits have no code for NaN, so `encode` maps it
     to the last code.

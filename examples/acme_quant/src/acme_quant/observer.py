@@ -1,4 +1,4 @@
-"""AcmeRmsObserver: the range is a multiple of the root mean square, at most the largest magnitude.
+"""AcmeRmsObserver: sets the range to a multiple of the root mean square, at most the largest magnitude.
 
 Rare large values saturate, so the other values get finer steps than with a min-max range.
 """
@@ -23,10 +23,10 @@ of acme_nf3.
 
 
 class AcmeRmsObserver(Observer):
-    """Keeps the sum of squares, the count and the largest magnitude of each set of elements with one scale.
+    """Keeps sum of squares, count and largest magnitude of each set of elements that share a scale.
 
-    Observers of the same tensor merge: sums and counts are added, and the larger magnitude is kept. Sums are
-    float64, since the square of a float32 value neither underflows nor overflows there.
+    Observers of the same tensor merge: they add sums and counts, and keep the larger magnitude. Sums are
+    float64, since the square of a float32 value neither underflows nor overflows in float64.
 
     Attributes:
         multiple: Range ÷ root mean square; positive. An observer option.

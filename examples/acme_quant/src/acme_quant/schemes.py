@@ -12,8 +12,8 @@ def acme_nf3_g64(group_size: int = 64) -> QLayerConfig:
     """Return a configuration of weights in acme_nf3 along the input, with a float32 scale for each group.
 
     Args:
-        group_size: Elements that share a scale; divides the number of inputs. With 64 a weight takes 3.5
-            bits.
+        group_size: Number of elements that share a scale. It must divide the number of inputs. With 64, a
+            weight takes 3.5 bits.
     """
     weight = QTensorConfig(
         dtype="acme_nf3",

@@ -1,9 +1,8 @@
-"""acme_weighted: round-to-nearest with scales that the inputs choose.
+"""acme_weighted: round-to-nearest with scales chosen from calibration data.
 
-A group's range minimizes the squared rounding errors, weighted by the mean square of each input channel.
-
-That is the output error if channels are uncorrelated. llama.cpp weights errors by its importance matrices in
-the same way.
+Each group gets the range that minimizes its squared rounding errors, weighted by the mean square of each
+input channel. This weighted sum is the output error if input channels are uncorrelated. llama.cpp weights
+errors by its importance matrices in the same way.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ class MeanSquare(Statistic):
 class AcmeWeighted(Rounding):
     """Rounds weights with a `quark.numbers.WeightGrid`, so it supports every format.
 
-    The metric ``error_share`` of a layer is its weighted error ÷ the error with the observer's ranges, a mean
-    over rows; at most 1.
+    The metric ``error_share`` of a layer is its weighted error ÷ the weighted error with the observer's
+    ranges. It is a mean over rows, and at most 1.
 
     Args:
         settings: An `AcmeWeightedConfig`.
@@ -61,7 +60,7 @@ class AcmeWeighted(Rounding):
 
     @torch.no_grad()
     def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
-        """Round to nearest with the scales of smallest weighted error; return the metrics by layer."""
+        """Round to nearest with the scales of smallest weighted error; return each layer's metrics."""
         weights = task.stacked()
         grid = weights.grid()
         scales, share = self._search(weights.wt, grid, task.statistic(MeanSquare).value)
@@ -69,9 +68,9 @@ class AcmeWeighted(Rounding):
         return {name: {"error_share": float(part.mean())} for name, part in weights.by_layer(share).items()}
 
     def _search(self, wt: Tensor, grid: WeightGrid, importance: Tensor) -> tuple[GroupScales, Tensor]:
-        """Return the best scales of all groups, and each row's remaining share of the error, ``[N]``.
+        """Return the best scales of all groups, and each row's error ÷ its error before, ``[N]``.
 
-        Does not support scales that span rows.
+        If scales span rows, return them unchanged.
         """
         if grid.fixed is not None:
             return grid.fixed, torch.ones_like(wt[0])

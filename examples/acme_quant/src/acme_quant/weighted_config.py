@@ -1,6 +1,6 @@
 """AcmeWeightedConfig: the settings of acme_weighted.
 
-No torch here: templates derive settings for their family without it.
+This file imports no torch, since templates make settings for their family without it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["AcmeWeightedConfig"]
 
 @attrs.define(kw_only=True)
 class AcmeWeightedConfig(AlgoConfig):
-    """Settings of acme_weighted: the ranges to try for each group, besides the observer's.
+    """Settings of acme_weighted: the ranges to try for each group, besides the observer's range.
 
     Attributes:
         narrowest: Narrowest range as a multiple of the observer's range, above 0.

@@ -1,1 +1,1 @@
-"""Imports of AMD Quark's example scripts besides its library, and its script ``quantize_quark``."""
+"""Modules that AMD Quark's example scripts import besides its library, and its script ``quantize_quark``."""

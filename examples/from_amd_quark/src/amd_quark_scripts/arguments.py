@@ -33,7 +33,7 @@ _IGNORED: Mapping[str, str] = MappingProxyType(
         "torch_compile": "the model is evaluated without torch.compile, whose result is the same",
     }
 )
-"""Ignored flags, and what happens instead."""
+"""Ignored flags, and what quark does instead."""
 EXPORTERS: Mapping[str, str] = MappingProxyType(
     {"hf_format": "quark", "quark_format": "quark", "quark_safetensors": "quark", "onnx": "onnx", "gguf": "gguf"}
 )
@@ -69,13 +69,13 @@ def check_arguments(args: argparse.Namespace) -> None:
             raise UnsupportedError(f"--model_export {name} needs the exporter '{EXPORTERS[name]}': install a plugin that has it")
     names = [exporter_named(name, args) for name in args.model_export or ()]
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-        raise ConfigError(f"--model_export names the exporter '{twice[0]}' twice, which writes the same files: name it once")
+        raise ConfigError(f"--model_export names the exporter '{twice[0]}' twice, and both would write the same files: name it once")
     if args.custom_mode not in exporters():
         raise UnsupportedError(f"--custom_mode {args.custom_mode} needs an exporter of that name: install a plugin that has it")
     if args.params_load and not (args.json_path and args.safetensors_path):
         raise ConfigError("--params_load reads two files: give --json_path and --safetensors_path")
     if args.quant_scheme is None and not (args.skip_quantization or args.model_reload or args.params_load):
-        raise ConfigError("--quant_scheme is missing: `quark schemes` lists what there is; or give --skip_quantization")
+        raise ConfigError("--quant_scheme is missing: give one that `quark schemes` lists, or give --skip_quantization")
     if args.quant_flow not in (None, "file2file") and args.file2file_quantization:
         raise ConfigError(f"--file2file_quantization contradicts --quant_flow {args.quant_flow}: leave one of them out")
     args.file2file_quantization |= args.quant_flow == "file2file"
@@ -128,15 +128,13 @@ def _add_quantization(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quant_flow",
         choices=["standard", "file2file", "per_block"],
-        help="file2file: from disk to disk, with one block of the model in memory at a time; the others: a model in memory, by blocks",
+        help="file2file: from disk to disk, with one block in memory at a time; the others: the whole model in memory",
     )
-    parser.add_argument("--gpu_resident_blocks", type=int, default=0, help="without effect: one block is worked on at a time")
+    parser.add_argument("--gpu_resident_blocks", type=int, default=0, help="without effect: quark quantizes one block at a time")
     parser.add_argument("--template_file", help="JSON file with the template of the model's family")
     parser.add_argument("--quant_scheme", help="scheme of all layers; `quark schemes` lists them with their older names")
     parser.add_argument("--group_size", type=int, help="elements in a group, if the scheme has several sizes")
-    parser.add_argument(
-        "--group_size_per_layer", action="append", nargs=2, metavar=("PATTERN", "SIZE"), help="another group size for some layers"
-    )
+    parser.add_argument("--group_size_per_layer", action="append", nargs=2, metavar=("PATTERN", "SIZE"), help="group size for some layers")
     parser.add_argument("--layer_quant_scheme", action="append", nargs=2, metavar=("PATTERN", "SCHEME"), help="scheme of some layers")
     parser.add_argument("--kv_cache_dtype", "--kv_cache_quant_scheme", help="scheme of the key-value cache, such as fp8")
     parser.add_argument("--min_kv_scale", type=float, default=0.0, help="floor of the cache's scales")
@@ -174,7 +172,9 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
 def _add_evaluation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--skip_evaluation", action="store_true")
     parser.add_argument("--evaluation_dataset", default="wikitext", choices=["wikitext", "wikitext_gpt_oss_120b", "wikitext_gpt_oss_20b"])
-    parser.add_argument("--use_ppl_eval_model", action="store_true", help="perplexity on WikiText, which is computed in any case")
+    parser.add_argument(
+        "--use_ppl_eval_model", action="store_true", help="without effect: every evaluation includes perplexity on WikiText"
+    )
     parser.add_argument("--save_metrics_to_csv", action="store_true")
     parser.add_argument("--metrics_output_dir", default="metrics_output_dir")
     parser.add_argument("--tasks", metavar="TASK,TASK", help="tasks of lm-evaluation-harness")

@@ -1,4 +1,4 @@
-"""``quark.torch.utils.llm.data_preparation``: calibration data by AMD Quark's names, or by ours."""
+"""``quark.torch.utils.llm.data_preparation``: calibration data by AMD Quark's names, or by quark's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DATASETS: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
         "wikitext_for_gptq_benchmark": ("wikitext", {"seed": 0}),
     }
 )
-"""AMD Quark's names of data: their sources, and how sequences are made."""
+"""The source of each of AMD Quark's data sets, and the way to make sequences from it."""
 
 
 def get_calib_dataloader(
@@ -44,8 +44,8 @@ def get_calib_dataloader(
 ) -> DataLoader[Any]:
     """Return calibration data by AMD Quark's names, or from any source.
 
-    For AMD Quark's names, except benchmarks, each sequence is one sample, cut at ``seqlen``. Other data are
-    packed.
+    Each sequence is one sample, cut at ``seqlen``, if you give one of AMD Quark's names other than a
+    benchmark. Other data are packed.
 
     Unlike in AMD Quark, a batch with padding has an attention mask, so padding enters no statistic.
 
@@ -61,8 +61,8 @@ def get_calib_dataloader(
 
     Raises:
         UnsupportedError: The data contain images.
-        CalibrationError: As `quark_workbench.data.read_samples` and
-            `quark_workbench.data.token_sequences`.
+        CalibrationError: `quark_workbench.data.read_samples` or `quark_workbench.data.token_sequences`
+            raises it.
     """
     batches = calibration_data(dataset_name, tokenizer, batch_size, num_calib_data, seqlen)
     target = available_device(device)
@@ -85,7 +85,7 @@ def get_pile10k_dataloader(
 
     Errors as for `get_calib_dataloader`.
 
-    AMD Quark takes samples from the data set NeelNanda/pile-10k; here they come from ``pileval``.
+    AMD Quark takes samples from the data set NeelNanda/pile-10k; this function takes them from ``pileval``.
     """
     samples = token_sequences(tokenizer, read_samples("pileval"), train_size, seqlen, batch_size=batch_size, seed=seed)
     batches: Any = samples

@@ -68,7 +68,7 @@ def ppl_eval_for_kv_cache(
 ) -> float:
     """Print and return the perplexity of ``sample_size`` tokens after each ``context_size`` tokens.
 
-    One forward computes all tokens: it quantizes keys and values as the cache does.
+    One forward computes all tokens, and quantizes keys and values as the cache does.
 
     Args:
         model: A model that returns logits.
@@ -83,7 +83,7 @@ def ppl_eval_for_kv_cache(
     """
     tokens: Tensor = testenc.input_ids.cpu().flatten()
     if context_size < 1 or sample_size < 1 or tokens.numel() < context_size + sample_size:
-        raise ConfigError(f"{tokens.numel()} tokens do not hold a context of {context_size} and {sample_size} tokens after it")
+        raise ConfigError(f"{tokens.numel()} tokens are too few for a context of {context_size} and {sample_size} tokens after it")
     pieces = tokens.unfold(0, context_size + sample_size, sample_size)[: patch_size or None]
     value = perplexity(model, Windows(pieces, torch.full((len(pieces),), context_size)).split(1))
     print(f"\n[INFO] Perplexity of {sample_size} tokens after contexts of {context_size}: {value}")

@@ -1,4 +1,4 @@
-"""``quark.common.utils.import_utils``: AMD Quark's questions about installed packages."""
+"""``quark.common.utils.import_utils``: AMD Quark's checks of installed packages."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def log_errors(function: Callable[_P, _R]) -> Callable[_P, _R]:
     def logging(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
             return function(*args, **kwargs)
-        except Exception as error:  # errors of any kind: they are raised again
+        except Exception as error:  # any error; it is raised again
             get_logger(function.__module__).error(str(error))
             raise
 

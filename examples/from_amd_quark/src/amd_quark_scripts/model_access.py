@@ -38,4 +38,4 @@ class TPDeviceManager:
 
     @staticmethod
     def tp_cleanup() -> None:
-        """Do nothing: nothing was set up."""
+        """Do nothing, since there is no process group to end."""

@@ -36,7 +36,7 @@ __all__ = [
 
 
 def available_device(device: str | torch.device | None) -> str:
-    """Return the device: the CPU if none is named, and instead of "cuda" on a machine without CUDA."""
+    """Return the device; it is the CPU if ``device`` is None, or "cuda" on a machine without CUDA."""
     name = str(device or "cpu")
     return "cpu" if name.partition(":")[0] == "cuda" and not torch.cuda.is_available() else name
 
@@ -56,7 +56,7 @@ def local_checkpoint(name: str | Path, revision: str | None = None) -> Path:
 
     try:
         return Path(snapshot_download(str(name), revision=revision))
-    except Exception as error:  # errors of any kind: name, network, cache
+    except Exception as error:  # many kinds of errors: name, network, cache
         raise CheckpointError(
             f"'{name}' is not a local directory, and loading it from the Hub failed: {type(error).__name__}: {error}"
         ) from error
@@ -77,7 +77,7 @@ def get_model(
         ckpt_path: A directory, or a name on the Hugging Face Hub.
         data_type: float32, bfloat16, float16, or auto.
         device: Torch device; "cuda" is the CPU on a machine without CUDA.
-        multi_gpu: Without effect: the model is on one device. A warning says how to use several.
+        multi_gpu: Without effect: the model is on one device. A warning says how to use several devices.
         multi_device: The same as ``multi_gpu``.
         attn_implementation: Attention of transformers; None is its default.
         trust_remote_code: Without effect, since code from a checkpoint is never run.

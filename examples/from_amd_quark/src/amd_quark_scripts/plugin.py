@@ -17,10 +17,10 @@ _running: list[str] = []
 
 @hookimpl
 def quark_on_event(event: Event) -> None:
-    """Write the beginning and the end of a run to the profile, if ``QUARK_PROFILING=1`` asks for one."""
+    """Write the beginning and the end of a run to the profile if ``QUARK_PROFILING=1``."""
     if event.task != "quantize" or os.environ.get("QUARK_PROFILING") != "1":
         return
-    from amd_quark_scripts.profiler import GlobalProfiler, ProfileStep  # not above: its clock needs psutil
+    from amd_quark_scripts.profiler import GlobalProfiler, ProfileStep  # imported here, since it needs psutil
 
     if isinstance(event, RunStarted):
         _running.append(ProfileStep.MODEL_QUANTIZATION if event.out is None else ProfileStep.FILE_TO_FILE_QUANTIZATION)

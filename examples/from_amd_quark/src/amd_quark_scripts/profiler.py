@@ -1,6 +1,6 @@
 """``quark.common.profiler``: AMD Quark's timer for the steps of a script.
 
-With ``QUARK_PROFILING=1`` it writes their times to a file.
+With ``QUARK_PROFILING=1``, the timer writes the steps' times and memory to a file.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class MetricContext:
         current_time: Time of the checkpoint.
         current_memory: Memory of the process.
         gpu_available: Whether there is a GPU and torch is imported.
-        gpu_current_memory: Memory that torch has allocated on it.
-        gpu_peak_memory: The peak of that memory; only in summaries.
+        gpu_current_memory: Memory that torch has allocated on the GPU.
+        gpu_peak_memory: Peak of memory that torch has allocated on the GPU; only in summaries.
         disk_io_available: Whether the system counts the disk traffic of a process.
         baseline_disk_read_bytes: Bytes read before profiling.
         baseline_disk_write_bytes: Bytes written before profiling.
@@ -247,7 +247,7 @@ class GlobalProfiler:
 
         Args:
             step_name: Name of the step, from `ProfileStep`.
-            user_msg: Your own name instead.
+            user_msg: Another name for the step.
         """
         self.checkpoint(f"{user_msg or step_name} Start")
         try:
@@ -298,7 +298,7 @@ def _collected(metrics: Sequence[BaseMetric], context: MetricContext) -> Iterato
 
 
 def _context(base: MetricContext) -> MetricContext:
-    """Return a current `MetricContext`; it is also the baseline if ``base`` has no memory yet."""
+    """Return a current `MetricContext`; if ``base`` has no memory yet, it is also the baseline."""
     memory, process = resident_bytes(), psutil.Process()
     counts = hasattr(process, "io_counters")  # not on macOS
     read, written = process.io_counters()[2:4] if counts else (0, 0)

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> None:
     """Follow the flags: quantize a model or load an exported one, export it, and evaluate it.
 
     Raises:
-        QuarkError: A flag is refused, before any work; or a function of the public API raises it.
+        QuarkError: A flag is refused, before any work; or a function of the public API raises the error.
     """
     check_arguments(args)
     for name in ["hf_format"] if args.file2file_quantization else args.model_export or ():

@@ -1,1 +1,1 @@
-"""A third party's plugins: one module a kind, each with the hook that registers it."""
+"""A third party's plugins: a module for each kind of plugin, with the hook that registers it."""

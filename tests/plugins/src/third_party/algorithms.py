@@ -1,4 +1,4 @@
-"""Algorithms with their settings: roundings, and a transform that runs with the model, of its own role."""
+"""Algorithms with their settings: two roundings, and a transform with its own role that runs in each forward."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from quark.plugins import AlgorithmRecord, hookimpl
 
 @attrs.define(kw_only=True)
 class ClippedNearestConfig(AlgoConfig):
-    """Of `third_party.clipped_nearest.ClippedNearest`.
+    """Settings of `third_party.clipped_nearest.ClippedNearest`.
 
     Attributes:
-        narrowest: Narrowest of the ranges that are tried, as a share of the whole one.
+        narrowest: Narrowest range to try ÷ the whole range.
     """
 
     name: str = "clipped_nearest"
@@ -31,10 +31,10 @@ class CountedNearestConfig(AlgoConfig):
 
 @attrs.define(kw_only=True)
 class InputGainConfig(AlgoConfig):
-    """Of `third_party.input_gain.InputGain`.
+    """Settings of `third_party.input_gain.InputGain`.
 
     Attributes:
-        layers: Ends of the names of layers.
+        layers: Suffixes of the names of layers.
     """
 
     name: str = "input_gain"

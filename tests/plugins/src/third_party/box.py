@@ -29,9 +29,9 @@ class BoxExporter(CheckpointExporter):
             if isinstance(layer, QuantizedLayer) and (
                 layer.weight_quantizer is None or layer.input_quantizer is not None or layer.output_quantizer is not None
             ):
-                raise UnsupportedError(f"the box layout holds quantized weights and no activations: '{name}' has others")
+                raise UnsupportedError(f"the box layout stores only quantized weights: '{name}' has others. Choose another layout")
             if isinstance(layer, QuantizerModule) and layer.qparams is not None and not name.endswith(".weight_quantizer"):
-                raise UnsupportedError(f"the box layout holds scales of weights alone: '{name}' is another")
+                raise UnsupportedError(f"the box layout stores only scales of weights, and none of '{name}'. Choose another layout")
 
     def tensor_name(self, slot: Slot, suffix: str) -> str:
         return f"box_{suffix or 'codes'}" if slot is Slot.weight else super().tensor_name(slot, suffix)
@@ -41,7 +41,7 @@ class BoxExporter(CheckpointExporter):
 
 
 class BoxReader(LayoutReader):
-    """Reads it, with the core's modules for packed layers."""
+    """Reads the box layout, with core's modules for packed layers."""
 
     renamings = ((r"\.box_codes$", ".weight"), (r"\.box_(\w+)$", r".weight_quantizer.\1"))
 

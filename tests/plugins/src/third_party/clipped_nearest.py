@@ -1,4 +1,4 @@
-"""Two roundings: one that searches ranges by the errors of the outputs, and one that needs no data."""
+"""Two roundings: one chooses ranges by output error, the other needs no data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from third_party.algorithms import ClippedNearestConfig
 
 
 class ClippedNearest(Rounding):
-    """Round to nearest in the range of each group, narrowed if ``Σ_k H_kk (w_k − q_k)²`` gets smaller."""
+    """Round to nearest; narrow the range of a group if this makes ``Σ_k H_kk (w_k − q_k)²`` smaller."""
 
     needs = (Hessian,)
 
@@ -37,7 +37,7 @@ class ClippedNearest(Rounding):
 
 
 class CountedNearest(RoundToNearest):
-    """Round to nearest, and say how many layers were rounded at once; without data."""
+    """Round to nearest without data, and return the number of layers rounded together as a metric."""
 
     def __init__(self, settings: object) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Number formats in four methods: powers of two with a sign, and -1, 0 and 1, five in a byte."""
+"""Two number formats of four methods: signed powers of two; and -1, 0 and 1, five in a byte."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from quark.config.tensor import QTensorConfig
 from quark.numbers import Granularity, NumberFormat, Packing
 
 BOUNDS = (0.5, 1.5, 3.0)
-"""Halfway between neighbours: 0.5 goes to 0, 1.5 to 2 and 3 to 2, which have the even codes."""
+"""Midpoints between neighbouring values: 0.5 rounds to 0, 1.5 to 2 and 3 to 2, which have the even codes."""
 
 
 class SignedPowers(NumberFormat):
-    """Codes −3…3 in int8: the sign, and the place of the magnitude among 0, 1, 2, 4."""
+    """A format with codes −3…3 in int8: the sign, and the index of the magnitude in 0, 1, 2, 4."""
 
     name = "third_powers"
     bits = 8
@@ -43,7 +43,7 @@ _PLACES = (1, 3, 9, 27, 81)
 
 
 class FiveInAByte(Packing):
-    """Five digits of base 3 make a byte; a row ends with digits that are 0."""
+    """Packs five digits of base 3 in a byte, and fills a row with digits 0."""
 
     def pack(self, codes: Tensor, granularity: Granularity, order: str) -> Tensor:
         digits = pad(codes, (0, -codes.shape[-1] % 5)).int().unfold(-1, 5, 5)
@@ -55,7 +55,7 @@ class FiveInAByte(Packing):
 
 
 class Ternary(NumberFormat):
-    """Codes 0…2 of -1…1."""
+    """A format with codes 0…2 for the values -1…1."""
 
     name = "third_ternary"
     bits = 1.6

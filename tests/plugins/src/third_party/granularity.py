@@ -1,4 +1,4 @@
-"""A number format with a qscheme that core does not know, and a scheme that uses it. No torch here."""
+"""A number format with a qscheme that core does not know, and a scheme that uses it; imports no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quark.plugins import FormatRecord, SchemeRecord, hookimpl
 
 
 def strided_g32() -> QLayerConfig:
-    """Weights of 0, ±1, ±2 and ±4, with a scale for every 32 columns that are equally far apart."""
+    """Return a configuration of weights 0, ±1, ±2 and ±4, with a scale for every 32 equally spaced columns."""
     weight = QTensorConfig(dtype="third_strided", qscheme="third-party.strided", group_size=32, symmetric=True, is_dynamic=False)
     return QLayerConfig(weight=weight)
 

@@ -1,4 +1,4 @@
-"""A transform that runs with the model: inputs are multiplied by powers of two, weights divided."""
+"""A transform that runs in each forward: it multiplies inputs by powers of two, and divides the weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from third_party.algorithms import InputGainConfig
 class Gain:
     """A hook before a layer's forward.
 
-    Products with powers of two are exact, so that the layer computes what it did, bit by bit.
+    Products with powers of two are exact, so the layer's outputs keep their bits.
     """
 
     transforms_input = True
@@ -24,12 +24,12 @@ class Gain:
         self.value = 2.0 ** (torch.arange(channels) % 3)
 
     def __call__(self, layer: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """As torch calls a forward pre-hook."""
+        """Multiply the input; torch calls this as a forward pre-hook."""
         return (args[0] * self.value.to(args[0]), *args[1:])
 
 
 class InputGain(Transform):
-    """The transform, its run, and the restorer: it need know nothing of the model."""
+    """The transform, its run and its restorer in one class, since it needs no facts of the model."""
 
     def __init__(self, settings: InputGainConfig) -> None:
         self._endings = tuple(settings.layers)
@@ -48,7 +48,7 @@ class InputGain(Transform):
             layer.register_forward_pre_hook(Gain(layer.weight.shape[1]))
 
     def place_of(self, name: str, tensor: Tensor) -> str:
-        """The checkpoint holds no tensors of this algorithm."""
+        """Return no tensors, since the checkpoint has none of this algorithm."""
         return name
 
     def _layers(self, module: nn.Module) -> Iterator[Any]:

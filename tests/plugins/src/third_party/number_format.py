@@ -1,4 +1,4 @@
-"""Number formats of four methods, and schemes that use them. No torch here."""
+"""Number formats of four methods, and schemes that use them; imports no torch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A quantizer with a scale structure that none of the built-in ones has, and a scheme that uses it.
+"""A quantizer with a scale structure that no built-in quantizer has, and a scheme that uses it.
 
-No torch here.
+This file imports no torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from quark.plugins import FormatRecord, SchemeRecord, hookimpl
 
 
 def rows_g32() -> QLayerConfig:
-    """Four-bit weights in groups of 32; group scales of six bits under a float32 scale for each row."""
+    """Return a configuration of 4-bit weights in groups of 32, with 6-bit group scales and float32 row scales."""
     weight = QTensorConfig(
         dtype="third_row_scaled", qscheme="per_group", ch_axis=-1, group_size=32, symmetric=True, is_dynamic=False, scale_format="uint8"
     )

@@ -1,4 +1,4 @@
-"""Weights with two scales, of groups and of rows: ``value = code · group scale · row scale``.
+"""Weights with two levels of scales: ``value = code · group scale · row scale``.
 
 Group scales are whole numbers from 1 to 63, as in the K-quants of llama.cpp; the row scale is a float32 for
 each output channel.
@@ -19,11 +19,11 @@ from quark.numbers.single_level import SingleLevelQuantizer
 LARGEST = 63
 """The largest group scale, of six bits."""
 SMALLEST_ROW_SCALE = 2.0**-100
-"""Scale of rows of zeros."""
+"""Scale of a row whose weights are all 0."""
 
 
 class RowScaledInt4(NumberFormat):
-    """The elements, −7…7, and the quantizer of weights of this format."""
+    """The format of the elements, −7…7, and the maker of its weight quantizer."""
 
     name = "third_row_scaled"
     bits = 8
@@ -114,7 +114,7 @@ class RowScaledQuantizer(TensorQuantizer):
 
 
 def _product(qparams: QParams) -> QParams:
-    """One scale for each group."""
+    """Return the products of group and row scales: one scale for each group."""
     return QParams(qparams.scale * qparams.outer_scale[:, None])
 
 

@@ -1,4 +1,4 @@
-"""The single-file layout: the box layout's names, in one safetensors file with another ending."""
+"""The single-file layout: the box layout's tensors, in one safetensors file with another suffix."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SingleFileExporter(BoxExporter):
         return {**super().quantization_config(content, options), "container": "box"}
 
     def announced(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> None:
-        """Return None: there are no safetensors files whose sizes a plan could tell."""
+        """Return None, since the layout has no safetensors files whose sizes a plan could forecast."""
 
     def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
         self.check(content, content.model, options)

@@ -1,4 +1,4 @@
-"""A granularity of a new kind, groups of equally distant columns, and a number format that has it."""
+"""A new granularity, groups of equally spaced columns, and a number format that uses it."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Strided(Granularity):
         return expanded[:, : shape[1] // self.size]
 
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
-        return None if shape[-1] % self.size == 0 else f"has {shape[-1]} columns, of which no {self.size} are equally far apart"
+        return None if shape[-1] % self.size == 0 else f"has {shape[-1]} columns, not a multiple of {self.size} equally spaced ones"
 
 
 class StridedPowers(SignedPowers):
-    """`SignedPowers` with the qscheme ``third-party.strided`` beside the usual ones."""
+    """`SignedPowers` that also allows the qscheme ``third-party.strided``."""
 
     name = "third_strided"
 
