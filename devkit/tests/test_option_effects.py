@@ -106,3 +106,15 @@ def test_an_option_that_does_nothing_beside_a_boolean_is_named(note: OptionNote,
 def test_without_options_there_is_nothing_to_look_at() -> None:
     with pytest.raises(NotApplicableError, match="no options that change a result"):
         require_effects([Option("size", int, 1, note=OptionNote(is_cost_only=True))], lambda values: [values])
+
+
+def test_a_run_of_the_same_values_is_made_once() -> None:
+    runs: list[dict[str, Any]] = []
+
+    def results(values: Mapping[str, Any]) -> Iterator[object]:
+        runs.append(dict(values))
+        yield {"steps": 4, "share": 0.5, "is_fast": False} | dict(values)
+
+    require_effects([Option("steps", int, 4), Option("share", float, 0.5), Option("is_fast", bool, False)], results)
+    assert len(runs) == len({repr(sorted(values.items())) for values in runs})
+    assert {"is_fast": True} in runs

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from quark.config.algorithm import AlgoConfig
 from quark.config.model import QConfig
-from quark.config.templates.algorithms import derived_config
+from quark.config.templates.algorithms import derived_config, with_options
 from quark.errors import QuarkError, UnsupportedError
 from quark.plugins import AlgorithmRecord, algorithms
 from quark.runs import ModelQuantizer
 from quark.runs.run import plan_run
 from quark_devkit.check import NotApplicableError, assume, complaining, require
+from quark_devkit.extent import is_thorough
 from quark_devkit.simulated_device import SimulatedDevice, simulated_device
 from quark_devkit.small_models import batches, coarse_scheme, logits, quantized, run_config, scheme_with_inputs, small_family, small_model
 from quark_devkit.subject import Subject, find_subject
@@ -30,6 +31,7 @@ __all__ = [
     "run_with",
     "schemes_for",
     "settings_of",
+    "shortened",
     "valid_settings",
 ]
 
@@ -83,9 +85,19 @@ def processor_of(subject: Subject, settings: AlgoConfig | None = None) -> Any:
 
 
 def valid_settings(subject: Subject, *, is_fused: bool = False) -> AlgoConfig:
-    """Return an algorithm's settings for the small model, checked by its processor."""
+    """Return an algorithm's settings for runs on the small model, checked by its processor.
+
+    Options have their values for checks (`quark.plugins.options.OptionNote`), except in thorough checks.
+    """
     processor_of(subject)
-    return settings_of(subject, is_fused=is_fused)
+    return shortened(subject, settings_of(subject, is_fused=is_fused))
+
+
+def shortened(subject: Subject, settings: AlgoConfig) -> AlgoConfig:
+    """Return the settings with the values that options have in checks, except in thorough checks."""
+    notes = {option.name: option.note.in_checks for option in subject.registry.options(subject.lookup_name)}
+    values = {name: value for name, value in notes.items() if value is not None}
+    return settings if is_thorough() or not values else with_options(subject.name, settings, values)
 
 
 def run_with(subject: Subject) -> QConfig:
@@ -100,7 +112,8 @@ def others(subject: Subject, kind: str) -> Iterator[tuple[AlgorithmRecord, AlgoC
         if record.kind != kind or record.name == subject.name or excluded or record.processor is None:
             continue
         try:
-            settings = settings_of(find_subject(subject.catalog, kind, record.name))
+            other = find_subject(subject.catalog, kind, record.name)
+            settings = shortened(other, settings_of(other))
             plan_run(small_model(), run_config(coarse_scheme(), settings))
         except QuarkError:  # other checks find algorithms that do not fit the small model or its scheme, or are broken
             continue

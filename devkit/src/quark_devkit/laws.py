@@ -31,7 +31,7 @@ from quark.base.lazy import LazyRef
 from quark.plugins import Catalog
 from quark.plugins.catalog import catalog
 from quark_devkit.check import Check, check, require
-from quark_devkit.extent import SLOW, is_thorough
+from quark_devkit.extent import SLOW, is_thorough, thoroughly
 from quark_devkit.fresh_process import in_fresh_process
 from quark_devkit.option_effects import digest
 from quark_devkit.process_state import changes, shared_state
@@ -142,7 +142,7 @@ def _observed(kind: str, name: str, thorough: bool, plugins: Catalog, revision: 
 
 
 def _observe(kind: str, name: str, thorough: bool) -> Observation:
-    with redirect_stdout(io.StringIO()) as printed, prints_reach_stdout():
+    with redirect_stdout(io.StringIO()) as printed, prints_reach_stdout(), thoroughly(thorough):
         observation = _observe_work(kind, name, thorough)
     return attrs.evolve(observation, printed=printed.getvalue())
 

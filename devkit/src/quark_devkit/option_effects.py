@@ -48,12 +48,11 @@ def require_effects(options: Iterable[Option], results: _Results, current: Mappi
     assume(options, "it has no options that change a result")
     values = {option.name: (current or {}).get(option.name, option.default) for option in options}
     flips = [{name: not value} for name, value in values.items() if isinstance(value, bool)]
-    defaults, ignored = _Remembered(partial(results, {})), []
+    runs, ignored = _Runs(results), []
     for option in options:
-        beside, value = dict(option.note.beside), values[option.name]
-        given = partial(_beside, results, beside)
-        usual = _Remembered(partial(results, beside)) if beside else defaults
-        complaint, effective = _effect(option, value, usual, given)
+        beside = dict(option.note.beside)
+        given = partial(_beside, runs, beside)
+        complaint, effective = _effect(option, values[option.name], given)
         for flip in flips if effective is not None else ():
             if complaint is None and not flip.keys() & {option.name, *beside}:
                 complaint = _effect_beside({option.name: effective}, flip, given)
@@ -65,16 +64,16 @@ def require_effects(options: Iterable[Option], results: _Results, current: Mappi
     require(not ignored, f"accepts these options, but some of their values change nothing: {', '.join(ignored)}; {fix}")
 
 
-def _beside(results: _Results, beside: Mapping[str, Any], values: Mapping[str, Any]) -> Iterable[Any]:
-    return results({**beside, **values})
+def _beside(runs: _Runs, beside: Mapping[str, Any], values: Mapping[str, Any]) -> _Remembered:
+    return runs({**beside, **values})
 
 
-def _effect(option: Option, value: Any, usual: _Remembered, results: _Results) -> tuple[str | None, Any]:
+def _effect(option: Option, value: Any, results: Callable[[Mapping[str, Any]], _Remembered]) -> tuple[str | None, Any]:
     """Return a complaint about an option's values, and a value that changes a result; each may be None."""
-    seen, changing, idle = [(value, usual)], list[Any](), list[str]()
+    seen, changing, idle = [(value, results({}))], list[Any](), list[str]()
     stands_for_another = value is None  # None may have the effect of one other value
     for other in others(option, value):
-        own = _Remembered(partial(results, {option.name: other}))
+        own = results({option.name: other})
         same = [before for before, known in seen if _is_same(own, known)]
         if own.is_refused:
             continue
@@ -94,9 +93,9 @@ def _effect(option: Option, value: Any, usual: _Remembered, results: _Results) -
     return wrong, changing[0] if changing else None
 
 
-def _effect_beside(values: Mapping[str, Any], flip: Mapping[str, Any], results: _Results) -> str | None:
+def _effect_beside(values: Mapping[str, Any], flip: Mapping[str, Any], results: Callable[[Mapping[str, Any]], _Remembered]) -> str | None:
     """Return a complaint if a value changes nothing beside the other value of a boolean; else None."""
-    usual, own = (_Remembered(partial(results, given)) for given in (flip, {**flip, **values}))
+    usual, own = results(flip), results({**flip, **values})
     is_same = _is_same(own, usual)
     ((name, other),), (value,) = flip.items(), values.values()
     return None if own.is_refused or usual.is_refused or not is_same else f"({value!r} changes nothing with {name}={other})"
@@ -151,6 +150,17 @@ class _Remembered:
                 return
             self.known.append(value)
             yield value
+
+
+class _Runs:
+    """The results of each set of values, computed once: several options are compared with the same run."""
+
+    def __init__(self, results: _Results) -> None:
+        self._results = results
+        self._known: dict[str, _Remembered] = {}
+
+    def __call__(self, values: Mapping[str, Any]) -> _Remembered:
+        return self._known.setdefault(repr(sorted(values.items())), _Remembered(partial(self._results, values)))
 
 
 def others(option: Option, value: Any) -> Iterator[Any]:

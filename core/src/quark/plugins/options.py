@@ -42,11 +42,14 @@ class OptionNote:
             default give none.
         beside: Values of other options, by name, without which this option has no effect; kept as pairs.
         is_cost_only: Whether the option changes only speed or memory, and results at most by rounding.
+        in_checks: Value that the conformance suite uses instead of the default, for an algorithm of many
+            steps; None for the default. The checks of harm and ``quark check --all`` use the default.
     """
 
     examples: tuple[Any, ...] = ()
     beside: tuple[tuple[str, Any], ...] = attrs.field(default=(), converter=_pairs)
     is_cost_only: bool = False
+    in_checks: Any = None
 
 
 @attrs.frozen

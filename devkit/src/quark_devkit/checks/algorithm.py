@@ -18,6 +18,7 @@ from quark_devkit.algorithm_runs import (
     run_with,
     schemes_for,
     settings_of,
+    shortened,
     valid_settings,
 )
 from quark_devkit.check import assume, complaining, raises, require
@@ -47,8 +48,10 @@ def statistics_are_sums_over_tokens(subject: Subject) -> None:
 
 def does_no_harm(subject: Subject) -> None:
     """With the algorithm, the error of the logits is at most 1.5 times the error without it."""
+    processor_of(subject)
+    settings = settings_of(subject)  # with all its steps: with fewer steps, the quality of the algorithm is another
     for scheme in schemes_for(subject):
-        ratio = logit_error(scheme, valid_settings(subject)) / logit_error(scheme)
+        ratio = logit_error(scheme, settings) / logit_error(scheme)
         require(ratio <= HARM, f"makes the error of the logits {ratio:.3g} times as large as without it ({scheme})")
 
 
@@ -134,7 +137,7 @@ def options_have_effects(subject: Subject, results: Callable[[AlgoConfig], Itera
         subject: The algorithm.
         results: Yields results for settings, compared with ``==``.
     """
-    settings = settings_of(subject)
+    settings = shortened(subject, settings_of(subject))
 
     def changed(values: Mapping[str, Any]) -> Iterable[Any]:
         return results(with_options(subject.name, settings, values))

@@ -15,7 +15,7 @@ from quark.config.algorithm import AlgoConfig
 from quark.errors import RoundingError
 from quark.plugins import schemes
 from quark.plugins.attribution import origin
-from quark_devkit.algorithm_runs import HARM, logit_error, processor_of, schemes_for, settings_of
+from quark_devkit.algorithm_runs import HARM, logit_error, processor_of, schemes_for, settings_of, valid_settings
 from quark_devkit.check import assume, check, require
 from quark_devkit.checks import algorithm
 from quark_devkit.checks.rounding.tasks import (
@@ -321,7 +321,7 @@ def leaves_other_layers_to_round_to_nearest(subject: Subject) -> None:
     """
     rounding: Rounding = processor_of(subject)
     scheme = schemes_for(subject)[0]
-    model, nearest = quantized(run_config(scheme, settings_of(subject))), quantized(run_config(scheme))
+    model, nearest = quantized(run_config(scheme, valid_settings(subject))), quantized(run_config(scheme))
     for row in model.quark_plan.quantized:
         inside = ".".join(row.name.split(".")[3:])
         applies = rounding.applies_to(inside)
@@ -342,4 +342,4 @@ def is_the_same_on_two_ranks(subject: Subject) -> None:
     """Two processes that share a deterministic run, each with half of the data, give the same weights and
     metrics as one process, to the bit.
     """
-    require_same_by_two_ranks(run_config(schemes_for(subject)[-1], settings_of(subject)))
+    require_same_by_two_ranks(run_config(schemes_for(subject)[-1], valid_settings(subject)))

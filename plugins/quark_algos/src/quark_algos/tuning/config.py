@@ -60,15 +60,17 @@ class TuningConfig(AlgoConfig):
     """
 
     name: str = "tuning"
-    epochs: int = attrs.field(default=4, validator=positive)
+    epochs: Annotated[int, OptionNote(in_checks=2)] = attrs.field(default=4, validator=positive)
     batch_size: int | None = attrs.field(default=None, validator=validators.optional(positive))
     rounding: bool = True
     scales: bool = True
     norms: bool = True
-    lr: float = attrs.field(default=0.015, validator=positive)
-    scale_lr: float = attrs.field(default=2e-3, validator=positive)
-    norm_lr: float = attrs.field(default=2e-3, validator=positive)
-    margin: float = attrs.field(default=0.1, validator=[validators.ge(0), validators.le(0.5)])
+    lr: Annotated[float, OptionNote(examples=(0.03, 0.06, 0.1), beside={"rounding": True})] = attrs.field(default=0.015, validator=positive)
+    scale_lr: Annotated[float, OptionNote(beside={"scales": True})] = attrs.field(default=2e-3, validator=positive)
+    norm_lr: Annotated[float, OptionNote(beside={"norms": True})] = attrs.field(default=2e-3, validator=positive)
+    margin: Annotated[float, OptionNote(examples=(0.0, 0.03, 0.06), beside={"rounding": True})] = attrs.field(
+        default=0.1, validator=[validators.ge(0), validators.le(0.5)]
+    )  # from large margins no weight gets to the threshold in few steps
     target: str = attrs.field(default="model", validator=validators.in_(TARGETS))
     compute_dtype: str = attrs.field(default="auto", validator=validators.in_(DTYPES))
     patience: Annotated[int, OptionNote(is_cost_only=True)] = attrs.field(
@@ -99,11 +101,15 @@ class AutoRoundConfig(AlgoConfig):
     """
 
     name: str = "autoround"
-    iters: int = attrs.field(default=200, validator=positive)
-    lr: float | None = attrs.field(default=None, validator=validators.optional(positive))
-    minmax_lr: float | None = attrs.field(default=None, validator=validators.optional(positive))
+    iters: Annotated[int, OptionNote(in_checks=8)] = attrs.field(default=200, validator=positive)
+    lr: Annotated[float | None, OptionNote(examples=(0.03, 0.06, 0.2))] = attrs.field(
+        default=None, validator=validators.optional(positive)
+    )  # offsets of a half are the largest, so that all steps above 1 are alike
+    minmax_lr: Annotated[float | None, OptionNote(examples=(0.03, 0.06, 0.2), beside={"enable_minmax_tuning": True})] = attrs.field(
+        default=None, validator=validators.optional(positive)
+    )
     enable_minmax_tuning: bool = True
-    batch_size: int = attrs.field(default=8, validator=positive)
+    batch_size: Annotated[int, OptionNote(examples=(1, 2, 3))] = attrs.field(default=8, validator=positive)
     compute_dtype: str = attrs.field(default="auto", validator=validators.in_(DTYPES))
 
     def resolved(self) -> Self:
