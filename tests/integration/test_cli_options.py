@@ -150,14 +150,14 @@ def test_options_of_an_exporter_reach_what_it_writes(tmp_path: Path, monkeypatch
 
 WRONG = {
     "no option of the scheme": (["--scheme-option", "blok_size=16"], "has no option 'blok_size'. Did you mean 'block_size'?"),
-    "another type for a scheme": (["--scheme-option", "block_size=1.5"], "wants int for the option 'block_size', not 1.5 (float)"),
+    "another type for a scheme": (["--scheme-option", "block_size=1.5"], "needs int for the option 'block_size', not 1.5 (float)"),
     "no option of the algorithm": (["--algorithm", "gptq", "--algorithm-option", "gptq.damp=1"], "has no option 'damp'"),
-    "another type for an algorithm": (["--algorithm", "gptq", "--algorithm-option", "gptq.desc_act=0"], "wants bool"),
+    "another type for an algorithm": (["--algorithm", "gptq", "--algorithm-option", "gptq.desc_act=0"], "needs bool"),
     "a value that it refuses": (["--algorithm", "gptq", "--algorithm-option", "gptq.damp_percent=2"], "refuses damp_percent=2.0"),
     "an algorithm that is not applied": (["--algorithm-option", "gptq.desc_act=true"], "applies none: name 'gptq' as an algorithm too"),
     "an algorithm that is not there": (["--algorithm-option", "gtpq.desc_act=true"], "Did you mean 'gptq'?"),
     "no option of the exporter": (["--exporter-option", "pack_methd=order"], "Did you mean 'pack_method'?"),
-    "another type for an exporter": (["--exporter-option", "zero_points=yes"], "wants bool for the option 'zero_points'"),
+    "another type for an exporter": (["--exporter-option", "zero_points=yes"], "needs bool for the option 'zero_points'"),
     "a choice that it does not have": (["--exporter-option", "pack_method=foo"], "use one of reorder, order"),
     "a number out of its range": (["--exporter-option", "max_shard_bytes=0"], "refuses max_shard_bytes=0: 'max_shard_bytes' must be > 0"),
 }

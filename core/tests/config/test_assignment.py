@@ -57,7 +57,7 @@ REFUSED: dict[str, tuple[Any, str, Any, str]] = {
     "scale format": (SPEC, "scale_format", "E 1", "scale_format='E 1' is not the name"),
     "weight": (LAYER, "weight", "int8", "is a QTensorConfig"),
     "static groups": (LAYER, "input_tensors", int4(), "input_tensors cannot be static with a scale per group"),
-    "global": (MODEL, "global_quant_config", None, "global_quant_config is a QLayerConfig"),
+    "global": (MODEL, "global_quant_config", None, "global_quant_config must be a QLayerConfig"),
     "exclude": (MODEL, "exclude", "lm_head", "must be a list"),
     "floor": (MODEL, "min_kv_scale", -1.0, "min_kv_scale=-1.0 is negative"),
 }

@@ -115,7 +115,7 @@ def test_values_are_held_against_types(hint: Any, fit: list[Any], unfit: list[An
     for value in fit:
         checked("it", known, {"key": value})
     for value in unfit:
-        with pytest.raises(ConfigError, match=r"it wants .* for the option 'key'"):
+        with pytest.raises(ConfigError, match=r"it needs .* for the option 'key'"):
             checked("it", known, {"key": value})
 
 
@@ -131,7 +131,7 @@ def test_all_that_is_wrong_is_told_at_once_with_the_nearest_name_and_what_there_
         checked("the scheme 's'", options_of(scheme), {"grop_size": 16, "static": "no"})
     assert str(error.value) == (
         "the scheme 's' has no option 'grop_size'. Did you mean 'group_size'? "
-        "the scheme 's' wants bool for the option 'static', not 'no' (str). "
+        "the scheme 's' needs bool for the option 'static', not 'no' (str). "
         "Its options: group_size=32 (int), factor=1.0 (float), static=False (bool), mode='a' (Literal['a', 'b']), anything=None (Any)"
     )
 

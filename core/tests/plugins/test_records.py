@@ -46,10 +46,10 @@ def test_a_transform_says_what_it_does_and_where_it_goes() -> None:
         ({"before": "rotation"}, r"'rotation' is one string instead of several: write \('rotation',\)"),
         ({"kind": "rounding", "role": "equalization"}, "'acme' is a rounding: leave them out"),
         ({"kind": "rounding", "after": ("rotation",)}, "'acme' is a rounding: leave them out"),
-        ({"before": ("acme",)}, "cannot go before or after 'acme'"),
-        ({"aliases": ("ac",), "after": ("ac",)}, "cannot go before or after 'ac'"),
-        ({"role": "rotation", "after": ("rotation",)}, "cannot go before or after 'rotation'"),
-        ({"before": ("rotation",), "after": ("rotation",)}, "cannot go both before and after 'rotation'"),
+        ({"before": ("acme",)}, "cannot run before or after 'acme'"),
+        ({"aliases": ("ac",), "after": ("ac",)}, "cannot run before or after 'ac'"),
+        ({"role": "rotation", "after": ("rotation",)}, "cannot run before or after 'rotation'"),
+        ({"before": ("rotation",), "after": ("rotation",)}, "cannot run both before and after 'rotation'"),
     ],
 )
 def test_a_place_in_the_order_that_cannot_be_is_refused(fields: dict[str, Any], message: str) -> None:
@@ -243,7 +243,7 @@ def test_what_a_rounding_excludes_has_a_reason_and_is_of_roundings_alone() -> No
     assert dict(record.excluded_schemes) == {"int4": "it has no scales"}
     with pytest.raises(ValueError, match="gives no reason for 'int4'"):
         AlgorithmRecord(kind="rounding", excluded_schemes={"int4": " "}, **fields)
-    with pytest.raises(ValueError, match="are of roundings"):
+    with pytest.raises(ValueError, match="only roundings have"):
         AlgorithmRecord(kind="transform", excluded_schemes={"int4": "it has no scales"}, **fields)
     with pytest.raises(ValueError, match="worst_ratio"):
         AlgorithmRecord(kind="rounding", worst_ratio=0.5, **fields)

@@ -1,1 +1,1 @@
-"""Configuration of tensors, layers and models, and facts about model families. Imports no torch."""
+"""Configurations of tensors, layers and models, and facts about model families. They import no torch."""

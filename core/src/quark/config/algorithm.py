@@ -1,4 +1,4 @@
-"""AlgoConfig: the base of every algorithm's configuration."""
+"""`AlgoConfig` is the base class of the settings of every algorithm."""
 
 from __future__ import annotations
 
@@ -15,52 +15,60 @@ __all__ = ["AlgoConfig", "StoredAlgoConfig"]
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class AlgoConfig:
-    """Settings of one algorithm: the base of each algorithm's own class.
+    """Base class of the settings of an algorithm. Each algorithm has its own subclass.
 
     Attributes:
-        name: Registered name of the algorithm, as written to JSON.
+        name: Registered name of the algorithm. The JSON form contains it.
     """
 
     name: str
 
     @classmethod
     def for_architecture(cls, architecture: Architecture) -> Self | None:
-        """Return the settings for a model family, derived from its facts; None if it has none.
+        """Return the settings for a model family, or None if they cannot be derived from its facts.
 
-        By default these are the class's defaults, which fit every family. Algorithms that name layers
-        override this.
+        This method returns the default settings of the class, or None if a field has no default. Algorithms
+        whose settings name layers override it.
         """
         return None if any(field.default is attrs.NOTHING for field in attrs.fields(cls)) else cls()  # type: ignore[call-arg]
 
     @classmethod
     def refusal(cls, architecture: Architecture) -> str | None:
-        """Return why no settings can be derived for a family; None if they can, or if no reason is known."""
+        """Return the reason why no settings can be derived for a model family.
+
+        Return None if they can be derived, or if no reason is known.
+        """
         return None
 
     def resolved(self) -> Self:
-        """Return the settings with placeholders, such as the defaults of a preset, replaced by values.
+        """Return settings in which values replace all placeholders, such as the defaults of a preset.
 
-        A run and its checkpoint use these settings. Resolved settings resolve to themselves.
+        A run uses the resolved settings, and its checkpoint contains them. For settings that are already
+        resolved, the result is equal to the settings.
         """
         return self
 
     def runs_with_model(self) -> bool:
-        """Return whether the algorithm leaves modules that run with the model, which readers restore."""
+        """Return whether the algorithm adds modules that run as part of the quantized model.
+
+        Programs that load the checkpoint must restore these modules.
+        """
         return False
 
     def separates_experts(self) -> bool:
-        """Return whether the algorithm changes matrices of experts.
+        """Return whether the algorithm changes the matrices of single experts.
 
-        Fused experts are then separated, even if they stay float.
+        If so, a run separates fused experts even if they stay float.
         """
         return False
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form of the fields.
 
-        Marks in the ``metadata`` of a field change this. ``{"legacy": True}``: never written.
-        ``{"own": True}``, for fields that AMD Quark's class lacks: written only if the value is not the
-        default, so that AMD Quark can read the file. ``{"unused": True}``: read and written, but no option.
+        The ``metadata`` of a field can have marks. A field with ``{"legacy": True}`` is not part of the JSON
+        form. A field with ``{"own": True}`` does not exist in AMD Quark's class. It is part of the JSON form
+        only if its value is not the default, so that AMD Quark can read the file. A field with
+        ``{"unused": True}`` is part of the JSON form, but is not listed as an option of the algorithm.
         """
 
         def is_written(attribute: Any, value: Any) -> bool:
@@ -71,36 +79,36 @@ class AlgoConfig:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> AlgoConfig:
-        """Read the JSON form; raises TypeError for a field the class does not have."""
+        """Return the settings from their JSON form. Raise TypeError for a key that is not a field."""
         return cls(**data)
 
 
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class StoredAlgoConfig(AlgoConfig):
-    """Settings as a checkpoint stores them; reading them needs no installed algorithm.
+    """Settings of an algorithm in the form in which a checkpoint stores them.
 
-    `quark.config.templates.algorithms.algo_config_from_dict` turns ``to_dict()`` into the algorithm's own
-    class.
+    The algorithm need not be installed. If it is, `quark.config.templates.algorithms.algo_config_from_dict`
+    converts the result of ``to_dict`` to the class of the algorithm.
 
     Attributes:
-        settings: Everything but the name.
-        is_run: Whether the checkpoint says that the algorithm runs with the model.
+        settings: All keys and values of the JSON form except the name.
+        is_run: Whether the checkpoint says that the algorithm has modules that run as part of the model.
     """
 
     settings: dict[str, Any] = attrs.field(factory=dict)
     is_run: bool = False
 
     def runs_with_model(self) -> bool:
-        """Return ``is_run``, which is False for checkpoints of other producers."""
+        """Return ``is_run``. It is False for checkpoints that another program wrote."""
         return self.is_run
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form as it was read."""
+        """Return the JSON form, equal to the one from which this object was read."""
         return {"name": self.name, **self.settings}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any], *, is_run: bool = False) -> StoredAlgoConfig:
-        """Keep the JSON form."""
+        """Return an object that stores the JSON form of settings."""
         settings = {key: value for key, value in data.items() if key != "name"}
         return cls(name=str(data.get("name", "")), settings=settings, is_run=is_run)

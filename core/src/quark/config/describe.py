@@ -1,4 +1,4 @@
-"""Short descriptions of the quantization of a tensor or a layer, and its bits per element."""
+"""Functions that describe the quantization of a tensor or a layer in a few words and count its bits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SCALE_TYPE_BITS = {
 
 
 def describe_spec(spec: TensorSpec | None) -> str:
-    """Return a tensor's quantization in a few words: ``int4/group 128``, ``fp8_e4m3/tensor``, ``float``."""
+    """Describe the quantization of a tensor in a few words, such as ``int4/group 128`` or ``float``."""
     return " + ".join(_describe_level(s) for s in levels(spec)) or "float"
 
 
@@ -39,14 +39,17 @@ def _describe_level(level: QTensorConfig) -> str:
 
 
 def _describe_own_shape(level: QTensorConfig) -> str:
-    """Return the name of a granularity that a number format defines, with the size from the spec."""
+    """Return the name of a granularity that a number format defines, and the size if ``level`` states one."""
     assert level.qscheme is not None
     size = level.group_size if level.block_size is None else level.block_size
     return level.qscheme.name if size is None else f"{level.qscheme.name} {size}"
 
 
 def describe_activation(spec: TensorSpec | None) -> str:
-    """As `describe_spec`, and whether ranges are static or dynamic: ``fp8_e4m3/tensor static``."""
+    """Describe the quantization of an activation in a few words, such as ``fp8_e4m3/tensor static``.
+
+    The text is that of `describe_spec`, and says whether ranges are static or dynamic.
+    """
     if spec is None:
         return "float"
     first, last = levels(spec)[0], levels(spec)[-1]
@@ -55,7 +58,7 @@ def describe_activation(spec: TensorSpec | None) -> str:
 
 
 def describe_layer(layer: QLayerConfig | None) -> str:
-    """Return the quantization of a layer in a few words: weight, input, output, bias."""
+    """Describe the quantization of a layer's weight, input, output and bias in a few words."""
     if layer is None:
         return "float"
     parts = [f"W {describe_spec(layer.weight)}"]
@@ -65,25 +68,26 @@ def describe_layer(layer: QLayerConfig | None) -> str:
 
 
 def needs_calibration(layer: QLayerConfig) -> bool:
-    """Return whether activations have static ranges, which come from data.
+    """Return whether any activation of the layer has static ranges, which must be calibrated on data.
 
-    A plain cast has no scale and needs no data.
+    A cast to another dtype has no scale, so it needs no data.
     """
     activations = (*levels(layer.input_tensors), *levels(layer.output_tensors))
     return any(level.is_dynamic is False and level.qscheme is not None for level in activations)
 
 
 def effective_bits(spec: TensorSpec | None, bits_of: Callable[[str], float]) -> float | None:
-    """Return the stored bits per element, including scales and zero points of groups and blocks.
+    """Return the number of stored bits per element, including scales and zero points of groups and blocks.
 
-    Scales of whole tensors and of channels are not counted.
+    Scales of whole tensors and of channels are not included.
 
     Args:
-        spec: A tensor's quantization.
-        bits_of: Returns the bits of one element of a number format, by name.
+        spec: Quantization of a tensor.
+        bits_of: Function that returns the bits of one element, from the name of a number format.
 
     Returns:
-        The number; None if nothing is quantized. A float32 scale for each group of 128 makes int4 4.25.
+        The number of bits, or None if the tensor is not quantized. For example, int4 with a float32 scale for
+        each group of 128 elements has 4.25 bits.
     """
     all_levels = levels(spec)
     elements = [s for s in all_levels if not s.is_scale_quant]
@@ -108,12 +112,12 @@ def _scale_bits(level: QTensorConfig, bits_of: Callable[[str], float]) -> float:
     if level.scale_format is not None:
         return _SCALE_BITS.get(level.scale_format) or bits_of(level.scale_format)
     if level.qscheme is None:
-        return 8  # a block's shared exponent
+        return 8  # the shared exponent of a block
     return 32 if level.scale_type is None else _SCALE_TYPE_BITS.get(level.scale_type, 32)
 
 
 def _elements_per_scale(level: QTensorConfig) -> int | None:
-    """Return the number of elements that share a scale; None if it depends on the tensor's shape."""
+    """Return the number of elements that share a scale, or None if it depends on the shape of the tensor."""
     if level.qscheme in (QSchemeType.per_tensor, QSchemeType.per_channel):
         return None
     if level.qscheme is not QSchemeType.per_block and level.group_size is not None:

@@ -1,10 +1,11 @@
-"""The enumerations of AMD Quark's public API. No torch here.
+"""The enumerations of AMD Quark's public API. This module imports no torch.
 
-`Dtype`, `QSchemeType` and `QuantizationMode` are open: their members are AMD Quark's names, and names from
-plugins are values too. A number format or a quantization mode has its registered name
-(``Dtype("acme_nf3")``). A granularity is not registered: a number format defines it, under a name with the
-vendor's prefix (``QSchemeType("acme.diagonal")``). Reading a configuration needs no plugin. Planning checks,
-before any work, whether the format is installed and defines the granularity.
+`Dtype`, `QSchemeType` and `QuantizationMode` are open: AMD Quark's names are members, and further names from
+plugins are accepted too. For a number format or a quantization mode, this is the registered name
+(``Dtype("acme_nf3")``). Granularities are not registered. A number format can define a granularity, under a
+name with the vendor's prefix (``QSchemeType("acme.diagonal")``). A configuration can be read although the
+plugin is not installed. The planning of a run checks whether the format is installed and defines the
+granularity.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ _PACKED_DTYPE = LazyRef("quark.numbers:packed_dtype")
 
 
 class _Vocabulary(Enum):
-    """An enum whose members are written to JSON by name and read back in any case."""
+    """An enum whose members are written to JSON as names. Names are read in upper or lower case."""
 
     @classmethod
     def from_str(cls, text: str) -> Any:
-        """Return the member of that name, upper or lower case.
+        """Return the member with that name, in upper or lower case.
 
         Raises:
             ConfigError: (a ValueError) There is no such member.
@@ -39,15 +40,18 @@ class _Vocabulary(Enum):
         raise ConfigError(f"{cls.__name__} has no member {text!r}; it has {', '.join(cls.__members__)}")
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Copy and send a value by its text: Python up to 3.11.3 looks a value up among the members."""
+        """Serialize a value as the class and its text.
+
+        Python up to 3.11.3 would look the value up among the members, where names of plugins are missing.
+        """
         return type(self), (self.value,)
 
 
 class _OpenVocabulary(_Vocabulary):
-    """A vocabulary that also accepts other names than its members.
+    """An enum that also accepts names that are not members.
 
-    The values of two such names are equal if the names are. The class does not store these values, so a
-    misspelt name leaves no trace.
+    Two values for such names are equal if their names are equal. The class does not store these values, so a
+    misspelt name does not become a member.
     """
 
     @classmethod
@@ -58,7 +62,7 @@ class _OpenVocabulary(_Vocabulary):
 
     @classmethod
     def from_str(cls, text: str) -> Self:
-        """Return the member of that name, in any case, or the value for a plugin's name.
+        """Return the member with that name, in upper or lower case, or a value for the name of a plugin.
 
         Raises:
             ConfigError: (a ValueError) The name is not valid.
@@ -118,16 +122,18 @@ class Dtype(_OpenVocabulary):
         return cls[name]
 
     def to_bitwidth(self) -> int:
-        """Return the bits of an element, rounded up; for mx6 and mx9, including its part of the shared bits.
+        """Return the number of bits of one element, rounded up.
+
+        For mx6 and mx9, this includes the element's part of the bits that a block shares.
 
         Raises:
             UnknownNameError: (a ValueError) No installed plugin provides the format.
         """
-        # The registry is asked only here, because it depends on the installed plugins.
+        # This method looks up the registry only when it is called, because plugins are loaded on first use.
         return math.ceil(_FORMATS.load()().get(self.name).bits)
 
     def to_torch_packed_dtype(self) -> Any:
-        """Return the torch dtype in which a checkpoint holds codes of this format.
+        """Return the torch dtype in which a checkpoint stores the codes of this format.
 
         Raises:
             UnknownNameError: (a ValueError) No installed plugin provides the format.
@@ -138,7 +144,8 @@ class Dtype(_OpenVocabulary):
 class QSchemeType(_OpenVocabulary):
     """Which elements share one scale.
 
-    A number format may define more, named ``"vendor.name"``, in its `quark.numbers.NumberFormat.granularity`.
+    A number format may define further granularities, with names such as ``"vendor.name"``, in its method
+    `quark.numbers.NumberFormat.granularity`.
     """
 
     per_tensor = "per_tensor"
@@ -148,7 +155,7 @@ class QSchemeType(_OpenVocabulary):
 
     @classmethod
     def _missing_(cls, value: object) -> QSchemeType:
-        """Return the value for a vendor's own name."""
+        """Return a value for a granularity that a number format defines."""
         if not is_vendor_name(value):
             near = closest(str(value), cls.__members__)
             suggestion = f"; did you mean {near!r}?" if near else "."
@@ -174,7 +181,7 @@ class ScaleType(_Vocabulary):
         """Return the torch dtype in which such scales are stored. This imports torch.
 
         Raises:
-            ConfigError: (a ValueError) There is none, for ``float`` and ``pof2``.
+            ConfigError: (a ValueError) The member is ``float`` or ``pof2``, which is not a dtype.
         """
         if self.value in ("float", "pof2"):
             raise ConfigError(f"ScaleType.{self.value} says how scales are computed, not the dtype that stores them: use another member")
@@ -182,11 +189,11 @@ class ScaleType(_Vocabulary):
 
 
 class RoundType(_Vocabulary):
-    """How a value halfway between two integers is rounded; all other values go to the nearest integer.
+    """How a value halfway between two integers is rounded. Other values are rounded to the nearest integer.
 
-    ``half_even`` gives the even one, ``round`` the larger one, and ``floor`` the one farther from 0: AMD
-    Quark's GPU kernel does this under these names. Formats other than integers round half to even under each
-    of them, as in AMD Quark.
+    ``half_even`` rounds to the even integer, ``round`` to the larger one, and ``floor`` to the one farther
+    from 0. AMD Quark's GPU kernel gives these names the same meanings. Formats whose values are not integers
+    ignore these names. They always round halfway values to the even code, as in AMD Quark.
     """
 
     round = 2
@@ -209,21 +216,21 @@ class QuantizationMode(_OpenVocabulary):
 
     @classmethod
     def _missing_(cls, value: object) -> QuantizationMode:
-        """Return the member of that name, or the value for the name of a plugin's mode."""
+        """Return the member with that name, or a value for the name of a plugin's mode."""
         if not is_valid_name(value):
             raise ConfigError(f"{value!r} is not the name of a quantization mode: a name is {NAME_RULE}")
         return cls.__members__.get(str(value)) or cls._beside_members(str(value))
 
 
 class DeviceType(_Vocabulary):
-    """Target devices of AMD Quark for a layer; without effect."""
+    """Target devices that AMD Quark defines for a layer. They have no effect."""
 
     CPU = "cpu"
     IPU = "ipu"
 
 
 class QuantFlow(_Vocabulary):
-    """Flows of AMD Quark; here all of them are one pipeline."""
+    """Quantization flows that AMD Quark defines. quark runs the same pipeline for all of them."""
 
     standard = "standard"
     file2file = "file2file"

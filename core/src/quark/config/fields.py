@@ -1,4 +1,4 @@
-"""Fields of configuration classes: their view as dataclasses, and type checks of their JSON values."""
+"""Functions for the fields of configuration classes: a dataclass view, and type checks of JSON values."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ T = TypeVar("T")
 
 
 def with_dataclass_view(cls: type[T]) -> type[T]:
-    """Give an attrs class the field table that functions of the standard library's ``dataclasses`` need.
+    """Make the functions of the standard module ``dataclasses`` work for an attrs class. Return the class.
 
-    The table comes from a shadow dataclass with the same fields, so that only public functions are used.
+    The class gets the table of fields of a dataclass that has the same fields. So this function uses only
+    public functions of ``dataclasses``.
 
     Example:
         >>> @with_dataclass_view
@@ -43,7 +44,7 @@ def with_dataclass_view(cls: type[T]) -> type[T]:
 
 
 def one_of(*choices: str) -> Callable[[Any, Any, Any], None]:
-    """Return an attrs validator that raises ConfigError for other values."""
+    """Return an attrs validator that raises ConfigError for a value that is not one of ``choices``."""
 
     def validate(_: Any, attribute: Any, value: Any) -> None:
         if value not in choices:
@@ -59,11 +60,11 @@ def json_of(path: Path, what: str) -> Any:
     """Return the value of a JSON file.
 
     Args:
-        path: The file.
-        what: Kind of file, for messages: ``"template file"``.
+        path: Path of the file.
+        what: Kind of the file, for messages, such as ``"template file"``.
 
     Raises:
-        ConfigError: The file cannot be read, or is not JSON.
+        ConfigError: The file cannot be read, or does not contain JSON.
     """
     try:
         return json.loads(regular_bytes(path).decode("utf-8"))
@@ -76,12 +77,13 @@ def json_of(path: Path, what: str) -> Any:
 
 
 def value_of(data: Mapping[str, Any], key: str, kind: type, default: Any = None) -> Any:
-    """Return the value of ``key``, or ``default`` if it is missing or null.
+    """Return the value of ``key``, or ``default`` if the key is missing or its value is None.
 
     Args:
         data: A JSON object.
-        key: A key of it.
-        kind: Mapping, list (tuples count), str, bool, int, or float (whole numbers count).
+        key: Key of the value.
+        kind: Type of the value: Mapping, list, str, bool, int or float. A tuple is accepted as a list, and a
+            whole number as a float.
         default: A value of any type.
 
     Raises:
@@ -92,17 +94,17 @@ def value_of(data: Mapping[str, Any], key: str, kind: type, default: Any = None)
 
 
 def strings_of(data: Mapping[str, Any], key: str) -> list[str]:
-    """Return the list of strings of ``key``; empty if it is missing or null.
+    """Return the list of strings that is the value of ``key``. Return [] if it is missing or None.
 
-    Raises ConfigError for anything else.
+    Raise ConfigError if the value is anything else.
     """
     return [checked(v, str, key) for v in value_of(data, key, list, ())]
 
 
 def checked(value: Any, kind: type, key: str) -> Any:
-    """Return ``value``, which belongs to ``key``; raise ConfigError if it has another type.
+    """Return ``value``. Raise ConfigError, which names ``key``, if the value has another type than ``kind``.
 
-    The kinds are as in `value_of`.
+    `value_of` lists the types that ``kind`` can be.
     """
     types: Any = {list: (list, tuple), float: (int, float)}.get(kind, kind)
     if isinstance(value, types) and (kind is bool or not isinstance(value, bool)):

@@ -1,4 +1,4 @@
-"""QLayerConfig: which tensors of a layer are quantized, and how; Slot: each of these tensors.
+"""`QLayerConfig` says how each tensor of a layer is quantized. `Slot` enumerates these tensors.
 
 AMD Quark has two names for `QLayerConfig`.
 """
@@ -21,7 +21,7 @@ __all__ = ["ACTIVATIONS", "PARAMETERS", "QLayerConfig", "Slot", "TensorSpec", "l
 
 
 class Slot(StrEnum):
-    """A tensor of a layer. As a string, it is the field name in `quark.config.layer.QLayerConfig`.
+    """A tensor of a layer. The value is the name of the tensor's field in `quark.config.layer.QLayerConfig`.
 
     >>> slot = Slot.input_tensors
     >>> slot.quantizer_attribute, slot.checkpoint_prefix, slot.is_activation
@@ -34,41 +34,44 @@ class Slot(StrEnum):
     bias = "bias"
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Copy and send a value by its text: Python up to 3.11.3 sends `getattr`, which no rank accepts."""
+        """Serialize a member as the class and its text.
+
+        Python up to 3.11.3 would serialize a reference to `getattr`, which other processes refuse to load.
+        """
         return type(self), (self.value,)
 
     @cached_property
     def label(self) -> str:
-        """Its word in messages: ``"input"``."""
+        """The word for this tensor in messages, such as ``"input"``."""
         return self.value.removesuffix("_tensors")
 
     @property
     def checkpoint_prefix(self) -> str:
-        """First word of the names of its tensors in a checkpoint: ``"input"`` of ``input_scale``.
+        """First word of the names of stored tensors for this slot, such as ``"input"`` in ``input_scale``.
 
-        Source: AMD Quark 0.13.
+        The names are those of AMD Quark 0.13.
         """
         return self.label
 
     @cached_property
     def quantizer_attribute(self) -> str:
-        """Attribute of a `QuantizedLayer` that holds its quantizer: ``"input_quantizer"``."""
+        """Name of the quantizer's attribute in a `QuantizedLayer`, such as ``"input_quantizer"``."""
         return f"{self.label}_quantizer"
 
     @cached_property
     def is_activation(self) -> bool:
-        """Whether it is an activation, quantized in each forward, and not a parameter."""
+        """Whether this tensor is an activation, which each forward pass quantizes, and not a parameter."""
         return self in (Slot.input_tensors, Slot.output_tensors)
 
 
 PARAMETERS = (Slot.weight, Slot.bias)
-"""The slots whose tensors are parameters, in the order of checkpoints."""
+"""The slots whose tensors are parameters, in the order in which a checkpoint stores them."""
 
 ACTIVATIONS = (Slot.input_tensors, Slot.output_tensors)
 """The slots whose tensors are activations."""
 
 TensorSpec = QTensorConfig | Sequence[QTensorConfig]
-"""One level, or a list of levels, each of which quantizes the result of the level before it."""
+"""The quantization of a tensor: one level, or a list of levels that are applied one after the other."""
 
 
 def _as_spec(value: Any) -> TensorSpec | None:
@@ -78,16 +81,16 @@ def _as_spec(value: Any) -> TensorSpec | None:
         return _as_spec(value.to_quantization_spec())
     if isinstance(value, Sequence) and not isinstance(value, str) and value and all(isinstance(v, QTensorConfig) for v in value):
         return list(value)
-    raise ConfigError(f"a tensor's quantization is a QTensorConfig, a list of them, or None, not {value!r}")
+    raise ConfigError(f"a tensor's quantization must be a QTensorConfig, a list of them, or None, not {value!r}")
 
 
 def levels(spec: TensorSpec | None) -> tuple[QTensorConfig, ...]:
-    """Return the levels of a tensor's quantization: none, one, or several."""
+    """Return a tuple of the levels of a tensor's quantization. It is empty if ``spec`` is None."""
     return () if spec is None else (spec,) if isinstance(spec, QTensorConfig) else tuple(spec)
 
 
 def _mapped(spec: TensorSpec | None, convert: Callable[[QTensorConfig], Any]) -> Any:
-    """Return one converted level, or the list of all; None if there is none."""
+    """Return ``spec`` with all levels converted: a single level, a list of levels, or None."""
     if spec is None or isinstance(spec, QTensorConfig):
         return None if spec is None else convert(spec)
     return [convert(level) for level in spec]
@@ -110,22 +113,22 @@ def _no_static_groups(_: Any, attribute: Any, value: TensorSpec | None) -> None:
 @with_dataclass_view
 @attrs.define
 class QLayerConfig:
-    """The quantization of one layer: a tensor spec, or a list of levels, for each of its tensors.
+    """The quantization of one layer.
 
-    Old name: ``QuantizationConfig``.
-
-    You can assign to its slots; they are checked then. A run works on a copy (`copied`).
+    The old name of this class is ``QuantizationConfig``. Each field for a tensor is a `QTensorConfig`, a list
+    of them for several levels, or None, which leaves the tensor unquantized. You can assign to these fields,
+    and the value is checked at once. A run works on a copy (`copied`).
 
     Attributes:
-        input_tensors: Spec of the input activations; None leaves them unquantized.
-        output_tensors: Spec of the output activations (keys and values of the cache).
-        weight: Spec of the weight.
-        bias: Spec of the bias.
-        target_device: Part of AMD Quark's signature; without effect.
+        input_tensors: Quantization of the input activations.
+        output_tensors: Quantization of the output activations, such as keys and values of the KV cache.
+        weight: Quantization of the weight.
+        bias: Quantization of the bias.
+        target_device: This field exists for compatibility with AMD Quark. It has no effect.
 
     Raises:
-        ConfigError: (a ValueError) A slot holds no tensor spec; or activations are static with a scale per
-            group, which is not possible.
+        ConfigError: (a ValueError) The value of a field has another type. Or activations are static and have
+            a scale per group, which is not possible.
     """
 
     input_tensors: TensorSpec | None = attrs.field(default=None, converter=_as_spec, validator=_no_static_groups)
@@ -135,20 +138,20 @@ class QLayerConfig:
     target_device: DeviceType | None = None
 
     def copied(self) -> QLayerConfig:
-        """Return an independent copy. Raises ConfigError if assigned fields do not agree."""
+        """Return an independent copy. Raise ConfigError if assigned values contradict each other."""
         slots: dict[str, Any] = {slot.value: _mapped(getattr(self, slot), QTensorConfig.copied) for slot in Slot}
         return attrs.evolve(self, **slots)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form. Every slot is a key, with null if it is not quantized."""
+        """Return the JSON form, with a key for every tensor. The value of a float tensor is None."""
         device = None if self.target_device is None else self.target_device.name
         return {slot.value: _mapped(getattr(self, slot), QTensorConfig.to_dict) for slot in Slot} | {"target_device": device}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> QLayerConfig:
-        """Read the JSON form; missing slots are None.
+        """Return the configuration from its JSON form. A missing key means None.
 
-        Raises ConfigError for an unknown key, or a value of the wrong type.
+        Raise ConfigError for an unknown key, or for a value of the wrong type.
         """
         unknown = sorted(set(checked(data, Mapping, "a layer's quantization")) - {*Slot, "target_device"})
         if unknown:

@@ -1,4 +1,4 @@
-"""QConfig: how a model is quantized. AMD Quark calls it ``Config`` and ``QConfig``."""
+"""`QConfig` says how a model is quantized. AMD Quark calls this class ``Config`` and ``QConfig``."""
 
 from __future__ import annotations
 
@@ -21,13 +21,17 @@ __all__ = ["QConfig"]
 
 _RUN = "run_time_algorithms"
 _MOST_PATTERNS = 10_000
-"""Maximum number of patterns in a configuration from a file. Exports list full names; templates have a few
-dozen patterns.
+"""Maximum number of patterns in each field of a configuration from a file.
+
+Templates have a few dozen patterns. Exports list full names instead of patterns.
 """
 
 
 def _algorithms(value: Any) -> list[AlgoConfig] | None:
-    """Return an iterable as a list, and a single object (AMD Quark's form before 0.10) as a list of one."""
+    """Return a list of the algorithms. A single object becomes a list of one.
+
+    AMD Quark before 0.10 had a single object.
+    """
     if value is None:
         return None
     if isinstance(value, Iterable) and not isinstance(value, str | Mapping):
@@ -47,16 +51,16 @@ def _copied_list(value: Iterable[Any] | None) -> list[Any]:
 
 def _layer(_: Any, attribute: Any, value: Any) -> None:
     if not isinstance(value, QLayerConfig):
-        raise ConfigError(f"{attribute.name} is a QLayerConfig, not {value!r}")
+        raise ConfigError(f"{attribute.name} must be a QLayerConfig, not {value!r}")
 
 
 def _scale_floor(_: Any, attribute: Any, value: float) -> None:
     if value < 0:
-        raise ConfigError(f"{attribute.name}={value} is negative: a scale is positive, 0.0 means no floor")
+        raise ConfigError(f"{attribute.name}={value} is negative: write a positive scale, or 0.0 for no lower limit")
 
 
 def _by_type_name(layers: Mapping[Any, QLayerConfig]) -> dict[str, QLayerConfig]:
-    """Return layer configurations by type name, as in JSON: a torch class and its name are the same key."""
+    """Return a copy in which each key that is a torch class is replaced by the name of the class."""
     return {key if isinstance(key, str) else key.__name__: layer for key, layer in layers.items()}
 
 
@@ -69,58 +73,65 @@ def _copied_layers(layers: Mapping[Any, QLayerConfig]) -> dict[Any, QLayerConfig
 class QConfig:
     """The quantization of a whole model.
 
-    Given lists and dicts are copied, so that no two configurations share them. You can assign to every field,
-    including fields of the configurations of layers and tensors. A run works on a copy (`copied`): it changes
-    no configuration, and changes after its planning have no effect on it.
+    Lists and dicts that you pass are copied, so two configurations never share them. You can assign to every
+    field, including the fields of the configurations of layers and tensors. A run works on a copy (`copied`).
+    It changes no configuration, and it ignores changes that you make after the run is planned.
 
-    Precedence for a layer: ``exclude``, then ``layer_quant_config`` (first matching pattern), then
-    ``layer_type_quant_config``, then ``global_quant_config``. ``kv_cache_quant_config`` adds output
-    quantization even to excluded layers.
+    For each layer, the first of these fields that applies decides: ``exclude`` (the layer stays float),
+    ``layer_quant_config`` (by the first pattern that matches), ``layer_type_quant_config`` and
+    ``global_quant_config``. ``kv_cache_quant_config`` quantizes the outputs even of excluded layers.
 
     Attributes:
-        global_quant_config: Configuration of every linear layer that no other field names.
+        global_quant_config: Configuration of every linear layer to which no other field applies.
         exclude: Patterns (``fnmatch``) of modules whose weights and inputs stay float.
-        algo_config: Algorithms in order; a single object counts as a list of one.
-        log_severity_level: Part of AMD Quark's signature; without effect.
-        version: Version that wrote this configuration.
-        layer_type_quant_config: Configurations by module type, a torch class or its name.
-        layer_quant_config: Configurations by pattern of module name; the first match counts.
-        kv_cache_quant_config: Output quantization of key and value projections, by pattern.
-        kv_cache_group: Patterns of the projections that feed the cache.
-        min_kv_scale: Smallest scale of the cache.
-        separate_kv_scales: Whether keys and values have their own scales. By default, keys and values of a
-            block share the larger scale, as in AMD Quark.
-        kv_cache_post_rope: Which keys and values are rounded and have the exported cache scales. True: the
-            inputs of attention, after norms of single heads and the rotary embedding, which runtimes such as
-            vLLM cache. False: the outputs of the projections, AMD Quark's convention. None: True if the
-            attention of the model can be reached. Latent attention requires False, because runtimes cache no
-            output of its projections.
-        attention_post_rope: The same for the queries of quantized attention (``softmax_quant_spec``).
-        shared_scale_groups: Groups of name suffixes that share one global scale.
-        softmax_quant_spec: Spec of the attention probabilities.
+        algo_config: Settings of the algorithms, in the order in which they run. A single object counts as a
+            list of one.
+        log_severity_level: This field exists for compatibility with AMD Quark. It has no effect.
+        version: Version of the program that wrote this configuration.
+        layer_type_quant_config: Mapping from a module type, which is a torch class or its name, to the
+            configuration of such layers.
+        layer_quant_config: Mapping from a pattern of module names to the configuration of these layers. If
+            several patterns match a layer, the first one counts.
+        kv_cache_quant_config: Mapping from a pattern of key and value projections to a configuration. Its
+            ``output_tensors`` quantize the KV cache.
+        kv_cache_group: Patterns of the projections whose outputs enter the KV cache.
+        min_kv_scale: Lower limit for the scales of the KV cache.
+        separate_kv_scales: Whether keys and values have their own scales. If False, the keys and values of a
+            block share the larger of the two scales, as in AMD Quark.
+        kv_cache_post_rope: Which keys and values are rounded and define the exported scales of the cache. If
+            True, these are the inputs of attention, after norms of single heads and the rotary embedding.
+            Runtimes such as vLLM cache these tensors. If False, these are the outputs of the projections, as
+            in AMD Quark. None means True if quark can reach the attention of the model. Latent attention
+            requires False, because runtimes cache no output of its projections.
+        attention_post_rope: The same choice for the queries of quantized attention (``softmax_quant_spec``).
+        shared_scale_groups: Groups of name suffixes. The layers of a group share one global scale.
+        softmax_quant_spec: Configuration of the attention probabilities. None leaves them unquantized.
         quant_mode: How a model is quantized: layer by layer (eager mode), or in a mode that a plugin
-            registers. The distribution quark-graph has FX graph mode, which quantizes operators.
-        quant_flow: Part of AMD Quark's signature; every flow is the same pipeline.
-        gpu_resident_blocks: Part of AMD Quark's signature; without effect.
-        sync_moe_expert_input_amax: Whether experts share the range of their input.
-        activation_memory: Bytes for the activations of all samples inside a block during calibrated rounding;
-            None means half of the free memory. If more are needed, as always with 0, each block runs twice
-            instead.
-        spill_directory: Directory for unnamed files with the part of the blocks' inputs that exceeds
-            ``activation_memory``; None keeps all inputs in memory. The result is the same.
-        strict: Whether a pattern that matches no layer, or a layer type that cannot be quantized, is an error
-            instead of a warning.
-        calibrate_all_experts: Whether every expert is calibrated on every token, not only on its routed
-            tokens.
-        scheme: Name of the scheme that ``global_quant_config`` comes from, for messages; never written.
-        keep_prequantized_layers: Whether layers that are quantized in the source, and that the configuration
-            does not quantize, keep their codes, scales and configuration. False writes them dequantized.
-        weight_format: Format of the checkpoint that this was read from: ``"fake_quantized"`` holds rounded
-            values instead of codes.
+            registers. The distribution quark-graph provides FX graph mode, which quantizes operators.
+        quant_flow: This field exists for compatibility with AMD Quark. Every value runs the same pipeline.
+        gpu_resident_blocks: This field exists for compatibility with AMD Quark. It has no effect.
+        sync_moe_expert_input_amax: Whether the experts of a block share the range of their inputs.
+        activation_memory: Number of bytes that the activations of all samples inside a block may need during
+            calibrated rounding. None means half of the free memory. If they need more, each block runs twice
+            instead. 0 always runs each block twice.
+        spill_directory: Directory for temporary files. If the inputs of the blocks exceed
+            ``activation_memory``, the rest is written there. None keeps all inputs in memory. The directory
+            does not change the result.
+        strict: Whether a pattern that matches no layer, and a layer type that cannot be quantized, raise an
+            error. If False, quark logs a warning.
+        calibrate_all_experts: Whether every expert is calibrated on every token. If False, an expert is
+            calibrated only on the tokens that the router sends to it.
+        scheme: Name of the scheme that defines ``global_quant_config``, for messages. It is not part of the
+            JSON form.
+        keep_prequantized_layers: What happens to layers that are quantized in the source checkpoint and that
+            this configuration does not quantize. If True, they keep their codes, scales and configuration. If
+            False, they are dequantized and written as float.
+        weight_format: Format of the weights in the checkpoint from which this configuration was read. In the
+            format ``"fake_quantized"``, the checkpoint contains rounded values instead of codes.
         written_with: Distributions that provided the formats, observers and algorithms of a checkpoint
             (`quark.checkpoint.provenance`).
-        pre_quant_opt_config: AMD Quark's field before 0.12: algorithms that go before ``algo_config``. They
-            are moved there.
+        pre_quant_opt_config: Field of AMD Quark before 0.12, with algorithms that run before those in
+            ``algo_config``. quark puts them in front of ``algo_config`` and sets this field to None.
     """
 
     global_quant_config: QLayerConfig = attrs.field(validator=_layer)
@@ -159,9 +170,9 @@ class QConfig:
             self.pre_quant_opt_config = None
 
     def copied(self) -> QConfig:
-        """Return an independent copy, including the specs of all tensors.
+        """Return an independent copy, including the configurations of all tensors.
 
-        Raises ConfigError if assigned fields do not agree.
+        Raise ConfigError if you have assigned values to fields that contradict each other.
         """
         return attrs.evolve(
             self,
@@ -176,19 +187,20 @@ class QConfig:
 
     @staticmethod
     def with_llm_template(template: Any, scheme: str, **options: Any) -> QConfig:
-        """Return ``template.get_config(scheme, …)`` of an `LLMTemplate`, with these options."""
+        """Return ``template.get_config(scheme=scheme, **options)``. ``template`` is an `LLMTemplate`."""
         return template.get_config(scheme=scheme, **options)
 
     @property
     def run_time_algorithms(self) -> list[str]:
-        """Names of the algorithms that run with the quantized model, in order."""
+        """Names of the algorithms whose modules run as part of the quantized model, in order."""
         return [a.name for a in self.algo_config or () if a.runs_with_model()]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form: ``quantization_config`` without ``export``, which the exporter adds.
+        """Return the JSON form: the ``quantization_config`` of a checkpoint, without the key ``export``.
 
-        ``run_time_algorithms`` and ``attention_post_rope`` are keys that AMD Quark does not have. They are
-        written only if an algorithm runs with the model, or queries are quantized; other readers ignore them.
+        The exporter adds ``export``. AMD Quark does not have the keys ``run_time_algorithms`` and
+        ``attention_post_rope``, and ignores them. The first is present only if an algorithm has modules that
+        run as part of the model, and the second only if it is not None.
         """
         softmax = self.softmax_quant_spec
         run = self.run_time_algorithms
@@ -210,10 +222,11 @@ class QConfig:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> QConfig:
-        """Read the JSON form of any version.
+        """Return the configuration from its JSON form of any version.
 
-        Missing keys and nulls take their defaults, and unknown keys are ignored. Entries of ``algo_config``
-        are kept as `StoredAlgoConfig`, so that reading a checkpoint needs no installed algorithm.
+        A missing key, or a key with null, gets its default. Unknown keys are ignored. Entries of
+        ``algo_config`` become `StoredAlgoConfig` objects, so that a checkpoint can be read although its
+        algorithms are not installed.
 
         Raises:
             ConfigError: ``global_quant_config`` is missing, a value has the wrong type, or there are too many
@@ -245,23 +258,25 @@ class QConfig:
 
 
 def _refuse_many_patterns(data: Mapping[str, Any]) -> None:
-    """Raise ConfigError if matching all patterns with all layers would take minutes.
+    """Raise ConfigError if there are so many patterns that a comparison with all layers would take minutes.
 
-    Full names, as in exports, are not counted.
+    Full names, as in exports, do not count as patterns.
     """
     for key in ("exclude", "layer_quant_config", "kv_cache_quant_config"):
         values = data.get(key)
         count = sum(isinstance(v, str) and has_wildcard(v) for v in values) if isinstance(values, list | tuple | Mapping) else 0
         if count > _MOST_PATTERNS:
             raise ConfigError(
-                f"'{key}' has {count:,} patterns with wildcards, and at most {_MOST_PATTERNS:,} are read: name layers in full"
+                f"'{key}' has {count:,} patterns with wildcards, and at most {_MOST_PATTERNS:,} are read: write full names of layers"
             )
 
 
 def _stored_algorithms(value: Any, run: Sequence[str]) -> list[AlgoConfig] | None:
-    """Return ``algo_config`` of a checkpoint as settings; ``run`` names algorithms that run with the model.
+    """Return the settings of algorithms in ``value``, the ``algo_config`` of a checkpoint, or None.
 
-    ``value`` is a list, one object (before 0.10), or null.
+    Args:
+        value: A list, a single object (in versions before 0.10), or None.
+        run: Names of the algorithms whose modules run as part of the model.
     """
     if value is None:
         return None

@@ -1,4 +1,4 @@
-"""QTensorConfig: how one tensor is quantized.
+"""`QTensorConfig` says how one tensor is quantized.
 
 AMD Quark has had three names for this class.
 """
@@ -24,12 +24,12 @@ _JSON_TYPES: dict[str, type] = {
     "block_size": list,
     "observer_options": Mapping,
 }
-"""Types of JSON values by key; all others are strings."""
+"""The type of the JSON value for each key. The values of all other keys are strings."""
 _LEGACY_KEYS = {"dynamic": "is_dynamic", "axis": "ch_axis"}
 
 
 def observer_name(observer: type | str | None) -> str | None:
-    """Return the public name of an observer, given as a class or a name."""
+    """Return the public name of an observer. ``observer`` is its class, its name, or None."""
     return observer if observer is None or isinstance(observer, str) else observer.__name__
 
 
@@ -70,7 +70,7 @@ def _pair(value: Sequence[int] | None) -> tuple[int, int] | None:
         return None
     pair = tuple(value)
     if len(pair) != 2 or not all(isinstance(v, int) and v > 0 for v in pair):
-        raise ConfigError(f"block_size is two positive whole numbers [rows, columns], not {value!r}")
+        raise ConfigError(f"block_size must be two positive whole numbers [rows, columns], not {value!r}")
     return pair
 
 
@@ -89,41 +89,46 @@ def _scale_format(_: Any, attribute: Any, value: Any) -> None:
 @with_dataclass_view
 @attrs.define(unsafe_hash=True)
 class QTensorConfig:
-    """The quantization of one tensor: format, granularity, symmetry, scale, observer, static or dynamic.
+    """The quantization of one tensor: its number format, granularity, scales, zero points and observer.
 
-    You can assign to fields. A value is checked at once; whether fields agree is checked when the
-    configuration is used. A run works on a copy (`copied`). The hash depends on the values, so do not change
-    a configuration that is a key of a dict.
+    You can assign to fields, and the value is checked at once. Whether the fields contradict each other is
+    checked when the configuration is used. A run works on a copy (`copied`). The hash depends on the values,
+    so do not change a configuration that is a key of a dictionary.
 
-    Old name in AMD Quark: ``QuantizationSpec`` (to 0.11).
+    AMD Quark up to 0.11 calls this class ``QuantizationSpec``.
 
     Attributes:
-        dtype: Number format of the elements: a `Dtype`, or its name.
-        observer_cls: Observer class, or its public name.
-        is_dynamic: Whether ranges are computed for each tensor at run time (activations), or once (static).
-        qscheme: Which elements share a scale: a `QSchemeType`, or its name; a number format may define its
-            own (``"vendor.name"``).
-        ch_axis: Axis that keeps its own scales (per channel), or along which groups run (per group).
-        group_size: Elements in a group; -1 means the whole axis.
-        block_size: Rows and columns of a 2-D block.
+        dtype: Number format of the elements, as a `Dtype` or its name.
+        observer_cls: Class of the observer, or its public name.
+        is_dynamic: Whether quark computes the ranges anew for each activation at run time. If False, the
+            ranges are computed once (static).
+        qscheme: Which elements share a scale, as a `QSchemeType` or its name. A number format may define a
+            granularity under a name ``"vendor.name"``.
+        ch_axis: For one scale per channel, the axis of the channels. For one scale per group, the axis along
+            which the elements of a group are adjacent.
+        group_size: Number of elements in a group. -1 means the whole axis.
+        block_size: Numbers of rows and columns of a 2-D block.
         symmetric: Whether the zero point is fixed at 0. None if the format has no zero point.
-        round_method: Rounding of a value halfway between two representable values (`RoundType`).
-        scale_type: Dtype of stored scales.
-        scale_format: Number format of scales: None or ``"float32"``, ``"e8m0"``, ``"e4m3"``, ``"e5m3"``, or a
-            name that the number format of the elements knows.
-        scale_calculation_mode: How a power-of-two scale is chosen: ``"even"``, ``"floor"``, ``"ceil"``,
+        round_method: How a value halfway between two representable values is rounded (`RoundType`).
+        scale_type: Dtype of the stored scales.
+        scale_format: Number format of the scales: None or ``"float32"``, ``"e8m0"``, ``"e4m3"``, ``"e5m3"``,
+            or another name that the number format of the elements supports.
+        scale_calculation_mode: How a power-of-two scale is chosen: ``"even"``, ``"floor"``, ``"ceil"`` or
             ``"rceil"``.
-        qat_spec: Part of AMD Quark's signature; there is no quantization-aware training.
-        mx_element_dtype: Element format if ``dtype`` is ``Dtype.mx``.
-        zero_point_type: Integer or real zero points.
-        is_scale_quant: Whether this is a second level, which quantizes the scale of the first.
-        enable_buffer_reuse: Accepted and written for other readers; without effect.
-        max_input_numel: Accepted and written for other readers; without effect.
-        observer_options: Parameters of the observer by name, such as ``{"percentile": 99.9}``; kept as sorted
-            pairs, and written only if there are any.
+        qat_spec: This field exists for compatibility with AMD Quark. quark has no quantization-aware
+            training.
+        mx_element_dtype: Number format of the elements if ``dtype`` is ``Dtype.mx``.
+        zero_point_type: Whether zero points are integers or real numbers.
+        is_scale_quant: Whether this configuration is a second level, which quantizes the scales of the first
+            level.
+        enable_buffer_reuse: This field has no effect. It is part of the JSON form for other programs.
+        max_input_numel: This field has no effect. It is part of the JSON form for other programs.
+        observer_options: Mapping from the name of an observer's option to its value, such as
+            ``{"percentile": 99.9}``. It is stored as sorted pairs. It is part of the JSON form only if it is
+            not empty.
 
     Raises:
-        ConfigError: (a ValueError) A value is out of range, or a field that it needs is missing.
+        ConfigError: (a ValueError) A value is out of range, or a field that the granularity needs is missing.
     """
 
     dtype: Dtype = attrs.field(converter=_dtype)
@@ -151,7 +156,7 @@ class QTensorConfig:
             raise ConfigError(f"QTensorConfig(dtype={self.dtype.name}): {error}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form: field names as keys, enums by name, the observer by class name."""
+        """Return the JSON form. The keys are names of fields. Enums and the observer are written as names."""
         names = [a.name for a in attrs.fields(type(self)) if a.name not in ("qat_spec", "observer_options")]
         out: dict[str, Any] = {}
         for name in names:
@@ -162,7 +167,7 @@ class QTensorConfig:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> QTensorConfig:
-        """Read the JSON form; the older keys ``dynamic`` and ``axis`` are understood.
+        """Return the configuration from its JSON form. It may have the older keys ``dynamic`` and ``axis``.
 
         Raises:
             ConfigError: A key is unknown, ``dtype`` is missing, or a value has the wrong type.
@@ -179,24 +184,24 @@ class QTensorConfig:
         return cls(**{key: value for key, value in values.items() if key != "zero_point_type" or value is not None})
 
     def set(self, **changes: Any) -> QTensorConfig:
-        """Return a copy with some fields changed."""
+        """Return a copy with the fields ``changes``."""
         return attrs.evolve(self, **changes)
 
     def set_group_size(self, group_size: int) -> None:
-        """Change ``group_size``; raise ConfigError if it is not a valid size."""
+        """Change ``group_size``. Raise ConfigError if the value is not a valid size."""
         if group_size is None:
             raise ConfigError("group_size=None is not a size: use a positive whole number, or -1 for the whole axis")
         self.group_size = group_size
 
     def copied(self) -> QTensorConfig:
-        """Return an independent copy. Raises ConfigError if assigned fields do not agree."""
+        """Return an independent copy. Raise ConfigError if assigned values contradict each other."""
         return attrs.evolve(self)
 
 
 def _missing_field(spec: QTensorConfig) -> str | None:
-    """Return the missing field that a granularity needs, with the fix, or None.
+    """Return a sentence about a field that the granularity needs and that is missing, and the fix, or None.
 
-    Number formats check the fields that they need.
+    Number formats check the fields that they need themselves.
     """
     if spec.qscheme is QSchemeType.per_channel and spec.ch_axis is None:
         return "per_channel needs the axis that keeps its own scales; set ch_axis, 0 for the output channels of a weight"

@@ -1,7 +1,7 @@
-"""The plugin layer: hooks, records, and registries of the things that installed plugins provide.
+"""The plugin layer: hooks, records, and registries.
 
 A plugin author needs `hookimpl`, the record classes, and the manual in `quark.plugins.hookspecs`. All other
-code asks a registry: ``schemes().get("fp8")``.
+code looks up records in a registry, as in ``schemes().get("fp8")``.
 """
 
 from __future__ import annotations
@@ -100,80 +100,80 @@ __all__ += registries.__all__
 
 
 def formats() -> registries.FormatRegistry:
-    """Return all number formats."""
+    """Return the registry of number formats."""
     return _catalog().formats
 
 
 def observers() -> registries.ObserverRegistry:
-    """Return all observers."""
+    """Return the registry of observers."""
     return _catalog().observers
 
 
 def schemes() -> registries.SchemeRegistry:
-    """Return all schemes."""
+    """Return the registry of schemes."""
     return _catalog().schemes
 
 
 def algorithms() -> registries.AlgorithmRegistry:
-    """Return all algorithms."""
+    """Return the registry of algorithms."""
     return _catalog().algorithms
 
 
 def templates() -> registries.TemplateRegistry:
-    """Return all model families."""
+    """Return the registry of templates, which are the records of model families."""
     return _catalog().templates
 
 
 def exporters() -> registries.ExporterRegistry:
-    """Return all exporters."""
+    """Return the registry of exporters."""
     return _catalog().exporters
 
 
 def selectors() -> registries.SelectorRegistry:
-    """Return all selectors."""
+    """Return the registry of selectors."""
     return _catalog().selectors
 
 
 def layer_types() -> registries.LayerTypeRegistry:
-    """Return all layer types."""
+    """Return the registry of layer types."""
     return _catalog().layer_types
 
 
 def datasets() -> registries.DatasetRegistry:
-    """Return all sources of text for calibration and evaluation."""
+    """Return the registry of datasets, which are sources of text for calibration and evaluation."""
     return _catalog().datasets
 
 
 def metrics() -> registries.MetricRegistry:
-    """Return all metrics."""
+    """Return the registry of metrics."""
     return _catalog().metrics
 
 
 def quant_modes() -> registries.QuantModeRegistry:
-    """Return all quantization modes except eager mode."""
+    """Return the registry of quantization modes. It does not contain eager mode, which is built in."""
     return _catalog().quant_modes
 
 
 def graph_ops() -> registries.GraphOpRegistry:
-    """Return all operators that FX graph mode quantizes."""
+    """Return the registry of the operators that FX graph mode quantizes."""
     return _catalog().graph_ops
 
 
 def commands() -> registries.CommandRegistry:
-    """Return all commands of the program."""
+    """Return the registry of the commands of the program ``quark``."""
     return _catalog().commands
 
 
 def documented_object(name: str) -> Any:
-    """Return the object that a plugin exports under a name of AMD Quark's public API.
+    """Return the object that a plugin provides under ``name``, a name of AMD Quark's public API.
 
-    Raises as `Catalog.exported` does.
+    This function raises the same errors as `Catalog.exported`.
     """
     return _catalog().exported(name)
 
 
 def __getattr__(name: str) -> Any:
-    # Classes of events are made only when a run or a listener asks for them.
+    # The module with the classes of events is imported only when a run or a listener needs one.
     if name in __all__:
         from quark.plugins import events
 

@@ -1,4 +1,4 @@
-"""Attribution: errors in a plugin's code, and errors about its objects, name the plugin."""
+"""Attribution of errors: an error in the code of a plugin, or about its objects, names the plugin."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from quark.plugins.failures import leave_out
 from quark.plugins.registries import BUILT_IN
 
 _MACHINE_ERRORS = (OSError, MemoryError)
-"""Errors of the machine keep their type, so that code that handles them still recognizes them."""
+"""Errors of the machine, such as a full disk. They keep their type, because callers catch them by type."""
 _REFUSALS = (LookupError, TypeError, ValueError)
 """Errors by which the core refuses a caller's input; any other error is a bug of the core."""
 _ENDINGS = (KeyboardInterrupt, GeneratorExit, GreenletExit)
-"""Exceptions that end a program, a generator or a calibration forward, whichever code is running."""
+"""Exceptions that end a program, a generator or a calibration forward pass. They are no fault of a plugin."""
 
 
 @attrs.frozen
 class Origin:
-    """Something that a plugin provides.
+    """Something that a plugin provides, such as an algorithm.
 
     Attributes:
-        what: Description for messages: ``"the algorithm 'gptq'"``.
-        source: The plugin.
+        what: Description for messages, such as ``"the algorithm 'gptq'"``.
+        source: The plugin that provides it.
     """
 
     what: str
@@ -40,14 +40,17 @@ class Origin:
 
     @property
     def is_checked_whole(self) -> bool:
-        """Whether every element of its results is checked: for third-party plugins, and in strict mode."""
+        """Whether quark checks every element of the results.
+
+        It does so for third-party plugins, and for all plugins in strict mode.
+        """
         return catalog().is_strict or self.source.distribution not in (CORE, *BUILT_IN)
 
     def __str__(self) -> str:
         return f"{self.what} of {self.source}"
 
     def error(self, complaint: str) -> PluginError:
-        """Return a `PluginError` about this thing.
+        """Return a `PluginError` that names this object and its plugin.
 
         Args:
             complaint: A verb phrase, such as ``"leaves NaN in the weight of 'lm_head'"``.
@@ -56,10 +59,10 @@ class Origin:
 
 
 def origin(kind: str, name: str) -> Origin:
-    """Return the origin of the record of that name; raises as `quark.plugins.Registry.get` does.
+    """Return the origin of the record ``name``. Raise the same errors as `quark.plugins.Registry.get`.
 
     Args:
-        kind: Kind in the plural, such as ``"algorithms"``.
+        kind: Kind of the record in the plural, such as ``"algorithms"``.
         name: Name of the record.
     """
     registry = catalog().registries[kind]
@@ -68,23 +71,24 @@ def origin(kind: str, name: str) -> Origin:
 
 @contextmanager
 def attributed(doing: str, whose: Origin | None = None) -> Iterator[None]:
-    """Make errors that leave the body name the plugin whose code raised them.
+    """Make errors in the body of the ``with`` statement name the plugin whose code raised them.
 
-    It is the plugin whose package holds the innermost frame, or else ``whose``. Its errors become a
-    `PluginError`, with the original as the cause. Quark's own errors, which plugins raise on purpose, and
-    errors of the machine keep their type and get a note.
+    This is the plugin with the innermost frame of the traceback. If no frame belongs to a plugin, it is the
+    plugin of ``whose``. An error of the plugin becomes the cause of a `PluginError`. Two kinds of errors keep
+    their type and get a note that names the plugin: errors of `quark.errors`, which plugins raise on purpose,
+    and errors of the machine.
 
-    If a plugin called the core and the core raised, the error gets a note too: it is a bug of quark-core. But
-    a ValueError, TypeError or LookupError is not a bug, because the core refuses bad input with them. Errors
-    outside plugins pass unchanged. So do KeyboardInterrupt, and a SystemExit that no plugin raised, such as
-    after SIGTERM.
+    If a plugin called the core and the core raised, the error keeps its type, and a note says that it is a
+    bug of quark-core. ValueError, TypeError and LookupError are no bugs of the core, because the core refuses
+    bad arguments with them. They count as errors of the plugin. Errors outside plugins are not changed. Nor
+    are KeyboardInterrupt, and a SystemExit that no plugin raised, such as after SIGTERM.
 
     Args:
-        doing: Description of the work: ``"rounding 'model.layers.0.mlp.up_proj'"``.
-        whose: The object that the body calls, if it is known.
+        doing: Description of the work, such as ``"rounding 'model.layers.0.mlp.up_proj'"``.
+        whose: The object that the body calls, or None if it is not known.
 
     Raises:
-        PluginError: A plugin's code raised an error of another kind in the body.
+        PluginError: The code of a plugin raised an error that does not keep its type.
     """
     try:
         yield
@@ -114,10 +118,12 @@ def attributed(doing: str, whose: Origin | None = None) -> Iterator[None]:
 
 
 def _raised_in(error: BaseException) -> tuple[Source | None, str, str, bool]:
-    """Return the plugin with the innermost frame of an error's traceback, and places in it and in the core.
+    """Return which plugin's code raised an error, and where.
 
-    A place reads ``" (file, line n)"``. The second place is the line of the core that raised when the plugin
-    called it, or empty. The last value says whether the plugin's code called other code that raised.
+    Returns:
+        The plugin with the innermost frame of the error's traceback, or None if no frame belongs to a plugin.
+        The place in the plugin, ``" (file, line n)"``. The place in the core, if the plugin called the core
+        and the core raised, or else an empty text. Whether the frame that raised belongs to no plugin.
     """
     # Errors of the core belong to no plugin.
     plugins = [source for source in catalog().sources() if source.module and source.distribution != CORE]
@@ -139,7 +145,10 @@ def _raised_in(error: BaseException) -> tuple[Source | None, str, str, bool]:
 
 
 def _modules_of_records() -> Iterator[tuple[str, Source]]:
-    """Yield modules that records point at; only these identify records that were registered at run time."""
+    """Yield the names of modules to which records refer, each with the source of the record.
+
+    For a record that was registered at run time, this is the only way to find its source from a module.
+    """
     for registry in catalog().registries.values():
         for claim in registry.claims():
             for field in attrs.fields(type(claim.record)):

@@ -1,4 +1,4 @@
-"""Catalog: a set of plugins with their registries; this process builds its own on first use."""
+"""`Catalog` is a set of plugins and their registries. A process creates its catalog on first use."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class Catalog:
 
     Args:
         candidates: Plugins to use, in order.
-        settings: Which plugins to leave out, and whether failures are raised.
+        settings: Settings that say which plugins to leave out, and whether failures are raised.
 
     Attributes:
-        collection: What the plugins provide.
-        distributions: Distributions with plugins, active or not.
-        left_out: Plugins that an environment variable leaves out, with the variable's name.
+        collection: The records, hooks and failures of the plugins.
+        distributions: Names of the distributions that have plugins, including plugins that are left out.
+        left_out: Mapping from a plugin that is left out to the environment variable that causes this.
         is_strict: Whether failures are raised (``QUARK_STRICT_PLUGINS``).
-        registries: The registries by kind, in the plural.
+        registries: Mapping from a kind in the plural, such as ``"schemes"``, to its registry.
         listeners: The event hooks of the plugins.
-        measuring: Their hooks that measure runs.
+        measuring: The measuring hooks of the plugins.
 
     Raises:
         PluginError: A plugin failed and ``settings.strict`` is set.
@@ -78,48 +78,51 @@ class Catalog:
 
     @classmethod
     def installed(cls, path: Iterable[str] | None = None, environ: Mapping[str, str] | None = None) -> Catalog:
-        """Return the plugins on ``path`` with the settings of ``environ``.
+        """Return a catalog of the plugins on ``path``, with the settings of ``environ``.
 
-        The defaults are ``sys.path`` and ``os.environ``.
+        The default of ``path`` is ``sys.path``, and the default of ``environ`` is ``os.environ``.
         """
         return cls(discover(path), Settings.from_environ(os.environ if environ is None else environ))
 
     def add(self, plugin: object, source: Source) -> None:
-        """Add a plugin object that belongs to no distribution, such as a listener of the running program."""
+        """Add a plugin that belongs to no distribution, such as a listener of the running program."""
         self.collection.add_plugin(plugin, source)
 
     def sources(self) -> tuple[Source, ...]:
-        """Return plugins that were imported and registered."""
+        """Return the sources of the plugins that were imported and registered."""
         return tuple(self.collection.sources)
 
     def failures(self) -> tuple[PluginFailure, ...]:
-        """Return the failures of plugins, in order."""
+        """Return the failures of plugins, in the order in which they happened."""
         return tuple(self.collection.failures)
 
     def api(self, source: Source) -> ApiRange | None:
-        """Return the versions of the plugin API that a plugin states, ``(lowest, highest)``, or None."""
+        """Return the API versions ``(lowest, highest)`` that a plugin states, or None if it states none."""
         return self.collection.sources.get(source)
 
     def unstated(self) -> tuple[Source, ...]:
-        """Return plugins with records that do not state the version of the plugin API."""
+        """Return the sources of plugins that register records but state no version of the plugin API."""
         with_records = {claim.source for registry in self.registries.values() for claim in registry.claims()}
         return tuple(s for s, api in self.collection.sources.items() if api is None and s in with_records and s.distribution != CORE)
 
     def missing(self, distributions: Sequence[str] = BUILT_IN) -> str:
-        """Return a sentence about missing built-in distributions and how to get them, or an empty text."""
+        """Return sentences about missing distributions of quark, and about plugins that are left out.
+
+        The text says how to install the distributions. It is empty if nothing is missing.
+        """
         absent = [d for d in distributions if d not in self.distributions and d != CORE]
         sentences = [f"The built-in ones come with {d}, which is not installed: pip install {d}." for d in absent]
         sentences += [f"{variable} leaves out {source}." for source, variable in self.left_out.items()]
         return " ".join(sentences)
 
     def exported(self, name: str) -> Any:
-        """Return the object that a record exports as ``name``, a plain name or ``"module:name"``.
+        """Return the object that a record exports as ``name``. This is a plain name or ``"module:name"``.
 
         Raises:
-            UnknownNameError: (a ValueError) No record provides it. The message says which distribution may be
-                missing.
-            AmbiguousNameError: (a ValueError) Two distributions provide different objects under this name.
-            PluginError: The record's reference cannot be loaded.
+            UnknownNameError: (a ValueError) No record exports ``name``. The message says which distribution
+                may be missing.
+            AmbiguousNameError: (a ValueError) Two distributions export different objects under this name.
+            PluginError: The reference of the record cannot be loaded.
         """
         entries = [entry for registry in self.registries.values() for entry in registry.claims()]
         claims = unreplaced(entry for entry in entries if name in entry.record.exports)
@@ -129,17 +132,17 @@ class Catalog:
             raise UnknownNameError(message, kind="public name", name=name, known=known)
         if len({c.record.exports[name] for c in claims}) > 1:
             raise AmbiguousNameError(
-                f"'{name}' is provided by {' and by '.join(dict.fromkeys(str(c.source) for c in claims))}, each with its own object. "
-                f'Leave one out with QUARK_DISABLED_PLUGINS, or let one record say replaces="{claims[0].source.distribution}"'
+                f"'{name}' is provided by {' and by '.join(dict.fromkeys(str(c.source) for c in claims))}, as different objects. "
+                f'Leave one plugin out with QUARK_DISABLED_PLUGINS, or write replaces="{claims[0].source.distribution}" in one record'
             )
         return load_for(claims[0].record.exports[name], f"the public name '{name}'", claims[0].source)
 
     def emit(self, event: Event) -> None:
-        """Pass an event to the plugins that listen."""
+        """Call the event hooks of the plugins with an event."""
         self.listeners.emit(event)
 
     def measure(self, moment: Moment) -> None:
-        """Let plugins measure a run at this moment; their errors are logged and ignored."""
+        """Call the measuring hooks of the plugins with a moment. Their errors are logged and ignored."""
         self.measuring.emit(moment)
 
 
@@ -148,7 +151,7 @@ _current: Catalog | None = None
 
 
 def catalog() -> Catalog:
-    """Return the plugins of this process. The first call discovers and imports them, and warns of failures.
+    """Return the catalog of this process. The first call imports the plugins and warns about failures.
 
     Raises:
         PluginError: A plugin failed and ``QUARK_STRICT_PLUGINS`` is set.
@@ -164,9 +167,9 @@ def catalog() -> Catalog:
 
 
 def recorded_catalog() -> Catalog:
-    """Return the plugins of this process, with failures recorded even in strict mode.
+    """Return the catalog of this process. Record failures, and do not raise them in strict mode.
 
-    This is for code that must work beside a broken plugin.
+    This is for code that must work although a plugin is broken.
     """
     try:
         return catalog()
@@ -176,7 +179,7 @@ def recorded_catalog() -> Catalog:
 
 @contextmanager
 def using(other: Catalog) -> Iterator[Catalog]:
-    """Use another catalog in this process inside a ``with`` block; for tests."""
+    """Use another catalog in this process as long as the ``with`` block runs. This is for tests."""
     global _current  # noqa: PLW0603
     before, _current = _current, other
     try:
@@ -191,11 +194,12 @@ _program = Listeners(EVENT_HOOK)
 
 @contextmanager
 def listening(listener: Listener, name: str = "a listener") -> Iterator[None]:
-    """Call a function with the events of the runs inside a ``with`` block.
+    """Call ``listener`` with each event of the runs inside the ``with`` block.
 
     Args:
-        listener: Called with each `Event`, in the working thread, between two pieces of work.
-        name: Owner, for the message if the listener raises.
+        listener: Function that is called with each `Event`. It is called in the thread that does the work,
+            between two steps of the work.
+        name: Name of the listener, for the message if the listener raises.
 
     Example:
         >>> from quark.plugins import RunFinished, emit, listening
@@ -211,11 +215,11 @@ def listening(listener: Listener, name: str = "a listener") -> Iterator[None]:
 
 
 def is_heard() -> bool:
-    """Return whether there is any listener."""
+    """Return whether the program or a plugin listens to events."""
     return bool(_program) or bool(catalog().listeners)
 
 
 def emit(event: Event) -> None:
-    """Pass an event to the program's listeners, then to plugins. Their errors are logged and ignored."""
+    """Call the program's listeners, then the plugins' event hooks. Their errors are logged and ignored."""
     _program.emit(event)
     catalog().emit(event)

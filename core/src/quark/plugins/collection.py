@@ -1,4 +1,4 @@
-"""Collection: imports, registers, calls and validates each plugin by itself, and records failures."""
+"""`Collection` imports and registers plugins, calls their hooks, validates records, and records failures."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
     from quark.plugins.measuring import Moment
 
 Listener = Callable[[Any], object]
-"""Function of one event, or of one moment; its result is ignored."""
+"""Type of functions that are called with an event or a moment. Their results are ignored."""
 
 
 def _load(entry_point: EntryPoint) -> Any:
-    """Return the object of an entry point, imported as in a fresh process."""
+    """Return the object of an entry point. Import its module as in a new process."""
     imported(entry_point.module)
     return entry_point.load()
 
 
 class Listeners:
-    """Listeners in order, each with its owner for messages.
+    """An ordered list of listeners. Each has an owner, for messages.
 
     Args:
-        hook: Name of their hook, for messages.
+        hook: Name of the hook that the listeners implement, for messages.
     """
 
     def __init__(self, hook: str) -> None:
@@ -60,29 +60,29 @@ class Listeners:
         return bool(self._listeners)
 
     def add(self, whose: object, listener: Listener) -> None:
-        """Add a listener."""
+        """Add a listener that belongs to ``whose``."""
         self._listeners.append((whose, listener))
 
     def remove(self, whose: object, listener: Listener) -> None:
-        """Remove a listener."""
+        """Remove a listener that was added with the same owner."""
         self._listeners.remove((whose, listener))
         self._failed.discard(id(listener))
 
     def emit(self, event: Event | Moment) -> None:
-        """Pass an event to every listener; the first error of each is logged, later ones are ignored."""
+        """Call every listener with an event. Log the first error of each listener, and ignore later ones."""
         for whose, listener in self:
             attempted(partial(listener, event), partial(self._log, whose, listener, event))
 
     def _log(self, whose: object, listener: Listener, event: Event | Moment, error: BaseException) -> None:
         if id(listener) not in self._failed:
             self._failed.add(id(listener))
-            message = "%s raised in %s for '%s'; this error and its later ones are ignored"
+            message = "%s raised in %s for '%s'. quark ignores this error and further errors of this listener"
             get_logger(__name__).warning(message, whose, self._hook, getattr(event, "name", type(event).__name__), exc_info=error)
 
 
 EVENT_HOOK, MEASURING_HOOK = "quark_on_event", "quark_measure"
 API_ATTRIBUTE = "QUARK_API"
-"""Attribute with which a plugin states the versions of the plugin API that it was written for."""
+"""Name of the attribute in which a plugin states the versions of the plugin API that it was written for."""
 _ARGUMENTS: dict[str, tuple[str, ...]] = {
     name: tuple(inspect.signature(spec).parameters)[1:]
     for name, spec in inspect.getmembers(QuarkHooks, inspect.isfunction)
@@ -94,22 +94,23 @@ MOST_RECORDS = 10_000
 program.
 """
 MOST_FAILURES = 20
-"""Maximum number of invalid records of one hook; further records are left out."""
+"""Maximum number of invalid records of one hook. After these, the remaining records are left out."""
 
 _NOTHING: Any = object()
-"""Stands for the result of plugin code that has raised, or of an iterator at its end."""
+"""Result in place of the result of plugin code that raised, or of an iterator that has ended."""
 
 
 class _Manager(pluggy.PluginManager):
-    """pluggy's manager of one plugin, whose hooks it calls apart from the hooks of others.
+    """A plugin manager of pluggy for one plugin. Each plugin has its own manager.
 
-    One manager for all plugins, with `subset_hook_caller`, would not do: up to pluggy 1.6 it calls functions
-    of plugins that it should leave out, if they are hooks by ``specname=``.
+    One manager for all plugins is not possible. Up to pluggy 1.6, `subset_hook_caller` also calls functions
+    of excluded plugins if they implement a hook by ``specname=``.
 
-    If one hook cannot be called, the plugin's other hooks still work; pluggy alone would refuse the plugin.
+    If one hook cannot be called, the other hooks of the plugin still work. pluggy alone would refuse the
+    whole plugin.
 
     Attributes:
-        complaints: Error and fix of each hook that cannot be called.
+        complaints: A pair of error and fix for each hook that cannot be called.
     """
 
     def __init__(self) -> None:
@@ -130,7 +131,7 @@ class _Manager(pluggy.PluginManager):
         return options if complaint is None and hook in _ARGUMENTS else None
 
     def hooks_of(self, plugin: object) -> dict[str, pluggy.HookCaller]:
-        """Register the plugin, and return the caller of each of its hooks, by name."""
+        """Register the plugin. Return a dictionary from the name of each hook to the hook's caller."""
         self.register(plugin)
         hooks = {caller.name: caller for caller in self.get_hookcallers(plugin) or ()}
         for name in [name for name, caller in hooks.items() if all(map(_is_wrapper, caller.get_hookimpls()))]:
@@ -145,9 +146,9 @@ def _is_wrapper(implementation: pluggy.HookImpl) -> bool:
 
 
 def _looks_forgotten(plugin: Any, name: str) -> bool:
-    """Return whether an unmarked function was meant as a hook.
+    """Return whether a function without ``@hookimpl`` was probably meant to implement a hook.
 
-    Such a function is defined in the plugin itself, under the name of a hook or a similar one.
+    Such a function is defined in the plugin itself, and its name begins like the name of a hook.
     """
     if not name.startswith(("quark_register", "quark_on_")):
         return False
@@ -165,7 +166,7 @@ def _spelling_fix(name: str) -> str:
 
 
 def _complaint(function: Callable[..., Any], hook: str, options: Any) -> tuple[str, str] | None:
-    """Return the error in one implementation, with the fix, or None."""
+    """Return the error in the implementation of a hook and the fix, or None if there is no error."""
     if hook not in _ARGUMENTS:
         return None if options.get("optionalhook") else (f"there is no hook '{hook}'", _spelling_fix(hook))
     parameters = inspect.signature(function).parameters.values()
@@ -178,16 +179,16 @@ def _complaint(function: Callable[..., Any], hook: str, options: Any) -> tuple[s
 
 @attrs.define
 class Collection:
-    """Everything that a set of plugins provides.
+    """The records, hooks and failures of a set of plugins.
 
     Attributes:
         strict: Whether a failure is raised instead of recorded.
-        records: Records by kind (in the plural), in order of discovery.
+        records: Mapping from a kind in the plural to the records of this kind, in the order of discovery.
         failures: Failures, in the order in which they happened.
         listeners: The event hooks, with their plugins.
-        measuring: The hooks that measure runs, with their plugins.
-        sources: Plugins that were imported and registered, each with the range of API versions that it
-            states.
+        measuring: The measuring hooks, with their plugins.
+        sources: Mapping from each plugin that was imported and registered to the range of API versions that
+            the plugin states. The range is None if the plugin states none.
     """
 
     strict: bool = False
@@ -199,9 +200,9 @@ class Collection:
     _plugins: list[object] = attrs.field(factory=list, init=False, repr=False)
 
     def add_candidates(self, candidates: Iterable[Candidate]) -> None:
-        """Import each plugin and add its records; raises PluginError in strict mode only.
+        """Import each plugin and add its records. Raise PluginError in strict mode only.
 
-        Text that a plugin prints goes to stderr, because stdout holds the answer of a command.
+        Text that a plugin prints goes to stderr, because stdout is for the output of a command.
         """
         with redirect_stdout(sys.stderr):
             for candidate in candidates:
@@ -213,7 +214,7 @@ class Collection:
                     self.add_plugin(plugin, source)
 
     def add_plugin(self, plugin: object, source: Source) -> None:
-        """Add what an imported plugin provides: compare its API range, then call and validate its hooks."""
+        """Add the records and hooks of an imported plugin. First compare its range of API versions."""
         stated, fix = f"its {API_ATTRIBUTE} is not valid:", f"write {API_ATTRIBUTE} = (lowest, highest)"
         api = self._attempt(source, "require", stated, lambda: as_api_range(getattr(plugin, API_ATTRIBUTE, None)), fix=fix)
         if api is _NOTHING:
@@ -231,7 +232,7 @@ class Collection:
         for complaint, fix in manager.complaints:
             self._fail(source, "register", complaint, fix=fix)
         if not hooks and not manager.complaints:
-            self._fail(source, "register", "it has no hook, and so provides nothing", fix=_THE_HOOKS)
+            self._fail(source, "register", "it implements no hook, and so provides nothing", fix=_THE_HOOKS)
             return
         self._plugins.append(plugin)
         self.sources[source] = api
@@ -283,7 +284,10 @@ class Collection:
             yield record
 
     def _attempt(self, source: Source, stage: str, doing: str, call: Callable[[], Any], after: str = "", *, fix: str | None = None) -> Any:
-        """Return the result of a plugin's code; if it raises, record a failure and return `_NOTHING`."""
+        """Return the result of ``call``, which runs plugin code.
+
+        If it raises, record a failure and return `_NOTHING`.
+        """
 
         def failed(error: BaseException) -> Any:
             self._fail(source, stage, f"{doing} {_described(error)}{after}", fix=fix, exception=error)
@@ -299,11 +303,11 @@ class Collection:
 
 
 def _not_records(results: object, implementations: Sequence[pluggy.HookImpl]) -> str | None:
-    """Return a description of a hook's result that is not an iterable of records, or None.
+    """Return a description of the result of a hook if it is not an iterable of records, or else None.
 
-    Wrappers may join the results of functions, but must not drop all of them.
+    A wrapper may join the results of several functions, but must not drop all of them.
     """
-    if not isinstance(results, list):  # by a wrapper
+    if not isinstance(results, list):  # a wrapper replaced the list
         return _kind_of(results)
     wrong = [one for one in results if isinstance(one, str | bytes) or not isinstance(one, Iterable)]
     if wrong:
@@ -313,12 +317,12 @@ def _not_records(results: object, implementations: Sequence[pluggy.HookImpl]) ->
 
 
 def _defect(kind: Kind, record: Any, taken: set[str]) -> tuple[str, str] | None:
-    """Return the error in a record, with the fix, or None.
+    """Return the error in a record and the fix, or None if there is no error.
 
     Args:
-        kind: Kind of the hook.
-        record: A record, or anything else that the hook yields.
-        taken: Names of other records of the distribution, which must not be used again.
+        kind: Kind of the records that the hook must yield.
+        record: The object that the hook yielded.
+        taken: Names of earlier records of the distribution. The record must not have one of them.
     """
     if not isinstance(record, kind.record):
         return f"yields {_kind_of(record)} instead of a {kind.record.__name__}", f"yield {kind.record.__name__}(name=…, …)"
@@ -326,7 +330,7 @@ def _defect(kind: Kind, record: Any, taken: set[str]) -> tuple[str, str] | None:
     if error is not None:
         return f"yields a record that is not valid: {_described(error)}", "correct that field of the record"
     if twice := {record.name, *record.aliases} & taken:
-        return f"yields the name '{min(twice)}' a second time in one distribution; the first stands", "give each its own name"
+        return f"yields the name '{min(twice)}' a second time in one distribution; the first one is used", "give each record its own name"
     return None
 
 
@@ -335,7 +339,7 @@ def _kind_of(value: object) -> str:
 
 
 def _described(error: BaseException) -> str:
-    # Errors of attrs' validators carry the field and its options besides the message.
+    # The arguments of an error from an attrs validator are the message, the field, and further objects.
     is_of_attrs = len(error.args) > 1 and isinstance(error.args[0], str) and isinstance(error.args[1], attrs.Attribute)
     text = " ".join(str(error.args[0] if is_of_attrs else error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,4 +1,4 @@
-"""The plugin of quark-core: layer types. It imports nothing heavy."""
+"""The plugin of quark-core, which registers layer types. It imports no torch."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def quark_register_layer_types() -> Iterator[LayerTypeRecord]:
         transposed=True,
         summary="the linear layer of GPT-2: x @ weight + bias",
     )
-    # AMD Quark's global configuration reaches two-dimensional convolutions. In language models,
-    # one-dimensional convolutions are depthwise, and no runtime quantizes such layers; three-dimensional
+    # In AMD Quark, the global configuration applies to two-dimensional convolutions. In language models,
+    # one-dimensional convolutions are depthwise, and no runtime quantizes such layers. Three-dimensional
     # convolutions embed patches.
     yield _of_torch("conv1d", "Conv1d", "convolutions", by_name=True)
     yield _of_torch("conv2d", "Conv2d", "convolutions")
@@ -37,7 +37,7 @@ def quark_register_layer_types() -> Iterator[LayerTypeRecord]:
     yield LayerTypeRecord(
         name="attention_output",
         layer="torch.nn.modules.linear:NonDynamicallyQuantizableLinear",
-        summary="stays float: nn.MultiheadAttention reads its weight and never calls it",
+        summary="stays float, because nn.MultiheadAttention reads the weight of this layer and never calls the layer",
     )
 
 

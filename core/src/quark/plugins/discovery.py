@@ -22,7 +22,7 @@ RUN_TIME = "run-time"
 
 
 def normalized(distribution: str) -> str:
-    """Return a distribution's name in the form that package indexes compare.
+    """Return the normalized name of a distribution, in the form in which package indexes compare names.
 
     >>> normalized("Quark_Schemes")
     'quark-schemes'
@@ -32,12 +32,12 @@ def normalized(distribution: str) -> str:
 
 @attrs.frozen
 class Source:
-    """Where a plugin comes from; every message about the plugin shows this.
+    """Where a plugin comes from. Every message about the plugin shows its source.
 
     Attributes:
-        distribution: Normalized name, such as ``"acme-quant"``.
-        version: Its version.
-        module: Target of its entry point, such as ``"acme_quant.plugin"``.
+        distribution: Normalized name of the distribution, such as ``"acme-quant"``.
+        version: Version of the distribution.
+        module: Target of the entry point, such as ``"acme_quant.plugin"``.
         entry_point: Name of the entry point, such as ``"acme"``.
     """
 
@@ -55,13 +55,13 @@ class Source:
 
 @attrs.frozen
 class Candidate:
-    """A plugin that is installed and may be imported.
+    """A plugin that is installed and not yet imported.
 
     Attributes:
-        source: Where it comes from.
-        entry_point: Entry point that leads to it.
-        unmet: Requirements of its distribution that the core does not meet, each with the state of this
-            installation.
+        source: Where the plugin comes from.
+        entry_point: Entry point that leads to the plugin.
+        unmet: Requirements of the distribution that the installed core does not meet. Each is a pair of the
+            requirement and a clause that says why it is not met.
     """
 
     source: Source
@@ -71,13 +71,14 @@ class Candidate:
 
 @attrs.frozen
 class Settings:
-    """Settings of plugins in the environment.
+    """Settings for plugins, from environment variables.
 
     Attributes:
-        strict: Whether a failure is raised rather than recorded (``QUARK_STRICT_PLUGINS``).
-        only: Distributions or entry points to use; None uses all (``QUARK_PLUGINS``, comma-separated).
-        disabled: Distributions or entry points to leave out, even if ``only`` names them
-            (``QUARK_DISABLED_PLUGINS``, comma-separated).
+        strict: Whether quark raises the failure of a plugin, instead of recording it
+            (``QUARK_STRICT_PLUGINS``).
+        only: Distributions or entry points to use (``QUARK_PLUGINS``, separated by commas). None uses all.
+        disabled: Distributions or entry points to leave out, even if they are in ``only``
+            (``QUARK_DISABLED_PLUGINS``, separated by commas).
     """
 
     strict: bool = False
@@ -86,7 +87,7 @@ class Settings:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Settings:
-        """Read the three variables; an empty one counts as not set."""
+        """Return the settings in three environment variables. An empty variable counts as not set."""
         only = _listed(environ.get("QUARK_PLUGINS", ""))
         return cls(
             strict=environ.get("QUARK_STRICT_PLUGINS", "").strip().lower() not in {"", "0", "false", "no", "off"},
@@ -95,7 +96,7 @@ class Settings:
         )
 
     def left_out_by(self, source: Source) -> str | None:
-        """Return the variable that leaves this plugin out, or None."""
+        """Return the name of the environment variable that leaves this plugin out, or None if none does."""
         names = {source.distribution, normalized(source.entry_point)}
         if names & self.disabled:
             return "QUARK_DISABLED_PLUGINS"
@@ -103,7 +104,7 @@ class Settings:
 
 
 def name_in(requirement: str) -> str:
-    """Return the normalized name at the beginning of a requirement, which may be malformed.
+    """Return the normalized name at the beginning of a requirement. The rest may be malformed.
 
     >>> name_in("Quark_Core[all]>=1,<2")
     'quark-core'
@@ -116,21 +117,21 @@ def _listed(text: str) -> frozenset[str]:
 
 
 def _unmet(requirements: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """Return the requirements on the core that this core does not meet.
+    """Return the requirements on quark-core that the installed quark-core does not meet, each with a reason.
 
-    An installer refuses them, unless it is told to ignore dependencies.
+    An installer does not install such a plugin, unless a user tells it to ignore dependencies.
     """
     mine = [text for text in requirements if name_in(text) == CORE and text != f"{CORE}=={VERSION}"]
     if not mine:
         return ()
-    from packaging.requirements import InvalidRequirement, Requirement  # not above: a listing without third parties does without
+    from packaging.requirements import InvalidRequirement, Requirement  # not above: a listing without third-party plugins does not need it
 
     unmet = []
     for text in mine:
         try:
             requirement = Requirement(text)
         except InvalidRequirement:
-            unmet.append((f"'{text}'", "that is no requirement"))
+            unmet.append((f"'{text}'", "this text is not a valid requirement"))
             continue
         applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
         if applies and not requirement.specifier.contains(VERSION, prereleases=True):
@@ -139,14 +140,14 @@ def _unmet(requirements: Iterable[str]) -> tuple[tuple[str, str], ...]:
 
 
 def discover(path: Iterable[str] | None = None, group: str = GROUP) -> tuple[Candidate, ...]:
-    """Return all entry points of a group, of all distributions, in a stable order.
+    """Return the entry points of a group in all distributions, sorted by the name of the distribution.
 
-    Distributions may use the same entry-point name: all count. A distribution that is on the path twice
-    counts once, at its first place, as for imports.
+    If two distributions use the same name for an entry point, both entry points are returned. If a
+    distribution is on the path twice, only its first place counts, as for imports.
 
     Args:
-        path: Folders to search; ``sys.path`` by default.
-        group: Entry-point group; plugins use ``quark``.
+        path: Folders to search. The default is ``sys.path``.
+        group: Entry-point group. The group of plugins is ``"quark"``.
     """
     distributions = importlib_metadata.distributions() if path is None else importlib_metadata.distributions(path=list(path))
     by_name: dict[str, list[Candidate]] = {}

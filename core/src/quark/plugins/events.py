@@ -1,6 +1,6 @@
-"""Events that a run sends to listeners: frozen records, one class for each kind of event.
+"""Events that a run sends to listeners. Each kind of event is a class of frozen objects.
 
-Creating an event imports nothing.
+This module imports no torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from typing import Any, ClassVar
 import attrs
 
 EVENTS_VERSION = 1
-"""Increased if an event or a field is removed or changes its meaning, not if one is added."""
+"""Version of the events. It increases if an event or a field is removed or gets another meaning.
+
+It does not increase if an event or a field is added.
+"""
 
 
 def _read_only(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -35,9 +38,9 @@ class Event:
     elapsed: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the event as JSON values: ``event`` (its name), ``version``, and its fields.
+        """Return the event as a dictionary of JSON values: ``event`` (its name), ``version``, and its fields.
 
-        Numbers have at most six decimals; values that JSON lacks become None.
+        Numbers are rounded to six decimals. Numbers that JSON cannot represent (NaN, infinity) become None.
         """
         fields = {field.name: _plain(getattr(self, field.name)) for field in attrs.fields(type(self))}
         return {"event": self.name, "version": EVENTS_VERSION, **fields}
@@ -45,12 +48,12 @@ class Event:
 
 @attrs.frozen(kw_only=True)
 class RunStarted(Event):
-    """A run has begun; nothing is planned or read yet. Each run ends with one `RunFinished` or `RunFailed`.
+    """A run has begun. Nothing is planned or read yet. Each run ends with one `RunFinished` or `RunFailed`.
 
     Attributes:
-        source: Path of the checkpoint, or the class of a model in memory.
-        out: Directory that will be written; None if there is none.
-        scheme: Name of the scheme of most layers; None if there is none.
+        source: Path of the checkpoint, or name of the class of a model in memory.
+        out: Directory to which the run will write. None if the run writes no files.
+        scheme: Name of the scheme of most layers. None if their configuration is no named scheme.
         algorithms: Names of the algorithms, in the order of the configuration.
     """
 
@@ -63,15 +66,15 @@ class RunStarted(Event):
 
 @attrs.frozen(kw_only=True)
 class RunPlanned(Event):
-    """The plan of the run is made; no weight has been read or changed.
+    """The plan of the run is ready. No weight has been read or changed yet.
 
     Attributes:
         blocks: Number of decoder blocks of the model.
         layers: Number of layers to quantize.
-        samples: Calibration forwards of all processes; 0 if none are needed.
-        tokens: Calibration tokens.
-        two_passes: Whether each block runs twice, to save memory.
-        processes: Processes that share the run.
+        samples: Number of calibration forward passes of all processes together. 0 if the run needs none.
+        tokens: Number of calibration tokens.
+        two_passes: Whether the samples run through each block twice, to save memory.
+        processes: Number of processes that share the run.
     """
 
     name: ClassVar[str] = "run_planned"
@@ -88,11 +91,12 @@ class PhaseStarted(Event):
     """The run has begun another kind of work, which lasts until the next event of this kind.
 
     Attributes:
-        phase: In a block: ``"load"``, ``"transforms"``, ``"forward"``, ``"statistics"``, ``"solve"``,
-            ``"write"`` or ``"report"`` (measuring for the report). Outside blocks also ``"plan"``, ``"data"``
-            (calibration data are read), ``"validate"`` (transforms of the whole model), ``"select"``,
-            ``"evaluate"`` and ``"compare"`` (hidden states).
-        block: Full name of the block; None outside the blocks.
+        phase: Inside a block, the phase is ``"load"``, ``"transforms"``, ``"forward"``, ``"statistics"``,
+            ``"solve"``, ``"write"`` or ``"report"`` (the run measures for the report). Outside blocks it can
+            also be ``"plan"``, ``"data"`` (the run reads calibration data), ``"validate"`` (the run validates
+            transforms of the whole model), ``"select"``, ``"evaluate"`` or ``"compare"`` (the run compares
+            hidden states).
+        block: Full name of the block. None outside blocks.
     """
 
     name: ClassVar[str] = "phase_started"
@@ -118,22 +122,23 @@ class BlockStarted(Event):
 
 @attrs.frozen(kw_only=True)
 class BlockFinished(Event):
-    """A block is finished. Blocks come in order, each after its `BlockStarted`.
+    """A block is finished. Each block's `BlockStarted` comes before this event, and blocks come in order.
 
     Attributes:
-        block: As in `BlockStarted`.
-        number: As in `BlockStarted`.
-        total: As in `BlockStarted`.
-        outcome: ``"done"``; ``"resumed"`` if an interrupted run had finished the block; ``"other process"``
-            if another process works on it.
-        seconds: Time that it took.
-        seconds_left: Estimated time for the other blocks at the rate so far; None if it is unknown.
-        phases: Seconds by phase (see `PhaseStarted`), as in the report of the run. They count from the moment
-            when the metrics of the previous block were complete, before that block was written. The first
-            block also counts the forwards until they reach it.
-        figures: ``bytes`` of its float tensors, number of quantized ``layers``, and figures of plugins.
-            quark-workbench adds ``snr_db`` (the median signal-to-noise ratio of the layers' weights), and
-            the name ``worst`` and the ratio ``worst_snr_db`` of the layer with the lowest ratio.
+        block: Full name of the block, as in `BlockStarted`.
+        number: 1 for the first block, as in `BlockStarted`.
+        total: Number of blocks, as in `BlockStarted`.
+        outcome: ``"done"`` if this run has quantized the block, ``"resumed"`` if an earlier, interrupted run
+            did, or ``"other process"`` if another process of the run works on it.
+        seconds: Time that the block took.
+        seconds_left: Estimated time for the remaining blocks at the rate so far. None if it is unknown.
+        phases: Mapping from phase (see `PhaseStarted`) to seconds, as in the report of the run. The times
+            of a block begin when the metrics of the previous block are complete, before the previous block
+            is written. For the first block, they include the forward passes until they reach the block.
+        figures: ``bytes`` is the size of the block's float tensors, and ``layers`` is the number of quantized
+            layers. Plugins can add further figures. quark-workbench adds ``snr_db``, the median
+            signal-to-noise ratio of the layers' weights. It also adds the name (``worst``) and the ratio
+            (``worst_snr_db``) of the layer with the lowest ratio.
     """
 
     name: ClassVar[str] = "block_finished"
@@ -153,8 +158,8 @@ class BatchFinished(Event):
 
     Attributes:
         number: 1 for the first batch.
-        total: Number of batches; None if unknown.
-        seconds_left: Estimated time for the other batches at the rate so far; None if it is unknown.
+        total: Number of batches. None if it is unknown.
+        seconds_left: Estimated time for the remaining batches at the rate so far. None if it is unknown.
     """
 
     name: ClassVar[str] = "batch_finished"
@@ -165,10 +170,10 @@ class BatchFinished(Event):
 
 @attrs.frozen(kw_only=True)
 class Warned(Event):
-    """Something was logged below the logger ``quark`` at the level WARNING or above.
+    """The logger ``quark``, or a logger below it, has logged a message of level WARNING or above.
 
     Attributes:
-        message: The text.
+        message: Text of the message.
         level: ``"WARNING"``, ``"ERROR"`` or ``"CRITICAL"``.
         logger: Name of the logger.
     """
@@ -181,13 +186,13 @@ class Warned(Event):
 
 @attrs.frozen(kw_only=True)
 class Exported(Event):
-    """An export is complete under its final name.
+    """An export is complete, and its directory has its final name.
 
     Attributes:
-        path: The directory.
+        path: Directory of the export.
         exporter: Name of the exporter.
-        bytes: Size of all its files.
-        files: Number of its files.
+        bytes: Total size of the files in the directory.
+        files: Number of files in the directory.
     """
 
     name: ClassVar[str] = "exported"
@@ -199,10 +204,10 @@ class Exported(Event):
 
 @attrs.frozen(kw_only=True)
 class RunFailed(Event):
-    """The run has ended with an error or an interrupt; no event comes after this one.
+    """The run has ended with an error or an interrupt. It sends no further events.
 
     Attributes:
-        error: Class of the error, such as ``"CheckpointError"``, or ``"KeyboardInterrupt"``.
+        error: Name of the error's class, such as ``"CheckpointError"`` or ``"KeyboardInterrupt"``.
         message: Text of the error.
     """
 
@@ -213,7 +218,7 @@ class RunFailed(Event):
 
 @attrs.frozen(kw_only=True)
 class RunFinished(Event):
-    """The run has ended well, after ``elapsed`` seconds; no event comes after this one."""
+    """The run has ended without an error, ``elapsed`` seconds after it began. It sends no further events."""
 
     name: ClassVar[str] = "run_finished"
 
@@ -234,7 +239,7 @@ EVENTS: tuple[type[Event], ...] = (
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value to JSON values."""
+    """Convert a value to a value that JSON can represent."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):

@@ -1,4 +1,7 @@
-"""Failures of plugins: each is recorded, warned of once, and shown in every error that it may explain."""
+"""Failures of plugins.
+
+quark records each failure and warns about it once. Error messages that the failure may explain show it again.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,10 @@ STAGES = ("require", "import", "register", "call", "validate")
 
 
 def attempted(call: Callable[[], T], failed: Callable[[BaseException], T]) -> T:
-    """Return the result of a plugin's code, or ``failed(error)`` if it raises anything but KeyboardInterrupt.
+    """Return the result of ``call``, which runs code of a plugin. If it raises, return ``failed(error)``.
 
-    A plugin may raise a BaseException that is not an Exception: it exits, or its Rust library panics.
+    A KeyboardInterrupt is raised again. Other exceptions that are no subclass of Exception are caught too,
+    because a plugin may call ``sys.exit``, or its Rust library may panic.
     """
     try:
         return call()
@@ -29,7 +33,7 @@ def attempted(call: Callable[[], T], failed: Callable[[BaseException], T]) -> T:
 
 
 class PluginWarning(UserWarning):
-    """A plugin is broken, in part or in whole; everything else works without it."""
+    """A plugin, or a part of a plugin, is broken. Everything else works without this part."""
 
 
 @attrs.frozen
@@ -37,13 +41,14 @@ class PluginFailure:
     """One failure of one plugin.
 
     Attributes:
-        source: The plugin.
-        stage: Where it failed, one of `STAGES`: ``require`` (made for another core), ``import`` (its module),
-            ``register`` (names and signatures of its hooks), ``call`` (a hook raised) or ``validate`` (a
-            record or result of a hook).
-        error: Description, as a sentence.
-        fix: How to repair it.
-        exception: The exception that caused it, if there is one.
+        source: The plugin that failed.
+        stage: The stage at which the plugin failed, one of `STAGES`. ``"require"``: the plugin was written
+            for another core. ``"import"``: the import of its module raised. ``"register"``: the name or the
+            signature of a hook is wrong. ``"call"``: a hook raised. ``"validate"``: a hook returned something
+            else than records, or a record is not valid.
+        error: A sentence that describes the failure.
+        fix: A phrase that says how to repair the plugin, or how to work without it.
+        exception: The exception that caused the failure, or None if there was none.
     """
 
     source: Source
@@ -57,12 +62,12 @@ class PluginFailure:
 
 
 def leave_out(source: Source, error: BaseException | None = None) -> str:
-    """Return the fix that always helps: update the plugin, or leave it out.
+    """Return the advice to update the plugin or to leave it out, as a phrase for messages.
 
     Args:
         source: The plugin.
-        error: Error that it raised. If the plugin asked quark for an unknown name or argument, the fix says
-            where renamed ones are listed.
+        error: Error that the plugin raised. If the plugin used a name or an argument that quark does not
+            have, the advice also says where renamed names are listed.
     """
     if not source.distribution:
         return "correct it"
@@ -73,17 +78,20 @@ def leave_out(source: Source, error: BaseException | None = None) -> str:
 
 
 def warn_once(failures: Iterable[PluginFailure]) -> None:
-    """Warn of each failure; called once for a set of plugins, when all of them are in place."""
+    """Warn about each failure. A process calls this function once, after it has loaded all plugins."""
     for failure in failures:
         warnings.warn(str(failure), PluginWarning, stacklevel=2)
 
 
 def warn_of_unstated(sources: Iterable[Source]) -> None:
-    """Warn of plugins that state no version of the plugin API: quark may silently ignore renamed things."""
+    """Warn about plugins that state no version of the plugin API.
+
+    If such a plugin was written for an older version, quark may silently ignore what has been renamed since.
+    """
     for source in sources:
         message = (
-            f"{source} does not say which version of the plugin API it was written for, and this quark-core has version {API_VERSION}: "
-            "its parts under older names fail or are ignored. "
-            f"Fix: write QUARK_API = ({API_VERSION}, {API_VERSION}) in its module once it fits; {RENAMED}"
+            f"{source} does not say which version of the plugin API it was written for. This quark-core has version {API_VERSION}. "
+            "Parts of the plugin that use older names fail or are ignored. "
+            f"Fix: adapt the plugin, then write QUARK_API = ({API_VERSION}, {API_VERSION}) in its module; {RENAMED}"
         )
         warnings.warn(message, PluginWarning, stacklevel=2)

@@ -1,19 +1,21 @@
 """The hooks that a plugin may implement. These docstrings are the manual; their examples run as tests.
 
-A plugin is a module (or an object) that a distribution names in the entry-point group ``quark``::
+A plugin is a module (or an object) that implements one or more hooks of `QuarkHooks`. Each implementation is
+marked with `hookimpl`. The distribution names the module in the entry-point group ``quark``::
 
     [project.entry-points.quark]
     acme = "acme_quant.plugin"
 
-and that implements any hooks of `QuarkHooks`, each marked with `hookimpl`. Keep that module light: every
-listing imports it. Records point at other code by ``"module:attribute"``.
+Import little in that module, because every command that lists plugins imports it. Records point at other
+code by a string ``"module:attribute"``.
 
-The module may state for which versions of the plugin API it was written. A core of another version then
-leaves it out and says so::
+The module may state for which versions of the plugin API it was written. If the version of the installed core
+is not among them, quark does not use the plugin and warns about this::
 
     QUARK_API = (2, 2)  # lowest and highest; quark.plugins.API_VERSION is the version of the installed core
 
-In the examples a comment names the file of each part; the others are in ``examples/acme_quant``."""
+In the examples, a comment names the file that contains the code below it. Files that an example names but
+does not show are in ``examples/acme_quant``."""
 
 from __future__ import annotations
 
@@ -35,33 +37,40 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
 class QuarkHooks(ModelHooks):
-    """All hooks.
+    """All hooks that a plugin may implement.
 
-    **Provider hooks**, ``quark_register_*``, take no argument and return an iterable of records; a generator
-    is the natural form. Each plugin's hook is called by itself, once per process, when something is first
-    asked for:
+    **Provider hooks** have names that begin with ``quark_register_``. They have no parameters and return an
+    iterable of records; most plugins write them as generators. quark calls the hooks of each plugin
+    separately, once per process, when the program first needs a record of any plugin:
 
-    * Records are kept one by one: if a generator raises, its earlier records stay registered.
-    * An exception loses no other plugin's records. It is warned about once (`quark.plugins.PluginWarning`),
-      shown by ``quark plugins`` and by every "unknown name" message; ``QUARK_STRICT_PLUGINS=1`` raises it.
-    * Order does not matter. If two distributions claim a name, asking for that name is an error, unless one
-      record says ``replaces="other-distribution"``. Within one distribution, the first record of a name is
-      kept and the second is a failure.
-    * A plugin for another version of the plugin API (``QUARK_API``) is left out.
+    * Records are registered one by one. If a generator raises, the records that it yielded before stay
+      registered.
+    * If a hook raises, the records of other plugins stay registered. quark warns once about the exception
+      (`quark.plugins.PluginWarning`). ``quark plugins`` and every message about an unknown name also show it.
+      If ``QUARK_STRICT_PLUGINS=1`` is set, quark raises `quark.errors.PluginError` instead.
+    * The order of plugins does not matter. If two distributions register the same name, a lookup of that name
+      raises an error, unless one record says ``replaces="other-distribution"``. If one distribution registers
+      a name twice, the first record is used, and the second is recorded as a failure.
+    * If the plugin was written for other versions of the plugin API (``QUARK_API``), none of its hooks is
+      called.
 
-    pluggy calls the hooks of each plugin separately. Its features work within a plugin: several functions for
-    one hook (``specname=``), their order (``tryfirst=``, ``trylast=``), and wrappers (``wrapper=True``),
-    which get the results of only the plugin's own functions.
+    quark calls the hooks with pluggy. Within one plugin, the features of pluggy work: several functions for
+    one hook (``specname=``), their order (``tryfirst=``, ``trylast=``), and wrappers (``wrapper=True``). A
+    wrapper gets the results of functions of the same plugin only.
 
-    **The event hook** is for progress bars and loggers; it can neither change a result nor stop a run. **The
-    measuring hook** computes figures from tensors for the report; it changes nothing but the report.
+    **The event hook** is for progress bars and loggers. It can neither change a result nor stop a run.
+
+    **The measuring hook** computes figures from tensors for the report of a run. It can change the report
+    only.
     """
 
     @hookspec
     def quark_register_formats(self) -> Iterable[FormatRecord]:  # type: ignore[empty-body]
-        """Return the number formats of a plugin: element codes ↔ values, range, rounding, packing.
+        """Return the number formats of a plugin.
 
-        Each record points at a `quark.numbers.NumberFormat` value with the same name and number of bits.
+        A number format defines the codes of elements and their values, the range, the rounding and the
+        packing. Each record points at an instance of `quark.numbers.NumberFormat` that has the same name and
+        number of bits as the record.
 
         Example::
 
@@ -80,9 +89,10 @@ class QuarkHooks(ModelHooks):
 
     @hookspec
     def quark_register_observers(self) -> Iterable[ObserverRecord]:  # type: ignore[empty-body]
-        """Return the observers of a plugin: they turn the values of a tensor into the range of its scale.
+        """Return the observers of a plugin. An observer finds the range of values that a scale must cover.
 
-        Each record points at a `quark.numbers.Observer` class; configurations name it by ``class_name``.
+        Each record points at a subclass of `quark.numbers.Observer`. Configurations refer to the subclass by
+        the record's ``class_name``.
 
         Example::
 
@@ -101,10 +111,11 @@ class QuarkHooks(ModelHooks):
 
     @hookspec
     def quark_register_schemes(self) -> Iterable[SchemeRecord]:  # type: ignore[empty-body]
-        """Return the schemes of a plugin: names for layer configurations.
+        """Return the schemes of a plugin. A scheme is a layer configuration that has a name.
 
-        Each record points at a function that builds a fresh `quark.config.layer.QLayerConfig` and imports no
-        torch. Its keyword arguments are the scheme's options (``--scheme-option group_size=32``).
+        Each record points at a function that returns a new `quark.config.layer.QLayerConfig`. The function
+        must not import torch. Its keyword arguments are the options of the scheme
+        (``--scheme-option group_size=32``).
 
         Example::
 
@@ -127,12 +138,13 @@ class QuarkHooks(ModelHooks):
 
     @hookspec
     def quark_register_algorithms(self) -> Iterable[AlgorithmRecord]:  # type: ignore[empty-body]
-        """Return the algorithms of a plugin: transforms, roundings and block tunings.
+        """Return the algorithms of a plugin: transforms, roundings, block tunings and branches.
 
-        Each record points at two classes. The class of the settings is a `quark.config.algorithm.AlgoConfig`,
-        whose fields are the algorithm's options (``--algorithm-option acme_weighted.ratios=...``). The other
-        class implements the algorithm. The record of a transform also states its role (``role=``) and its
-        place among the other transforms of a run (``before=``, ``after=``).
+        Each record points at two classes. ``config`` is the class of the settings, a subclass of
+        `quark.config.algorithm.AlgoConfig`. Its fields are the options of the algorithm
+        (``--algorithm-option acme_weighted.ratios=...``). ``processor`` is the class that implements the
+        algorithm. The record of a transform also states the role of the transform (``role=``), and which
+        other transforms must run after or before it (``before=``, ``after=``).
 
         Example::
 
@@ -155,14 +167,16 @@ class QuarkHooks(ModelHooks):
     def quark_register_exporters(self) -> Iterable[ExporterRecord]:  # type: ignore[empty-body]
         """Return the checkpoint layouts of a plugin.
 
-        Each record points at a class that writes the layout: a `quark.checkpoint.Exporter`, or, for
-        safetensors files, a `quark.checkpoint.CheckpointExporter`, which streams, resumes and shares runs.
-        Keyword arguments of the class are the exporter's options (``--exporter-option level=9``).
+        Each record points at a class that writes the layout (``exporter``), a `quark.checkpoint.Exporter`. A
+        layout of safetensors files can use the subclass `quark.checkpoint.CheckpointExporter`. With it, a run
+        can write one decoder block at a time, resume after an interrupt, and use several processes. Keyword
+        arguments of the class are the exporter's options (``--exporter-option level=9``).
 
-        Further classes handle the checkpoints that ``quant_methods`` names: ``reader``
-        (`quark.checkpoint.LayoutReader`) makes models, ``dequantizer`` (`quark.checkpoint.Dequantizer`) makes
-        sources of a run, and ``inspector`` (`quark.checkpoint.inspection.Inspector`) says which runtimes load
-        them (``quark inspect``).
+        The record can also name classes for existing checkpoints whose ``quant_method`` is one of
+        ``quant_methods``. ``reader`` (`quark.checkpoint.LayoutReader`) loads such a checkpoint as a model.
+        ``dequantizer`` (`quark.checkpoint.Dequantizer`) returns its float tensors, so that it can be
+        quantized again. ``inspector`` (`quark.checkpoint.inspection.Inspector`) tells ``quark inspect`` which
+        runtimes load it.
 
         Example::
 
@@ -185,11 +199,12 @@ class QuarkHooks(ModelHooks):
 
     @hookspec
     def quark_register_selectors(self) -> Iterable[SelectorRecord]:  # type: ignore[empty-body]
-        """Return the selectors of a plugin: classes that choose a scheme for each group of layers.
+        """Return the selectors of a plugin. A selector chooses a scheme for each group of layers.
 
-        Each record points at a class with the protocol `quark_workbench.mixed_precision.SchemeSelector`; its
-        keyword arguments are the selector's options (``--selector-option KEY=VALUE``).
-        ``quark quantize --mixed`` gives it groups, candidates, sizes and a budget, and the selector chooses.
+        Each record points at a class with the protocol `quark_workbench.mixed_precision.SchemeSelector`. The
+        keyword arguments of the class are the selector's options (``--selector-option KEY=VALUE``).
+        ``quark quantize --mixed`` calls ``select`` with a ``problem``: the groups of layers, the candidate
+        schemes, the size of each group in each scheme, and a budget. ``select`` returns its choice.
 
         Example::
 
@@ -220,10 +235,11 @@ class QuarkHooks(ModelHooks):
     def quark_register_datasets(self) -> Iterable[DatasetRecord]:  # type: ignore[empty-body]
         """Return the sources of text of a plugin, for calibration and evaluation.
 
-        Each record points at a function that yields samples: texts, or chats, which are lists of messages
-        with ``role`` and ``content``. Its keyword arguments are the source's options
-        (``--calib acme_tickets --calib-option closed=true``). If the record has ``suffixes``, the function
-        gets the ``path`` of a file, and ``--calib tickets.acme`` finds it by the ending of the name.
+        Each record points at a function that yields samples. A sample is a text or a chat. A chat is a list
+        of messages, which are dictionaries with the keys ``role`` and ``content``. The keyword arguments of
+        the function are the options of the source (``--calib acme_tickets --calib-option closed=true``). A
+        source that reads files has ``suffixes`` in its record. quark chooses such a source by the ending of
+        the file name (``--calib tickets.acme``) and passes the file's path as the argument ``path``.
 
         Example::
 
@@ -245,9 +261,10 @@ class QuarkHooks(ModelHooks):
 
     @hookspec
     def quark_register_metrics(self) -> Iterable[MetricRecord]:  # type: ignore[empty-body]
-        """Return the metrics of a plugin: numbers for each token, for ``quark evaluate --metric NAME``.
+        """Return the metrics of a plugin, for ``quark evaluate --metric NAME``.
 
-        Each record points at a function of log-probabilities; its mean and standard error are reported.
+        Each record points at a function that computes one number for each token from log-probabilities.
+        ``quark evaluate`` prints the mean of the numbers and its standard error.
 
         Example::
 
@@ -269,9 +286,9 @@ class QuarkHooks(ModelHooks):
     def quark_register_commands(self) -> Iterable[CommandRecord]:  # type: ignore[empty-body]
         """Return the commands of a plugin, such as ``quark acme-tensors DIR``.
 
-        Each record points at a function, or at a ``typer.Typer`` with its own commands, which is loaded when
-        the command is called. An error that it raises becomes one sentence on stderr and exit code 2; raise
-        errors of `quark.errors` for that.
+        Each record points at a function, or at a ``typer.Typer`` that has subcommands. quark imports the
+        function when a user calls the command. If the function raises an error of `quark.errors`, the program
+        prints the message on stderr and exits with code 2.
 
         Example::
 
@@ -299,15 +316,16 @@ class QuarkHooks(ModelHooks):
 
     @hookspec
     def quark_on_event(self, event: Event) -> None:
-        """Receive an event of a run: it started, a block is finished, something was exported, it failed.
+        """Receive an event of a run. For example, a run has started, finished a block, or failed.
 
-        It is called in the process that works (the first, if there are several), between two pieces of work.
-        Return quickly, and write nothing to stdout, which may hold the answer of ``--json``. An exception is
-        logged once and ignored.
+        quark calls this hook in the process that does the work, between two steps of the work. If several
+        processes share the run, only the first one calls it. Return quickly, because the run waits. Write
+        nothing to stdout, because the program may print JSON there (``--json``). If the hook raises, quark
+        logs the first exception and ignores all of them.
 
         Args:
-            event: An instance of a subclass of `Event`, with a ``name``. Ignore events of other names,
-                because later versions may add some. An implementation may leave the argument out.
+            event: An instance of a subclass of `Event`, with a ``name``. Ignore events whose name you do not
+                know, because later versions may add events. An implementation may omit this parameter.
 
         Example::
 
@@ -325,14 +343,14 @@ class QuarkHooks(ModelHooks):
 
     @hookspec
     def quark_measure(self, moment: Moment) -> None:
-        """Measure tensors of a run while they are in memory, and add figures to its report.
+        """Measure tensors of a run while they are in memory, and add figures to the report of the run.
 
-        It is called in every process, also for runs inside other runs. The run waits for it, so it makes the
-        run longer. An exception is logged once and ignored.
+        quark calls this hook in every process, also for a run that is part of another run. The run waits
+        until the hook returns. If the hook raises, quark logs the first exception and ignores all of them.
 
         Args:
-            moment: An instance of a subclass of `quark.plugins.measuring.Moment`. Ignore moments that you do
-                not know, because later versions may add some.
+            moment: An instance of a subclass of `quark.plugins.measuring.Moment`. Ignore moments of a class
+                that you do not know, because later versions may add classes.
 
         Example::
 

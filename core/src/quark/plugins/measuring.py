@@ -1,4 +1,4 @@
-"""Moments of a run at which plugins can measure tensors for its report. This module imports no torch."""
+"""Moments of a run at which plugins can measure tensors for the report. This module imports no torch."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ import attrs
 class Moment:
     """A moment of a run. Its fields are the objects of the run, not copies.
 
-    A plugin may read them while its hook runs. It must not keep them, and may change only the report. Figures
-    that it adds to a block must be JSON values. A resumed run keeps them, and they are gathered from all
-    processes.
+    A plugin may read these objects while its hook runs. It must not store references to them, and must not
+    change any of them except the report. Figures that a plugin adds to a block of the report must be JSON
+    values. If a run is resumed, its report contains the figures of the earlier run. If several processes
+    share a run, the report contains the figures of all processes.
     """
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class ForwardsStarted(Moment):
-    """Calibration forwards are about to start; no decoder block has been changed.
+    """The calibration forward passes are about to start. No decoder block has been changed.
 
     Attributes:
         model: The float model.
-        blocks: Its decoder blocks (`quark.models.plan.decoder_blocks.Block`).
-        with_float: Whether each call has a second forward, of the float model
-            (`quark.calibration.forwards.current_forward` says which one runs).
+        blocks: Decoder blocks of the model (`quark.models.plan.decoder_blocks.Block`).
+        with_float: Whether there is a second forward pass of the float model for each sample.
+            `quark.calibration.forwards.current_forward` says which of the two is running.
         report: The report of the run (`quark.calibration.report.CalibrationReport`).
-        until_end: Enter contexts here, such as hooks. They are closed when the forwards have ended.
+        until_end: A stack of contexts that is closed after the last forward pass. A plugin can enter its own
+            contexts here, for example to remove the forward hooks that it adds to the model.
     """
 
     model: Any
@@ -41,12 +43,14 @@ class ForwardsStarted(Moment):
 
 @attrs.frozen(kw_only=True, eq=False)
 class InputSeen(Moment):
-    """The first tokens of the input of some layers, while its statistics are collected.
+    """A calibration run collects statistics of the input of some layers. The moment has its first tokens.
 
     Attributes:
-        x: The input, float, ``[tokens, K]``: a view of a larger tensor.
-        rounded: The quantized input, which the layers read; None if the input is not quantized.
-        samples: Store your sample here under the name of your plugin. `LayersRounded.inputs` returns it.
+        x: The float input, a tensor of shape ``[tokens, K]`` with K input channels. It is a view of a larger
+            tensor.
+        rounded: The quantized input, from which the layers compute. None if the input is not quantized.
+        samples: A dictionary in which a plugin can store a sample of the input, under the name of the plugin.
+            `LayersRounded.inputs` contains the sample later.
     """
 
     x: Any
@@ -56,14 +60,17 @@ class InputSeen(Moment):
 
 @attrs.frozen(kw_only=True, eq=False)
 class LayersRounded(Moment):
-    """The layers of a block are rounded. The model still has the float layers, which are replaced next.
+    """The layers of a block are rounded. The model still has the float layers. quark replaces them next.
 
     Attributes:
-        block: Full name of the block, which all forwards have left; None for layers outside the blocks.
-        model: The model.
-        layers: The quantized layers, by full name.
-        inputs: Samples that plugins have stored (`InputSeen.samples`), by full name, for some layers.
-        report: The report of the run. Its ``weights``, ``histograms`` and ``blocks`` take figures.
+        block: Full name of the block. All samples have run through the block. None for layers outside the
+            blocks.
+        model: The model, with the float layers of this block.
+        layers: Mapping from the full name of a layer to the quantized layer.
+        inputs: Mapping from the full name of a layer to the samples that plugins stored in
+            `InputSeen.samples`. It contains only some of the layers.
+        report: The report of the run. Plugins can add figures to its ``weights``, ``histograms`` and
+            ``blocks``.
     """
 
     block: str | None

@@ -1,4 +1,4 @@
-"""Hooks for things that depend on models: families, layer types, quantization modes, graph operators."""
+"""Hooks that register model families, layer types, quantization modes and graph operators."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ hookspec = pluggy.HookspecMarker(PROJECT)
 
 
 class ModelHooks:
-    """Hooks about models, which `quark.plugins.hookspecs.QuarkHooks` inherits."""
+    """Hooks about models. `quark.plugins.hookspecs.QuarkHooks` inherits from this class."""
 
     @hookspec
     def quark_register_templates(self) -> Iterable[TemplateRecord]:  # type: ignore[empty-body]
-        """Return the model families of a plugin, each named as its ``config.model_type``.
+        """Return the model families of a plugin. The name of a family is its ``config.model_type``.
 
-        Each record points at a `quark.config.architecture.Architecture`. If transformers does not know the
-        family, the record also names the module that registers its model class (``modeling``).
+        Each record points at an instance of `quark.config.architecture.Architecture`. If transformers does
+        not know the family, the record also names the module that registers the model class with
+        transformers (``modeling``).
 
         Example::
 
@@ -48,7 +49,9 @@ class ModelHooks:
 
     @hookspec
     def quark_register_layer_types(self) -> Iterable[LayerTypeRecord]:  # type: ignore[empty-body]
-        """Return the layer types of a plugin: the quantized classes of float layers. Core has this hook too.
+        """Return the layer types of a plugin. quark-core registers the layer types of torch by this hook too.
+
+        Each record names a class of float layers, and the class that replaces it in a quantized model.
 
         Example::
 
@@ -80,7 +83,8 @@ class ModelHooks:
     def quark_register_quant_modes(self) -> Iterable[QuantModeRecord]:  # type: ignore[empty-body]
         """Return the quantization modes of a plugin: ways to quantize a model other than layer by layer.
 
-        Each record points at two functions, which `ModelQuantizer` calls for ``QConfig(quant_mode=NAME)``.
+        A user chooses a mode with ``QConfig(quant_mode=NAME)``. Each record points at two functions that
+        `ModelQuantizer` then calls: ``plan`` and ``quantize``.
 
         Example::
 
@@ -110,8 +114,9 @@ class ModelHooks:
     def quark_register_graph_ops(self) -> Iterable[GraphOpRecord]:  # type: ignore[empty-body]
         """Return the operators of a plugin that FX graph mode quantizes.
 
-        The distribution quark-graph has this mode, and registers torch's operators by this hook. Each record
-        names an operator as in torch's schemas, and its activations, weight and bias.
+        The distribution quark-graph provides FX graph mode and registers the operators of torch by this hook.
+        Each record names an operator in the form of torch's schemas. It also says which arguments of the
+        operator are activations, weight and bias.
 
         Example::
 

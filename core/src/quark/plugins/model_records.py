@@ -1,4 +1,4 @@
-"""Records about models: families (templates), layer types, quantization modes, graph operators."""
+"""Records of model families (templates), layer types, quantization modes and graph operators."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ _OPERATOR = re.compile(r"\w+::\w+")
 
 @attrs.frozen(kw_only=True)
 class TemplateRecord(Record):
-    """A model family; its name is ``config.model_type``.
+    """A model family. The name of the record is the ``config.model_type`` of its models.
 
     Attributes:
-        architecture: Reference to a `quark.config.architecture.Architecture`.
-        modeling: Module that registers the model class with transformers (``AutoConfig.register``,
-            ``AutoModelForCausalLM.register``), such as ``"acme_quant.modeling"``. It is imported when a
-            ``config.json`` of this model type is read. None if transformers knows the class.
-        example: Reference to a function that takes a model type and returns a tiny float model, on which the
-            conformance suite checks the facts (see `quark_devkit`). If None, and if transformers knows the
-            family, the suite builds one from a small configuration.
+        architecture: Reference to an instance of `quark.config.architecture.Architecture`.
+        modeling: Name of the module that registers the model class with transformers
+            (``AutoConfig.register``, ``AutoModelForCausalLM.register``), such as ``"acme_quant.modeling"``.
+            quark imports the module when it reads a ``config.json`` of this model type. None if transformers
+            knows the class.
+        example: Reference to a function that takes a model type and returns a tiny float model. The
+            conformance suite compares ``architecture`` with this model (see `quark_devkit`). If None, and if
+            transformers knows the family, the suite builds a model from a small configuration.
     """
 
     architecture: Reference | None = attrs.field(converter=as_reference, metadata=_ARCHITECTURE)
@@ -44,11 +45,12 @@ class TemplateRecord(Record):
 
 @attrs.frozen(kw_only=True)
 class RunTimeTemplate(TemplateRecord):
-    """A template that a program registers for itself; its name is any ``config.model_type``.
+    """A template that a program registers while it runs. Its name may be any ``config.model_type``.
 
     Attributes:
-        architecture: Facts about the family; None if they are inferred from a model's modules.
-        template: The `quark.config.templates.LLMTemplate` that was registered.
+        architecture: Reference to the facts about the family. None if quark infers the facts from the modules
+            of a model.
+        template: The `quark.config.templates.LLMTemplate` that the program registered.
     """
 
     name: str = attrs.field(validator=check_run_time_name)
@@ -60,23 +62,25 @@ class RunTimeTemplate(TemplateRecord):
 class LayerTypeRecord(Record):
     """A class of float layers, and the class that replaces it in a quantized model.
 
-    The record applies to the class itself and to subclasses that override nothing; other subclasses may
-    compute something else. The check does not import the class's module.
+    The record applies to layers of the class itself, and to layers of subclasses that override nothing. It
+    does not apply to other subclasses, which may compute something else. quark compares class names for this,
+    and does not import the module of the class.
 
     Attributes:
-        layer: Reference to the float class, a ``torch.nn.Module`` with a parameter ``weight``, and perhaps
-            ``bias``.
-        quantized: Reference to a subclass of `quark.models.layers.QuantizedLayer`. None for layers that stay
-            float, although they are subclasses of ``torch.nn.Linear`` that compute the same.
-        planned_as: Name of the layer type that configurations, plans and algorithms use for such layers; None
-            means their own. A layer that is planned as ``"linear"`` is rounded by any algorithm for linear
-            layers.
-        transposed: Whether the float class keeps its weight ``[in, out / groups, …]``, input channels first,
-            where ``groups`` is an attribute of the layer or 1. Channels, groups and scales are counted on
-            ``[out, in / groups, …]``.
-        lookup: Whether its input is indices, which are not quantized; this implies ``by_name``.
-        by_name: Whether such layers are quantized only if a pattern or a type names them, and not by a global
-            configuration.
+        layer: Reference to the float class, a subclass of ``torch.nn.Module`` with a parameter ``weight`` and
+            optionally a parameter ``bias``.
+        quantized: Reference to a subclass of `quark.models.layers.QuantizedLayer`. None if such layers must
+            stay float, although they are subclasses of ``torch.nn.Linear`` that compute the same.
+        planned_as: Name of the layer type that configurations, plans and algorithms use for such layers, such
+            as ``"linear"``. All algorithms for linear layers can round a layer that is planned as
+            ``"linear"``. None if such layers are planned under the name of this record.
+        transposed: Whether the weight of the float class has the input channels first, with the shape
+            ``[in, out / groups, …]``. ``groups`` is the layer's attribute of that name, or 1 if there is no
+            such attribute. The axes of a configuration refer to the shape ``[out, in / groups, …]``.
+        lookup: Whether the input of the layer consists of indices, which cannot be quantized. ``by_name`` is
+            then True.
+        by_name: Whether such layers are quantized only if the configuration has a pattern or a layer type for
+            them. The global configuration does not apply to them.
     """
 
     layer: Reference = attrs.field(converter=as_reference, metadata=class_reference("torch.nn:Module"))
@@ -91,7 +95,7 @@ class LayerTypeRecord(Record):
     @by_name.validator
     def _check_by_name(self, _: Any, by_name: bool) -> None:
         if self.lookup and not by_name:
-            raise ValueError(f"'{self.name}' takes indices (lookup), and such layers are quantized only by name: leave by_name out")
+            raise ValueError(f"'{self.name}' has lookup=True, and such layers are quantized only by name: leave by_name out")
 
 
 def _check_operators(_: Any, attribute: Any, values: tuple[str, ...]) -> None:
@@ -99,7 +103,7 @@ def _check_operators(_: Any, attribute: Any, values: tuple[str, ...]) -> None:
         raise ValueError(f"{attribute.name} is empty: name an operator of torch, such as 'aten::add'")
     for value in values:
         if not _OPERATOR.fullmatch(value):
-            raise ValueError(f"{attribute.name} holds {value!r}: write 'namespace::name', as torch's schemas do, without the overload")
+            raise ValueError(f"{attribute.name} contains {value!r}: write 'namespace::name', as torch's schemas do, without the overload")
 
 
 @attrs.frozen(kw_only=True)
@@ -109,14 +113,15 @@ class QuantModeRecord(Record):
     ``QConfig(quant_mode=NAME)`` chooses it.
 
     Attributes:
-        plan: Reference to a function ``plan(model, config)`` that returns a printable plan and changes
-            nothing.
+        plan: Reference to a function ``plan(model, config)`` that returns an object to print as the plan of
+            the run. The function must not change the model.
         quantize: Reference to a function ``quantize(model, config, data)`` that quantizes a model and returns
-            it, with the attributes ``quant_config``, ``quark_plan`` and ``quark_quantized``. ``data`` are the
-            calibration data given to `ModelQuantizer.quantize_model`.
+            it. The function sets the attributes ``quant_config``, ``quark_plan`` and ``quark_quantized`` of
+            the model. ``data`` is the calibration data that the user passed to
+            `ModelQuantizer.quantize_model`.
 
     Raises:
-        ValueError: As `Record` does.
+        ValueError: A field is malformed (see `Record`).
     """
 
     plan: Reference = attrs.field(converter=as_reference, metadata=function_reference())
@@ -125,33 +130,34 @@ class QuantModeRecord(Record):
 
 @attrs.frozen(kw_only=True)
 class GraphOpRecord(Record):
-    """An operator in the graph of a model, and which of its tensors FX graph mode quantizes.
+    """An operator in the graph of a model. The record says which of its tensors FX graph mode quantizes.
 
-    Tensors have the names of the arguments in the operator's schema
-    (``torch.ops.aten.linear.default._schema``).
+    A tensor is named by the argument in the operator's schema (``torch.ops.aten.linear.default._schema``).
 
     Attributes:
-        operators: Full names without overloads, such as ``("aten::add",)``. An in-place operator, such as
-            ``aten::add_``, is replaced by the plain one before records are looked up.
+        operators: Full names of the operator without overloads, such as ``("aten::add",)``. Do not list
+            in-place operators, such as ``aten::add_``: quark replaces them by the plain operators first.
         modules: Names of the module classes that consist of this one operator, such as ``("Conv2d",)``.
-            ``layer_type_quant_config`` may use them too, and the operator in such a module has the module's
-            name.
-        inputs: Arguments that are activations; if empty, every tensor but ``weight`` and ``bias``.
-        layer_type: Name of the registered layer type (`LayerTypeRecord`) that computes the same. Its weight,
-            and activations with scales of channels or groups, are then quantized as in eager mode. None if
-            there is none.
-        weight: Argument that is the weight of such a layer; None if there is none.
-        bias: Argument that is its bias.
-        moves_values: Whether each output value is one of the inputs' values, or 0, as for ``cat`` and
-            ``relu``. Inputs and outputs then share a quantizer, if it has one static scale.
-        continues: Whether the operator is computed together with the one in front of it, as with ``relu``. If
-            nothing else reads the tensor between the two, that tensor is not quantized.
-        example: Reference to a function that takes the record's name and returns a module and a tuple of its
-            arguments. The module's graph has this operator; for the conformance suite.
+            ``layer_type_quant_config`` accepts these names too. The operator in such a module has the
+            module's name.
+        inputs: Names of the arguments that are activations. If empty, every tensor is an activation except
+            ``weight`` and ``bias``.
+        layer_type: Name of the registered layer type (`LayerTypeRecord`) that computes the same as the
+            operator. The weight is then quantized as in eager mode, and so are activations that have scales
+            per channel or per group. None if no layer type computes the same.
+        weight: Name of the argument that is the weight of the layer, or None if the operator has no weight.
+        bias: Name of the argument that is the bias of the layer, or None if the operator has no bias.
+        moves_values: Whether each output value is 0 or one of the input values, as for ``cat`` and ``relu``.
+            Inputs and outputs then share a quantizer if the quantizer has one static scale.
+        continues: Whether the operator is computed together with the operator before it, as with ``relu``.
+            If no other operator reads the tensor between the two, this tensor is not quantized.
+        example: Reference to a function that takes the record's name. It returns a module whose graph has
+            this operator, and a tuple of arguments for the module. The conformance suite calls the function.
 
     Raises:
-        ValueError: As `Record` does; or an operator is not written in torch's form; or one of weight and
-            layer type is missing.
+        ValueError: A field is malformed (see `Record`), or an operator is not written in the form of torch's
+            schemas. Or the record has only one of ``weight`` and ``layer_type``, or ``bias`` without
+            ``weight``.
     """
 
     operators: tuple[str, ...] = attrs.field(converter=as_strings, validator=_check_operators)
@@ -174,5 +180,5 @@ class GraphOpRecord(Record):
 
     @property
     def type_names(self) -> tuple[str, ...]:
-        """Names of the operator in ``layer_type_quant_config``."""
+        """The names that ``layer_type_quant_config`` accepts for the operator."""
         return (self.name, *self.aliases, *self.modules)

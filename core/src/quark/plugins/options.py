@@ -1,12 +1,13 @@
-"""Options of schemes, algorithms, observers and exporters: read from code, and checks of given values.
+"""Options of schemes, algorithms, observers and exporters: they are read from code, and values are checked.
 
 A plugin need not declare options. The options of a scheme are the keyword arguments of its function. The
 options of an algorithm are the fields of its settings, and the options of an exporter are the keyword
-arguments of its class. Help comes from their docstrings (``Args:``, ``Attributes:``), and further facts from
-an annotation: ``share: Annotated[float, OptionNote(examples=(0.9,))] = 1.0``.
+arguments of its class. The help texts of options come from the docstrings of the function or class
+(``Args:``, ``Attributes:``). An annotation can add an `OptionNote`, as in
+``share: Annotated[float, OptionNote(examples=(0.9,))] = 1.0``.
 
-A record may still declare options (`quark.plugins.Option`), so that they are listed without an import. The
-declaration is compared with the code when the code is loaded.
+A record may declare its options (`quark.plugins.Option`), so that quark can list them without an import.
+quark compares the declared options with the code when it loads the code.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from quark.base.names import closest
 from quark.errors import ConfigError, QuarkError
 
 REQUIRED: Any = inspect.Parameter.empty
-"""Default of an option that has none."""
+"""Marker in `Option.default` for an option without a default."""
 
 _UNIONS = (typing.Union, types.UnionType)
 
@@ -35,15 +36,17 @@ def _pairs(values: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> tuple[tuple
 
 @attrs.frozen
 class OptionNote:
-    """Hints for the check that every option changes a result.
+    """Hints for the conformance check that every option changes a result.
 
     Attributes:
-        examples: Values other than the default, which change a result; needed if the type and the
-            default give none.
-        beside: Values of other options, by name, without which this option has no effect; kept as pairs.
-        is_cost_only: Whether the option changes only speed or memory, and results at most by rounding.
-        in_checks: Value that the conformance suite uses instead of the default, for an algorithm of many
-            steps; None for the default. The checks of harm and ``quark check --all`` use the default.
+        examples: Values that differ from the default and change a result. They are needed if the check
+            cannot derive such values from the type and the default.
+        beside: Pairs of the name and the value of other options. This option has an effect only if the other
+            options have these values.
+        is_cost_only: Whether the option changes only speed or memory. It may then change results by rounding
+            errors.
+        in_checks: Value that the conformance suite uses instead of the default, for an algorithm with many
+            steps; None for the default. The checks of harm and ``quark check --all`` always use the default.
     """
 
     examples: tuple[Any, ...] = ()
@@ -54,15 +57,18 @@ class OptionNote:
 
 @attrs.frozen
 class Option:
-    """One option.
+    """An option of a scheme, an algorithm, an observer, an exporter, a selector or a dataset.
 
     Attributes:
-        name: Name that a user writes.
-        type: Type of its values: as annotated, or of the default; `typing.Any` if neither says one.
-        default: Value if a user gives none; `REQUIRED` if one is needed.
-        help: Its text in the docstring, on one line.
-        is_converted: Whether the target converts the value, so that other types are accepted.
-        note: Note of its annotation. Without one, the allowed values of a field are the note's examples.
+        name: Name by which a user sets the option.
+        type: Annotated type of the values. If there is no annotation, the type of the default. `typing.Any`
+            if the default is None or missing too.
+        default: Value of the option if a user does not set it. `REQUIRED` if a user must set it.
+        help: Text about the option from the docstring, on one line.
+        is_converted: Whether the function or class converts the value itself. quark then accepts values of
+            all types.
+        note: The `OptionNote` of the annotation. If there is none, a note whose examples are the values that
+            the validator of the attrs field allows.
     """
 
     name: str
@@ -74,7 +80,7 @@ class Option:
 
     @property
     def type_text(self) -> str:
-        """The type as it is written in an annotation."""
+        """The type as text, in the form of an annotation, without the names of modules."""
         text = self.type.__name__ if isinstance(self.type, type) and not typing.get_args(self.type) else str(self.type)
         return re.sub(r"\b(?:\w+\.)+(?=\w)", "", text)
 
@@ -83,19 +89,22 @@ class Option:
         return f"{self.name}{default} ({self.type_text})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
+        """Return the option as a dictionary of JSON values.
+
+        A default that is no JSON value is replaced by its ``repr``.
+        """
         required = self.default is REQUIRED
         default = None if required else self.default if _is_json(self.default) else repr(self.default)
         return {"name": self.name, "type": self.type_text, "default": default, "required": required, "help": self.help}
 
 
 def options_of(target: Callable[..., Any], without: Iterable[str] = ()) -> tuple[Option, ...]:
-    """Return the options of a function or a class: its keyword arguments.
+    """Return the options of a function or a class, which are its keyword arguments.
 
-    Options of an attrs class are its fields, except legacy and unused ones.
+    The options of an attrs class are its fields, except fields whose metadata say "legacy" or "unused".
 
     Args:
-        target: Function or class that is called with the options.
+        target: Function or class that accepts the options.
         without: Names of arguments that are not options.
     """
     hints, helps, left_out = _hints(target), _helps(target), set(without)
@@ -117,12 +126,12 @@ def options_of(target: Callable[..., Any], without: Iterable[str] = ()) -> tuple
 
 
 def settings_options(config: type[Any]) -> tuple[Option, ...]:
-    """Return the options of an algorithm: the fields of its settings, except its name."""
+    """Return the options of an algorithm, which are the fields of its settings, except ``name``."""
     return options_of(config, without=("name",))
 
 
 def observer_options(observer: type[Any]) -> tuple[Option, ...]:
-    """Return the options of an observer: the class attributes that its ``options`` names."""
+    """Return the options of an observer: the class attributes that its attribute ``options`` lists."""
     helps, hints = _helps(observer), _hints(observer, of_attributes=True)
     values = {name: getattr(observer, name, REQUIRED) for name in getattr(observer, "options", ())}
     return tuple(
@@ -132,14 +141,14 @@ def observer_options(observer: type[Any]) -> tuple[Option, ...]:
 
 
 def dataset_options(samples: Callable[..., Any]) -> tuple[Option, ...]:
-    """Return the options of a source of text: keyword arguments of its function, except ``path``."""
+    """Return the options of a source of text, which are the arguments of its function, except ``path``."""
     return options_of(samples, without=("path",))
 
 
 def disagreement(declared: Sequence[Option], actual: Sequence[Option]) -> str | None:
-    """Return how declared options differ from the options of the code, as a verb phrase, or None.
+    """Return a verb phrase that says how the declared options differ from the actual options of the code.
 
-    This compares names, types and defaults.
+    Names, types and defaults are compared. Return None if they are equal.
     """
     by_name = {option.name: option for option in actual}
     for option in declared:
@@ -152,14 +161,14 @@ def disagreement(declared: Sequence[Option], actual: Sequence[Option]) -> str | 
 
 
 def checked(whose: str, known: Sequence[Option], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values, converted to the options' types.
+    """Return the values of options, converted to the types of the options.
 
-    An integer becomes a float, and a list a tuple, if the option has that type.
+    If the type of the option is float, an integer becomes a float. If it is a tuple, a list becomes a tuple.
 
     Args:
-        whose: Owner of the options, for messages: ``"the scheme 'mx6'"``.
-        known: All its options.
-        given: Values by name.
+        whose: Owner of the options, for messages, such as ``"the scheme 'mx6'"``.
+        known: All options of the owner.
+        given: Mapping from the name of an option to the value that a user gave.
 
     Raises:
         ConfigError: (a ValueError) An option is unknown, or a value has another type. The message lists the
@@ -173,24 +182,24 @@ def checked(whose: str, known: Sequence[Option], given: Mapping[str, Any]) -> di
             hint = f" Did you mean '{near}'?" if near else ""
             wrong.append(f"{whose} has no option '{name}'.{hint}")
         elif not by_name[name].is_converted and not _fits(value, by_name[name].type):
-            wrong.append(f"{whose} wants {by_name[name].type_text} for the option '{name}', not {value!r} ({type(value).__name__}).")
+            wrong.append(f"{whose} needs {by_name[name].type_text} for the option '{name}', not {value!r} ({type(value).__name__}).")
     if wrong:
         raise ConfigError(f"{' '.join(wrong)} Its options: {', '.join(map(str, known)) or 'none'}")
     return {name: _converted(value, by_name[name].type) for name, value in given.items()}
 
 
 def called(whose: str, target: Callable[..., Any], given: Mapping[str, Any]) -> Any:
-    """Call ``target`` with options that have been `checked`.
+    """Return the result of ``target``, called with the options ``given``. `checked` has checked these.
 
     Raises:
-        ConfigError: (a ValueError) The target refuses a value.
+        ConfigError: (a ValueError) ``target`` raises a TypeError or a ValueError.
     """
     try:
         return target(**given)
     except QuarkError:
         raise
     except (TypeError, ValueError) as error:
-        # Errors of attrs' validators carry the message first, and then the objects that it is about.
+        # The first argument of an error from an attrs validator is the message; the others are objects.
         values = ", ".join(f"{name}={value!r}" for name, value in given.items())
         raise ConfigError(f"{whose} refuses {values}: {error.args[0] if error.args else error}") from error
 
@@ -216,13 +225,16 @@ def _plain(hint: Any) -> Any:
 
 
 def _note(hint: Any) -> OptionNote | None:
-    """Return the note in an annotation."""
+    """Return the `OptionNote` in an annotation, or None if the annotation has none."""
     notes = (note for note in getattr(hint, "__metadata__", ()) if isinstance(note, OptionNote))
     return next(notes, None)
 
 
 def _allowed(validator: Any) -> tuple[Any, ...]:
-    """Return the values that a field's validator `attrs.validators.in_` allows; empty without one."""
+    """Return the values that a field's validator `attrs.validators.in_` allows.
+
+    Return an empty tuple if the field has another validator or none.
+    """
     inner = getattr(validator, "validator", validator)
     return tuple(getattr(inner, "options", ()))
 
@@ -232,7 +244,10 @@ def _hint_of(default: Any) -> Any:
 
 
 def _helps(target: Callable[..., Any]) -> dict[str, str]:
-    """Return the help of each argument from docstrings; a class has the entries of its bases too."""
+    """Return a dictionary from the name of an argument to its help text in the docstring.
+
+    For a class, the docstrings of its base classes count too.
+    """
     helps: dict[str, str] = {}
     for owner in reversed(inspect.getmro(target)) if isinstance(target, type) else (target,):
         helps |= _entries(inspect.cleandoc(owner.__doc__ or "")) if owner is not object else {}
@@ -240,7 +255,10 @@ def _helps(target: Callable[..., Any]) -> dict[str, str]:
 
 
 def _entries(doc: str) -> dict[str, str]:
-    """Return the entries of the sections ``Args:`` and ``Attributes:`` of a docstring, each on one line."""
+    """Return a dictionary from name to text, from the sections ``Args:`` and ``Attributes:`` of a docstring.
+
+    Each text is joined to one line.
+    """
     entries: dict[str, list[str]] = {}
     current: list[str] | None = None
     inside = False
@@ -258,9 +276,9 @@ def _entries(doc: str) -> dict[str, str]:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Return whether a value, such as one from JSON, has an annotated type.
+    """Return whether a value has the type of an annotation. A list from JSON counts as a tuple.
 
-    The target checks all types that this function does not know.
+    Return True for types that this function does not know. The function or class checks these itself.
     """
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in _UNIONS:

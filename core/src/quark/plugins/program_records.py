@@ -16,32 +16,34 @@ from quark.plugins.records import Record
 
 @attrs.frozen(kw_only=True)
 class ExporterRecord(Record):
-    """A checkpoint layout: the classes that write it, read it, and make a float checkpoint of it.
+    """A checkpoint layout. The record names the classes that write, load and dequantize such checkpoints.
 
-    ``quant_methods`` and ``marks`` say which checkpoints the reader and the dequantizer get. They are
-    compared with ``quantization_config`` in the checkpoint's ``config.json``. If several layouts fit, the
-    layout with the most marks is used.
+    quark compares ``quant_methods`` and ``marks`` with the ``quantization_config`` in a checkpoint's
+    ``config.json``, to find the layout of the checkpoint. If several layouts fit, the layout with the most
+    marks is used.
 
     Attributes:
-        exporter: Reference to a class with the protocol `quark.checkpoint.Exporter`; None if the plugin does
+        exporter: Reference to a class with the protocol `quark.checkpoint.Exporter`. None if the plugin does
             not write the layout.
-        reader: Reference to a class that derives from `quark.checkpoint.LayoutReader`; None if the plugin
+        reader: Reference to a class that derives from `quark.checkpoint.LayoutReader`. None if the plugin
             does not load the layout.
-        dequantizer: Reference to a class with the protocol `quark.checkpoint.Dequantizer`; None if a
+        dequantizer: Reference to a class with the protocol `quark.checkpoint.Dequantizer`. None if a
             checkpoint of this layout cannot be quantized again.
         inspector: Reference to a class with the protocol `quark.checkpoint.inspection.Inspector`, which says
-            how runtimes load a checkpoint of this layout; None if the plugin does not know. It needs a
-            reader.
+            how runtimes load a checkpoint of this layout. None if the plugin does not know. A record with an
+            inspector needs a reader too.
         quant_methods: Values of ``quant_method`` in checkpoints of this layout.
-        marks: Further keys of ``quantization_config``, with the values that they have in this layout.
-        files: Patterns (``fnmatch``) of the file names that the exporter writes beside ``config.json`` and
-            safetensors files. Without ``quant_methods``, the exporter writes only these files, and its export
-            may share a directory with another. With ``overwrite``, an earlier export is replaced only if
-            nothing else is in its directory.
+        marks: Mapping from further keys of ``quantization_config`` to the values that they have in this
+            layout.
+        files: Patterns (``fnmatch``) of the names of the files that the exporter writes, except
+            ``config.json`` and safetensors files. If ``quant_methods`` is empty, the exporter writes only
+            files that match, and another export may be in the same directory. With ``overwrite``, quark
+            replaces an earlier export only if the directory contains no other files.
 
     Raises:
-        ValueError: As `Record` does; or there is a reader or a dequantizer without quant_methods, an
-            inspector without a reader, or no class that writes or reads.
+        ValueError: A field is malformed (see `Record`). Or the record has a reader or a dequantizer without
+            ``quant_methods``, or an inspector without a reader. Or it has neither exporter nor reader nor
+            dequantizer.
     """
 
     exporter: Reference | None = attrs.field(
@@ -62,7 +64,7 @@ class ExporterRecord(Record):
         if self.inspector is not None and self.reader is None:
             raise ValueError(f"the layout '{self.name}' has an inspector, which needs the result of a reader: name a reader too")
         if (self.reader is not None or self.dequantizer is not None) and not self.quant_methods:
-            raise ValueError("a layout with a reader or a dequantizer says in quant_methods which checkpoints it reads")
+            raise ValueError("a layout with a reader or a dequantizer needs quant_methods: list the 'quant_method' of its checkpoints")
 
     def fits(self, block: Mapping[str, Any]) -> bool:
         """Return whether a checkpoint with that ``quantization_config`` has this layout."""
@@ -71,20 +73,22 @@ class ExporterRecord(Record):
 
 @attrs.frozen(kw_only=True)
 class DatasetRecord(Record):
-    """A source of text for calibration and evaluation: a named data set, or files of one kind.
+    """A source of text for calibration and evaluation. It is a named data set, or reads files of one kind.
 
     Attributes:
         samples: Reference to a function that yields the samples, always in the same order. A sample is a
-            text; or a chat, which is a list of messages with the keys ``role`` and ``content``; or a
-            dictionary with an ``image`` or ``audio`` and its ``text``. Keyword arguments are the source's
-            options. A source that reads files also has the argument ``path``, the path of a file.
-        suffixes: Endings of the files that it reads, such as ``".jsonl"``; empty for a named data set.
-        example: Reference to a function that writes a small file of the kind to a path, for the conformance
-            suite; for a source that reads files.
-        is_online: Whether the data are downloaded; the conformance suite then does not read them.
+            text, a chat, or a dictionary. A chat is a list of messages with the keys ``role`` and
+            ``content``. A dictionary has the key ``text`` and one of the keys ``image`` and ``audio``. The
+            keyword arguments of the function are the options of the source. If the source reads files, the
+            function also has the argument ``path``, the path of a file.
+        suffixes: Endings of the names of the files that the source reads, such as ``".jsonl"``. Empty for a
+            named data set.
+        example: Reference to a function that writes a small file of this kind to a path, for the conformance
+            suite. Only a source that reads files needs it.
+        is_online: Whether the source downloads its data. The conformance suite does not read such a source.
 
     Raises:
-        ValueError: As `Record` does; or an ending does not begin with a dot.
+        ValueError: A field is malformed (see `Record`), or an ending does not begin with a dot.
     """
 
     samples: Reference = attrs.field(converter=as_reference, metadata=function_reference(options=dataset_options))
@@ -100,13 +104,15 @@ class DatasetRecord(Record):
 
 @attrs.frozen(kw_only=True)
 class MetricRecord(Record):
-    """A metric: one number for each predicted token; evaluations report mean and standard error.
+    """A metric: one number for each predicted token. Evaluations report the mean and its standard error.
 
     Attributes:
-        metric: Reference to a function ``(log_q, targets, log_p)`` that returns a value for each token,
-            ``[N]``. It gets the model's log-probabilities ``[N, vocabulary]``, the right tokens ``[N]``, and
-            the reference's log-probabilities or None.
-        needs_reference: Whether it compares with a reference model; otherwise ``log_p`` is None.
+        metric: Reference to a function ``(log_q, targets, log_p)`` that returns a value for each token, as a
+            tensor of shape ``[N]``. ``log_q`` are the log-probabilities of the model, ``[N, vocabulary]``.
+            ``targets`` are the correct token ids, ``[N]``. ``log_p`` are the log-probabilities of the
+            reference model, or None.
+        needs_reference: Whether the metric compares the model with a reference model. If False, ``log_p``
+            is None.
     """
 
     metric: Reference = attrs.field(converter=as_reference, metadata=function_reference())
@@ -115,11 +121,11 @@ class MetricRecord(Record):
 
 @attrs.frozen(kw_only=True)
 class SelectorRecord(Record):
-    """A selector: it chooses a scheme for each group of layers, under a budget.
+    """A selector, which chooses a scheme for each group of layers such that a budget is not exceeded.
 
     Attributes:
-        selector: Reference to a class with the protocol `quark_workbench.mixed_precision.SchemeSelector`. It
-            can be called without arguments; keyword arguments with defaults are the selector's options.
+        selector: Reference to a class with the protocol `quark_workbench.mixed_precision.SchemeSelector`. The
+            class can be created without arguments. Its keyword arguments are the options of the selector.
     """
 
     selector: Reference = attrs.field(converter=as_reference, metadata=function_reference("select", options=options_of))
@@ -130,10 +136,11 @@ class CommandRecord(Record):
     """A command of the program, called as ``quark NAME``. ``quark --help`` shows its ``summary``.
 
     Attributes:
-        command: Reference to a function or to a ``typer.Typer``, loaded when the command is called. typer
-            reads the arguments and options of the command from the function's annotated arguments. Commands
-            of a ``typer.Typer`` are called as ``quark NAME COMMAND``.
-        group: Heading in ``quark --help``; its own heading keeps the commands of a plugin together.
+        command: Reference to a function or to a ``typer.Typer``. quark imports it when a user calls the
+            command. typer derives the arguments and options of the command from the annotated parameters of
+            the function. If it is a ``typer.Typer``, users call its subcommands as ``quark NAME COMMAND``.
+        group: Heading in ``quark --help`` under which the command is listed. A plugin with several commands
+            can choose a heading for them.
     """
 
     command: Reference = attrs.field(converter=as_reference, metadata=function_reference())

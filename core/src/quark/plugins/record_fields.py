@@ -1,4 +1,4 @@
-"""Converters and checks of the fields of records, and the kind of object that a reference must lead to."""
+"""Converters and validators for fields of records, and `Expected`, which checks the target of a reference."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
         "zero_point": "formats: it has zero points, so a range may be asymmetric",
     }
 )
-"""The capabilities without a vendor's prefix: the kind of record that each belongs to, and its meaning."""
+"""The capabilities that quark defines. The text says which kind of record may have one, and what it means."""
 
 
 def check_name(_: Any, attribute: Any, value: Any) -> None:
-    """Check that a value is a name; raises ValueError, as all checks here do."""
+    """Check that a value is a name. Like all checks in this module, raise ValueError if it is not."""
     if not is_valid_name(value):
         raise ValueError(f"{attribute.name} {value!r} is not a name: a name is {NAME_RULE}")
 
@@ -48,18 +48,18 @@ def check_run_time_name(_: Any, attribute: Any, value: Any) -> None:
 def check_module(_: Any, attribute: Any, value: Any) -> None:
     """Check that a value names a module."""
     if not isinstance(value, str) or not all(part.isidentifier() for part in value.split(".")):
-        raise ValueError(f"{attribute.name} {value!r} is not a module: write 'package.module'")
+        raise ValueError(f"{attribute.name} {value!r} is not the name of a module: write 'package.module'")
 
 
 def as_strings(values: Iterable[str]) -> tuple[str, ...]:
-    """Return several strings as a tuple; a single string is refused."""
+    """Return a tuple of the strings. Raise ValueError for a single string."""
     if isinstance(values, str):
         raise ValueError(f"{values!r} is one string instead of several: write ({values!r},)")
     return tuple(values)
 
 
 def as_capabilities(values: Iterable[str]) -> frozenset[str]:
-    """Return capabilities as a set."""
+    """Return a set of the capabilities."""
     return frozenset(as_strings(values))
 
 
@@ -79,15 +79,15 @@ def as_optional_tuple(values: Iterable[Option] | None) -> tuple[Option, ...] | N
 
 
 def check_options(record: Any, attribute: Any, values: tuple[Option, ...]) -> None:
-    """Check that options are `Option` values with different names, of a kind of record that has options."""
+    """Check that each option is an `Option`, that names differ, and that this kind of record has options."""
     expected = [field.metadata[KEY] for field in attrs.fields(type(record)) if KEY in field.metadata]
     if values and not any(one.options for one in expected):
         raise ValueError(f"a {type(record).__name__} has no options: leave {attribute.name} out")
     if wrong := [value for value in values if not isinstance(value, Option)]:
-        raise ValueError(f"{attribute.name} holds {wrong[0]!r}: write Option(name, type, default, help)")
+        raise ValueError(f"{attribute.name} contains {wrong[0]!r}: write Option(name, type, default, help)")
     names = [option.name for option in values]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"{attribute.name} holds '{twice[0]}' twice: leave one out")
+        raise ValueError(f"{attribute.name} contains the option '{twice[0]}' twice: leave one out")
 
 
 def as_exports(values: Mapping[str, str | Reference]) -> Mapping[str, Reference]:
@@ -96,34 +96,34 @@ def as_exports(values: Mapping[str, str | Reference]) -> Mapping[str, Reference]
 
 
 def as_marks(values: Mapping[str, str]) -> Mapping[str, str]:
-    """Return a read-only copy."""
+    """Return a read-only copy of the mapping."""
     return MappingProxyType(dict(values))
 
 
 def check_reasons(_: Any, attribute: Any, values: Mapping[str, str]) -> None:
-    """Check that each name has a reason."""
+    """Check that the mapping gives a reason, which is a text that is not empty, for each name."""
     for name, reason in values.items():
         if not isinstance(reason, str) or not reason.strip():
             raise ValueError(f"{attribute.name} gives no reason for '{name}': write why, as in {{'{name}': 'it has no scales'}}")
 
 
 def value_reference(base: str, **agrees: str) -> Mapping[str, Expected]:
-    """Return the `Expected` of a value of class ``base`` whose fields agree with the record's fields."""
+    """Return metadata for a field that refers to an instance of ``base``; ``agrees`` is as in `Expected`."""
     return {KEY: Expected("value", LazyRef(base), agrees=agrees)}
 
 
 def class_reference(base: str, options: Callable[[Any], tuple[Option, ...]] | None = None, **agrees: str) -> Mapping[str, Expected]:
-    """Return the `Expected` of a subclass of ``base``."""
+    """Return metadata for a field that refers to a subclass of ``base``; see `Expected` for the arguments."""
     return {KEY: Expected("class", LazyRef(base), agrees=agrees, options=options)}
 
 
 def function_reference(*members: str, options: Callable[[Any], tuple[Option, ...]] | None = None) -> Mapping[str, Expected]:
-    """Return the `Expected` of a function, or of a class with these members."""
+    """Return metadata for a field that refers to a function, or to a class with the methods ``members``."""
     return {KEY: Expected("function", members=members, options=options)}
 
 
 KEY = "leads_to"
-"""Key in the metadata of a record's field that holds its `Expected`."""
+"""Key of the `Expected` in the metadata of a record's field."""
 
 
 @attrs.frozen
@@ -131,13 +131,15 @@ class Expected:
     """The kind of object that one reference must lead to.
 
     Attributes:
-        form: ``"value"``: an instance of ``base``; ``"class"``: a subclass of it; ``"function"``: any
-            callable.
-        base: Reference to that class, loaded only for a comparison.
-        members: Methods that a class must have. The caller of a function checks its result.
-        agrees: Field of the record → attribute of the object (dotted), which must be equal.
-        options: Returns the options of the object, which must agree with the options that the record
-            declares; None if the object has none.
+        form: ``"value"`` for an instance of ``base``, ``"class"`` for a subclass of ``base``, or
+            ``"function"`` for any callable.
+        base: Reference to a class. It is loaded only when an object is checked. None for a function.
+        members: Names of methods. If the object is a class, it must have them. If it is a function, they are
+            not checked.
+        agrees: Mapping from a field of the record to an attribute of the object, whose values must be equal.
+            ``"field.default"`` means the default of an attrs field.
+        options: Function that returns the options of the object. If the record declares options, the two
+            must agree. None if the object has no options.
     """
 
     form: str
@@ -147,7 +149,10 @@ class Expected:
     options: Callable[[Any], tuple[Option, ...]] | None = None
 
     def complaint(self, record: Record, target: object) -> str | None:
-        """Return why the object of a reference of ``record`` is wrong, as a verb phrase, or None."""
+        """Return a verb phrase that says why ``target``, to which ``record`` refers, is wrong.
+
+        Return None if it is right.
+        """
         complaint = self._wrong_form(target) or lacking(target, self.members) or self._disagreement(record, target)
         if complaint is None and self.options is not None and record.options is not None:
             return disagreement(record.options, self.options(target))
@@ -175,7 +180,10 @@ class Expected:
 
 
 def lacking(target: object, members: tuple[str, ...]) -> str | None:
-    """Return, as a verb phrase, which members an object lacks, or None. Functions are not checked."""
+    """Return a verb phrase that says which members ``target`` lacks. Return None if it lacks none.
+
+    If ``target`` is a function, it is not checked, and the result is None.
+    """
     if not isinstance(target, type) and hasattr(target, "__code__"):
         return None
     absent = [name for name in members if not hasattr(target, name)]
@@ -190,7 +198,10 @@ def described(target: object) -> str:
 
 
 def _attribute(target: Any, path: str) -> Any:
-    """Return an attribute; for a path ``"field.default"``, the default of an attrs field."""
+    """Return the attribute ``path`` of an object, or None if there is no such attribute.
+
+    For a path ``"field.default"``, return the default of the attrs field, or NOTHING if the field is absent.
+    """
     first, _, rest = path.partition(".")
     if rest == "default":
         field = attrs.fields_dict(target).get(first) if attrs.has(target) else None

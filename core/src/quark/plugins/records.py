@@ -1,12 +1,13 @@
-"""Records, which plugins register: the base; number formats, observers, schemes and algorithms.
+"""Records that plugins register: the base class, and the records of formats, observers, schemes, algorithms.
 
-A record is frozen and points at code by name; creating one imports nothing. Other records are in
+A record is frozen. It points at code by name, so a new record imports nothing. The other records are in
 `quark.plugins.model_records` and `quark.plugins.program_records`.
 
-Every record has a name (see `quark.base.names`), perhaps aliases, a one-line summary, a stability, and
-``exports``: the names of AMD Quark's public API that come with it, each with a reference. A plain name
-(``"Int4PerGroupSpec"``) appears in every public module that has names of plugins. A module and a name
-(``"quark.torch.algorithm.awq.awq:AwqProcessor"``) create that module.
+Every record has a name (see `quark.base.names`), a one-line summary and a stability. It can also have
+aliases and ``exports``. ``exports`` maps names of AMD Quark's public API to references to objects of the
+plugin. A plain name (``"Int4PerGroupSpec"``) can be imported from every public module that offers names of
+plugins. If the key is a module and a name (``"quark.torch.algorithm.awq.awq:AwqProcessor"``), quark creates a
+module with that name, and the object can be imported from it.
 """
 
 from __future__ import annotations
@@ -43,16 +44,19 @@ class Record:
     """Base of all records.
 
     Attributes:
-        name: Unique among the records of its kind.
-        aliases: Other names of the same thing, for old configurations.
-        summary: One line for listings.
+        name: Name of the record. It must be unique among the records of its kind.
+        aliases: Other names by which the record can be found, such as names in old configurations.
+        summary: One line that listings show.
         stability: One of `STABILITIES`.
-        exports: Names of AMD Quark's public API that come with this record.
-        replaces: Distribution whose record of the same name this record replaces, such as
-            ``"quark-schemes"``.
-        options: Its options, each a `quark.plugins.Option`. If None, they are read from the code that the
-            record points at. Declared options are listed without importing that code, and must agree with it.
-        capabilities: Names of `quark.plugins.CAPABILITIES`, or a vendor's own as ``"vendor.capability"``.
+        exports: Mapping from names of AMD Quark's public API to references. Users can import the objects
+            under these names.
+        replaces: Name of a distribution, such as ``"quark-schemes"``. This record replaces the record of the
+            same name in that distribution. None if it replaces no record.
+        options: The options of the record, each a `quark.plugins.Option`. If None, quark reads the options
+            from the code that the record points at. Options that are declared here can be listed without
+            importing that code, and must agree with it.
+        capabilities: Keys of `quark.plugins.CAPABILITIES`. A vendor may add capabilities as
+            ``"vendor.capability"``.
 
     Raises:
         ValueError: A name, an alias, the stability, a capability or a reference is malformed.
@@ -72,16 +76,17 @@ class Record:
 
 @attrs.frozen(kw_only=True)
 class FormatRecord(Record):
-    """A number format: how values become codes and codes become bytes.
+    """A number format, which defines the codes of values and the bytes of codes.
 
     Attributes:
-        format: Reference to a `quark.numbers.NumberFormat` value.
-        bits: Bits of one stored element, without scales.
-        layout_version: Version of the layout of codes and scales in a checkpoint. Increase it if the layout
-            changes: a checkpoint holds its version, and a plugin with another version refuses it.
-        error_bound: Largest distance between a value and its rounded value, in units of the scale, for values
-            up to the format's ``max_magnitude``; the conformance suite checks it. None for formats that round
-            each element to the nearest of their values.
+        format: Reference to an instance of `quark.numbers.NumberFormat`.
+        bits: Number of bits of one stored element, without scales.
+        layout_version: Version of the layout of codes and scales in a checkpoint. Increase the version if
+            the layout changes. A checkpoint states the version of its layout, and quark refuses the
+            checkpoint if the installed plugin has another version.
+        error_bound: Largest distance between a value and its rounded value, in units of the scale. It holds
+            for values up to the format's ``max_magnitude``, and the conformance suite checks it. None if the
+            format rounds each element to the nearest representable value.
     """
 
     format: Reference = attrs.field(
@@ -94,11 +99,11 @@ class FormatRecord(Record):
 
 @attrs.frozen(kw_only=True)
 class ObserverRecord(Record):
-    """An observer, which finds the range of the data that it observes.
+    """An observer, which finds the range of a tensor's values.
 
     Attributes:
-        observer: Reference to a `quark.numbers.Observer` class.
-        class_name: Public name of the class, used in JSON configurations.
+        observer: Reference to a subclass of `quark.numbers.Observer`.
+        class_name: Name of that class. JSON configurations refer to the observer by this name.
     """
 
     observer: Reference = attrs.field(
@@ -112,16 +117,17 @@ class SchemeRecord(Record):
     """A named scheme.
 
     Attributes:
-        config: Reference to a function that builds a fresh `quark.config.layer.QLayerConfig`. Its keyword
-            arguments are the scheme's options; all have defaults.
-        kv_cache: Reference to a function that builds the `QTensorConfig` of a cache in this scheme, or a list
-            of levels, for keys and values ``[batch, heads, tokens, elements]``; None if it cannot be used for
-            a cache.
-        attention: Reference to a function that builds the `QTensorConfig` of attention probabilities and
-            queries; None if it cannot be used for them.
+        config: Reference to a function that returns a new `quark.config.layer.QLayerConfig`. The keyword
+            arguments of the function are the options of the scheme; all have defaults.
+        kv_cache: Reference to a function that returns the configuration of a KV cache in this scheme, for
+            keys and values of shape ``[batch, heads, tokens, elements]``. The configuration is a
+            `QTensorConfig`, or a list of them for scales of several levels. None if a cache cannot use the
+            scheme.
+        attention: Reference to a function that returns the `QTensorConfig` of attention probabilities and
+            queries. None if attention cannot use the scheme.
         shares_global_scale: Whether fused projections must share one global scale.
-        clients: Programs that load a checkpoint in this scheme, for listings; their requirements are in
-            brackets.
+        clients: Names of programs that load a checkpoint in this scheme, for listings. A name may end with
+            requirements in brackets.
     """
 
     config: Reference = attrs.field(converter=as_reference, metadata=function_reference(options=options_of))
@@ -133,10 +139,10 @@ class SchemeRecord(Record):
 
 @attrs.frozen(kw_only=True)
 class RunTimeScheme(SchemeRecord):
-    """A scheme that a program registers for itself. Such names may have any form.
+    """A scheme that a program registers while it runs. Its name may contain any character except ":".
 
     Attributes:
-        scheme: The `quark.config.templates.QuantizationScheme` that was registered.
+        scheme: The `quark.config.templates.QuantizationScheme` that the program registered.
     """
 
     name: str = attrs.field(validator=check_run_time_name)
@@ -148,29 +154,32 @@ class AlgorithmRecord(Record):
     """An algorithm.
 
     Attributes:
-        kind: ``"transform"`` (changes weights, keeps the function), ``"rounding"`` (chooses codes),
-            ``"block_tuning"`` (changes the codes of a rounding, by the output of the whole block) or
-            ``"branch"`` (adds a small float computation beside layers).
-        config: Reference to its `quark.config.algorithm.AlgoConfig` class.
-        processor: Reference to the class that does the work; None if a distribution has only the
-            configuration.
+        kind: ``"transform"``, ``"rounding"``, ``"block_tuning"`` or ``"branch"``. A transform changes weights
+            without changing the output of the float model. A rounding chooses the codes of weights. A block
+            tuning changes codes that a rounding chose, to reduce the output error of the whole block. A
+            branch adds a small float computation in parallel to layers.
+        config: Reference to the class of the settings, a subclass of `quark.config.algorithm.AlgoConfig`.
+        processor: Reference to the class that implements the algorithm. None if the distribution provides
+            only the settings.
         restorer: Reference to a class with the protocol `quark.checkpoint.restorers.Restorer`, which is
-            created with the settings. It restores the parts that the algorithm leaves in a model beside
-            weights. None if there are none; branches are restored without one.
-        role: Effect of a transform or a tuning, in a word, such as ``"equalization"``. A run has at most one
-            algorithm of each role. None for an algorithm that can be combined with all others.
-        before: Algorithms or roles of the same kind that this transform or tuning must precede, if a run has
-            them.
-        after: Algorithms or roles of the same kind that it must follow, if a run has them.
-        excluded_schemes: Schemes whose weights a rounding cannot round, each with the reason. A run that
-            would round such weights is refused with that reason, whatever the scheme's options.
-        worst_ratio: Largest output error of a rounding on other tokens, in units of the error of
-            round-to-nearest; at least 1. See the check ``rounding:is_no_worse_than_round_to_nearest``.
+            created with the settings. When a checkpoint is loaded, it restores the modules that the algorithm
+            added to the model. None if the algorithm adds no modules. A branch needs no restorer.
+        role: One word for the effect of a transform or a tuning, such as ``"equalization"``. A run has at
+            most one algorithm of each role. None if the algorithm can be combined with all others.
+        before: Names or roles of algorithms of the same kind. If a run has them, this transform or tuning
+            runs before them.
+        after: Names or roles of algorithms of the same kind. If a run has them, this transform or tuning
+            runs after them.
+        excluded_schemes: Mapping from schemes whose weights this rounding cannot round to the reason. quark
+            refuses a run that would round such weights and shows the reason, whatever options the scheme has.
+        worst_ratio: Largest ratio of this rounding's output error to the output error of round-to-nearest,
+            on tokens that are not calibration tokens; at least 1. The check
+            ``rounding:is_no_worse_than_round_to_nearest`` of the conformance suite uses it.
 
     Raises:
-        ValueError: As `Record` does. Or a rounding or a branch has a role or a place in the order, although
-            a run has only one of each. Or another kind than a rounding has ``excluded_schemes`` or
-            ``worst_ratio``.
+        ValueError: A field is malformed (see `Record`). Or a rounding or a branch has ``role``, ``before`` or
+            ``after``, which only transforms and tunings have. Or an algorithm that is no rounding has
+            ``excluded_schemes`` or ``worst_ratio``.
     """
 
     kind: str = attrs.field(validator=attrs.validators.in_(("transform", "rounding", "block_tuning", "branch")))
@@ -189,11 +198,11 @@ class AlgorithmRecord(Record):
 
     def __attrs_post_init__(self) -> None:
         if self.kind in ("rounding", "branch") and (self.role or self.before or self.after):
-            raise ValueError(f"role, before and after order transforms and tunings, and '{self.name}' is a {self.kind}: leave them out")
+            raise ValueError(f"only transforms and tunings have role, before and after, but '{self.name}' is a {self.kind}: leave them out")
         if self.kind != "rounding" and (self.excluded_schemes or self.worst_ratio != 1):
-            raise ValueError(f"excluded_schemes and worst_ratio are of roundings, and '{self.name}' is a {self.kind}: leave them out")
+            raise ValueError(f"only roundings have excluded_schemes and worst_ratio, but '{self.name}' is a {self.kind}: leave them out")
         own = {self.name, *self.aliases, *filter(None, [self.role])}
         if itself := own & {*self.before, *self.after}:
-            raise ValueError(f"'{self.name}' cannot go before or after '{min(itself)}', which is itself or its own role: leave that out")
+            raise ValueError(f"'{self.name}' cannot run before or after '{min(itself)}', which is its own name or role: leave that out")
         if both := {*self.before} & {*self.after}:
-            raise ValueError(f"'{self.name}' cannot go both before and after '{min(both)}': choose one")
+            raise ValueError(f"'{self.name}' cannot run both before and after '{min(both)}': name it in only one of before and after")

@@ -1,8 +1,8 @@
 """The kinds of things that plugins provide, and the registry of each kind.
 
-A registry has a typed ``load_*`` method for each reference of its records. It takes a name as `Registry.get`
-does, and raises the same errors. It also raises UnsupportedError if the record leaves the reference empty,
-and PluginError if the reference leads nowhere or to another kind of object.
+A registry has a typed ``load_*`` method for each field of its records that is a reference. The method accepts
+the same names as `Registry.get` and raises the same errors. It also raises UnsupportedError if the field is
+None, and PluginError if the reference cannot be loaded or leads to another kind of object.
 """
 
 from __future__ import annotations
@@ -71,7 +71,10 @@ class SchemeRegistry(Registry[SchemeRecord]):
     """Schemes by name."""
 
     def load_config(self, name: str) -> Callable[..., QLayerConfig]:
-        """Return the function that builds the scheme's `QLayerConfig` from keyword arguments, its options."""
+        """Return the function that builds the scheme's `QLayerConfig`.
+
+        The keyword arguments of the function are the options of the scheme.
+        """
         return self._load(name, "config")
 
     def load_kv_cache(self, name: str) -> Callable[[], TensorSpec]:
@@ -91,11 +94,14 @@ class AlgorithmRegistry(Registry[AlgorithmRecord]):
         return self._load(name, "config")
 
     def load_processor(self, name: str) -> Callable[..., Rounding | Transform]:
-        """Return the class or function that makes a rounding or a transform from the algorithm's settings."""
+        """Return the class or function that creates a rounding or a transform from the settings."""
         return self._load(name, "processor")
 
     def load_restorer(self, name: str) -> Callable[[Any], Restorer]:
-        """Return the class that is made from the settings and restores the parts that run with a model."""
+        """Return the class that restores the modules that the algorithm added to a model.
+
+        The class is created with the algorithm's settings.
+        """
         return self._load(name, "restorer")
 
 
@@ -107,7 +113,10 @@ class TemplateRegistry(Registry[TemplateRecord]):
         return self._load(name, "architecture")
 
     def find_architecture(self, name: str) -> Architecture | None:
-        """As `load_architecture`; None if no record has that name, or its record states no facts."""
+        """Return the facts about a model family, as `load_architecture` does.
+
+        Return None if no record has that name, or if the record states no facts.
+        """
         return None if name not in self or self.get(name).architecture is None else self.load_architecture(name)
 
 
@@ -115,49 +124,52 @@ class ExporterRegistry(Registry[ExporterRecord]):
     """Exporters by name."""
 
     def load_exporter(self, name: str) -> Callable[..., Exporter]:
-        """Return the class or function that makes the exporter from its options."""
+        """Return the class or function that creates the exporter from its options."""
         return self._load(name, "exporter")
 
     def load_reader(self, name: str) -> Callable[[], LayoutReader]:
-        """Return the class or function that makes the reader of the exporter's checkpoints."""
+        """Return the class or function that creates the reader of checkpoints in this layout."""
         return self._load(name, "reader")
 
     def load_dequantizer(self, name: str) -> Callable[[], Dequantizer]:
-        """Return the class or function that makes the dequantizer of checkpoints of the layout."""
+        """Return the class or function that creates the dequantizer of checkpoints in this layout."""
         return self._load(name, "dequantizer")
 
     def load_inspector(self, name: str) -> Callable[[], Inspector]:
-        """Return the class or function that makes the inspector of checkpoints of the layout."""
+        """Return the class or function that creates the inspector of checkpoints in this layout."""
         return self._load(name, "inspector")
 
     def fitting(self, block: Mapping[str, Any]) -> list[str]:
-        """Return the names of the layouts that fit a ``quantization_config`` with the most marks."""
+        """Return the names of the layouts that fit ``block``, a checkpoint's ``quantization_config``.
+
+        If layouts with different numbers of marks fit, only those with the most marks are returned.
+        """
         fitting = {name: record for name in self.names() if (record := self.get(name)).fits(block)}
         most = max((len(record.marks) for record in fitting.values()), default=0)
         return [name for name, record in fitting.items() if len(record.marks) == most]
 
     def fitting_one(self, block: Mapping[str, Any], part: Literal["reader", "dequantizer"], path: Path) -> str | None:
-        """Return the name of the layout that fits a ``quantization_config`` and has that part, or None.
+        """Return the name of the layout that fits ``block`` and has a class for ``part``, or None.
 
         Args:
-            block: The ``quantization_config``.
-            part: Field of the record.
-            path: Source of the block, for messages.
+            block: The ``quantization_config`` of a checkpoint.
+            part: Field of the record that must not be None.
+            path: File or directory of the checkpoint, for messages.
 
         Raises:
-            AmbiguousNameError: (a ValueError) Several layouts fit equally well.
+            AmbiguousNameError: (a ValueError) Several layouts fit with equally many marks.
         """
         names = [name for name in self.fitting(block) if getattr(self.get(name), part) is not None]
         if len(names) > 1:
             who = " and ".join(f"'{name}' of {self.source(name)}" for name in names)
             raise AmbiguousNameError(
-                f"'{path}' can be read as the layouts {who}: leave one out with QUARK_DISABLED_PLUGINS, or tell them apart with "
-                "ExporterRecord(marks=...)"
+                f"several layouts fit '{path}': {who}. Leave one plugin out with QUARK_DISABLED_PLUGINS, or distinguish the layouts "
+                "with ExporterRecord(marks=...)"
             )
         return names[0] if names else None
 
     def methods_with(self, part: Literal["reader", "dequantizer"]) -> str:
-        """Return the ``quant_method`` values of layouts that have that part, as text."""
+        """Return a text that lists the ``quant_method`` values of the layouts whose ``part`` is not None."""
         methods = sorted({method for record in self if getattr(record, part) is not None for method in record.quant_methods})
         return ", ".join(map(repr, methods)) or "none"
 
@@ -166,7 +178,7 @@ class SelectorRegistry(Registry[SelectorRecord]):
     """Selectors by name."""
 
     def load_selector(self, name: str) -> Callable[..., Any]:
-        """Return the class or function that makes the selector from its options."""
+        """Return the class or function that creates the selector from its options."""
         return self._load(name, "selector")
 
 
@@ -178,7 +190,7 @@ class LayerTypeRegistry(Registry[LayerTypeRecord]):
         return self._load(name, "layer")
 
     def load_quantized(self, name: str) -> type[QuantizedLayer]:
-        """Return the class that quantizes such layers."""
+        """Return the class that replaces such layers in a quantized model."""
         return self._load(name, "quantized")
 
 
@@ -190,7 +202,7 @@ class DatasetRegistry(Registry[DatasetRecord]):
         return self._load(name, "samples")
 
     def load_example(self, name: str) -> Callable[..., None]:
-        """Return the function that writes a small file of the kind that a source reads."""
+        """Return the function that writes a small example of the files that the source reads."""
         return self._load(name, "example")
 
 
@@ -198,7 +210,7 @@ class MetricRegistry(Registry[MetricRecord]):
     """Metrics by name."""
 
     def load_metric(self, name: str) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
-        """Return the function that computes a value for each token."""
+        """Return the function that computes the metric for each token."""
         return self._load(name, "metric")
 
 
@@ -218,7 +230,10 @@ class GraphOpRegistry(Registry[GraphOpRecord]):
     """Operators of FX graph mode by name."""
 
     def load_example(self, name: str) -> Callable[[str], tuple[nn.Module, tuple[object, ...]]]:
-        """Return the function that makes a module with an operator of that name, and its arguments."""
+        """Return the function that builds an example of the operator.
+
+        The function returns a module that has the operator, and a tuple of arguments for the module.
+        """
         return self._load(name, "example")
 
 
@@ -251,4 +266,4 @@ KINDS = (
     Kind("command", "commands", CommandRecord, CommandRegistry, "quark-workbench"),
 )
 BUILT_IN = tuple(dict.fromkeys(kind.distribution for kind in KINDS if kind.distribution != CORE))
-"""Distributions of a complete installation, besides the core."""
+"""The distributions that a complete installation has in addition to quark-core."""

@@ -1,6 +1,6 @@
-"""Registry: records of one kind by name.
+"""`Registry` finds the records of one kind by name.
 
-A name that two distributions claim fails only when it is asked for.
+If two distributions register the same name, only the lookup of that name raises an error.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Kind:
     """A kind of thing that plugins provide.
 
     Attributes:
-        name: Singular, for messages: ``"scheme"``.
-        plural: Name of its registry and of its listing: ``"schemes"``.
-        record: Class that its hook yields.
-        registry: Class of its registry, which has a typed method for each reference of its records.
-        distribution: Distribution of the built-in ones, for messages.
+        name: Name of the kind in the singular, for messages, such as ``"scheme"``.
+        plural: Name of the registry and of the listing, such as ``"schemes"``.
+        record: Class of the records.
+        registry: Class of the registry. It has a typed method for each reference of the records.
+        distribution: Name of the distribution that provides the built-in records, for messages.
     """
 
     name: str
@@ -44,20 +44,23 @@ class Kind:
 
     @property
     def hook(self) -> str:
-        """Name of the provider hook."""
+        """Name of the hook that returns records of this kind."""
         return f"quark_register_{self.plural}"
 
 
 @attrs.frozen
 class Registered:
-    """A record and the plugin it came from."""
+    """A record, and the plugin that registered it."""
 
     record: Record
     source: Source
 
 
 def unreplaced(claims: Iterable[Registered]) -> list[Registered]:
-    """Return the claims on one name, without claims that another distribution replaces."""
+    """Return the claims without those that the record of another distribution replaces.
+
+    A claim is a record that has a certain name. ``claims`` are all records with that name.
+    """
     claims = list(claims)
     replaced = {
         normalized(c.record.replaces)
@@ -65,13 +68,13 @@ def unreplaced(claims: Iterable[Registered]) -> list[Registered]:
         if c.record.replaces is not None and normalized(c.record.replaces) != c.source.distribution
     }
     standing = [c for c in claims if c.source.distribution not in replaced]
-    return standing or claims  # if two replace each other, both stay contested
+    return standing or claims  # if two records replace each other, the name stays ambiguous
 
 
 def _standing_names(entries: Iterable[Registered]) -> list[str]:
     """Return the sorted names of entries.
 
-    If several distributions claim a name, it appears once for each, as ``"distribution:name"``.
+    If several distributions register a name, the result has ``"distribution:name"`` for each of them.
     """
     by_name: dict[str, list[Registered]] = {}
     for entry in entries:
@@ -86,15 +89,16 @@ def _standing_names(entries: Iterable[Registered]) -> list[str]:
 class Registry(Generic[R]):
     """All records of one kind.
 
-    Iterating yields the records of `names`. A registry is a view on the records of plugins and on records
-    that were registered at run time.
+    An iteration yields the records of `names`. A registry contains the records of plugins, and the records
+    that a program registers while it runs.
 
     Args:
-        kind: The kind of its records.
-        entries: Records with their plugins. The list is not copied, so that a set of plugins has one list.
-        failures: Returns the failures of all plugins, for messages.
-        missing: Returns a sentence about distributions that are not installed or left out, for messages; it
-            may be empty.
+        kind: The kind of the records.
+        entries: Records with their plugins. The registry does not copy the list, because plugins that are
+            imported later add their records to it.
+        failures: Function that returns the failures of all plugins, for messages.
+        missing: Function of the names of distributions. It returns sentences about those that are not
+            installed or left out, for messages. The result may be empty.
     """
 
     def __init__(
@@ -112,44 +116,44 @@ class Registry(Generic[R]):
         self._changes = 0
 
     def names(self) -> list[str]:
-        """Return all names, sorted, without aliases; each can be given to `get`.
+        """Return all names, sorted, without aliases. `get` accepts each of them.
 
-        If several distributions claim a name, it appears once for each, as ``"distribution:name"``.
+        If several distributions register a name, the result has ``"distribution:name"`` for each of them.
         """
         return _standing_names(self._entries)
 
     def plugin_names(self) -> list[str]:
-        """Return the names of plugins' records, even if run-time records replace them."""
+        """Return the names of the records of plugins, including records that a run-time record replaces."""
         return _standing_names(entry for entry in self._entries if entry.source.distribution != RUN_TIME)
 
     def run_time_names(self) -> list[str]:
-        """Return names that `register` added for the program itself, in the order of registration."""
+        """Return the names of records that the program added with `register`, in order."""
         return [entry.record.name for entry in self._entries if entry.source.distribution == RUN_TIME]
 
     def get(self, name: str) -> R:
-        """Return the record of that name, of that alias, or of ``"distribution:name"``.
+        """Return the record with a name or an alias. ``"distribution:name"`` names one distribution's record.
 
         Raises:
-            UnknownNameError: (a ValueError) There is none. The message names all records, the closest match
-                and missing distributions.
-            AmbiguousNameError: (a ValueError) Several distributions claim the name. The message says which,
-                and how to choose.
+            UnknownNameError: (a ValueError) There is no such record. The message lists all names, the closest
+                match and missing distributions.
+            AmbiguousNameError: (a ValueError) Several distributions register the name. The message names the
+                distributions and says how to choose one.
         """
         return cast(R, self._find(name).record)
 
     def _load(self, name: str, field: str) -> Any:
-        """Return the object of a reference of a record.
+        """Return the object to which a field of a record refers.
 
-        The registry of each kind has a typed method for each of its references.
+        The subclass for each kind has a typed method for each such field.
 
         Args:
-            name: As for `get`.
-            field: Field of the record, such as ``"config"``.
+            name: Name of the record, as for `get`.
+            field: Field of the record that holds a reference, such as ``"config"``.
 
         Raises:
-            UnsupportedError: (a NotImplementedError) The record leaves that field empty.
-            PluginError: The reference leads nowhere, its module cannot be imported, or the object is not what
-                the record says. The message names the plugin.
+            UnsupportedError: (a NotImplementedError) The field is None.
+            PluginError: The reference cannot be loaded, or the object is of another kind than the record
+                says. The message names the plugin.
         """
         entry = self._find(name)
         reference = getattr(entry.record, field)
@@ -163,7 +167,7 @@ class Registry(Generic[R]):
         return loaded
 
     def options(self, name: str) -> tuple[Option, ...]:
-        """Return the declared options of a record; if there are none, load its code and return its options.
+        """Return the options that a record declares. If it declares none, return the options of its code.
 
         Raises:
             UnknownNameError: As `get` does.
@@ -179,27 +183,27 @@ class Registry(Generic[R]):
         return ()
 
     def source(self, name: str) -> Source:
-        """Return where the record of that name comes from; raises as `get` does."""
+        """Return the source of the record with that name. Raise the same errors as `get`."""
         return self._find(name).source
 
     def conflicts(self) -> dict[str, tuple[Source, ...]]:
-        """Return contested names and aliases, with the distributions that claim them."""
+        """Return a dictionary from each ambiguous name or alias to the sources of its records."""
         candidates = {key: self._candidates(key) for key in sorted(self._claims_by_key())}
         return {key: tuple(c.source for c in entries) for key, entries in candidates.items() if len(entries) > 1}
 
     def failures(self) -> tuple[PluginFailure, ...]:
-        """Return the failures of plugins of all kinds; a plugin that fails to import has no records."""
+        """Return the failures of all plugins, because it is unknown which records a broken plugin has."""
         return tuple(self._failures())
 
     def register(self, record: R, source: Source | None = None) -> None:
         """Add a record while the program runs.
 
         Args:
-            record: A record of this kind. ``replaces=`` works as for plugins.
-            source: Where it comes from; by default the program itself, ``"run-time"``.
+            record: A record of the kind of this registry. Its field ``replaces`` works as in plugins.
+            source: Source of the record. By default it is the program itself, as ``"run-time"``.
 
         Raises:
-            ConfigError: (a ValueError) It is of another kind, or one of its names is taken.
+            ConfigError: (a ValueError) The record is of another kind, or another record has one of its names.
         """
         if not isinstance(record, self.kind.record):
             raise ConfigError(f"a {self.kind.record.__name__} is needed to register a {self.kind.name}, not {record!r}")
@@ -217,26 +221,29 @@ class Registry(Generic[R]):
         """Remove the record that `register` added last under that name.
 
         Raises:
-            UnknownNameError: (a ValueError) There is none of that name.
-            ConfigError: (a ValueError) A plugin provides it.
+            UnknownNameError: (a ValueError) There is no record with that name.
+            ConfigError: (a ValueError) The record comes from a plugin.
         """
         entry = next((e for e in reversed(self._entries) if e.record.name == name and not e.source.entry_point), None)
         if entry is None:
             source = self._find(name).source
             raise ConfigError(
-                f"the {self.kind.name} '{name}' comes with {source} and cannot be taken out of a running program; "
+                f"the {self.kind.name} '{name}' comes from {source} and cannot be removed from a running program; "
                 f"leave the plugin out with QUARK_DISABLED_PLUGINS={source.distribution}"
             )
         self._entries.remove(entry)
         self._changes += 1
 
     def claims(self) -> list[Registered]:
-        """Return every record with its plugin, sorted by name, including replaced and contested ones."""
+        """Return every record with its plugin, sorted by name.
+
+        The result includes records that others replace, and records with the same name.
+        """
         return sorted(self._entries, key=lambda e: (e.record.name, e.source.distribution))
 
     @property
     def revision(self) -> tuple[int, int]:
-        """A value that changes with the records, for caches of derived things."""
+        """A value that changes whenever the records change. Caches compare it."""
         return len(self._entries), self._changes
 
     def __contains__(self, name: object) -> bool:
@@ -252,9 +259,10 @@ class Registry(Generic[R]):
         return f"<{self.kind.plural}: {', '.join(self.names()) or 'none'}>"
 
     def _claims_by_key(self) -> dict[str, list[Registered]]:
-        """Return entries by name and alias.
+        """Return a dictionary from each name or alias to the entries that have it.
 
-        The index is rebuilt when they change, because plugins' records are added to the list from outside.
+        The dictionary is rebuilt if the entries have changed, because other code adds records of plugins to
+        the list.
         """
         if self._index is None or self._index[0] != self.revision:
             by_key: dict[str, list[Registered]] = {}
@@ -265,7 +273,7 @@ class Registry(Generic[R]):
         return self._index[1]
 
     def _candidates(self, name: str) -> list[Registered]:
-        """Return entries that ``name`` may mean: none, one, or several that compete."""
+        """Return the entries to which ``name`` may refer. If there are several, the name is ambiguous."""
         distribution, colon, plain = name.rpartition(":")
         claims = self._claims_by_key().get(plain, [])
         if colon:
@@ -295,17 +303,21 @@ class Registry(Generic[R]):
 
 
 def not_there(error: str, name: str, known: Sequence[str], reasons: Sequence[str], failures: Iterable[PluginFailure]) -> str:
-    """Return the message of an UnknownNameError: the closest known name, reasons, and broken plugins."""
+    """Return the message of an UnknownNameError.
+
+    The message consists of ``error``, the known name that is closest to ``name``, the reasons, and the
+    failures of plugins.
+    """
     near = closest(name, known)
     sentences = [error, *([f"Did you mean '{near}'?"] if near else []), *reasons]
     return " ".join([*sentences, *(f"A plugin is broken: {failure}." for failure in failures)])
 
 
 def load_for(reference: Reference, what: str, source: Source) -> Any:
-    """Load a plugin's lazy reference; text that its module prints goes to stderr.
+    """Return the object of a plugin's reference. If the import of its module prints text, it goes to stderr.
 
     Raises:
-        PluginError: It leads nowhere, or importing its module raised. The message names the plugin, its
+        PluginError: The object does not exist, or the import raised. The message names the plugin, the
             distribution and the fix.
     """
     try:

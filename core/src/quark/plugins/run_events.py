@@ -1,6 +1,6 @@
-"""RunEvents: tells listeners what a run does.
+"""`RunEvents` sends the events of a run to listeners.
 
-All code that works on a run reports here; programs and plugins listen.
+All code that takes part in a run reports its progress to `RunEvents`. Programs and plugins can listen.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from quark.plugins.events import (
 
 
 class TimeLeft:
-    """Measures the rate of work, and estimates the time of the rest.
+    """Measures the rate of work, and estimates how long the remaining work takes.
 
     Args:
-        work: Work of each piece, in any unit, such as the bytes of a block; 0 for a piece that this process
-            skips.
+        work: Amount of work of each piece, in any unit, such as the bytes of a block. 0 for a piece that this
+            process skips.
 
     Example:
         >>> left = TimeLeft([10, 30, 30])
@@ -52,7 +52,10 @@ class TimeLeft:
         self._left = float(sum(self._work))
 
     def finish(self, number: int, seconds: float) -> None:
-        """Count piece ``number`` (from 0) as finished after ``seconds``; pieces without work do not count."""
+        """Record that a piece took ``seconds``. Ignore a piece without work.
+
+        The first piece has the ``number`` 0.
+        """
         if self._work[number] > 0:
             self._done += self._work[number]
             self._took += seconds
@@ -60,7 +63,7 @@ class TimeLeft:
 
     @property
     def seconds(self) -> float | None:
-        """Estimated time for the remaining pieces; None until a piece with work is done."""
+        """Estimated time for the remaining pieces in seconds, or None until a piece with work is finished."""
         return self._took * max(self._left, 0.0) / self._done if self._done else None
 
 
@@ -69,12 +72,12 @@ _Block = TypeVar("_Block", bound=Any)
 
 
 class RunEvents:
-    """Tells listeners about one run. Without listeners, no event is created.
+    """Sends the events of one run to listeners. If there are no listeners, no event is created.
 
     Args:
         task: Task of the run, as in `quark.plugins.Event`.
-        speaks: Whether to send events at all; of several processes, only the first does.
-        now: Returns the time in seconds.
+        speaks: Whether to send events at all. If several processes share a run, only the first sends events.
+        now: Function that returns the current time in seconds.
     """
 
     def __init__(self, task: str, speaks: bool = True, now: Callable[[], float] = time.perf_counter) -> None:
@@ -88,16 +91,16 @@ class RunEvents:
 
     @property
     def is_heard(self) -> bool:
-        """Whether there is any listener."""
+        """Whether this object sends events, and there is a listener for them."""
         return self._speaks and is_heard()
 
     def tell(self, kind: type[Event], **fields: Any) -> None:
-        """Pass an event of that kind to the listeners."""
+        """Send an event of the class ``kind`` with these fields to the listeners."""
         if self.is_heard:
             emit(kind(task=self._task, elapsed=self._now() - self._begin, **fields))
 
     def phase(self, name: str) -> None:
-        """Tell that another kind of work begins in the current block, unless it is the current one."""
+        """Send `PhaseStarted` for the phase ``name``, unless the current block is already in this phase."""
         if not self._speaks:
             return
         phase = name, self._block.get("block")
@@ -106,14 +109,14 @@ class RunEvents:
             self.tell(PhaseStarted, phase=name, block=phase[1])
 
     def expect(self, work: Sequence[float]) -> None:
-        """Announce the work of some blocks, in order; see `TimeLeft`."""
+        """Set the work of all blocks, in the order in which they run. See `TimeLeft` for ``work``."""
         if self._speaks:
             self._total, self._left = len(work), TimeLeft(work)
 
     def block_started(self, name: str, number: int) -> None:
-        """Tell that work on a block begins; the first has the number 0."""
+        """Send `BlockStarted` for the block ``name``. The first block has the number 0."""
         if not self._speaks:
-            return  # `SILENT` is shared, so it must not change
+            return  # all silent runs share `SILENT`, so it must not change
         self._block = {"block": name, "number": number + 1, "total": self._total}
         self._block_begin = self._now()
         self.tell(BlockStarted, **self._block)
@@ -124,7 +127,7 @@ class RunEvents:
         phases: Mapping[str, float] | None = None,
         figures: Mapping[str, Any] | None = None,
     ) -> None:
-        """Tell that the block is finished; arguments are as in `BlockFinished`."""
+        """Send `BlockFinished` for the current block. The arguments are fields of `BlockFinished`."""
         if not self._block:
             return
         seconds = self._now() - self._block_begin
@@ -134,9 +137,9 @@ class RunEvents:
         self._block = {}
 
     def blocks(self, blocks: Sequence[_Block]) -> Iterator[_Block]:
-        """Yield blocks, and tell of each before work on it and when the next is asked for.
+        """Yield blocks. Send `BlockStarted` before each, and `BlockFinished` when the caller is done with it.
 
-        Each has a ``name`` and a ``module``.
+        Each block has the attributes ``name`` and ``module``.
         """
         self.expect([sum(p.nbytes for p in block.module.parameters()) for block in blocks] if self.is_heard else [0] * len(blocks))
         for number, block in enumerate(blocks):
@@ -145,9 +148,9 @@ class RunEvents:
             self.block_finished()
 
     def batches(self, items: Iterable[_Item], of: object) -> Iterator[_Item]:
-        """Yield the items, and tell of each when the next is asked for.
+        """Yield the items. Send `BatchFinished` for each item when the caller is done with it.
 
-        Their total is the length of ``of``, if it has one.
+        If ``of`` has a length, this length is the total number of items.
         """
         total = len(of) if isinstance(of, Sized) else None
         left, since = TimeLeft([1.0] * (total or 0)), self._now()
@@ -160,28 +163,28 @@ class RunEvents:
             self.tell(BatchFinished, number=number + 1, total=total, seconds_left=left.seconds)
 
     def exported(self, path: Path, exporter: str) -> None:
-        """Tell that an export is complete."""
+        """Send `Exported` for a complete export in the directory ``path``."""
         if self.is_heard:
             sizes = [file.stat().st_size for file in path.rglob("*") if file.is_file()]
             self.tell(Exported, path=str(path), exporter=exporter, bytes=sum(sizes), files=len(sizes))
 
 
 SILENT = RunEvents("", speaks=False)
-"""Events that are not sent, for work inside another run or outside of runs."""
+"""A `RunEvents` that sends nothing. It is used for a run inside another run, and for work outside of runs."""
 _current = threading.local()
 
 
 @contextmanager
 def running(task: str, *, speaks: bool = True, **facts: Any) -> Iterator[RunEvents]:
-    """Yield the events of a run. The run begins when the context is entered, and ends when it is left.
+    """Yield the `RunEvents` of a run. The run lasts as long as the ``with`` block.
 
-    A run inside another run is silent. During the run, listeners hear of logged warnings. quark-workbench has
-    the listener that draws a bar on a terminal and writes lines into the log; without it, no progress is
-    shown.
+    A run inside another run sends no events. During the run, each logged warning is also sent as the event
+    `Warned`. The listener of quark-workbench draws a progress bar on a terminal and logs lines about the
+    progress. Without a listener, no progress is shown.
 
     Args:
         task: Task of the run, as in `quark.plugins.Event`.
-        speaks: As in `RunEvents`.
+        speaks: Whether to send events at all, as in `RunEvents`.
         facts: Fields of `quark.plugins.RunStarted`.
     """
     if getattr(_current, "is_running", False):
@@ -206,12 +209,12 @@ def running(task: str, *, speaks: bool = True, **facts: Any) -> Iterator[RunEven
 
 
 class _Warnings(logging.Handler):
-    """Tells listeners of logged warnings."""
+    """A logging handler that sends each logged warning to the listeners as the event `Warned`."""
 
     def __init__(self, events: RunEvents) -> None:
         super().__init__(logging.WARNING)
         self._events = events
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Pass one record on."""
+        """Send the logged record as the event `Warned`."""
         self._events.tell(Warned, message=record.getMessage(), level=record.levelname, logger=record.name)

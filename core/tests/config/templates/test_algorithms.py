@@ -23,9 +23,9 @@ def test_keys_that_the_model_has_made_needless_are_dropped() -> None:
     ("content", "words"),
     [
         ({"name": "acme_run"}, "Unknown algorithm name 'acme_run'.*Did you mean 'acme_runs'"),
-        ({"strength": 1}, "needs the key 'name'"),
+        ({"strength": 1}, "has no key 'name'"),
         ({"name": "acme_runs", "strenght": 1}, r"unknown keys \['strenght'\].*strength"),
-        ({"name": "acme_bare"}, "lacks layers"),
+        ({"name": "acme_bare"}, "lacks the keys layers"),
     ],
 )
 def test_settings_that_say_nothing_sensible_are_refused(content: dict[str, Any], words: str) -> None:

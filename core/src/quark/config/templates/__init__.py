@@ -1,7 +1,4 @@
-"""Configurations for language models by name: templates of model families, named schemes, algorithm settings.
-
-Imports no torch.
-"""
+"""Templates of model families, schemes by name, and settings of algorithms. This package imports no torch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Algorithm settings by name: from their JSON form, or for a model family.
+"""Functions that find the settings of an algorithm by its name, from a JSON form or for a model family.
 
-Algorithms themselves are plugins.
+The algorithms are provided by plugins.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from quark.plugins.options import called, checked, settings_options
 
 _CONFIG_SUFFIX = "_config"
 _LEGACY_KEYS = frozenset({"num_attention_heads", "num_key_value_heads"})
-"""Keys of older configuration files that are ignored: the model's configuration has these facts."""
+"""Keys of older configuration files that are ignored. The configuration of the model has these facts."""
 
 
 def canonical_algorithm(name: str) -> str:
-    """Return the registered name of an algorithm; the argument may be an alias, in any case.
+    """Return the registered name of an algorithm. ``name`` may be an alias, in upper or lower case.
 
     Raises:
-        UnknownNameError: (a ValueError) There is no such algorithm; the message names the closest match.
+        UnknownNameError: (a ValueError) There is no such algorithm. The message names the closest match.
     """
     try:
         return algorithms().get(str(name).lower()).name
@@ -38,14 +38,15 @@ def canonical_algorithm(name: str) -> str:
 
 
 def require_processor(name: str, named_in: str = "`algorithm`") -> None:
-    """Refuse an algorithm whose distribution registers only its configuration.
+    """Raise UnsupportedError if the distribution of an algorithm provides only its settings.
 
     Args:
         name: Name of the algorithm.
-        named_in: The argument or field that names it, for the message.
+        named_in: The argument or field that contains the name, for the message.
 
     Raises:
-        UnsupportedError: (a NotImplementedError) It has no processor; the message names the distribution.
+        UnsupportedError: (a NotImplementedError) The record of the algorithm has no ``processor``. The
+            message names the distribution.
     """
     if algorithms().get(name).processor is None:
         source = algorithms().source(name)
@@ -56,9 +57,9 @@ def require_processor(name: str, named_in: str = "`algorithm`") -> None:
 
 
 def derived_config(name: str, architecture: Architecture) -> AlgoConfig | None:
-    """Return the settings that an algorithm derives from a family's facts; None if there are none.
+    """Return the settings that an algorithm derives from the facts about a family, or None if there are none.
 
-    The family's ``algorithm_defaults`` replace the algorithm's defaults.
+    ``architecture.algorithm_defaults`` replace the defaults of the algorithm.
     """
     config_class = algorithms().load_config(name)
     if refusal(name, architecture) is not None:
@@ -68,7 +69,7 @@ def derived_config(name: str, architecture: Architecture) -> AlgoConfig | None:
 
 
 def refusal(name: str, architecture: Architecture) -> str | None:
-    """Return why the algorithm ``name`` cannot be applied to a family, or None."""
+    """Return the reason why an algorithm cannot be applied to a family, or None if no reason is known."""
     config_class = algorithms().load_config(name)
     return architecture.unsupported.get(name) or config_class.refusal(architecture)
 
@@ -77,8 +78,8 @@ def with_options(name: str, settings: AlgoConfig, options: Mapping[str, Any]) ->
     """Return a copy of an algorithm's settings with these options changed.
 
     Raises:
-        ConfigError: (a ValueError) The algorithm has no such option, or refuses its value. The message names
-            its options.
+        ConfigError: (a ValueError) The algorithm has no such option, or refuses its value. The message lists
+            the options of the algorithm.
     """
     whose = f"the algorithm '{name}'"
     values = checked(whose, settings_options(type(settings)), options)
@@ -86,14 +87,14 @@ def with_options(name: str, settings: AlgoConfig, options: Mapping[str, Any]) ->
 
 
 def algo_config_from_dict(data: Mapping[str, Any]) -> AlgoConfig:
-    """Return settings from their JSON form; ``"name"`` names the algorithm.
+    """Return the settings of an algorithm from their JSON form, in which ``"name"`` is the algorithm's name.
 
     Raises:
-        UnknownNameError: (a ValueError) No installed distribution has an algorithm of that name.
+        UnknownNameError: (a ValueError) No installed distribution has an algorithm with that name.
         ConfigError: The name or a required key is missing, or a key is unknown.
     """
     if not isinstance(data.get("name"), str):
-        raise ConfigError("an algorithm's configuration needs the key 'name', such as {\"name\": …}: add the name of the algorithm")
+        raise ConfigError("the configuration of an algorithm has no key 'name': add the name of the algorithm, as in {\"name\": …}")
     try:
         config_class = algorithms().load_config(data["name"])
     except UnknownNameError as error:
@@ -104,12 +105,15 @@ def algo_config_from_dict(data: Mapping[str, Any]) -> AlgoConfig:
         raise ConfigError(f"the configuration of '{data['name']}' has unknown keys {unknown}; its keys are {', '.join(sorted(known))}")
     needed = [a.name for a in attrs.fields(config_class) if a.init and a.default is attrs.NOTHING]
     if missing := [name for name in needed if name not in values]:
-        raise ConfigError(f"the configuration of '{data['name']}' lacks {', '.join(missing)}")
+        raise ConfigError(f"the configuration of '{data['name']}' lacks the keys {', '.join(missing)}")
     return config_class.from_dict(values)
 
 
 def by_algorithm(configs: Mapping[str, AlgoConfig | None] | None, where: str) -> dict[str, AlgoConfig | None]:
-    """Return settings under the registered names of their algorithms."""
+    """Return a copy of ``configs`` in which registered names replace aliases of algorithms.
+
+    ``where`` is the argument that ``configs`` comes from, for messages.
+    """
     try:
         return {canonical_algorithm(name): config for name, config in (configs or {}).items()}
     except UnknownNameError as error:
@@ -117,7 +121,10 @@ def by_algorithm(configs: Mapping[str, AlgoConfig | None] | None, where: str) ->
 
 
 def legacy_settings(parameters: Mapping[str, AlgoConfig | None]) -> dict[str, AlgoConfig | None]:
-    """Return settings by algorithm from ``<algorithm>_config`` keywords; raise ConfigError for others."""
+    """Return a dictionary from algorithm to settings, from keywords of the form ``<algorithm>_config``.
+
+    Raise ConfigError for other keywords.
+    """
     if not parameters:
         return {}
     known = [f"{name}{_CONFIG_SUFFIX}" for name in algorithms().names()]

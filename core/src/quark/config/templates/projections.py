@@ -1,9 +1,10 @@
-"""Quantized KV cache and attention, as outputs of projections; decided on patterns, without a model.
+"""Express a quantized KV cache and quantized attention as quantized outputs of projections.
 
-A template knows patterns, not layers. It adds an entry for a whole pattern. A user's own pattern may cover
-all, some or none of the layers of that pattern. The first match counts: layers that the user's pattern covers
-keep the user's entry, and the added entry is for the others. So the added entry may be based on the user's
-entry only if the user's pattern covers *every* layer of the projection.
+The functions here work on patterns of names, because a template has no model. They add an entry for the
+pattern of a projection to a configuration. A pattern of the user may cover all, some or none of the layers of
+this projection. The first pattern that matches a layer counts. So the layers that the user's pattern covers
+keep the user's entry, and the added entry applies to the other layers. Therefore the added entry can be a
+copy of the user's entry only if the user's pattern covers *every* layer of the projection.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ _PROJECTION_TYPE = "Linear"
 
 
 def covers(pattern: str, symbolic: str) -> bool:
-    """Return whether ``pattern`` matches every name that the pattern ``symbolic`` stands for.
+    """Return whether ``pattern`` matches every name that the pattern ``symbolic`` matches.
 
-    This is exact if ``pattern`` has no wildcards but ``*``: its stars may match anything in ``symbolic``,
-    including stars. A pattern with other wildcards is assumed to cover only itself.
+    The result is exact if ``*`` is the only wildcard in ``pattern``, because a star can match a star. For a
+    pattern with other wildcards, the result is True only if both patterns are equal.
 
     >>> keys = "model.layers.*.self_attn.k_proj"
     >>> covers("*self_attn*", keys), covers("model.layers.0.*", keys)
@@ -35,11 +36,11 @@ def covers(pattern: str, symbolic: str) -> bool:
 
 
 def with_quantized_cache(config: QConfig, patterns: Sequence[str], spec: TensorSpec, architecture: Architecture | None) -> QConfig:
-    """Return the configuration with quantized outputs of the key and value projections, which feed the cache.
+    """Return ``config`` with quantized outputs of the key and value projections, which are the KV cache.
 
-    Excluded projections keep float weights and inputs. `quark.models.plan.rules` takes the outputs from
-    ``kv_cache_quant_config``. The same entries are in ``layer_quant_config``, because AMD Quark's
-    documentation has both, and programs and checkpoints read either.
+    Excluded projections keep float weights and inputs. `quark.models.plan.rules` reads the quantization of
+    the outputs from ``kv_cache_quant_config``. ``layer_quant_config`` gets the same entries, because AMD
+    Quark's documentation has both, and some programs read only one of the two fields.
     """
     for pattern in patterns:
         base = base_for(config, pattern, architecture) or QLayerConfig()
@@ -53,9 +54,9 @@ def with_quantized_cache(config: QConfig, patterns: Sequence[str], spec: TensorS
 
 
 def with_quantized_attention(config: QConfig, patterns: Sequence[str], spec: QTensorConfig, architecture: Architecture | None) -> QConfig:
-    """Return the configuration with quantized attention probabilities and outputs of query projections.
+    """Return ``config`` with quantized attention probabilities and quantized outputs of query projections.
 
-    Excluded projections stay as they are.
+    Excluded projections stay float.
     """
     config = attrs.evolve(config, softmax_quant_spec=spec)
     for pattern in patterns:
@@ -66,10 +67,10 @@ def with_quantized_attention(config: QConfig, patterns: Sequence[str], spec: QTe
 
 
 def base_for(config: QConfig, pattern: str, architecture: Architecture | None) -> QLayerConfig | None:
-    """Return the current configuration of the layers behind ``pattern``; None if all are excluded.
+    """Return the current configuration of the layers that ``pattern`` matches, or None if all are excluded.
 
-    It comes from the first per-layer pattern that covers every such layer; otherwise from linear layers that
-    no pattern matches.
+    It is the entry of the first pattern in ``layer_quant_config`` that covers all these layers. If there is
+    no such pattern, it is the configuration of linear layers that no pattern matches.
     """
     if _covering(config.exclude, pattern, architecture) is not None:
         return None
@@ -78,9 +79,9 @@ def base_for(config: QConfig, pattern: str, architecture: Architecture | None) -
 
 
 def _symbolic_names(pattern: str, architecture: Architecture | None) -> tuple[str, ...]:
-    """Return the projections that ``pattern`` means, with ``*`` for the number of the block.
+    """Return the names of the attention projections that ``pattern`` matches, with ``*`` as block number.
 
-    If the family is not known, return the pattern itself.
+    If the family is unknown, or has no such projections, return only the pattern itself.
     """
     if architecture is None or architecture.decoder_blocks is None:
         return (pattern,)
@@ -89,13 +90,16 @@ def _symbolic_names(pattern: str, architecture: Architecture | None) -> tuple[st
 
 
 def _covering(patterns: Iterable[str], pattern: str, architecture: Architecture | None) -> str | None:
-    """Return the first of the patterns that covers every layer behind ``pattern``."""
+    """Return the first of ``patterns`` that covers every layer that ``pattern`` matches, or None."""
     symbolic = _symbolic_names(pattern, architecture)
     return next((p for p in patterns if covers(p, pattern) or all(covers(p, name) for name in symbolic)), None)
 
 
 def _remaining(config: QConfig) -> QLayerConfig:
-    """Return the configuration of linear layers that no pattern matches: of their type, or the global one."""
+    """Return the configuration of linear layers that no pattern matches.
+
+    It is the entry for their layer type, or the global configuration if there is no such entry.
+    """
     for key, layer in config.layer_type_quant_config.items():
         if (key if isinstance(key, str) else key.__name__) == _PROJECTION_TYPE:
             return layer
@@ -103,9 +107,9 @@ def _remaining(config: QConfig) -> QLayerConfig:
 
 
 def _put_before_cover(config: QConfig, pattern: str, layer: QLayerConfig, architecture: Architecture | None) -> QConfig:
-    """Return the configuration with an entry for ``pattern`` in front of the first pattern that covers it.
+    """Return ``config`` with an entry for ``pattern`` in front of the first pattern that covers ``pattern``.
 
-    After that pattern, which is the user's, the entry would never be reached.
+    Behind the covering pattern, which comes from the user, the new entry would never match a layer first.
     """
     cover = _covering(config.layer_quant_config, pattern, architecture)
     entries = list(config.layer_quant_config.items())

@@ -1,4 +1,4 @@
-"""Schemes by name: AMD Quark's public classes, and the configuration of a scheme with options."""
+"""AMD Quark's public classes for schemes, and functions that find the configuration of a scheme by name."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from quark.plugins.record_fields import described
 from quark.plugins.records import RunTimeScheme
 
 RUN_TIME_SUMMARY = "registered by this program"
-"""Summary of a scheme or template that has no plugin."""
+"""Summary of a scheme or a template that the program has registered, and no plugin."""
 
 
 class QuantizationScheme:
-    """A scheme, defined by a layer configuration. AMD Quark's base of the scheme classes.
+    """A scheme that a layer configuration defines. AMD Quark has a base class of schemes with this name.
 
     Args:
-        config: Configuration of a layer under this scheme; it is copied.
+        config: Configuration of a layer under this scheme. The scheme stores a copy.
     """
 
     def __init__(self, config: QLayerConfig) -> None:
@@ -34,12 +34,12 @@ class QuantizationScheme:
 
     @property
     def config(self) -> QLayerConfig:
-        """Configuration of a layer under this scheme: a new copy each time."""
+        """Configuration of a layer under this scheme. Each access returns a new copy."""
         return self._config.copied()
 
 
 class QuantizationSchemeCollection:
-    """All schemes by name, with AMD Quark's interface: a view of the registry `quark.schemes`."""
+    """AMD Quark's interface to the schemes. Every instance uses the registry `quark.plugins.schemes`."""
 
     def register_scheme(self, scheme_name: str, scheme: QuantizationScheme) -> None:
         """Add a scheme under a new name.
@@ -88,17 +88,21 @@ class QuantizationSchemeCollection:
         )
 
     def get_supported_schemes(self) -> list[str]:
-        """Return all names of schemes: names of plugins, sorted; their aliases; the program's own."""
+        """Return the names of all schemes.
+
+        The sorted names of plugins' schemes come first, then aliases, then the schemes that the program has
+        registered.
+        """
         own = schemes().run_time_names()
         return [*schemes().plugin_names(), *(alias for record in schemes() for alias in record.aliases), *own]
 
     def get_scheme(self, scheme_name: str) -> QuantizationScheme:
-        """Return the scheme of that name or alias.
+        """Return the scheme with that name or alias.
 
         Raises:
-            UnknownNameError: (a ValueError) There is none; the message names the closest match.
-            AmbiguousNameError: Several distributions claim the name.
-            PluginError: The scheme's function failed, or returned no layer configuration.
+            UnknownNameError: (a ValueError) There is no such scheme. The message names the closest match.
+            AmbiguousNameError: Several distributions register the name.
+            PluginError: The function of the scheme failed, or returned no `QLayerConfig`.
         """
         record = scheme_record(scheme_name)
         return record.scheme if isinstance(record, RunTimeScheme) else QuantizationScheme(_built(scheme_name))
@@ -108,8 +112,8 @@ def scheme_record(scheme_name: str) -> SchemeRecord:
     """Return the record of a scheme.
 
     Raises:
-        UnknownNameError: (a ValueError) There is none; the message names the closest match.
-        AmbiguousNameError: Several distributions claim the name.
+        UnknownNameError: (a ValueError) There is no such scheme. The message names the closest match.
+        AmbiguousNameError: Several distributions register the name.
     """
     try:
         return schemes().get(scheme_name)
@@ -118,13 +122,13 @@ def scheme_record(scheme_name: str) -> SchemeRecord:
 
 
 def scheme_config(scheme_name: str, options: Mapping[str, Any] | None = None) -> QLayerConfig:
-    """Build the configuration of a layer under a scheme, with the scheme's options: a new one each time.
+    """Return a new configuration of a layer under a scheme, for the given options of the scheme.
 
     Raises:
         UnknownNameError: (a ValueError) There is no such scheme.
-        ConfigError: (a ValueError) The scheme has no such option, or refuses its value. The message names its
-            options.
-        PluginError: The scheme's function failed, or returned no layer configuration.
+        ConfigError: (a ValueError) The scheme has no such option, or refuses its value. The message lists the
+            options of the scheme.
+        PluginError: The function of the scheme failed, or returned no `QLayerConfig`.
     """
     record = scheme_record(scheme_name)
     if not options:
@@ -135,13 +139,13 @@ def scheme_config(scheme_name: str, options: Mapping[str, Any] | None = None) ->
 
 
 def _run_time_hint(scheme_name: str) -> str:
-    """Return a hint with the closest scheme of this program; the registry suggests the closest of all."""
+    """Return a hint with the closest name of a scheme that this program registered, or an empty text."""
     near = closest(str(scheme_name), schemes().run_time_names())
     return f" (did you mean '{near}', registered in this program?)" if near else ""
 
 
 def _built(name: str, options: Mapping[str, Any] | None = None) -> QLayerConfig:
-    """Return the `QLayerConfig` that the function of a scheme builds; anything else is an error."""
+    """Return the `QLayerConfig` that a scheme's function builds. Raise an error for any other result."""
     build, whose = schemes().load_config(name), origin("schemes", name)
     with attributed("building its configuration", whose):
         layer = called(f"the scheme '{name}'", build, options) if options else build()
@@ -151,9 +155,10 @@ def _built(name: str, options: Mapping[str, Any] | None = None) -> QLayerConfig:
 
 
 def _attention_config(layer: QLayerConfig) -> QTensorConfig | None:
-    """Return the spec of outputs, or else of inputs, for a KV cache or attention.
+    """Return the configuration that a KV cache and attention get from a layer configuration.
 
-    None if it is not one static level.
+    It is the configuration of the layer's outputs, or that of its inputs if outputs stay float. Return None
+    if it is dynamic or has several levels.
     """
     spec = layer.output_tensors or layer.input_tensors
     return spec if isinstance(spec, QTensorConfig) and not spec.is_dynamic else None
@@ -164,12 +169,12 @@ def scheme_part(scheme_name: str, part: Literal["kv_cache", "attention"], what: 
 
     Args:
         scheme_name: Name of a registered scheme.
-        part: Field of `SchemeRecord` that builds the configuration.
-        what: Its name in messages, such as ``"KV cache scheme"``.
+        part: Field of `SchemeRecord` with the function that builds the configuration.
+        what: Description of the part for messages, such as ``"KV cache scheme"``.
 
     Raises:
-        UnknownNameError: (a ValueError) There is no such scheme, or it has no such part. The message lists
-            the schemes that have one.
+        UnknownNameError: (a ValueError) There is no such scheme, or it does not provide the part. The message
+            lists the schemes that provide it.
     """
     able = [record.name for record in schemes() if getattr(record, part) is not None]
     record = schemes().get(scheme_name) if scheme_name in schemes() else None
@@ -190,4 +195,4 @@ def scheme_part(scheme_name: str, part: Literal["kv_cache", "attention"], what: 
     if part == "kv_cache" and isinstance(spec, list) and spec and all(isinstance(level, QTensorConfig) for level in spec):
         return spec
     source = schemes().source(scheme_name)
-    raise ConfigError(f"the {what} '{scheme_name}' of {source} gives a {type(spec).__name__}, not a QTensorConfig: fix that plugin")
+    raise ConfigError(f"the {what} '{scheme_name}' of {source} returns a {type(spec).__name__}, not a QTensorConfig: fix that plugin")

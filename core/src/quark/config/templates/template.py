@@ -1,4 +1,4 @@
-"""LLMTemplate: from the name of a scheme to the configuration of a whole language model of a known family."""
+"""`LLMTemplate` builds the configuration of a language model of a known family from the name of a scheme."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from quark.plugins import TemplateRecord, algorithms, templates
 from quark.plugins.model_records import RunTimeTemplate
 
 _QKV = ("q_proj", "k_proj", "v_proj")
-"""Attention projections that share a global scale if a family does not state them: AMD Quark's group."""
+"""Suffixes of projections that share a global scale if a family does not state its own, as in AMD Quark."""
 
 
 PATTERNS = ("kv_layers_name", "q_layer_name", "gate_up_layers_name", "exclude_layers_name")
-"""Names of arguments of a template that are also facts of an `Architecture`: patterns of layers."""
+"""Patterns of layers that are arguments of a template and also fields of an `Architecture`."""
 _MAKE_CONVERTERS = LazyRef("quark.models.hf.weight_converters:make_converters")
-"""Lazy, because it imports torch, which templates need only if a family has converters."""
+"""A lazy reference, because the module imports torch. Templates need it only if a family has converters."""
 
 
 def _list(value: str | Sequence[str] | None) -> list[str]:
@@ -51,36 +51,38 @@ def _list(value: str | Sequence[str] | None) -> list[str]:
 
 
 def _one_of(name: str, value: Any, old_name: str, old_value: Any) -> Any:
-    """Return the value of a keyword, given under its new or its old name; raise ConfigError for both."""
+    """Return the value of an argument that has a new and an old name. Raise ConfigError if both are set."""
     if value is not None and old_value is not None:
-        raise ConfigError(f"LLMTemplate is given both {name} and its old name {old_name}: keep {name}")
+        raise ConfigError(f"LLMTemplate got both {name} and its old name {old_name}: pass only {name}")
     return old_value if value is None else value
 
 
 class LLMTemplate:
-    """Quantization of the models of one family: layers of the cache, float layers, algorithm settings.
+    """A template for the models of one family. It builds the configuration of a model from a scheme's name.
 
-    Plugins provide the templates of known families, as `quark.config.architecture.Architecture` facts. A
-    program may register its own.
+    Plugins provide the templates of known families, as `quark.config.architecture.Architecture` objects. A
+    program may register further templates.
 
     Args:
         model_type: ``config.model_type`` of the family.
-        kv_layers_name: Patterns of the projections whose outputs enter the cache; None for none. Old keyword:
-            ``kv_layer_name``.
+        kv_layers_name: Patterns of the projections whose outputs enter the KV cache. None if the template
+            does not support a quantized cache.
         q_layer_name: Pattern, or patterns, of the query projections.
-        gate_up_layers_name: Suffixes of the two MLP input projections; None for ``gate_proj`` and
+        gate_up_layers_name: Suffixes of the two MLP input projections. None means ``gate_proj`` and
             ``up_proj``.
-        exclude_layers_name: Patterns of layers left in float. Old keyword: ``exclude_layers``.
-        algorithm_configs: Settings by name of algorithm, in any case.
-        f2f_weight_converters: Conversions of stored tensors that `quark.runs.quantize_checkpoint` makes
-            first, with or without calibration data (`quark.models.hf.weight_converters`); None for none.
+        exclude_layers_name: Patterns of layers that stay float.
+        algorithm_configs: Mapping from the name of an algorithm, in upper or lower case, to its settings.
+        f2f_weight_converters: Converters that `quark.runs.quantize_checkpoint` applies to stored tensors
+            before anything else, with or without calibration data (`quark.models.hf.weight_converters`).
         kv_layer_name: Old name of ``kv_layers_name``.
         exclude_layers: Old name of ``exclude_layers_name``.
         architecture: Further facts about the family.
-        legacy_algorithm_parameters: ``<algorithm>_config``, the form before ``algorithm_configs``; warns.
+        legacy_algorithm_parameters: Keywords of the form ``<algorithm>_config``, which older programs use
+            instead of ``algorithm_configs``. They cause a warning.
 
     Raises:
-        ConfigError: (a ValueError) A keyword or algorithm is unknown, or an argument has both its names.
+        ConfigError: (a ValueError) A keyword or an algorithm is unknown, or an argument is passed under its
+            new and its old name.
 
     Example:
         >>> from quark.config.templates import LLMTemplate
@@ -126,14 +128,14 @@ class LLMTemplate:
 
     @property
     def algorithm_configs(self) -> dict[str, AlgoConfig | None]:
-        """Settings by name of algorithm: the same object as ``algo_config``."""
+        """Mapping from the name of an algorithm to its settings. It is the same object as ``algo_config``."""
         return self.algo_config
 
     @classmethod
     def from_architecture(cls, architecture: Architecture) -> LLMTemplate:
-        """Return the template of a family whose facts are known.
+        """Return the template of the family that ``architecture`` describes.
 
-        Each installed algorithm derives its settings from these facts.
+        Each installed algorithm derives its settings from ``architecture``.
         """
         derived = {name: derived_config(name, architecture) for name in algorithms().names()}
         patterns = {name: getattr(architecture, name) for name in PATTERNS}
@@ -146,7 +148,10 @@ class LLMTemplate:
 
     @classmethod
     def list_available(cls) -> list[str]:
-        """Return the model types that have a template: plugins' types, sorted, then the program's own."""
+        """Return the model types that have a template.
+
+        The sorted types from plugins come first, then the types that the program has registered.
+        """
         plugins = templates().plugin_names()
         return [*plugins, *(name for name in templates().run_time_names() if name not in plugins)]
 
@@ -154,10 +159,10 @@ class LLMTemplate:
     def register_template(cls, template: LLMTemplate) -> None:
         """Register a template for the rest of this process.
 
-        A template of the same model type is replaced, with a warning.
+        If there is a template for the same model type, log a warning and replace it.
 
         Raises:
-            ConfigError: (a ValueError) Its model type is not text, or contains a colon.
+            ConfigError: (a ValueError) The model type of the template is not text, or contains a colon.
         """
         registry, name = templates(), template.model_type
         facts = template.architecture
@@ -184,11 +189,12 @@ class LLMTemplate:
         """Return the template of a model type.
 
         Args:
-            model_type: ``model.config.model_type``, or the first of ``model.config.architectures`` if that is
-                missing.
+            model_type: ``model.config.model_type``. If it is missing, the first entry of
+                ``model.config.architectures``.
 
         Raises:
-            UnknownNameError: (a ValueError) There is none. The message lists all, and says how to add one.
+            UnknownNameError: (a ValueError) There is no such template. The message lists all templates, and
+                says how to add one.
         """
         try:
             record = templates().get(model_type)
@@ -208,7 +214,7 @@ class LLMTemplate:
         if isinstance(record, RunTimeTemplate):
             return cast("LLMTemplate", record.template)
         registry = algorithms()
-        source = (record, registry, registry.revision)  # a template holds settings of every registered algorithm
+        source = (record, registry, registry.revision)  # a template contains settings of every registered algorithm
         cached = cls._made.get(record.name)
         if cached is None or cached[0] != source:
             cached = cls._made[record.name] = (source, cls.from_architecture(templates().load_architecture(model_type)))
@@ -219,7 +225,7 @@ class LLMTemplate:
         """Make a scheme available to every template in this process.
 
         Raises:
-            ConfigError: (a ValueError) The name is taken.
+            ConfigError: (a ValueError) Another scheme has this name.
         """
         QuantizationSchemeCollection().register_scheme(scheme_name, QuantizationScheme(config))
 
@@ -234,7 +240,7 @@ class LLMTemplate:
 
     @classmethod
     def get_supported_schemes(cls) -> list[str]:
-        """Return the names of all schemes, of plugins and of this process."""
+        """Return the names of all schemes, which come from plugins or were registered in this process."""
         return QuantizationSchemeCollection().get_supported_schemes()
 
     def get_config(
@@ -255,35 +261,42 @@ class LLMTemplate:
         scheme_options: Mapping[str, Any] | None = None,
         algorithm_options: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> QConfig:
-        """Return a new `QConfig` for a whole model; it shares only algorithm settings that you pass.
+        """Return a new `QConfig` for a whole model.
+
+        If you pass settings in ``algo_configs``, the result contains these objects. It shares nothing else.
 
         Args:
-            scheme: Name of the scheme of every linear layer.
-            algorithm: Name or names of algorithms to apply, in order.
-            kv_cache_scheme: Name of a scheme that supports the cache.
-            min_kv_scale: Floor of the cache's scales; 0.0 for none.
-            attention_scheme: Name of a scheme that supports attention probabilities and queries.
-            layer_config: Scheme by pattern of layer name; the first pattern that matches decides.
-            layer_type_config: Scheme by layer type, a torch class or its name; patterns precede types.
-            exclude_layers: Patterns of float layers, instead of the template's; ``[]`` quantizes everything.
-            algo_configs: Settings by algorithm name, instead of the template's.
-            shared_scale_groups: Groups of name suffixes that share a global scale, instead of the scheme's;
-                ``[]`` for none.
-            kv_cache_post_rope: Whether keys and values are rounded as inputs of attention, which runtimes
-                cache. False rounds the projections' outputs, AMD Quark's convention. None means True if the
-                model's attention can be reached.
-            attention_post_rope: The same for the queries of ``attention_scheme``.
-            scheme_options: Options of ``scheme`` by name, such as ``{"block_size": 32}``;
-                ``quark schemes NAME`` shows them.
-            algorithm_options: Options by algorithm, such as ``{"gptq": {"damp_percent": 0.05}}``;
-                ``quark algorithms NAME`` shows them.
+            scheme: Name of the scheme of all linear layers.
+            algorithm: Name or names of the algorithms to apply, in order.
+            kv_cache_scheme: Name of a scheme for the KV cache.
+            min_kv_scale: Lower limit for the scales of the KV cache. 0.0 means no limit.
+            attention_scheme: Name of a scheme for attention probabilities and queries.
+            layer_config: Mapping from a pattern of layer names to a scheme's name. The first pattern that
+                matches a layer decides.
+            layer_type_config: Mapping from a layer type, which is a torch class or its name, to a scheme's
+                name. It applies to layers that no pattern matches.
+            exclude_layers: Patterns of layers that stay float, in place of the template's patterns. ``[]``
+                quantizes all layers.
+            algo_configs: Mapping from the name of an algorithm to settings, in place of the template's
+                settings.
+            shared_scale_groups: Groups of name suffixes whose layers share a global scale, in place of the
+                scheme's groups. ``[]`` means no groups.
+            kv_cache_post_rope: If True, keys and values are rounded as the inputs of attention, which
+                runtimes cache. If False, they are rounded as the outputs of the projections, as in AMD Quark.
+                None means True if quark can reach the attention of the model.
+            attention_post_rope: The same choice for the queries that ``attention_scheme`` quantizes.
+            scheme_options: Mapping from an option of ``scheme`` to its value, such as
+                ``{"block_size": 32}``. ``quark schemes NAME`` lists the options.
+            algorithm_options: Mapping from an algorithm to its options, such as
+                ``{"gptq": {"damp_percent": 0.05}}``. ``quark algorithms NAME`` lists the options.
 
         Raises:
-            UnknownNameError: (a ValueError) There is no such scheme, algorithm, or part of a scheme.
+            UnknownNameError: (a ValueError) There is no such scheme or algorithm, or the scheme does not
+                support a KV cache or attention.
             UnsupportedError: (a NotImplementedError) The algorithm cannot run, or has no settings for this
                 family.
-            ConfigError: (a ValueError) An option is unknown or of the wrong type, or the template does not
-                say which layers feed the cache.
+            ConfigError: (a ValueError) An option is unknown or has the wrong type. Or the template does not
+                say which layers compute the KV cache.
         """
         record = scheme_record(scheme)
         shares = record.shares_global_scale and shared_scale_groups is None
@@ -304,7 +317,7 @@ class LLMTemplate:
         return self._with_attention(config, kv_cache_scheme, attention_scheme)
 
     def _scale_groups(self) -> list[list[str]]:
-        """Return groups of suffixes whose layers share a global scale: q, k and v; gate and up."""
+        """Return two groups of suffixes whose layers share a global scale: (q, k, v) and (gate, up)."""
         facts = self.architecture
         roles = () if facts is None else (facts.query_projections, facts.key_projections, facts.value_projections)
         suffixes = [{name.rpartition(".")[2] for name in names or ()} for names in roles]
@@ -312,7 +325,7 @@ class LLMTemplate:
         return [[name for names in suffixes for name in names] if is_stated else list(_QKV), list(self.gate_up_layers_name)]
 
     def _with_attention(self, config: QConfig, kv_cache_scheme: str | None, attention_scheme: str | None) -> QConfig:
-        """Return the configuration with a scheme for the KV cache and a scheme for attention, if given."""
+        """Return ``config`` with the schemes for the KV cache and for attention, if they are set."""
         if kv_cache_scheme:
             spec = scheme_part(kv_cache_scheme, "kv_cache", "KV cache scheme")
             if not self.kv_layers_name:
@@ -351,8 +364,8 @@ class LLMTemplate:
                     f"Pass your own to get_config: algo_configs={{'{name}': …}}; on the command line, --template-file takes a JSON file "
                     "with the names of the family's modules"
                 )
-            # All configurations of the family share derived settings, so they are copied. Settings that a
-            # caller passed stay the caller's object.
+            # All configurations of the family share derived settings, so the settings are copied. Settings
+            # that a caller passed are not copied.
             own = copy.deepcopy(own) if own is self._derived.get(name) else own
             chosen.append(with_options(name, own, options[name]) if name in options else own)
         return chosen or None
@@ -365,11 +378,11 @@ def template_for(model_config: Any) -> LLMTemplate:
     """Return the template of the model that a configuration describes.
 
     Args:
-        model_config: A transformers configuration, or the dict of a ``config.json``.
+        model_config: A transformers configuration, or the dictionary in a ``config.json``.
 
     Raises:
-        ConfigError: It names neither a model type nor an architecture.
-        UnknownNameError: (a ValueError) It has no template.
+        ConfigError: The configuration has neither a model type nor an architecture.
+        UnknownNameError: (a ValueError) There is no template for the model type.
     """
     read = model_config.get if isinstance(model_config, Mapping) else lambda key: getattr(model_config, key, None)
     model_type = read("model_type") or next(iter(read("architectures") or ()), None)
