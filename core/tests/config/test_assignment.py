@@ -55,7 +55,7 @@ REFUSED: dict[str, tuple[Any, str, Any, str]] = {
     "dtype": (SPEC, "dtype", 8, "expected a Dtype"),
     "block size": (SPEC, "block_size", [1], "two positive whole numbers"),
     "scale format": (SPEC, "scale_format", "E 1", "scale_format='E 1' is not the name"),
-    "weight": (LAYER, "weight", "int8", "is a QTensorConfig"),
+    "weight": (LAYER, "weight", "int8", "must be a QTensorConfig"),
     "static groups": (LAYER, "input_tensors", int4(), "input_tensors cannot be static with a scale per group"),
     "global": (MODEL, "global_quant_config", None, "global_quant_config must be a QLayerConfig"),
     "exclude": (MODEL, "exclude", "lm_head", "must be a list"),

@@ -21,6 +21,7 @@ from quark.models.layers.layer_types import LayerShape, layer_type_of
 from quark.models.layers.layers_from_codes import Packed
 from quark.models.plan.attention import AttentionPlanning, AttentionRow
 from quark.models.plan.family import stated_family
+from quark.models.plan.layer_notes import layer_notes, nothing_quantized
 from quark.models.plan.mixtures import fused_parameters
 from quark.models.plan.plan_row import PlanRow
 from quark.models.plan.rules import Rule, layer_config_for, rules_of
@@ -173,7 +174,7 @@ def make_plan(
         raise ConfigError("\n".join(errors))
     _refuse_broken_plugins(rows, attention.rows)
     problems = (rule.problem for rule in rules if rule.problem)
-    warnings = (*problems, *_not_kept(rows, codes_of), *attention.warnings(requested_post_rope))
+    warnings = (*problems, *nothing_quantized(rows, config), *_not_kept(rows, codes_of), *attention.warnings(requested_post_rope))
     return QuantPlan(rows, config, architecture, tuple(_notes(rows, model, architecture)), attention.rows, rules, warnings)
 
 
@@ -293,7 +294,7 @@ def _notes(rows: tuple[PlanRow, ...], model: nn.Module, architecture: Architectu
     fused = list(fused_parameters(model))
     if fused:
         yield (f"{len(fused)} fused matrices of experts stay float, because they are excluded or cannot be separated: {folded(fused)}")
-    yield from _notes_of_types(rows)
+    yield from layer_notes(rows, model)
     owners = {row.name: row for row in rows}
     if same := [row for row in rows if row.same_as is not None and row.config is not None]:
         yield (
@@ -305,21 +306,6 @@ def _notes(rows: tuple[PlanRow, ...], model: nn.Module, architecture: Architectu
         is_told = owner is row or row.same_as is not None or owner.shares_codes_of == row.name
         if not is_told and (row.has_quantized_weight or owner.has_quantized_weight):
             yield _of_tie(row, owner)
-
-
-def _notes_of_types(rows: Sequence[PlanRow]) -> Iterator[str]:
-    """Yield notes that say what the axes of specs mean in convolutions and embeddings."""
-    quantized = [row for row in rows if row.has_quantized_weight]
-    if kernels := [row.name for row in quantized if len(row.shape) > 2]:
-        yield (
-            f"{len(kernels)} convolution(s) are quantized: {folded(kernels)}. Axis 0 of their weights is the output channels, also if they "
-            "are transposed, groups run along the input channels of a kernel position, and axis 1 of activations is the channels"
-        )
-    if lookups := [row.name for row in quantized if row.is_lookup]:
-        yield (
-            f"{len(lookups)} embedding(s) are quantized: {folded(lookups)}. Axis 0 of their weights is the token, and their inputs are "
-            "indices, which are not quantized"
-        )
 
 
 def _with_shared_codes(model: nn.Module, rows: tuple[PlanRow, ...]) -> tuple[PlanRow, ...]:

@@ -193,13 +193,15 @@ def _unmatched(field: str, pattern: str, layers: Sequence[str]) -> str:
 
 
 def _nearest(pattern: str, layers: Sequence[str]) -> str | None:
-    """Return the end of a layer name that is most similar to the pattern, or None if none is similar.
+    """Return a pattern that matches a layer and is similar to the given pattern, or None if none is similar.
 
-    The ends have as many parts between dots as the pattern. Wildcards in the pattern are ignored.
+    It is a layer name, or ``*`` and the end of a name with as many parts between dots as the given pattern.
+    Wildcards in the given pattern are ignored.
     """
     words = pattern.replace("*", "").strip(".")
     parts = words.count(".") + 1
-    return closest(words, dict.fromkeys(".".join(name.split(".")[-parts:]) for name in layers))
+    near = closest(words, dict.fromkeys(".".join(name.split(".")[-parts:]) for name in layers))
+    return near if near is None or near in layers else f"*{near}"
 
 
 def _types(modules: Mapping[str, nn.Module], config: QConfig) -> Iterator[Rule]:
