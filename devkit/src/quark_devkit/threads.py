@@ -91,15 +91,15 @@ class _Place:
         self._rank = rank
 
     def gather(self, data: bytes) -> list[bytes]:
-        """As `quark.base.ranks.Group.gather`."""
+        """See `quark.base.ranks.Group.gather`."""
         return self._exchanged(data)
 
     def gather_tensors(self, x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-        """As `quark.base.ranks.Group.gather_tensors`."""
+        """See `quark.base.ranks.Group.gather_tensors`."""
         return self._exchanged(x)
 
     def sum_(self, x: Tensor) -> None:
-        """As `quark.base.ranks.Group.sum_`."""
+        """See `quark.base.ranks.Group.sum_`."""
         x.copy_(torch.stack(self._exchanged(x.clone())).sum(0))  # a clone: other ranks read it while this one writes
 
     def _exchanged(self, data: T) -> list[T]:

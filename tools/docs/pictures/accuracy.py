@@ -34,7 +34,7 @@ def accuracy_against_bits() -> Drawing:
     top = max(nearest.values()) * 1.15
 
     def x_of(name: str) -> float:
-        """Return the x of a scheme. Columns are equally spaced, since most schemes have four to five bits."""
+        """Return the x coordinate of a scheme. Columns are equally spaced, so that none overlap."""
         return _LEFT + (columns.index(bits[name]) + 0.35) * (drawing.width - _LEFT - _RIGHT) / len(columns)
 
     def y_of(perplexity: float) -> float:

@@ -91,7 +91,7 @@ class _ProcessGroup:
         self._store = store
 
     def gather(self, data: bytes) -> list[bytes]:
-        """As `quark.base.ranks.Group.gather`."""
+        """See `quark.base.ranks.Group.gather`."""
         with self._failing_together():
             sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self._size)]
             dist.all_gather(sizes, torch.tensor([len(data)]))
@@ -100,7 +100,7 @@ class _ProcessGroup:
         return [each.numpy().tobytes() for each in self.gather_tensors(own, lengths)]
 
     def gather_tensors(self, x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-        """As `quark.base.ranks.Group.gather_tensors`. Data go from GPU to GPU if ``x`` is on a GPU."""
+        """See `quark.base.ranks.Group.gather_tensors`. Data go from GPU to GPU if ``x`` is on a GPU."""
         with self._failing_together():
             longest = max(sizes)
             received = [x.new_empty(longest) for _ in sizes]
@@ -108,7 +108,7 @@ class _ProcessGroup:
         return [each[:size] for each, size in zip(received, sizes, strict=True)]
 
     def sum_(self, x: Tensor) -> None:
-        """As `quark.base.ranks.Group.sum_`."""
+        """See `quark.base.ranks.Group.sum_`."""
         with self._failing_together():
             dist.all_reduce(x)
 

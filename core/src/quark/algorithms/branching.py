@@ -156,7 +156,11 @@ class CheckedBranching:
                 tensor.zero_()
 
     def weight_to_round(self, task: BranchTask) -> Tensor:
-        """As `Branching.weight_to_round`. Raises PluginError for another shape or dtype, NaN or Inf."""
+        """Return the result of `Branching.weight_to_round`.
+
+        Raises:
+            PluginError: The result has another shape or dtype, or NaN or Inf.
+        """
         with attributed(f"taking the branch from the weight of '{task.site.name}'", self.whose):
             weight = self.branching.weight_to_round(task)
         self._refuse_misfit(task, "weight", weight, task.weight)

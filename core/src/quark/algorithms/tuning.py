@@ -96,7 +96,7 @@ class Tuning(ABC):
     def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
         """Change codes and scales of the layers' weights, and values of the float parameters.
 
-        Return metrics, by name of a layer or ``""``.
+        Return a dictionary from layer name to metrics. The key ``""`` has the metrics of the whole block.
 
         Nothing else of the block may change. The pipeline computes the error of the block's output on
         held-out tokens before and after (`OutputError`, with the factors ``block.channels``). If the error

@@ -112,7 +112,7 @@ def as_reference(value: str | Reference) -> Reference:
 
 
 def as_optional_reference(value: str | Reference | None) -> Reference | None:
-    """As `as_reference`, with None passed through."""
+    """Return None for None, and otherwise the result of `as_reference`."""
     return None if value is None else as_reference(value)
 
 

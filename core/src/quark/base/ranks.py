@@ -245,8 +245,8 @@ class _Unpickler(pickle.Unpickler):
         is_other_of_torch = module == "torch" and not isinstance(found, torch.dtype) and found not in (torch.device, torch.Size)
         if found is None or is_imported or is_other_of_torch:
             raise RankError(
-                f"a process of this run has sent '{module}.{name}', a type that no rank sends: the run was stopped. If a plugin sends it, "
-                "replace it by numbers, text, tensors or a class of the plugin"
+                f"a process of this run sent an object of the type '{module}.{name}', which ranks may not send, so the run was stopped. If "
+                "a plugin sends such an object, let it send numbers, text, tensors or a class of the plugin instead"
             )
         return found
 

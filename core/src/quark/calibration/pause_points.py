@@ -115,13 +115,12 @@ class PausePoint:
 
 
 def tokens_of(x: Tensor, call: Call, *, held_out: bool | None = None) -> Tensor:
-    """Return the tokens of an input as a tensor ``[n, K]``, optionally without or with only the held-out
-    tokens.
+    """Return the tokens of an input as a tensor ``[n, K]``: all, only the held-out ones, or only the others.
 
     Args:
-        x: Input in a forward pass of ``call``, ``[batch, tokens, K]`` or ``[batch · tokens, K]``. If its
-            tokens have another order, as tokens that are routed to an expert, all of them are held out if the
-            whole call is held out, and otherwise none.
+        x: Input in a forward pass of ``call``, ``[batch, tokens, K]`` or ``[batch · tokens, K]``. Its tokens
+            may have another order than in the mask of the call, for example tokens that are routed to an
+            expert. Then all of them count as held out if the whole call is held out; otherwise, none does.
         call: The call. Its mask tells which tokens are held out.
         held_out: True to return only the held-out tokens, False to return only the other tokens, None to
             return all.

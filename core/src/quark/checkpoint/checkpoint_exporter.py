@@ -148,7 +148,7 @@ class CheckpointExporter(Exporter):
                 yield row.name, reason
 
     def warn(self, content: CheckpointContent, options: ExportOptions) -> None:
-        """Log a warning if a runtime would compute something else from the export.
+        """Log a warning if a runtime that loads the export would compute other results than the model.
 
         This is called when an export begins. The default implementation logs nothing.
         """

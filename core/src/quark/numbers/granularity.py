@@ -221,7 +221,7 @@ _FILLED_UP = 1024
 
 @attrs.frozen
 class PerPaddedGroup(PerGroup):
-    """As `PerGroup`, but the last run of a row may be shorter: it is quantized as if padded with zeros.
+    """Works like `PerGroup`, but the last run of a row may be shorter. It is quantized as if zeros filled it.
 
     ``[4, 10], size 4 → scale [4, 3]``.
     """

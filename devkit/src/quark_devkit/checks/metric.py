@@ -28,7 +28,7 @@ def example(vocabulary: int = _VOCABULARY) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def metric_of(subject: Subject) -> Callable[[Tensor, Tensor, Tensor], Any]:
-    """The metric, with the reference only if its record needs it."""
+    """Return a function that calls the metric, with the reference only if the record needs a reference."""
     metric, needs_reference = subject.load("metric"), subject.record.needs_reference
     return lambda log_q, targets, log_p: metric(log_q, targets, log_p if needs_reference else None)
 

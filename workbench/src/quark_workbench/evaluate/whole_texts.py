@@ -155,7 +155,7 @@ class Reranker(RewardModel):
     queries, words = 8, 8
 
     def judged(self, model: nn.Module, texts: Sequence[str]) -> list[Tensor]:
-        """Return the scores of all texts for each query, ``[N]``."""
+        """Return one tensor ``[N]`` for each query: the scores of all N texts for this query."""
         step = max(1, len(texts) // self.queries)
         queries = [" ".join(text.split()[: self.words]) for text in texts[::step][: self.queries]]
         return [torch.cat([self._score(model, query, text) for text in texts]) for query in queries]

@@ -1,4 +1,4 @@
-"""Plots of a selection of schemes: loss against size, measured against predicted, the choice by layer."""
+"""Plots of a selection: loss over size, measured over predicted loss, and the scheme of each layer."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ class ConvertedTensors:
 
     @contextmanager
     def reading(self, device: torch.device) -> Iterator[ReadTensor]:
-        """As `quark.models.hf.file_tensors.TensorFiles.reading`.
+        """See `quark.models.hf.file_tensors.TensorFiles.reading`.
 
         Raises:
             CheckpointError: A file has changed or cannot be read.

@@ -134,7 +134,7 @@ def failing_open(below: Path, number: int) -> Iterator[list[Path]]:
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """Make every write beyond a file size fail, from code in any language (see `CAN_LIMIT`)."""
+    """Limit the size of files. A write beyond ``size`` bytes fails, in code of any language."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

@@ -124,7 +124,7 @@ class PerBlockMXBufferReuseObserver(PerBlockMXObserver):
 
 
 class PerBlockMXDiffsObserver(PerBlockMXObserver):
-    """As `PerBlockMXObserver`.
+    """See `PerBlockMXObserver`.
 
     The exponent is not searched: it follows the spec's ``scale_calculation_mode``, as in runtimes.
     """

@@ -141,7 +141,7 @@ class MixedPrecision:
     measured_tokens: Annotated[int, OptionNote(examples=(48,))] = attrs.field(default=1024, validator=_at_least(1))
 
     def select(self, problem: SelectionProblem) -> Selection:
-        """As `quark_workbench.mixed_precision.SchemeSelector.select`."""
+        """See `quark_workbench.mixed_precision.SchemeSelector.select`."""
         return self.select_by(problem, losses_of(problem, self.sensitivity, self.tokens))
 
     def select_by(self, problem: SelectionProblem, losses: Losses) -> Selection:
