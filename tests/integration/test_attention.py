@@ -178,7 +178,7 @@ def test_an_nvfp4_cache_has_one_stored_scale_and_its_blocks_lie_in_one_head() ->
 def test_attention_that_cannot_be_reached_is_refused_by_name_before_any_work(cache: str) -> None:
     model: Any = small("llama")
     model.config._attn_implementation = "flash_attention_2"
-    with pytest.raises(ConfigError, match=r"(?s)the cache has several scales, but .*k_proj.*no axis of heads.*such as fp8"):
+    with pytest.raises(ConfigError, match=r"(?s)the cache has several scales, but .*k_proj.*no axis of heads.*such as with fp8"):
         ModelQuantizer(asked(kv_cache_scheme=cache)).quantize_model(model, [IDS])
     assert isinstance(model.get_submodule(f"{BLOCK}k_proj"), nn.Linear)
 

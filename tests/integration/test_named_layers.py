@@ -75,4 +75,4 @@ def test_two_words_of_the_user_that_contradict_each_other_are_told_of_and_refuse
     assert run(*arguments, monkeypatch=monkeypatch) == 0
     assert run(*arguments, "--strict", monkeypatch=monkeypatch) != 0
     said = capsys.readouterr()
-    assert "decided by exclude 'lm_head'" in said.err + said.out
+    assert "(lm_head): exclude 'lm_head'" in said.err + said.out

@@ -165,5 +165,5 @@ def test_a_module_is_named_and_not_pathed() -> None:
     from quark.plugins import TemplateRecord
 
     for wrong in ("nova/modeling.py", "nova.modeling:Nova", ""):
-        with pytest.raises(ValueError, match="is not a module"):
+        with pytest.raises(ValueError, match="is not the name of a module"):
             TemplateRecord(name="nova", architecture="nova:FAMILY", modeling=wrong)

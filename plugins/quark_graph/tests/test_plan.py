@@ -159,7 +159,7 @@ def test_a_plan_needs_a_graph() -> None:
 
 
 def test_a_checkpoint_cannot_be_quantized_so() -> None:
-    with pytest.raises(UnsupportedError, match="layer by layer"):
+    with pytest.raises(UnsupportedError, match="only in eager mode"):
         ModelQuantizer(config()).direct_quantize_checkpoint("a", "b")
 
 

@@ -160,7 +160,7 @@ def test_the_documented_snippet_runs(tmp_path: Path) -> None:
 
 
 def test_exporters_of_layers_refuse_a_graph(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="use the exporter onnx"):
+    with pytest.raises(UnsupportedError, match="Use the exporter onnx"):
         export_safetensors(quantized(SmallCnn, ALL), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
