@@ -1,4 +1,4 @@
-"""The base classes of algorithms, Transform, Rounding and Tuning; statistics; round-to-nearest."""
+"""The base classes of algorithms, statistics of layers' inputs, and the default rounding `RoundToNearest`."""
 
 from quark.algorithms.branching import Branching, BranchSite, BranchTask
 from quark.algorithms.rounding import (

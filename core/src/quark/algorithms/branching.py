@@ -1,4 +1,4 @@
-"""Branching: give layers a float branch beside their weights, such as the rounding error in low rank."""
+"""A branching adds a float computation in parallel to layers, such as a low-rank product."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ S = TypeVar("S", bound=Statistic)
 
 @attrs.frozen(eq=False)
 class BranchSite:
-    """A linear layer that may get a branch, as known before a run and when a checkpoint is read.
+    """The facts about a linear layer that decide whether it gets a branch.
+
+    They are known before a run, and also when a checkpoint is loaded.
 
     Attributes:
         name: Full name of the layer.
@@ -43,7 +45,7 @@ class BranchSite:
 
     @classmethod
     def of(cls, name: str, layer: nn.Module, config: QLayerConfig) -> Self | None:
-        """Return the site of a float layer; None if it is not linear, or its weight stays float."""
+        """Return the site of a float layer, or None if the layer is not linear or its weight stays float."""
         if counts_as(layer) is not nn.Linear or config.weight is None:
             return None
         rows, columns = linear_weight(layer).shape
@@ -57,8 +59,9 @@ class BranchTask:
     Attributes:
         site: The layer.
         weight: The float weight after the transforms, ``[out, in]``.
-        statistics: Statistics of the input, by class; empty if no calibration token has reached the layer.
-        rounded: The rounded weight, ``[out, in]``; None before rounding.
+        statistics: Mapping from a class of statistics to the statistic of the layer's input. It is empty if
+            no calibration token has reached the layer.
+        rounded: The rounded weight, ``[out, in]``, or None before rounding.
     """
 
     site: BranchSite
@@ -67,57 +70,58 @@ class BranchTask:
     rounded: Tensor | None = None
 
     def statistic(self, kind: type[S]) -> S | None:
-        """Return the statistic of that class of the layer's input; None if no token has reached the layer."""
+        """Return the statistic of the class ``kind``, or None if no token has reached the layer."""
         return cast("S | None", self.statistics.get(kind))
 
 
 class Branching(ABC):
-    """Gives linear layers a `quark.models.layers.Branch`, whose output is added to the layer's own.
+    """Gives linear layers a `quark.models.layers.Branch`. Its output is added to the output of the layer.
 
-    A subclass defines `branch` and `tensors`. Its settings return True from ``runs_with_model()``. A run has
-    at most one branching.
+    A subclass defines `branch` and `tensors`. The class of its settings must return True from
+    ``runs_with_model()``. A run has at most one branching.
 
     Attributes:
-        needs: Statistics of the layers' inputs. If it is empty, no calibration data are needed.
+        needs: Classes of the statistics that the branching needs of the layers' inputs. If empty, it needs no
+            calibration data.
     """
 
     needs: Sequence[type[Statistic]] = ()
 
     @abstractmethod
     def branch(self, site: BranchSite) -> Branch | None:
-        """Return the branch of a layer, its tensors on the meta device; None for a layer without one.
+        """Return the branch of a layer, with tensors on the meta device, or None if it gets no branch.
 
-        A run calls it before any work, and a reader calls it again, with the meta device as torch's default.
-        The names, shapes and dtypes of the tensors determine the layout of the files, so they must depend
-        on ``site`` alone.
+        A run calls this method before it quantizes anything, and a program that loads the checkpoint calls it
+        again. The meta device is then torch's default. The names, shapes and dtypes of the tensors determine
+        the layout of the files, so they must depend on ``site`` alone.
         All tensors are parameters or persistent buffers.
         """
 
     def weight_to_round(self, task: BranchTask) -> Tensor:
-        """Return the weight to round instead of the float weight, with the same shape and dtype.
+        """Return the weight that is rounded in place of the float weight, with the same shape and dtype.
 
-        By default, this is the float weight, and the branch makes up for the rounding error. Override it to
-        give a part of the weight to the branch before rounding.
+        By default, this is the float weight, and the branch compensates the rounding error. Override this
+        method to move a part of the weight to the branch before rounding.
         """
         return task.weight
 
     @abstractmethod
     def tensors(self, task: BranchTask) -> Mapping[str, Tensor]:
-        """Return the values of the branch's tensors, by their names in its ``state_dict()``.
+        """Return a dictionary from each name in the ``state_dict()`` of the branch to the tensor's value.
 
-        It is called after the layer is rounded. The result must not depend on state of the program, such as
-        random numbers.
+        A run calls this method after it has rounded the layer. The result must not depend on the state of the
+        program, such as random numbers.
         """
 
 
 @attrs.frozen(eq=False)
 class CheckedBranching:
-    """A branching whose results are checked; errors name its plugin.
+    """A wrapper that checks the results of a plugin's branching. Errors name the plugin.
 
     Attributes:
         name: Registered name of the algorithm.
         branching: The branching of the plugin.
-        whose: The plugin.
+        whose: The algorithm and its plugin, for messages.
     """
 
     name: str
@@ -125,10 +129,11 @@ class CheckedBranching:
     whose: Origin
 
     def add_to(self, layer: nn.Module, site: BranchSite | None, device: torch.device | str = "meta") -> None:
-        """Give a layer its branch, with zeros for tensors.
+        """Add the branch to a layer if the branching declares one. All its tensors are zeros.
 
         Raises:
-            PluginError: The result is not a branch, or a checkpoint cannot hold its tensors.
+            PluginError: The branching returned something else than a branch, or a branch whose tensors a
+                checkpoint cannot store.
         """
         if site is None:
             return
@@ -144,7 +149,7 @@ class CheckedBranching:
         if strange := sorted(tensors.keys() ^ branch.state_dict().keys()) or [n for n, t in tensors.items() if not t.is_meta]:
             raise self.whose.error(
                 f"gives '{site.name}' a branch whose tensor '{strange[0]}' has a device, or is not in its state_dict(). "
-                "Make each tensor a parameter or a persistent buffer, without a device"
+                "Make each tensor a parameter or a persistent buffer, and create it without a device"
             )
         if BRANCH in {**layer._modules, **layer._parameters, **layer._buffers}:
             raise self.whose.error(
@@ -196,7 +201,7 @@ class CheckedBranching:
 
 
 def branching_of(config: QConfig) -> CheckedBranching | None:
-    """Return the branching that the configuration of a run or a checkpoint names; None if it names none."""
+    """Return the branching that the configuration of a run or a checkpoint contains, or None."""
     for settings in config.algo_config or ():
         if settings.name in algorithms() and algorithms().get(settings.name).kind == "branch":
             return checked_branching(settings)
@@ -204,7 +209,7 @@ def branching_of(config: QConfig) -> CheckedBranching | None:
 
 
 def checked_branching(settings: AlgoConfig) -> CheckedBranching:
-    """Return the branching that settings describe; they may be settings that a checkpoint stores."""
+    """Return the branching for ``settings``, which may be settings that a checkpoint stores."""
     own = algo_config_from_dict(settings.to_dict()) if isinstance(settings, StoredAlgoConfig) else settings
     whose, processor = origin("algorithms", settings.name), algorithms().load_processor(settings.name)
     with attributed("being made of its settings", whose):

@@ -1,4 +1,4 @@
-"""ProductSum: products of channels, summed over batches of tokens: a Hessian or a cross moment."""
+"""`ProductSum` sums products of channels over batches of tokens, for a Hessian or a cross moment."""
 
 from __future__ import annotations
 
@@ -16,32 +16,37 @@ from quark.base.parallel import parallel_map, row_slices
 from quark.base.ranks import Ranks
 
 _STRIP = 128
-"""Rows of a Hessian that are summed at a time, each from the diagonal on: little over half the work."""
+"""Number of rows of a Hessian that are summed at a time.
+
+A strip of rows begins at the diagonal, so all strips need little more than half of the work of the full
+product.
+"""
 _FEW_STRIPS = 4
-"""Number of strips on devices that process one strip at a time; they compute 5/8 of the full product."""
+"""Number of strips on devices that process one strip at a time. The strips are 5/8 of the full product."""
 _WAITING = 2048
-"""Tokens that are collected on CPUs before their products are added together."""
+"""Number of tokens that are collected on CPUs before their products are added."""
 _CONVERTED = 512
-"""Tokens in 16 bits that CPUs convert at a time, so that they stay in the cache for the product."""
+"""Number of 16-bit tokens that CPUs convert to float32 at a time, so that they stay in the cache."""
 HALVES = (torch.float16, torch.bfloat16)
 _PRECISION = threading.Lock()
 
 
 class ProductSum:
-    """``Σ aᵀ b [rows, K]`` over batches of tokens, summed by strips of rows in several threads.
+    """The sum ``Σ aᵀ b [rows, K]`` over batches of tokens ``a`` and ``b``.
 
-    On CPUs, batches are collected until they have `_WAITING` tokens, so that threads synchronize once.
+    Several threads add strips of rows. On CPUs, batches are collected until they have `_WAITING` tokens, so
+    that threads synchronize less often.
 
     Args:
-        rows: Number of channels of a.
-        columns: K, the number of channels of b.
-        dtype: Dtype of the sum over batches; within a batch it is float32.
+        rows: Number of channels of ``a``.
+        columns: K, the number of channels of ``b``.
+        dtype: Dtype of the sum over batches. Within a batch, the sum is float32.
         device: Device of the batches.
-        is_symmetric: Whether a is b in every batch. Then strips are summed from the diagonal on, and fourth
-            moments are summed too.
+        is_symmetric: Whether ``a`` is ``b`` in every batch. If so, only the part of each strip from the
+            diagonal on is computed, and fourth moments are summed too.
 
     Attributes:
-        others: Sums of fourth moments, as in `_fourth_moments`; complete after a call of `total`.
+        others: Sums of the fourth moments of `_fourth_moments`. They are complete after a call of `total`.
     """
 
     def __init__(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device, *, is_symmetric: bool) -> None:
@@ -54,20 +59,20 @@ class ProductSum:
     def add(self, a: Tensor, b: Tensor) -> None:
         """Add the product of ``a [tokens, rows]`` and ``b [tokens, K]``.
 
-        The tensors are kept without a copy and must not be changed.
+        The tensors are not copied, so they must not be changed.
         """
         self._waiting.append((a, b))
         if a.device.type != "cpu" or sum(len(tokens) for tokens, _ in self._waiting) >= _WAITING:
             self._sum_up()
 
     def merge(self, other: ProductSum) -> None:
-        """Add another sum of the same kind."""
+        """Add ``other``, a sum with the same shape and dtype."""
         self._sum_up()
         self._sum += other.total()
         self.others = self.others + other.others
 
     def sum_over(self, ranks: Ranks) -> None:
-        """Add the sums of all other ranks; for a symmetric sum, only a triangle is exchanged."""
+        """Add the sums of all other ranks. If the sum is symmetric, the ranks exchange only a triangle."""
         if ranks.size == 1:
             return
         self._sum_up()
@@ -83,12 +88,12 @@ class ProductSum:
         self.others = sum(ranks.gather(self.others), start=0.0)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for other ranks: the sum, after all waiting batches are added."""
+        """Add all waiting batches, and return the state that is sent to other ranks."""
         self._sum_up()
         return self.__dict__
 
     def total(self) -> Tensor:
-        """Return the accumulated tensor itself, which must not be changed."""
+        """Return the accumulated tensor. It is no copy, so it must not be changed."""
         self._sum_up()
         if self._is_symmetric and not self._is_mirrored:
             _mirror_upper_(self._sum)
@@ -122,7 +127,7 @@ def _fourth_moments(x: Tensor) -> Tensor:
 
 
 def _mirror_upper_(h: Tensor) -> None:
-    """Copy the upper triangle of ``h [K, K]`` to the lower one in place, by strips that fit into caches."""
+    """Copy the upper triangle of ``h [K, K]`` to the lower one in place, in strips that fit into caches."""
 
     def mirror(strip: slice) -> None:
         corner = h[strip, strip]
@@ -134,10 +139,10 @@ def _mirror_upper_(h: Tensor) -> None:
 
 @contextmanager
 def _multiplied_as_bfloat16() -> Iterator[None]:
-    """Let CPUs multiply float32 matrices with bfloat16 values as bfloat16 while the body runs.
+    """Let CPUs multiply float32 matrices, whose values are bfloat16 values, as bfloat16 in a ``with`` block.
 
-    oneDNN uses AMX, or else AVX-512; MKL uses AVX-512 only on Intel's processors. One thread at a time
-    changes this setting of the process. Sums stay float32.
+    oneDNN then uses AMX, or AVX-512 if there is no AMX. MKL would use AVX-512 only on processors of Intel.
+    Sums stay float32. This setting belongs to the process, so a lock lets one thread at a time change it.
     """
     matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # set when torch replaces the module
     with _PRECISION:
@@ -149,7 +154,10 @@ def _multiplied_as_bfloat16() -> Iterator[None]:
 
 
 def _add_product(target: Tensor, a: Tensor, b: Tensor) -> None:
-    """Add ``aᵀ b`` to ``target`` in place: float32 within a batch, the target's precision over batches."""
+    """Add ``aᵀ b`` to ``target`` in place.
+
+    Products are summed in float32, then added in the dtype of ``target``.
+    """
     if a.dtype in HALVES and a.device.type == "cpu":
         for tokens in zip(a.split(_CONVERTED), b.split(_CONVERTED), strict=True):
             _add_product(target, *(part.float() for part in tokens))

@@ -1,4 +1,4 @@
-"""Rounding: choose the codes of weights. A run has exactly one; this is the default one."""
+"""A rounding chooses the codes of weights. A run has exactly one. `RoundToNearest` is the default."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ from quark.numbers import GroupScales, Observer, RoundedGrid, WeightGrid, cast_f
 S = TypeVar("S", bound=Statistic)
 T = TypeVar("T")
 Metrics = Mapping[str, float | int | str | bool]
-"""Metrics of a rounding for one layer, by name; JSON values."""
+"""Metrics of an algorithm for one layer, as a mapping from name to a JSON value."""
 
 
 _ROWS = 256
-"""Rows of a slice that is rounded separately in a deterministic run."""
+"""Number of rows of each slice that a deterministic run rounds separately."""
 
 
 @attrs.frozen(eq=False)
 class HeldOut:
-    """Held-out tokens, for validating codes and choosing between alternatives.
+    """Held-out tokens of the input of layers, to validate codes and to choose between alternatives.
 
-    Unless there are many tokens, no statistic contains the held-out tokens.
+    Unless there are very many tokens, no statistic contains the held-out tokens. n is their number, K the
+    number of input channels, and N the number of output channels.
 
     Attributes:
-        x: Inputs of the layers in the quantized model, ``[n, K]``, in the model's dtype.
-        reference: Inputs of the layers in the float model, likewise; None if no statistic needs them, or they
-            are unknown.
-        float_outputs: Output of a single layer in the float model, without bias, ``[n, N]``, instead of
-            ``reference`` (`Statistic.of_outputs`); else None.
+        x: Inputs of the layers in the quantized model, ``[n, K]``, in the dtype of the model.
+        reference: Inputs of the layers in the float model, with the same shape and dtype. None if no
+            statistic needs them, or if they are unknown.
+        float_outputs: Output of a single layer in the float model, without bias, ``[n, N]``. It replaces
+            ``reference`` if the run collects `Statistic.of_outputs`. Otherwise it is None.
     """
 
     x: Tensor
@@ -46,9 +47,9 @@ class HeldOut:
     float_outputs: Tensor | None = None
 
     def outputs(self, weight: Tensor) -> Tensor:
-        """Return the outputs of the float weight ``[N, K]``, or of some of its rows, ``[n, N]``, float32.
+        """Return the outputs ``[n, N]``, float32, of a float weight ``[N, K]``, which may be a slice of rows.
 
-        Inputs come from the float model, if they are known.
+        The inputs are ``reference``, or ``x`` if ``reference`` is None.
         """
         if self.float_outputs is not None:
             return self.float_outputs.float()
@@ -60,7 +61,7 @@ class HeldOut:
 
         Args:
             rounded: A rounded weight ``[N, K]``.
-            outputs: `outputs` of the float weight, ``[n, N]``.
+            outputs: Result of the method `outputs` for the float weight, ``[n, N]``.
         """
         return torch.addmm(outputs, self.x.float(), rounded.float().t(), alpha=-1).square_().sum(1)
 
@@ -69,16 +70,16 @@ class HeldOut:
 class RoundingTask:
     """Layers that are rounded together.
 
-    All weights have one spec. If there are statistics, all layers have the same input.
+    All their weights have the same configuration. If there are statistics, all layers have the same input.
 
     Attributes:
-        layers: Layers by full name. Their ``weight`` is the float weight.
-        statistics: Statistics of their input, by class; empty for a rounding that needs none, and for layers
-            that no calibration token has reached.
+        layers: Mapping from the full name of a layer to the layer. Its ``weight`` is the float weight.
+        statistics: Mapping from a class of statistics to the statistic of the layers' input. It is empty if
+            the rounding needs no statistics, or if no calibration token has reached the layers.
         shares_scale: Whether all the weights share one scale.
-        held_out: Tokens of the layers' input to validate codes on; None if there are too few.
-        ranks: The processes that have this task, with the same weights, statistics and held-out tokens. All
-            of them round the layers, and get the same result.
+        held_out: Tokens of the layers' input on which codes are validated. None if there are too few tokens.
+        ranks: The processes that work on this task together. They have the same weights, statistics and
+            held-out tokens, and must all get the same result.
     """
 
     layers: Mapping[str, QuantizedLayer]
@@ -88,9 +89,9 @@ class RoundingTask:
     ranks: Ranks = ALONE
 
     def statistic(self, kind: type[S]) -> S:
-        """Return the statistic of that class.
+        """Return the statistic of the class ``kind``.
 
-        Raises KeyError if the rounding does not declare it in its ``needs``.
+        Raise KeyError if the rounding does not declare ``kind`` in its ``needs``.
         """
         if kind not in self.statistics:
             names = ", ".join(k.__name__ for k in self.statistics) or "none"
@@ -98,10 +99,10 @@ class RoundingTask:
         return cast("S", self.statistics[kind])
 
     def stacked(self) -> StackedWeights:
-        """Return the weights of all layers as one matrix that has their grid and can update the layers.
+        """Return the weights of all layers as one matrix. It has methods for their grid and for new weights.
 
         Example:
-            The body of a rounding that leaves scales as they are::
+            The body of a rounding that does not change scales::
 
                 weights = task.stacked()
                 grid = weights.grid()
@@ -111,9 +112,9 @@ class RoundingTask:
         return StackedWeights(self.layers, shares_scale=self.shares_scale)
 
     def shared_observer(self) -> Observer | None:
-        """Return an observer of the range of all layers' weights together; None if they share no scale.
+        """Return an observer that has seen the weights of all layers, or None if the layers share no scale.
 
-        A rounding that finds scales layer by layer passes it to ``find_qparams`` of each quantizer.
+        A rounding that finds scales layer by layer passes the observer to ``find_qparams`` of each quantizer.
         """
         if not self.shares_scale:
             return None
@@ -123,14 +124,14 @@ class RoundingTask:
         return observer
 
     def by_rows(self, work: Callable[[slice], T], rows: int) -> list[T]:
-        """Return the results of ``work`` on consecutive slices of the rows, the same on all ranks.
+        """Call ``work`` on consecutive slices of the rows. Return the results, which all ranks get.
 
-        Each slice is processed by one rank. In a deterministic run, slices do not depend on the number of
-        ranks: the last bits of a row in a matrix product depend on the number of rows.
+        One rank processes each slice. In a deterministic run, the slices do not depend on the number of
+        ranks, because the last bits of a row in a matrix product depend on the number of rows.
 
         Args:
-            work: Function of a slice, which must not depend on other rows. Its result is sent to the other
-                ranks.
+            work: Function that is called with a slice. Its result must not depend on other rows, and is sent
+                to the other ranks.
             rows: Number of rows.
         """
         most = _ROWS if self.ranks.is_deterministic else -(-rows // self.ranks.size)
@@ -143,14 +144,14 @@ class StackedWeights:
     """The weights of layers that are rounded together, as one matrix.
 
     Args:
-        layers: Layers by full name, with float weights. All weights have one spec and the same number of
-            input channels.
+        layers: Mapping from full name to layer, with float weights. All weights have the same configuration
+            and the same number of input channels.
         shares_scale: Whether all the weights share one scale.
 
     Attributes:
-        wt: ``Wᵀ [K, N]``, float32, contiguous: each row is an input channel. A copy, which the algorithm may
-            change.
-        rows: Number of output channels of each layer, N in total.
+        wt: The transposed weights ``Wᵀ [K, N]``, a contiguous float32 tensor. Each row is an input channel.
+            It is a copy, so the algorithm may change it.
+        rows: Number of output channels of each layer. The sum is N.
     """
 
     def __init__(self, layers: Mapping[str, QuantizedLayer], *, shares_scale: bool = False) -> None:
@@ -164,16 +165,17 @@ class StackedWeights:
     def grid(self, importance: Tensor | None = None) -> WeightGrid:
         """Return the `WeightGrid` of the weights.
 
-        Scales that span rows or layers, and tables, come from `wt` as it is now, including your changes.
+        Tables, and scales that several rows or layers share, are computed from the current values of ``wt``,
+        including your changes.
 
         Args:
-            importance: As in `WeightGrid`.
+            importance: Importance of input channels, as in `WeightGrid`.
         """
         quantizers = [weight_quantizer(layer).quantizer for layer in self._layers.values()]
         return WeightGrid(quantizers, self.rows, self.wt, shared=self._shares_scale, importance=importance)
 
     def rounded_grid(self) -> RoundedGrid:
-        """Return the grid of weights that are rounded already, with the scales of the layers."""
+        """Return the grid of weights that are already rounded. It has the scales of the layers."""
         modules = [weight_quantizer(layer) for layer in self._layers.values()]
         qparams = [module.qparams for module in modules]
         if any(q is None for q in qparams):
@@ -181,11 +183,11 @@ class StackedWeights:
         return RoundedGrid([module.quantizer for module in modules], self.rows, self.wt, qparams)  # type: ignore[arg-type]
 
     def keep(self, grid: WeightGrid, qt: Tensor, scales: GroupScales) -> None:
-        """Give the layers their rounded weights and scales, and their codes if known.
+        """Set the rounded weights and the scales of the layers, and also the codes if they are known.
 
         Args:
-            grid: Result of `grid`.
-            qt: ``Qᵀ [K, N]``, values of the grid.
+            grid: Result of the method `grid`.
+            qt: The transposed rounded weights ``Qᵀ [K, N]``, which must be values of the grid.
             scales: Scales of all groups.
         """
         for layer, (values, qparams, codes) in zip(self._layers.values(), grid.weights(qt, scales, self._dtype), strict=True):
@@ -193,7 +195,7 @@ class StackedWeights:
             layer.weight = nn.Parameter(values, requires_grad=False)
 
     def by_layer(self, per_row: Tensor) -> dict[str, Tensor]:
-        """Split values ``[N]`` of all output channels by layer, and return them by full name."""
+        """Return a dictionary from the full name of a layer to its part of ``per_row [N]``."""
         return dict(zip(self._layers, per_row.split(self.rows), strict=True))
 
 
@@ -201,7 +203,7 @@ def weight_quantizer(layer: QuantizedLayer) -> QuantizerModule:
     """Return the weight quantizer of a layer.
 
     Raises:
-        ConfigError: The layer has none.
+        ConfigError: The layer has no weight quantizer.
     """
     if layer.weight_quantizer is None:
         raise ConfigError("a layer without a weight quantizer cannot be rounded")
@@ -217,26 +219,26 @@ class Rounding(ABC):
     """Chooses the codes of weights. A subclass defines `round`.
 
     Attributes:
-        needs: Statistics of the layers' inputs; without any, no calibration data are needed.
-        rounds_vectors: Whether it rounds formats whose elements share codes
-            (`quark.numbers.NumberFormat.vector`), a vector at a time. If not, a run with
-            such weights is refused.
+        needs: Classes of the statistics that the rounding needs of the layers' inputs. If empty, it needs no
+            calibration data.
+        rounds_vectors: Whether the rounding supports formats in which several elements share a code
+            (`quark.numbers.NumberFormat.vector`). If False, quark refuses a run with such weights.
     """
 
     needs: Sequence[type[Statistic]] = ()
     rounds_vectors: bool = False
 
     def applies_to(self, name: str) -> bool:
-        """Return whether it rounds the layer of that name, relative to its block; by default always.
+        """Return whether this rounding applies to the layer ``name``, relative to its block.
 
-        Other layers are rounded to nearest.
+        The default is True. Layers to which it does not apply are rounded to nearest.
         """
         return True
 
     def unmatched(self, names: Sequence[str]) -> Sequence[str]:
-        """Return the names in the settings that match no layer; ``names`` are relative to their blocks.
+        """Return the names in the settings that match none of the layers ``names``.
 
-        The plan warns of them. By default, the settings name no layers.
+        ``names`` are relative to their blocks. The plan warns about the result. By default, it is empty.
         """
         return ()
 
@@ -244,30 +246,30 @@ class Rounding(ABC):
     def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
         """Round the weights of the layers.
 
-        On return, each layer's ``weight`` is a new parameter with values on the grid of its
-        ``weight_quantizer``, whose scales are set. Nothing else of the layers may change, such as bias, hooks
-        or submodules: a checkpoint has no place for a new bias. Returns metrics by layer, as JSON values. A
+        The method replaces the ``weight`` of each layer by a new parameter with values on the grid of the
+        layer's ``weight_quantizer``, and sets the scales of the quantizer. It must not change anything else,
+        such as bias, hooks or submodules. It returns a dictionary from the name of a layer to its metrics. A
         run checks weights, scales and metrics, and the conformance suite checks all of this.
         `RoundingTask.stacked` helps with weights, grid and scales.
 
-        The pipeline validates the codes. Layers whose outputs on held-out tokens are worse than with
-        round-to-nearest get round-to-nearest instead.
+        Afterwards, the run validates the codes. If the outputs of a layer on held-out tokens are worse than
+        with round-to-nearest, the run rounds the layer to nearest instead.
 
         Raises:
-            RoundingError: No codes can be found from these statistics; the layers are rounded to nearest
-                instead.
+            RoundingError: The statistics do not allow to choose codes. The run then rounds the layers to
+                nearest.
         """
 
 
 class RoundToNearest(Rounding):
-    """Rounds every element to the nearest value that its scale allows, without data.
+    """Rounds every element to the nearest value that its scale allows. It needs no data.
 
-    A layer gets a new parameter. So weights that are mapped from a checkpoint are read once and never
-    written; writing would copy them page by page. A module that shares the earlier parameter keeps it.
+    Each layer gets a new parameter, because an in-place change of weights that are memory-mapped from a
+    checkpoint would copy them page by page. If another module shares the old parameter, that module keeps it.
 
     Args:
-        defers: Whether weights stay float if they give the same codes as rounded values would
-            (`quark.models.layers.QuantizerModule.is_deferred`). No forward may run through such layers.
+        defers: Whether weights stay float if a later rounding yields the same codes
+            (`quark.models.layers.QuantizerModule.is_deferred`). Such layers must not run in a forward pass.
     """
 
     rounds_vectors = True
@@ -278,12 +280,12 @@ class RoundToNearest(Rounding):
 
     @torch.no_grad()
     def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
-        """Round the layers to nearest; there are no metrics."""
+        """Round the layers to nearest. Return an empty dictionary, because there are no metrics."""
         shared = task.shared_observer()
 
         def round_layer(layer: QuantizedLayer) -> None:
             quantizer, weight, is_deferred, codes = weight_quantizer(layer), float_weight(layer), False, None
-            if quantizer.quantizer.stored_level.format.vector > 1:  # values in 16 bits may not tell their codes
+            if quantizer.quantizer.stored_level.format.vector > 1:  # codes may not be recoverable from 16-bit values
                 qparams = quantizer.quantizer.find_qparams(weight, shared)
                 codes = quantizer.quantizer.quantize(weight, qparams)
                 values = cast_finite(quantizer.quantizer.dequantize(codes, qparams), weight.dtype)
@@ -306,7 +308,7 @@ class RoundToNearest(Rounding):
 
 
 def find_nearest_scales(task: RoundingTask) -> None:
-    """Set the scales of round-to-nearest, and leave the weights float (`QuantizerModule.is_deferred`)."""
+    """Set the scales of round-to-nearest, but leave the weights float (`QuantizerModule.is_deferred`)."""
     shared = task.shared_observer()
     for layer in task.layers.values():
         quantizer = weight_quantizer(layer)

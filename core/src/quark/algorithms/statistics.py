@@ -1,4 +1,7 @@
-"""Statistics of layers' inputs, declared by an algorithm as ``needs`` and collected once per input group."""
+"""Statistics of the inputs of layers.
+
+An algorithm lists them in ``needs``. A run collects each once per input group.
+"""
 
 from __future__ import annotations
 
@@ -20,22 +23,25 @@ _Value = TypeVar("_Value")
 
 
 class Statistic(ABC):
-    """A sum over the input tokens of an input group.
+    """A statistic of the inputs of the layers of an input group, computed as a sum over tokens.
 
-    Two statistics can be merged; the result equals one statistic of both sets of tokens. So several processes
-    can share the tokens: each has its own statistic, and sends it to the others with all its attributes.
+    Two statistics can be merged. The result equals one statistic of the tokens of both. So several processes
+    can share the tokens: each process has its own statistic, and sends it with all its attributes to the
+    others.
 
     Args:
         columns: K, the number of input channels of the layers.
         device: Device of the inputs.
 
     Attributes:
-        wants_float: Whether the inputs in the float model are needed too, which doubles the forwards.
-        one_in: The run passes every ``one_in``-th token of a call.
-        of_outputs: `OutputMoment`, a cheaper statistic that the run may collect instead if a layer has its
-            own input and fewer outputs than inputs. None if the statistic cannot be replaced.
+        wants_float: Whether the statistic also needs the inputs in the float model, which doubles the number
+            of forward passes.
+        one_in: The statistic gets one in ``one_in`` tokens of each call.
+        of_outputs: `OutputMoment`, if the run may collect this cheaper statistic instead. The run does so if
+            a layer shares its input with no other layer and has fewer outputs than inputs. None if no other
+            statistic can replace this one.
         tokens: Number of tokens in the sum.
-        inputs_last: Whether inputs stay unchanged until the next `flush`, so that no copy is needed.
+        inputs_last: Whether the inputs stay unchanged until the next `flush`, so that no copy is needed.
 
     Example:
         A custom statistic, the largest value of each channel::
@@ -67,11 +73,12 @@ class Statistic(ABC):
         """Add tokens to the statistic.
 
         Args:
-            x: The layers' input in the quantized model, ``[tokens, K]``, in the model's dtype.
-            reference: The layers' input in the float model, likewise; None if unknown or not needed.
+            x: Input of the layers in the quantized model, ``[tokens, K]``, in the dtype of the model.
+            reference: Input of the layers in the float model, with the same shape and dtype. None if it is
+                unknown or not needed.
 
         Raises:
-            PluginError: The statistic has changed ``x``.
+            PluginError: `accumulate` has changed ``x`` in place.
         """
         self.tokens += x.shape[0]
         self._derived.clear()
@@ -88,9 +95,10 @@ class Statistic(ABC):
         self.add(other)
 
     def of_all_ranks(self, ranks: Ranks) -> Self:
-        """Return the statistic of the tokens of all ranks, the same on each. Do not use this object again.
+        """Return the statistic of the tokens of all ranks. Do not use this object afterwards.
 
-        By default, the statistics of all ranks are merged in rank order; large sums have a faster way.
+        The result is the same on every rank. By default, the statistics of all ranks are merged in the order
+        of the ranks. Subclasses with large sums use a faster method.
         """
         first, *others = ranks.gather(self)
         for other in others:
@@ -99,11 +107,12 @@ class Statistic(ABC):
         return first
 
     def derived(self, compute: Callable[[Self, *_Arguments], _Value], *arguments: *_Arguments) -> _Value:
-        """Return ``compute(self, *arguments)``, computed once for an input group until tokens are added.
+        """Return ``compute(self, *arguments)``. The result is cached until more tokens are added.
 
         Args:
-            compute: A function of a module; the value is stored for it and its arguments.
-            arguments: Its arguments besides the statistic; hashable.
+            compute: A function at the top level of a module. The function and ``arguments`` are the key of
+                the cache.
+            arguments: Hashable arguments of ``compute`` after the statistic.
         """
         key = (compute, arguments)
         if key not in self._derived:
@@ -112,24 +121,30 @@ class Statistic(ABC):
 
     @property
     def flops(self) -> int:
-        """Lower bound of the floating-point operations so far; 0 if memory limits the speed of updates."""
+        """Lower bound of the floating-point operations so far, or 0 if memory limits the speed of updates."""
         return 0
 
     def flush(self) -> None:
-        """Compute sums that updates have postponed, so that their next use does not wait."""
+        """Compute the sums that `update` has postponed, so that a later use need not wait for them."""
         return
 
     @abstractmethod
     def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
-        """Add at least one token; `update` calls it and counts the tokens."""
+        """Add the tokens of ``x`` to the sum.
+
+        `update` calls this method with at least one token, and counts tokens.
+        """
 
     @abstractmethod
     def add(self, other: Self) -> None:
-        """Add another statistic's sums; `merge` calls it and adds the token counts."""
+        """Add the sums of ``other``. `merge` calls this method, and adds the numbers of tokens itself."""
 
 
 class _Moment(Statistic):
-    """A sum of products of channels, ``[K, K]`` or ``[rows, K]``; the subclass defines the products."""
+    """A sum of products of channels with the shape ``[K, K]`` or ``[rows, K]``.
+
+    A subclass defines the products.
+    """
 
     master: ClassVar[torch.dtype] = torch.float32
     _is_symmetric: ClassVar[bool] = True
@@ -139,14 +154,20 @@ class _Moment(Statistic):
         self._products = ProductSum(rows or columns, columns, self.master, device, is_symmetric=self._is_symmetric)
 
     def matrix(self) -> Tensor:
-        """Return the accumulated tensor itself (symmetric for a Hessian), not a copy: do not change it."""
+        """Return the accumulated tensor, which is symmetric for a Hessian.
+
+        It is no copy, so do not change it.
+        """
         return self._products.total()
 
     def flush(self) -> None:
         self._products.total()
 
     def _kept(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return ``x`` in a dtype, to be multiplied later; a copy if layers may change it before that."""
+        """Return ``x`` in a dtype, for a later product.
+
+        It is a copy if a layer may change ``x`` before that.
+        """
         with coarsely(x.numel(), x.device):
             return x.to(dtype, copy=x.device.type == "cpu" and not self.inputs_last)
 
@@ -160,10 +181,10 @@ class _Moment(Statistic):
 
 
 class Hessian(_Moment):
-    """The Hessian ``H = Σ x xᵀ [K, K]`` of the layer's input, an unnormalized sum in float32.
+    """The Hessian ``H = Σ x xᵀ [K, K]``, an unnormalized float32 sum over the input tokens x of a layer.
 
-    H is the uncentred second moment of the input: the Hessian of the layer's squared output error, up to a
-    factor. Products of 16-bit inputs are exact in float32, the dtype of the sum.
+    H is the uncentred second moment of the input. Up to a factor, it is the Hessian of the layer's squared
+    output error. Products of 16-bit inputs are exact in float32, the dtype of the sum.
     """
 
     def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
@@ -172,16 +193,17 @@ class Hessian(_Moment):
 
     @property
     def flops(self) -> int:
-        """A multiplication and an addition for each token and each entry of H on and above its diagonal."""
+        """Number of operations: two for each token and each entry of H on or above the diagonal."""
         return self.tokens * self.columns * (self.columns + 1)
 
     def shrinkage(self) -> tuple[float, float]:
-        """Return the Ledoit–Wolf shrinkage intensities of H, from 0 to 1.
+        """Return the Ledoit–Wolf shrinkage intensities of H, two numbers from 0 to 1.
 
-        An intensity is the estimated variance of the entries, from the tokens' fourth moments, divided by
-        their sum of squares. Shrinking by it minimizes the expected squared distance to the Hessian of
-        infinitely many tokens. Here the diagonal and the rest have separate intensities. Source: Ledoit,
-        Wolf, "A well-conditioned estimator for large-dimensional covariance matrices", 2004.
+        The first is for the entries off the diagonal, and the second is for the diagonal. An intensity is the
+        estimated variance of the entries, divided by the sum of their squares. The variance is estimated from
+        fourth moments of the tokens. Shrinkage with this intensity minimizes the expected squared distance to
+        the Hessian of infinitely many tokens. Source: Ledoit, Wolf, "A well-conditioned estimator for
+        large-dimensional covariance matrices", 2004.
         """
         if self.tokens < 2:
             return 1.0, 1.0
@@ -200,15 +222,16 @@ class Hessian(_Moment):
 
 
 class Hessian64(Hessian):
-    """`Hessian` with the sum over batches in float64."""
+    """A `Hessian` whose sum over batches is computed in float64."""
 
     master = torch.float64
 
 
 class CrossMoment(_Moment):
-    """The cross moment ``D = Σ (x_float − x) xᵀ [K, K]`` of the input error and the input, float32.
+    """The cross moment ``D = Σ (x_float − x) xᵀ [K, K]`` of the input error and the input, in float32.
 
-    Tokens without a known float input add nothing.
+    ``x`` is the input in the quantized model, and ``x_float`` is the input in the float model. Tokens whose
+    float input is unknown are ignored.
     """
 
     wants_float = True
@@ -220,15 +243,16 @@ class CrossMoment(_Moment):
 
     @property
     def flops(self) -> int:
-        """One multiplication and one addition for each token and each entry of D."""
+        """Number of operations: two for each token and each entry of D."""
         return 2 * self.tokens * self.columns**2
 
 
 class OutputMoment(_Moment):
-    """The cross moment ``Σ y xᵀ [N, K]`` of a layer's float output, without bias, and its input, float32.
+    """The cross moment ``Σ y xᵀ [N, K]`` of the float output and the input of a layer, in float32.
 
-    ``y`` is the output in the float model, ``W x_float``. With H and D of the same tokens this is
-    ``W (D + H)``, at ``N ÷ K`` of the work and memory of D.
+    ``y = W x_float`` is the output in the float model, without bias. ``x`` is the input in the quantized
+    model. The sum equals ``W (D + H)`` for the `CrossMoment` D and the `Hessian` H of the same tokens. It
+    needs ``N ÷ K`` of the computation and memory of D.
     """
 
     wants_float = True
@@ -241,7 +265,7 @@ class OutputMoment(_Moment):
 
     @property
     def flops(self) -> int:
-        """One multiplication and one addition for each token and each entry."""
+        """Number of operations: two for each token and each entry of the sum."""
         return 2 * self.tokens * self.matrix().numel()
 
 
@@ -274,5 +298,5 @@ class AbsMean(Statistic):
 
     @property
     def value(self) -> Tensor:
-        """The mean magnitude; 0 without tokens."""
+        """The mean magnitude of each channel, or 0 if there are no tokens."""
         return divided(self._sum, max(self.tokens, 1)).float()

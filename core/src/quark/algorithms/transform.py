@@ -1,4 +1,4 @@
-"""Transform: changes the weights of a block but not its function, so that rounding loses less."""
+"""A transform changes the weights of a block, but not its output, to reduce the error of a later rounding."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ S = TypeVar("S", bound=Statistic)
 
 @attrs.frozen(eq=False)
 class BlockContext:
-    """One block that a transform may change. Layers are named relative to it.
+    """One block that a transform may change. Names of layers are relative to the block.
 
     Attributes:
         name: Full name of the block.
-        module: The block, with all its weights float.
-        architecture: Facts about the family.
-        configs: Quantization of each layer that will be quantized.
-        statistics: Statistics of the input of each of these layers, by class, without held-out tokens. The
-            block runs in float, on the outputs of the quantized blocks before it.
-        output_error: Computes the error of the block's output on held-out tokens if the block were rounded to
-            nearest now; compare two with `quark.algorithms.validated`. None if no transform needs statistics,
-            because then there are no forwards.
-        output: Computes the block's output on the same tokens with its present weights,
-            ``[tokens, channels]``; None if ``output_error`` is None.
-        model_config: Configuration of the model, or of its text part, with sizes and numbers of heads; None
-            if there is none.
-        needs: Statistics that the transform declares; None if unknown.
+        module: The block. All its weights are float.
+        architecture: Facts about the model family.
+        configs: Mapping from the name of each layer that will be quantized to its configuration.
+        statistics: Mapping from the name of each of these layers to the statistics of its input, which are a
+            mapping from class to statistic. They contain no held-out tokens. They were collected while the
+            block ran in float, on the outputs of the quantized blocks before it.
+        output_error: Function that rounds the current weights of the block to nearest and returns the error
+            of the block's output on held-out tokens. `quark.algorithms.validated` compares two such errors.
+            None if no transform needs statistics, because there are then no forward passes.
+        output: Function that returns the output of the block with its current float weights on the same
+            tokens, ``[tokens, channels]``. None if ``output_error`` is None.
+        model_config: Configuration of the model, or of the text part of the model. It has sizes and numbers
+            of heads. None if the model has no configuration.
+        needs: Classes of the statistics that the transform declares. None if they are unknown.
     """
 
     name: str
@@ -51,12 +52,12 @@ class BlockContext:
     needs: Sequence[type[Statistic]] | None = None
 
     def statistic(self, layer: str, kind: type[S]) -> S | None:
-        """Return the statistic of that class of a layer's input.
+        """Return the statistic of the class ``kind`` for the input of a layer.
 
-        None if no token reached the layer, or the layer will not be quantized.
+        Return None if no token has reached the layer, or if the layer will not be quantized.
 
         Raises:
-            KeyError: The transform does not declare it in its ``needs``.
+            KeyError: The transform does not declare ``kind`` in its ``needs``.
         """
         if self.needs is not None and kind not in self.needs:
             names = ", ".join(need.__name__ for need in self.needs) or "none"
@@ -64,18 +65,18 @@ class BlockContext:
         return cast("S | None", self.statistics.get(layer, {}).get(kind))
 
     def input_is_transformed(self, layer: str) -> bool:
-        """Return whether something changes the layer's input while the model runs (`input_is_transformed`).
+        """Return whether a hook changes the input of the layer while the model runs (`input_is_transformed`).
 
-        Then no scale may be moved into the layer.
+        If so, no scale may be moved into the layer.
         """
         return input_is_transformed(self.module.get_submodule(layer))
 
 
 def input_is_transformed(layer: nn.Module) -> bool:
-    """Return whether a layer's input differs from the output of the modules before it.
+    """Return whether a hook changes the input of a layer while the model runs.
 
-    A rotation that runs with the model changes it, by a forward pre-hook of the layer: an object with the
-    attribute ``transforms_input = True``.
+    For example, a rotation that runs as part of the model has a forward pre-hook on the layer. Such a hook is
+    an object with the attribute ``transforms_input = True``.
     """
     return any(getattr(hook, "transforms_input", False) for hook in layer._forward_pre_hooks.values())
 
@@ -85,8 +86,8 @@ class ResolvedSettings:
     """The settings of an algorithm for one model.
 
     Attributes:
-        settings: The settings that its checkpoint stores.
-        notes: Lines for the plan.
+        settings: The settings that the checkpoint of the model stores.
+        notes: Lines about the settings that are printed with the plan.
     """
 
     settings: AlgoConfig
@@ -94,43 +95,47 @@ class ResolvedSettings:
 
 
 class TransformRun:
-    """A transform that was started with one model, with the facts that it has learned about that model.
+    """A transform at work on one model. It may store facts about the model.
 
-    Every method has a default, which changes nothing.
+    Every method has a default implementation, which changes nothing.
     """
 
     def apply_global(self, model: nn.Module) -> None:
         """Change tensors outside the decoder blocks, such as embeddings and head.
 
-        It is called once, before any block. Tensors inside the blocks may be on the meta device.
+        A run calls this method once, before it processes the first block. Tensors inside the blocks may be on
+        the meta device.
         """
 
     def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
-        """Change the values of one block's parameters, and return metrics by full name of a layer or block.
+        """Change the values of one block's parameters. Return metrics.
 
-        ``applied: False`` in the metrics of the block means that the block is unchanged. If the transform has
-        changed nothing in the whole model, it is removed from the plan and from the settings in the
-        checkpoint, with a warning.
+        The result maps the full name of a layer or of the block to its metrics. ``applied: False`` in the
+        metrics of the block means that the transform did not change the block. If the transform changed no
+        block of the model, the run logs a warning and removes it from the plan and from the settings in the
+        checkpoint.
 
-        The pipeline checks that a block with ``applied: False`` is unchanged, and that all parameters are
-        finite and keep their shapes and dtypes. Modules and hooks stay the same, unless the settings say
-        `runs_with_model`.
+        The run checks that a block with ``applied: False`` is unchanged, and that all parameters are finite
+        and have the same shapes and dtypes as before. This method must not change modules and hooks, unless
+        ``runs_with_model()`` of the settings returns True.
         """
         return {block.name: {"applied": False}}
 
     def finish(self, block: BlockContext) -> Mapping[str, Metrics]:
-        """Change one block once more after every transform has been applied to it.
+        """Change one block again, after all transforms have been applied to it.
 
-        For example, a rotation that runs with the model changes a layer's input only here, after other
-        transforms have moved scale into that layer. If several transforms finish, they do so in reverse
-        order. There are no statistics, because they were collected before the block's transforms.
+        Return metrics as `apply` does. For example, a rotation that runs as part of the model adds its hook
+        to a layer here, after other transforms have moved scale into the layer. A run calls this method of
+        several transforms in reverse order. ``block`` has no statistics, because they describe the block
+        before its transforms.
         """
         return {}
 
     def learned(self) -> Any:
-        """Return the facts that this run has learned from the blocks so far and needs later, as a JSON value.
+        """Return facts about the blocks so far that are needed for later blocks, as a JSON value.
 
-        A resumed run does not apply transforms to finished blocks, but restores this value.
+        If a run is resumed, transforms are not applied to finished blocks again. Instead, `recall` gets this
+        value.
         """
         return None
 
@@ -138,30 +143,35 @@ class TransformRun:
         """Restore the value that `learned` returned in another process."""
 
     def transformed_stream(self, x: Tensor) -> Tensor:
-        """Return hidden states of the changed model, given the original ``x [batch, tokens, channels]``."""
+        """Return the hidden states of the changed model that correspond to ``x [batch, tokens, channels]``.
+
+        ``x`` are hidden states of the original model.
+        """
         return x
 
 
 class Transform(TransformRun):
-    """Changes values of parameters, and keeps the function of the model.
+    """Changes the values of parameters such that the outputs of the float model stay the same.
 
-    A subclass defines what it needs, and at least `apply`, or `start` if another object does the work. The
-    transform itself only holds settings, and never changes.
+    A subclass sets ``needs`` and overrides at least `apply`. It overrides `start` instead if another object
+    does the work. The transform itself only stores settings and never changes.
 
-    If the transform leaves other things in a model, such as hooks on layers, its record names a ``restorer``
-    for them. The record also says which transforms it goes before or after, and which it excludes
-    (`quark.plugins.AlgorithmRecord`).
+    If the transform adds other things to a model, such as hooks on layers, the record of the transform names
+    a ``restorer`` for them. The record also says which transforms this one runs before or after, and with
+    which it cannot be combined (`quark.plugins.AlgorithmRecord`).
 
     Attributes:
-        needs: Statistics of layers' inputs in float; without any, no calibration data are needed.
-        works_by_block: Whether it works with one block in memory at a time, and adds no tensors to a block.
-            `apply_global` may change, add and untie tensors outside the blocks, because a checkpoint is laid
-            out after it. If False, a run has the whole model in memory.
-        is_validated: Whether it is tried on copies of the blocks first, because it changes the whole model
-            and cannot be undone block by block. Each block is copied twice. A run that is started for the
-            trial changes one copy, without `apply_global`; the later transforms, such as an equalization,
-            change both. `accepts` decides by the output errors of the two copies on held-out tokens.
-        settings: Settings of an alternative, which a run uses and a checkpoint stores if it is chosen.
+        needs: Classes of the statistics that the transform needs of the float inputs of layers. If empty, it
+            needs no calibration data.
+        works_by_block: Whether the transform needs only one block in memory at a time, and adds no tensors to
+            a block. `apply_global` may change, add and untie tensors outside the blocks, because a run
+            determines the layout of the checkpoint after it. If False, the whole model is in memory.
+        is_validated: Whether a run first tries the transform on copies of the blocks, because it changes the
+            whole model and cannot be undone block by block. The run makes two copies of each block. The
+            transform changes one of them, without `apply_global`. Later transforms, such as an equalization,
+            change both. Then the run passes the output errors of both copies on held-out tokens to `accepts`.
+        settings: Settings of this transform if it is one of the `alternatives` of another. If a run chooses
+            the alternative, it uses these settings, and the checkpoint stores them.
     """
 
     needs: Sequence[type[Statistic]] = ()
@@ -170,10 +180,10 @@ class Transform(TransformRun):
     settings: AlgoConfig
 
     def resolve_for_model(self, model: nn.Module, plan: QuantPlan) -> ResolvedSettings | None:
-        """Return the settings for this model, such as names of layers; None if they fit all models.
+        """Return the settings for this model, such as names of layers, or None if they fit all models.
 
-        Do not change the model; its tensors may be on the meta device. The run uses a transform with the
-        returned settings. Resolving these again must give the same settings.
+        Do not change the model. Its tensors may be on the meta device. The run uses a transform with the
+        returned settings. For these settings, this method must return the same settings again.
 
         Raises:
             ConfigError, UnsupportedError: The settings do not fit this model.
@@ -181,35 +191,40 @@ class Transform(TransformRun):
         return None
 
     def start(self, model: nn.Module, plan: QuantPlan) -> TransformRun:
-        """Return the run that will change ``model``; this method changes nothing.
+        """Return the `TransformRun` that will change ``model``. This method must not change anything.
 
-        By default, it returns this object, which must then keep no facts about the model.
+        By default, it returns this object, which must then store no facts about the model.
 
         Args:
-            model: Its structure is complete; tensors may be on the meta device until their block is
-                processed.
-            plan: The quantization of each layer; its configuration has the settings of `resolve_for_model`.
+            model: The model. All its modules exist, but the tensors of a block may be on the meta device
+                until the run processes the block.
+            plan: The quantization of each layer. The configuration of the plan contains the settings that
+                `resolve_for_model` returned.
         """
         return self
 
     def rounding(self) -> Rounding | None:
-        """Return the rounding to use if the run names none; None for round-to-nearest."""
+        """Return the rounding that a run uses if it names no rounding. None means round-to-nearest."""
         return None
 
     def accepts(self, validation: Validation | None) -> bool:
-        """Return whether to apply it, if ``is_validated``; by default, if the error falls, or without data.
+        """Return whether a run applies the transform after its trial. Used only if ``is_validated``.
+
+        By default, the result is True if the error decreases, or if there are no calibration data.
 
         Args:
-            validation: Error of quantized blocks before and after, the mean over blocks; None without data.
+            validation: Output errors of the quantized blocks without and with the transform, as means over
+                blocks. None if there are no calibration data.
         """
         return validation is None or validation.is_improvement
 
     def alternatives(self) -> Mapping[str, Transform]:
-        """Return transforms that each do a part of this one, by name for reports, the simplest first.
+        """Return a dictionary from name to a transform that does a part of this one.
 
-        If ``is_validated``, each is validated like the whole. If two differ by no more than the standard
-        error, the first is used. If no alternative lowers the error, the run uses an alternative without
-        ``is_validated``, whose effect does not show in outputs. Each alternative has
-        its own ``settings``.
+        The simplest comes first. The names are used in reports. A run validates an alternative with
+        ``is_validated`` like this transform. If the errors of two alternatives differ by no more than the
+        standard error, the run uses the first. If no alternative lowers the error, the run uses an
+        alternative without ``is_validated``, because outputs do not show its effect. Each alternative has its
+        own ``settings``.
         """
         return {}

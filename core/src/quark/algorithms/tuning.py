@@ -1,6 +1,6 @@
-"""Tuning: changes codes, scales, norms and biases of a rounded block.
+"""A tuning changes codes, scales, norms and biases of a rounded block.
 
-The block's output then comes closer to the float block's output.
+The output of the block then comes closer to the output of the float block.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from quark.models.layers import QuantizedLayer
 
 @attrs.frozen(eq=False)
 class Sample:
-    """One calibration call at a block, with the wanted output of the block.
+    """One calibration call of a block, with the output that the block should have.
 
     Attributes:
         number: Number of the call.
-        target: Output of the float block for its tokens, ``[tokens, channels]``, in the model's dtype.
-        is_held_out: Which of these tokens must not be used for fitting, bool, ``[tokens]``.
+        target: Output of the float block, ``[tokens, channels]``, in the dtype of the model.
+        is_held_out: A bool for each token, ``[tokens]``. If it is True, the token must not be used for
+            fitting.
     """
 
     number: int
@@ -36,23 +37,25 @@ class Sample:
 
 @attrs.frozen(eq=False)
 class RoundedBlock:
-    """One block whose weights are rounded and whose activations have their scales. Names are relative to it.
+    """One block whose weights are rounded and whose activations have scales.
+
+    Names of layers and parameters are relative to the block.
 
     Attributes:
         name: Full name of the block.
-        layers: Its linear layers with rounded weights, in order. `weights` gives their codes and grids, and
-            sets new ones.
-        float_weights: Their weights before rounding, ``[out, in]``.
-        parameters: Its float parameters: norm weights, and biases that stay float. You may change their
-            values in place.
-        samples: Calibration calls, in order. Held-out tokens are at the end of a call.
-        output: Computes the block's present output for a sample, ``[tokens, channels]``, with gradients if
-            they are enabled. Gradients pass straight through the rounding of activations. The second argument
-            is the dtype of products, such as ``torch.bfloat16``; None means the model's own.
-        substituted: Returns a context in which tensors replace parameters, by name
-            (``"mlp.up_proj.weight"``). They may be results of a computation with gradients, and of another
-            dtype.
-        weights: Returns the rounded weights of one layer as a matrix with their grid.
+        layers: Mapping from name to linear layer, for the layers with rounded weights, in order. The method
+            `weights` returns the codes and the grid of a layer, and can set new codes.
+        float_weights: Mapping from the name of a layer to its weight before rounding, ``[out, in]``.
+        parameters: Mapping from name to float parameter of the block. These are the weights of norms, and
+            biases that stay float. You may change their values in place.
+        samples: Calibration calls, in order. The held-out tokens are at the end of a call.
+        output: Function that computes the current output of the block for a sample, ``[tokens, channels]``.
+            If gradients are enabled, the output has gradients, and rounded activations have straight-through
+            gradients. The second argument is the dtype of products, such as ``torch.bfloat16``. None means
+            the dtype of the model.
+        substituted: Function that returns a context. Its argument maps names of parameters, such as
+            ``"mlp.up_proj.weight"``, to tensors, which replace the parameters inside the context. The tensors
+            may have gradients and another dtype.
     """
 
     name: str
@@ -65,41 +68,41 @@ class RoundedBlock:
 
     @cached_property
     def channels(self) -> Tensor:
-        """Factors of output channels, ``[channels]``, for comparing outputs with targets."""
+        """Factors ``[channels]`` by which outputs and targets are multiplied before they are compared."""
         return channel_factors(sample.target for sample in self.samples)
 
     def weights(self, layer: str) -> StackedWeights:
         """Return the rounded weight of a layer as `StackedWeights`.
 
-        Its ``keep`` gives the layer other codes and scales.
+        The method `StackedWeights.keep` sets other codes and scales of the layer.
         """
         return StackedWeights({layer: self.layers[layer]})
 
 
 class Tuning(ABC):
-    """Changes the codes and scales of a rounding, by the output of the whole block.
+    """Changes codes and scales of a rounded block, to reduce the output error of the whole block.
 
     A subclass defines `tune`.
 
-    A run has any number of tunings. Each is applied to a block after all of its weights are rounded and
-    before calibration continues to the next block. Their records determine the order
-    (`quark.plugins.AlgorithmRecord`).
+    A run can have several tunings. It applies each of them to a block after all weights of the block are
+    rounded, and before calibration continues with the next block. The records of the tunings determine their
+    order (`quark.plugins.AlgorithmRecord`).
 
     Attributes:
-        wants_float: Whether targets are outputs of the float model, which needs a second forward of each
-            call. Otherwise they are the float block's outputs on the quantized model's hidden states.
+        wants_float: Whether the targets are outputs of the float model, which needs a second forward pass for
+            each call. If False, the targets are the outputs of the float block for the hidden states of the
+            quantized model.
     """
 
     wants_float: bool = False
 
     @abstractmethod
     def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
-        """Change codes and scales of the layers' weights, and values of the float parameters.
+        """Change codes and scales of weights, and the values of float parameters. Return metrics.
 
-        Return a dictionary from layer name to metrics. The key ``""`` has the metrics of the whole block.
-
-        Nothing else of the block may change. The pipeline computes the error of the block's output on
-        held-out tokens before and after (`OutputError`, with the factors ``block.channels``). If the error
-        has not decreased, the pipeline undoes the change. The result must not depend on any state of the
-        program, such as unseeded random numbers.
+        The result maps the name of a layer, or ``""`` for the block, to its metrics. Nothing else of the
+        block may change. A run computes the error of the block's output on held-out tokens before and after
+        this method (`OutputError`, with the factors ``block.channels``). If the error has not decreased, the
+        run undoes the change. The result must not depend on the state of the program, such as random numbers
+        without a seed.
         """

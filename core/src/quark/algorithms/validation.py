@@ -1,15 +1,15 @@
-"""Validation: compares output errors before and after a change of weights, on held-out tokens.
+"""Validation compares output errors before and after a change of weights, on held-out tokens.
 
 The change does not depend on these tokens.
 
-The threshold is one standard error of the difference, which is computed token by token:
+The threshold is one standard error of the mean difference between the errors of each token:
 
-- A transform is kept only if it makes the error *smaller* by more than that (`Validation.is_improvement`):
-  without a gain, the plain model is simpler.
-- Codes of a calibrated rounding are discarded only if they make the error *larger* by more than that
-  (`is_worse`): they minimize the error over many more tokens than are held out.
+- A run keeps a transform only if it makes the error *smaller* by more than the threshold
+  (`Validation.is_improvement`). Without a gain, the model without the transform is simpler.
+- A run discards the codes of a calibrated rounding only if they make the error *larger* by more than the
+  threshold (`is_worse`). Such codes minimize the error over many more tokens than are held out.
 
-An error that is NaN or unknown counts as no improvement.
+An error that is NaN or unknown is no improvement.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ from quark.base.scalars import numbers
 
 _TINY = torch.finfo(torch.float32).tiny
 _LEAST = 1e-6
-"""Minimum energy of a channel, relative to the mean energy; for channels that are always 0."""
+"""Lower limit for the energy of a channel, relative to the mean energy.
+
+It applies to channels that are always 0.
+"""
 
 
 @attrs.frozen(eq=False)
 class OutputError:
-    """The output error of a rounded block, token by token.
+    """The output error of a rounded block for each token.
 
     Attributes:
         squares: Squared error of each token, ``[tokens]``, float32.
@@ -45,9 +48,10 @@ class OutputError:
 
     @classmethod
     def of(cls, output: Tensor, reference: Tensor, *, channels: Tensor | None = None, is_held_out: bool = True) -> Self:
-        """Return the error of ``output [tokens, channels]`` against ``reference``, of the same shape.
+        """Return the error of ``output [tokens, channels]`` relative to ``reference``, of the same shape.
 
-        ``channels`` are factors of both, ``[channels]``, as in `channel_factors`.
+        Before the comparison, both are multiplied by the factors ``channels [channels]``, as from
+        `channel_factors`.
         """
         expected = reference.float()
         error = output.float() - expected
@@ -57,7 +61,7 @@ class OutputError:
 
     @classmethod
     def joined(cls, errors: Sequence[Self]) -> Self:
-        """Return the errors of different tokens as one; give at least one."""
+        """Return one object with the errors of all tokens in ``errors``, which must not be empty."""
         squares, sizes = (torch.cat([getattr(error, name) for error in errors]) for name in ("squares", "sizes"))
         return cls(squares, sizes, all(error.is_held_out for error in errors))
 
@@ -68,21 +72,21 @@ class OutputError:
 
     @property
     def relative(self) -> Tensor:
-        """Squared error of each token ÷ squared norm of its reference, ``[tokens]``, float64.
+        """Squared error of each token, divided by the squared norm of its reference, ``[tokens]``, float64.
 
-        The norm before the next block divides each token by its own size. In a plain sum of errors, the few
-        tokens with massive activations that many models have would outweigh all others.
+        The norm layer in front of the next block also divides each token by its own size. Many models have a
+        few tokens with massive activations. In a plain sum of errors, these tokens would outweigh all others.
         """
         return self.squares.double() / self.sizes.double()
 
 
 def channel_factors(references: Iterable[Tensor]) -> Tensor:
-    """Return the factors ``[channels]``, float32, for comparing channels of outputs: 1 ÷ √RMS.
+    """Return the factors 1 ÷ √RMS for the channels of outputs in a comparison, ``[channels]``, float32.
 
     RMS is the root mean square of a channel in ``references [tokens, channels]``. In many models, a few
-    channels of the residual stream have most of its energy: in Gemma 3 270M, four have up to 97 %. The
-    weights of norms scale these channels down. Without factors, an error would measure only these channels;
-    with 1 ÷ RMS, channels with little content would count as much.
+    channels of the residual stream have most of its energy. For example, four channels of Gemma 3 270M have
+    up to 97 %. The weights of norm layers scale these channels down. Without factors, an error would measure
+    only these channels. With the factors 1 ÷ RMS, channels of low energy would count as much as all others.
     """
     energy = torch.stack([reference.float().square().sum(0) for reference in references]).sum(0)
     return torch.maximum(energy, energy.mean() * _LEAST).clamp(min=_TINY).pow(-0.25)
@@ -95,8 +99,8 @@ class Validation:
     Attributes:
         before: Mean relative error before the change.
         after: Mean relative error after the change.
-        standard_error: Standard error of the difference, paired by token. Tokens of one text are correlated,
-            so the true value is larger.
+        standard_error: Standard error of the mean difference between the errors of each token. Tokens of one
+            text are correlated, so the true value is larger.
         tokens: Number of tokens.
         is_held_out: Whether the change does not depend on these tokens.
     """
@@ -109,19 +113,19 @@ class Validation:
 
     @property
     def is_improvement(self) -> bool:
-        """Whether the error fell by more than the standard error.
+        """Whether the mean error has decreased by more than the standard error.
 
-        False if one of the three numbers is NaN.
+        It is False if one of the three numbers is NaN.
         """
         return self.after < self.before - self.standard_error
 
     @property
     def factor(self) -> float:
-        """Error after the change ÷ error before."""
+        """The error after the change, divided by the error before the change."""
         return self.after / max(self.before, _TINY)
 
     def metrics(self) -> dict[str, Any]:
-        """Return the fields for a report; a number that is not finite becomes None."""
+        """Return a dictionary with the fields, for a report. A number that is not finite becomes None."""
         numbers = {"error_before": self.before, "error_after": self.after, "standard_error": self.standard_error}
         finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
         return {**finite, "tokens": self.tokens, "held_out": self.is_held_out}
@@ -135,7 +139,7 @@ def validated(before: Sequence[OutputError], after: Sequence[OutputError]) -> Va
         after: Errors of each block after the change.
 
     Returns:
-        Means over tokens and blocks; NaN without tokens.
+        The means over tokens and blocks. They are NaN if there are no tokens.
     """
     if not before or before[0].tokens == 0:
         return Validation(math.nan, math.nan, math.nan, 0, is_held_out=False)
@@ -146,9 +150,10 @@ def validated(before: Sequence[OutputError], after: Sequence[OutputError]) -> Va
 
 
 def _by_token(errors: Sequence[OutputError]) -> Tensor:
-    """Return the mean error of each token over the blocks that it passes, ``[tokens]``.
+    """Return the mean relative error of each token over its blocks, ``[tokens]``.
 
-    Blocks with another number of tokens belong to another stream: an encoder's, or its decoder's.
+    Blocks with different numbers of tokens have different tokens, such as the blocks of an encoder and those
+    of its decoder.
     """
     of_streams: dict[int, list[Tensor]] = {}
     for error in errors:
@@ -157,9 +162,10 @@ def _by_token(errors: Sequence[OutputError]) -> Tensor:
 
 
 def is_worse(errors: Tensor, others: Tensor) -> bool:
-    """Return whether ``errors [tokens]`` exceed ``others [tokens]`` by more than a standard error.
+    """Return whether the mean of ``errors`` exceeds the mean of ``others`` by more than a standard error.
 
-    Both belong to the same tokens. Errors that are not finite are always worse.
+    Both must be errors of the same tokens, ``[tokens]``. If ``errors`` contains a value that is not finite,
+    return True.
     """
     difference = errors.double() - others.double()
     is_finite, mean, deviation = numbers(torch.isfinite(errors).all(), difference.mean(), _deviation(difference))
@@ -169,11 +175,11 @@ def is_worse(errors: Tensor, others: Tensor) -> bool:
 def standard_error(differences: Tensor) -> float:
     """Return the standard error of the mean of ``differences [tokens]``, float64.
 
-    Infinite for fewer than two tokens.
+    The result is infinite for fewer than two tokens.
     """
     return float(_deviation(differences)) / len(differences) ** 0.5
 
 
 def _deviation(differences: Tensor) -> Tensor:
-    """Return the standard deviation of ``differences [tokens]``; infinite for fewer than two tokens."""
+    """Return the standard deviation of ``differences [tokens]``. It is infinite for fewer than two tokens."""
     return differences.std() if len(differences) > 1 else differences.new_full((), math.inf)
