@@ -14,6 +14,8 @@ from quark.models.layers.quantizer_module import QuantizerModule
 from quark.torch import ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_tiny_model import calibration_batches, tiny_model, tiny_template
 
+pytestmark = pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0")
+
 IDS = torch.arange(3, 20)[None]
 
 
