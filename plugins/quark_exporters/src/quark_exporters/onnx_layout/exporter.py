@@ -73,7 +73,7 @@ class OnnxExporter(Exporter):
         example_inputs(content.model, options.input_args)
         if mixtures := [name for name, module in skeleton.named_modules() if isinstance(module, SeparateExperts)]:
             raise UnsupportedError(
-                f"The choice of experts in {folded(mixtures)} depends on the data, which ONNX cannot express. Export the model as safetensors"
+                f"the data choose the experts of {folded(mixtures)}, which ONNX cannot express. Export the model as safetensors"
             )
         self._refuse_inexpressible(skeleton)
 

@@ -111,7 +111,9 @@ class Ops:
 
 
 def block_shape(ops: Ops, x: ir.Value, size: int) -> ir.Value:
-    """Return the shape that splits the last axis of ``x`` into blocks of ``size`` elements: ``[…, n, size]``."""
+    """Return the shape ``[…, n, size]``, which splits the last axis of ``x`` into blocks of ``size``
+    elements.
+    """
     leading = ops("Slice", ops("Shape", x), ops.constant([0]), ops.constant([-1]))
     return ops("Concat", leading, ops.constant([-1, size]), axis=0)
 
