@@ -161,7 +161,7 @@ class _Layer:
         return FloatTensor(name=f"{self.name}.weight", shape=self.shape, sources=names, make=self.weight, layers=layers)
 
     def has_format(self) -> bool:
-        """Return whether quark has a number format for the codes, and groups of equal size divide the weight."""
+        """Return whether quark has a number format for the codes, and the group size divides the weight."""
         return self.bits in _KEPT and self.shape[1] % self.group_size == 0
 
     def config(self) -> QLayerConfig:
@@ -208,7 +208,7 @@ class _Layer:
         codes, zeros, scales = positive_scales(*self.codes(tensors), self.bits)
         if bool((zeros >> self.bits).any()):
             raise CheckpointError(
-                f"'{self.name}.qzeros' has the zero point {2**self.bits}, which does not fit in {self.bits} bits. Dequantize the layer with "
+                f"'{self.name}.qzeros' has the zero point {2**self.bits}, which does not fit {self.bits} bits. Dequantize the layer with "
                 f"keep_prequantized_layers=False (--no-keep-prequantized)"
             )
         config = self.config()

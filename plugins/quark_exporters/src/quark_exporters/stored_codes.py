@@ -78,7 +78,7 @@ class ScaleBlocks:
         if rows is None or columns is None:
             said = "" if block is None else f" in blocks of {block[0]} x {block[1]}"
             raise CheckpointError(
-                f"'{name}' has the shape {list(shape)}, which scales of the shape {list(scale)} do not divide{said}. The checkpoint is damaged"
+                f"'{name}' has the shape {list(shape)}, which scales {list(scale)} do not divide{said}. The checkpoint is damaged"
             )
         return cls(grid, max(1, rows), max(1, columns))
 
