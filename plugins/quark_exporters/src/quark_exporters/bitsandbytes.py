@@ -30,7 +30,7 @@ class BitsAndBytesDequantizer:
         """Yield the float tensors of the checkpoint (see `quark.checkpoint.Dequantizer.float_tensors`)."""
         if block.get("load_in_8bit") is not True:
             raise UnsupportedError(
-                "quark does not read 4-bit checkpoints of bitsandbytes. Dequantize it with transformers (model.dequantize()) and save the model"
+                "quark does not read 4-bit checkpoints of bitsandbytes. Dequantize the model with transformers (model.dequantize())"
             )
         for name in stored:
             if name.endswith(".SCB"):

@@ -201,8 +201,8 @@ class Fp8Reader(LinearReader):
         scale_format = block.get("scale_fmt")
         if method != "fp8" or scale_format not in (None, "float", "ue8m0") or scheme not in ("static", "dynamic"):
             raise UnsupportedError(
-                f"this checkpoint has quant_method={method!r}, activation_scheme={scheme!r} and scale_fmt={scale_format!r}, which quark cannot "
-                f"load as a quantized model. Use the checkpoint only as a source of quark quantize"
+                f"this checkpoint has quant_method={method!r}, activation_scheme={scheme!r} and scale_fmt={scale_format!r}, which quark "
+                f"cannot load as a quantized model. Use the checkpoint only as a source of quark quantize"
             )
         if size is not None and scheme == "static":
             raise UnsupportedError("this checkpoint has FP8 blocks and static inputs, a combination that no reader of the layout supports")

@@ -68,7 +68,7 @@ class LinearExporter(CheckpointExporter):
 
 
 def coded_rows(plan: QuantPlan) -> dict[str, QLayerConfig]:
-    """Return a dictionary from the name of each layer with codes to the quantization of its weight and input."""
+    """Return a dictionary from the name of each layer with codes to its weight and input quantization."""
     rows = {row.name: row.quantized_to for row in plan.quantized if not is_float(row)}
     return {name: QLayerConfig(weight=config.weight, input_tensors=config.input_tensors) for name, config in rows.items()}
 
