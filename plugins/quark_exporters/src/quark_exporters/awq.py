@@ -81,9 +81,7 @@ class AwqStorage:
         weight, names = specs[0], " → ".join(level.dtype.name for level in specs)
         kind = (len(specs), weight.dtype.name, bool(weight.symmetric))
         if kind not in ((1, "int4", True), (1, "uint4", False)):
-            return (
-                f"AWQ can store int4 without zero points or uint4 with zero points, not {names} {'without' if weight.symmetric else 'with'}"
-            )
+            return f"AWQ stores int4 without or uint4 with zero points, not {names} {'without' if weight.symmetric else 'with'} zero points"
         if _group_size_of(config) is None:
             return f"AWQ has scales for groups of input channels, not {qscheme_of(weight)}"
         if weight.scale_format not in (None, "float32"):

@@ -211,7 +211,7 @@ def refuse_other_transforms(block: Mapping[str, Any]) -> None:
         raise UnsupportedError(f"quark does not read sparse checkpoints ('{sparsity}'). Use the float checkpoint")
     if value_of(block, "transform_config", Mapping, {}).get("config_groups"):
         raise UnsupportedError(
-            "transforms run with this model (transform_config), so its weights differ from those of the float model. Use the float checkpoint"
+            "transforms run with this model (transform_config), so its weights differ from the float model. Use the float checkpoint"
         )
 
 

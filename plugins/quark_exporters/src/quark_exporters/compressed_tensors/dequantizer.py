@@ -168,7 +168,7 @@ def _fp4(layer: str, stored: Mapping[str, Tensor]) -> FloatTensor:
     _expect(scale, stored)
     if stored[packed].dtype is not torch.uint8 or stored[packed].ndim != 2:
         raise CheckpointError(
-            f"'{packed}' is {stored[packed].dtype} {list(stored[packed].shape)}, but FP4 codes are uint8 [O, I / 2]. The checkpoint is damaged"
+            f"'{packed}' is {stored[packed].dtype} {list(stored[packed].shape)}, not uint8 [O, I / 2]. The FP4 checkpoint is damaged"
         )
     rows, columns = stored[packed].shape[0], 2 * stored[packed].shape[-1]
     blocks = ScaleBlocks.of(packed, (rows, columns), tuple(stored[scale].shape))

@@ -26,28 +26,29 @@ from quark_exporters.quark_layout.quantization_config import read_quantization_c
 __all__ = ["QuarkDequantizer"]
 
 _SCALES = tuple(f"{part}{level}" for part in ("scale", "zero_point") for level in ("", "_2", "_3"))
-"""Suffixes of the tensors stored for a tensor with codes."""
+"""Suffixes in the names of the scales and zero points that a checkpoint stores beside codes."""
 
 
 class QuarkDequantizer:
-    """Dequantizes the Quark layout, as `quark.checkpoint.Dequantizer`."""
+    """The `quark.checkpoint.Dequantizer` for the Quark layout."""
 
     def float_tensors(self, block: Mapping[str, Any], stored: Mapping[str, Tensor]) -> Iterator[FloatTensor]:
-        """As `quark.checkpoint.Dequantizer.float_tensors`.
+        """Yield the float tensors of the checkpoint (see `quark.checkpoint.Dequantizer.float_tensors`).
 
         Raises:
-            UnsupportedError: An algorithm runs with the model, so its weights differ from the float model's.
+            UnsupportedError: An algorithm runs with the model, so its weights differ from those of the float
+                model.
         """
         parsed = read_quantization_config(block)
         refuse_unreadable(parsed.config)
         if names := parsed.config.run_time_algorithms:
             raise UnsupportedError(
-                f"the algorithm {', '.join(names)} runs with the model of this checkpoint, so its weights differ from the float model's: "
-                f"give the float checkpoint"
+                f"the algorithm {', '.join(names)} runs with the model of this checkpoint, so its weights differ from the float model. "
+                f"Use the float checkpoint as the source"
             )
         get_logger(__name__).warning(
-            "The source is quantized, so its rounding error remains and a second rounding adds to it. Give the float checkpoint if you "
-            "have it."
+            "The source is quantized, so its rounding error remains, and a second rounding adds to this error. Use the float "
+            "checkpoint as the source if you have it."
         )
         for name in stored:
             layer, _, leaf = name.rpartition(".")

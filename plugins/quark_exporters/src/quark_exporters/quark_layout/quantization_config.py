@@ -110,5 +110,5 @@ def _queries_as_one(layers: dict[str, QLayerConfig], plan: QuantPlan) -> dict[st
 
 
 def _without_patterns(config: QConfig, row: PlanRow) -> QLayerConfig | None:
-    """Return the layer configuration that ``config``, which has no patterns, assigns to the layer of a row."""
+    """Return the layer configuration that ``config`` assigns to a row. ``config`` must have no patterns."""
     return layer_config_for(config, row.name, layer_types().load_layer(row.layer_type)).config
