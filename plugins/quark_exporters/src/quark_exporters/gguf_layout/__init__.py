@@ -1,1 +1,1 @@
-"""The exporter ``gguf``, which writes GGUF files for llama.cpp and for programs that are built on llama.cpp."""
+"""The exporter ``gguf``, which writes GGUF files for llama.cpp and for programs built on llama.cpp."""

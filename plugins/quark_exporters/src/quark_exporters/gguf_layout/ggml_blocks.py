@@ -150,8 +150,8 @@ def _half(values: Tensor) -> Tensor:
     half = values.to(torch.float16)
     if not bool(half.isfinite().all()) or bool(((half == 0) & (values != 0)).any()):
         raise UnsupportedError(
-            f"scales from {float(values.abs().min()):.3g} to {float(values.abs().max()):.3g} are out of the range of float16, in which GGML stores them. "
-            f"Leave the layer in float (exclude_layers)"
+            f"scales from {float(values.abs().min()):.3g} to {float(values.abs().max()):.3g} are out of the range of "
+            f"float16, in which GGML stores them. Leave the layer in float (exclude_layers)"
         )
     return half.contiguous().view(torch.uint8).reshape(*values.shape, 2)
 

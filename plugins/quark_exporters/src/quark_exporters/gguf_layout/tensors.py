@@ -136,7 +136,8 @@ class TensorWriter:
             what = "; ".join(f"{how} ({folded(names)})" for how, names in lacking.items())
             raise UnsupportedError(
                 f"GGUF has no type for the codes of {what}. It has Q4_0 (int4), Q4_1 (uint4 with zero points), Q8_0 (int8) and MXFP4, with "
-                "one scale for the tensor, each row, or each group of a multiple of 32 columns. Or store rounded values: weight_format=fake_quantized"
+                "one scale for the tensor, each row, or each group of a multiple of 32 columns. Set weight_format=fake_quantized to store "
+                "rounded values instead"
             )
 
     def _tensor(self, name: str, parts: Sequence[tuple[str, Tensor]], layers: Mapping[str, QuantizedLayer]) -> GgufTensor:

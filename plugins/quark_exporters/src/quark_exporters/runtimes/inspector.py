@@ -40,7 +40,7 @@ class RuntimeInspector:
     """The `quark.checkpoint.inspection.Inspector` for the safetensors layouts of quark-exporters."""
 
     def support(self, facts: CheckpointFacts) -> Iterator[RuntimeSupport]:
-        """Yield how each runtime supports a checkpoint (see `quark.checkpoint.inspection.Inspector.support`)."""
+        """Yield the support of each runtime (see `quark.checkpoint.inspection.Inspector.support`)."""
         rows = {row.name: row for row in facts.plan.rows if not row.is_lookup and row.is_linear}
         coded = {name: row.quantized_to for name, row in rows.items() if row.config is not None and not is_float(row)}
         common = [*_whole_model(facts), *_other_layers(facts, coded), *_fused_layers(facts, rows), *_mixtures(rows)]
@@ -162,7 +162,7 @@ def _inert_exclusions(facts: CheckpointFacts) -> list[str]:
 
 
 def _other_layers(facts: CheckpointFacts, coded: Mapping[str, QLayerConfig]) -> Iterator[_Reason]:
-    """Yield the quantized layers, biases, outputs and KV caches that runtimes cannot load, with the reasons."""
+    """Yield the quantized layers, biases, outputs and KV caches that runtimes cannot load, with reasons."""
     if names := [name for name in coded if name in facts.heads]:
         yield "the output head is quantized, but they load it in floating point", names
     if names := [row.name for row in facts.plan.quantized if row.is_lookup]:
