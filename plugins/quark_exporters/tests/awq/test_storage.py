@@ -59,7 +59,7 @@ def test_output_channels_counted_from_the_last_axis_are_the_same_channels() -> N
         ("int4_wo_32", None),
         ("uint4_wo_32", None),
         ("fp8", "its input is quantized, but AWQ quantizes only weights"),
-        ("mxfp4_weight_only", "AWQ holds int4 without zero points and uint4 with them, not"),
+        ("mxfp4_weight_only", "AWQ stores int4 without or uint4 with zero points, not"),
         (None, "its weight is float"),
     ],
 )

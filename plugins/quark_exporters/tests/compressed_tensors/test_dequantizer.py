@@ -107,7 +107,7 @@ def test_a_shape_that_contradicts_the_words_is_refused_when_it_is_read() -> None
         (block(INT4, transform_config={"config_groups": {"u": {}}}), UnsupportedError, "transforms run with this model"),
         (block(INT4 | {"symmetric": False}), CheckpointError, r"lacks 'a\.weight_zero_point'"),
         (block(INT4 | {"strategy": "group", "group_size": 64}), CheckpointError, "groups of 64 columns do not match"),
-        ({"config_groups": {}}, ConfigError, "no group of quantization_config covers it"),
+        ({"config_groups": {}}, ConfigError, "no group of quantization_config targets it"),
         ({"config_groups": {"g": {"targets": ["re:(a+)+$"], "weights": INT4}}}, ConfigError, "may take forever"),
         ({"config_groups": {"g": {"targets": ["re:("], "weights": INT4}}}, ConfigError, "not a regular expression"),
     ],

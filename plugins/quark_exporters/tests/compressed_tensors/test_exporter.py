@@ -145,5 +145,5 @@ def test_what_the_layout_cannot_hold_is_refused_with_those_that_can(
 
 def test_a_cache_that_is_rounded_before_the_rotary_embedding_is_refused(tmp_path: Path) -> None:
     config = LLMTemplate.get("llama").get_config(scheme="int4_wo_32", kv_cache_scheme="fp8", kv_cache_post_rope=False)
-    with pytest.raises(UnsupportedError, match="set kv_cache_post_rope=True"):
+    with pytest.raises(UnsupportedError, match="Set kv_cache_post_rope=True"):
         export_with("compressed_tensors", quantized(config), tmp_path / "out")

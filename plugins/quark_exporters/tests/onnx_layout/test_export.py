@@ -262,7 +262,7 @@ def test_rounded_values_are_stored_where_codes_are_not_wanted(tmp_path: Path) ->
 def test_weights_that_were_changed_are_refused(tmp_path: Path) -> None:
     module, x = small()
     module[0].weight.data += 1e-3  # type: ignore[index, operator]
-    with pytest.raises(ConfigError, match=r"'0\.weight_quantizer' cannot be stored as codes.*quantize the model again"):
+    with pytest.raises(ConfigError, match=r"'0\.weight_quantizer' cannot be stored as codes.*Quantize the model again"):
         export_onnx(module, (x,), tmp_path / "m.onnx")
     assert not list(tmp_path.iterdir())
 
