@@ -127,7 +127,7 @@ def test_a_scheme_for_each_layer_has_a_group_each(tmp_path: Path) -> None:
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("mxfp4_fp8", {}, r"weights in MXFP4 need inputs in MXFP4.*Layouts that hold this model: .*safetensors"),
+    ("mxfp4_fp8", {}, r"with weights in MXFP4, inputs must be in MXFP4.*Layouts that hold this model: .*safetensors"),
     ("amdfp4", {}, r"scales in e5m3.*model\.layers\.\{0-1\}\.self_attn\.q_proj"),
     ("int4_fp8", {}, "no format for fp8_e4m3 → int4"),
     ("int4_wo_32", {"weight_format": "fake_quantized"}, "asks for rounded values"),

@@ -92,7 +92,7 @@ class CompressedTensorsStorage:
             return CodedLayer(config, codes, qparams, _input(tensors))
         if "weight_shape" in tensors and tensors["weight_shape"].tolist() != list(shape):
             raise CheckpointError(
-                f"'weight_shape' says {tensors['weight_shape'].tolist()} but the weight is {list(shape)}. The checkpoint is damaged"
+                f"'weight_shape' says {tensors['weight_shape'].tolist()}, but the weight is {list(shape)}. The checkpoint is damaged"
             )
         bits, dtype = int(quantizer.stored_level.format.bits), quantizer.stored_level.format.storage_dtype
         codes, zeros = _integer_codes(kind, bits, shape, tensors)
