@@ -189,7 +189,7 @@ class _Layer:
         order = tensors[f"{self.name}.g_idx"].long()
         if int(order.min()) < 0 or int(order.max()) >= scales.shape[1]:
             raise CheckpointError(
-                f"'{self.name}.g_idx' names a group that does not exist, since there are {scales.shape[1]}. The checkpoint is damaged"
+                f"'{self.name}.g_idx' names a group that does not exist: the layer has {scales.shape[1]}. The checkpoint is damaged"
             )
         return codes.float().sub_(zeros.float()[:, order]).mul_(scales[:, order]).to(dtype)
 
