@@ -1,8 +1,8 @@
 """Functions that write and read the ``quantization_config`` of a checkpoint.
 
-quark writes exact module names instead of patterns. Readers use the first pattern that matches, but JSON
-writers sort keys, so the result of patterns could depend on the sequence of keys. quark writes an empty list
-or dictionary, not null, if a reader expects a list or a dictionary. Source: AMD Quark 0.13.
+It is written with exact module names instead of patterns. Readers use the first pattern that matches, but
+JSON writers sort keys, so the result of patterns could depend on the sequence of keys. quark writes an empty
+list or dictionary, not null, if a reader expects a list or a dictionary. Source: AMD Quark 0.13.
 """
 
 from __future__ import annotations
