@@ -1,4 +1,4 @@
-"""Functions that write and read the ``quantization_config`` of a checkpoint.
+"""Functions that read the ``quantization_config`` of a checkpoint, or return the one that is written to it.
 
 It is written with exact module names instead of patterns. Readers use the first pattern that matches, but
 JSON writers sort keys, so the result of patterns could depend on the sequence of keys. quark writes an empty
