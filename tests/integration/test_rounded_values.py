@@ -73,7 +73,7 @@ def test_a_tied_head_and_attention_reload_as_well(tmp_path: Path) -> None:
 def test_only_rounded_values_are_warned_of(weight_format: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = ExporterConfig(json_export_config=JsonExporterConfig(weight_format=weight_format))
     ModelExporter(config, tmp_path / "out").export_safetensors_model(quantized("int4_wo_64"))
-    warned = [r for r in caplog.records if r.levelno == logging.WARNING and "would take them for codes" in r.getMessage()]
+    warned = [r for r in caplog.records if r.levelno == logging.WARNING and "would interpret them as codes" in r.getMessage()]
     assert len(warned) == (weight_format == "fake_quantized")
 
 

@@ -221,7 +221,7 @@ def test_an_export_can_be_quantized_anew(tmp_path: Path, caplog: pytest.LogCaptu
     first, second = (LLMTemplate.get("llama").get_config(scheme=scheme) for scheme in ("int4_wo_64", "ptpc_fp8"))
     quantize_checkpoint(tiny_model_dir(), tmp_path / "first", first)
     quantize_checkpoint(tmp_path / "first", tmp_path / "second", second)
-    assert "a second rounding adds to it" in caplog.text
+    assert "a second rounding adds to this error" in caplog.text
     loaded = import_model_from_safetensors(None, tmp_path / "first", device="cpu").state_dict()
     rounded = AutoModelForCausalLM.from_pretrained(tiny_model_dir(), dtype="auto")
     rounded.load_state_dict({name: loaded[name] for name in rounded.state_dict()})

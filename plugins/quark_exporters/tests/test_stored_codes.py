@@ -61,7 +61,7 @@ def test_blocks_follow_from_the_shapes(shape: tuple[int, ...], scale: tuple[int,
 
 @pytest.mark.parametrize(("shape", "scale"), [((4, 6), (3,)), ((4, 6), (3, 1)), ((4, 6), (4, 0)), ((4,), (4,)), ((3, 4, 6), (2, 4, 6))])
 def test_scales_that_do_not_fit_are_refused(shape: tuple[int, ...], scale: tuple[int, ...]) -> None:
-    with pytest.raises(CheckpointError, match=r"'w' .* has scales of the shape"):
+    with pytest.raises(CheckpointError, match=r"'w' has the shape .* scales"):
         ScaleBlocks.of("w", shape, scale)
 
 

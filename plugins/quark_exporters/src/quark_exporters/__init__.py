@@ -1,1 +1,1 @@
-"""quark-exporters: checkpoint exporters of quark."""
+"""The checkpoint exporters of quark, as the plugin quark-exporters."""

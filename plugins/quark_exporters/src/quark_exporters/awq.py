@@ -1,10 +1,10 @@
-"""AutoAWQ's layout of 4-bit weights for its kernel ``gemm``: exporter, reader and dequantizer.
+"""The exporter, the reader and the dequantizer for AutoAWQ's layout of 4-bit weights (version ``gemm``).
 
 ===========  ==============================================================================================
 tensor       contents
 ===========  ==============================================================================================
-``qweight``  int32 ``[I, O / 8]``: codes from 0, in the order `ORDER` from the lowest bits of a word
-``qzeros``   int32 ``[I / group, O / 8]``: zero points, in the same order
+``qweight``  int32 ``[I, O / 8]``: unsigned codes, eight in a word. `ORDER` says which code comes first
+``qzeros``   int32 ``[I / group, O / 8]``: zero points, packed in the same way
 ``scales``   ``[I / group, O]``, float16
 ===========  ==============================================================================================
 
@@ -43,30 +43,36 @@ __all__ = ["ORDER", "SCALE_TYPES", "AwqDequantizer", "AwqExporter", "AwqReader",
 
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Output channel (of eight neighbours) in each half byte of a word, from the lowest bits."""
+"""For each half byte of a word, from the lowest bits on, the output channel (of eight consecutive channels)
+in it.
+"""
 SCALE_TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 _PER_WORD = len(ORDER)
 _SHIFT = 8
-"""Offset of signed codes, and zero point of symmetric weights."""
+"""The number to add to signed codes to make them unsigned.
+
+It is also the stored zero point of symmetric weights.
+"""
 
 
 def _scale_type(_: object, attribute: object, value: str) -> None:
     if value not in SCALE_TYPES:
-        raise ConfigError(f"scale_type is {value!r}: use one of {', '.join(SCALE_TYPES)}")
+        raise ConfigError(f"scale_type is {value!r}, which is not a dtype of AWQ scales. Use one of {', '.join(SCALE_TYPES)}")
 
 
 @attrs.frozen
 class AwqStorage:
-    """Stores a layer as AutoAWQ does, as `quark.checkpoint.LayerStorage`.
+    """The `quark.checkpoint.LayerStorage` that stores a layer as AutoAWQ does.
 
     Attributes:
-        scale_type: Dtype of stored scales, a key of `SCALE_TYPES`; reading accepts any dtype.
+        scale_type: Dtype of the stored scales, a key of `SCALE_TYPES`. For reading, scales may have any
+            dtype.
     """
 
     scale_type: str = attrs.field(default="float16", validator=_scale_type)
 
     def why_not(self, config: QLayerConfig, shape: tuple[int, ...]) -> str | None:
-        """As `quark.checkpoint.LayerStorage.why_not`."""
+        """Return why AWQ cannot store a layer (see `quark.checkpoint.LayerStorage.why_not`)."""
         if config.input_tensors is not None:
             return "its input is quantized, but AWQ quantizes only weights"
         if config.weight is None:
@@ -75,20 +81,20 @@ class AwqStorage:
         weight, names = specs[0], " → ".join(level.dtype.name for level in specs)
         kind = (len(specs), weight.dtype.name, bool(weight.symmetric))
         if kind not in ((1, "int4", True), (1, "uint4", False)):
-            return f"AWQ holds int4 without zero points and uint4 with them, not {names} {'without' if weight.symmetric else 'with'} them"
+            return f"AWQ stores int4 without or uint4 with zero points, not {names} {'without' if weight.symmetric else 'with'} zero points"
         if _group_size_of(config) is None:
             return f"AWQ has scales for groups of input channels, not {qscheme_of(weight)}"
         if weight.scale_format not in (None, "float32"):
             return f"AWQ stores scales as floating-point numbers, not {weight.scale_format}"
         if not weight.symmetric and weight.zero_point_type is ZeroPointType.float32:
             return "AWQ has integer zero points, not real ones (zero_point_type=float32)"
-        return f"AWQ needs a multiple of {_PER_WORD} output channels, and it has {shape[0]}" if shape[0] % _PER_WORD else None
+        return f"AWQ needs a multiple of {_PER_WORD} output channels, but the weight has {shape[0]}" if shape[0] % _PER_WORD else None
 
     def stored(self, layer: CodedLayer) -> dict[str, Tensor]:
-        """As `quark.checkpoint.LayerStorage.stored`.
+        """Return the tensors to store for a layer (see `quark.checkpoint.LayerStorage.stored`).
 
         Raises:
-            UnsupportedError: A scale is too large for its dtype.
+            UnsupportedError: A scale is too large for ``scale_type``.
         """
         shift = _SHIFT if layer.codes.dtype is torch.int8 else 0
         codes = (layer.codes.to(torch.int16) + shift).to(torch.uint8)
@@ -100,16 +106,17 @@ class AwqStorage:
     def _scales(self, scale: Tensor) -> Tensor:
         dtype = SCALE_TYPES[self.scale_type]
         finfo = torch.finfo(dtype)
-        # A scale that rounds to 0 would make its group 0: use the smallest number instead.
+        # If a scale were rounded to 0, all values of its group would be 0. Use the smallest positive number
+        # instead.
         stored = scale.clamp(min=finfo.smallest_normal * finfo.eps).to(dtype)
         if not stored.is_meta and bool(stored.isinf().any()):
             raise UnsupportedError(
-                f"a scale is {float(scale.max()):.3g}, too large for {self.scale_type}: export with the option scale_type=bfloat16"
+                f"a scale is {float(scale.max()):.3g}, too large for {self.scale_type}. Export with the option scale_type=bfloat16"
             )
         return stored
 
     def restored(self, config: QLayerConfig, shape: tuple[int, ...], tensors: Mapping[str, Tensor]) -> CodedLayer:
-        """As `quark.checkpoint.LayerStorage.restored`."""
+        """Return the layer that stored tensors describe (see `quark.checkpoint.LayerStorage.restored`)."""
         quantizer = weight_quantizer(config)
         dtype = quantizer.stored_level.format.storage_dtype
         shift, scale_shape = _SHIFT if dtype is torch.int8 else 0, quantizer.granularity.scale_shape(shape)
@@ -123,9 +130,10 @@ class AwqStorage:
 
 
 def _group_size_of(config: QLayerConfig) -> int | None:
-    """Return how many input channels of a weight share a scale, -1 for all.
+    """Return how many consecutive input channels of a weight share a scale. -1 means that all input channels
+    do.
 
-    None if scales are shared otherwise.
+    Return None if the scales have another granularity.
     """
     assert config.weight is not None
     weight = canonicalize(config.weight)[0]
@@ -135,22 +143,22 @@ def _group_size_of(config: QLayerConfig) -> int | None:
 
 
 def _packed(codes: Tensor) -> Tensor:
-    """Return codes ``[O, n]`` as words ``[n, O / 8]``."""
+    """Pack codes ``[O, n]`` into words ``[n, O / 8]``."""
     return packed_words(codes.t().unflatten(1, (-1, _PER_WORD))[..., list(ORDER)].flatten(1), 4)
 
 
 def _unpacked(words: Tensor, rows: int) -> Tensor:
-    """Return the codes ``[O, n]`` of words ``[n, O / 8]``, uint8."""
+    """Unpack words ``[n, O / 8]`` into uint8 codes ``[O, n]``."""
     back = sorted(range(_PER_WORD), key=ORDER.__getitem__)
     return unpacked_words(words, 4, rows).unflatten(1, (-1, _PER_WORD))[..., back].flatten(1).t().contiguous()
 
 
 class AwqExporter(LinearExporter):
-    """Writes the layout of AutoAWQ, for its kernel ``gemm``; `AwqReader` reads it.
+    """Writes AutoAWQ's layout (version ``gemm``). `AwqReader` reads this layout.
 
     Args:
-        scale_type: Dtype of scales: float16 as in AutoAWQ (some readers require it), bfloat16, or exact
-            float32.
+        scale_type: Dtype of the stored scales. AutoAWQ writes float16, and some readers require it. The
+            others are bfloat16, and float32, which stores the scales exactly.
     """
 
     layout = "awq"
@@ -160,18 +168,18 @@ class AwqExporter(LinearExporter):
         self.storage = AwqStorage(scale_type)
 
     def reasons(self, content: CheckpointContent, options: ExportOptions) -> Iterator[tuple[str, str]]:
-        """As `CheckpointExporter.reasons`."""
+        """Yield why the layout cannot store the model (see `CheckpointExporter.reasons`)."""
         reasons = list(super().reasons(content, options))
         yield from reasons
         sizes = {_group_size_of(config) for config in coded_rows(content.plan).values() if config.weight is not None}
         if not reasons and len(sizes) != 1:
             said = ", ".join("whole rows" if size == -1 else str(size) for size in sorted(map(int, filter(None, sizes))))
-            yield "", f"it needs one group size for all layers, and the layers have {said or 'none, since nothing is quantized'}"
+            yield "", f"it needs one group size for all layers, but the layers have {said or 'none, since nothing is quantized'}"
 
     def quantization_config(self, content: CheckpointContent, options: ExportOptions) -> dict[str, Any]:
-        """As `CheckpointExporter.quantization_config`.
+        """Return the ``quantization_config`` to write (see `CheckpointExporter.quantization_config`).
 
-        Readers expect zero points, so symmetric weights have them too.
+        It says that symmetric weights have zero points too, because readers of the layout expect zero points.
         """
         config = next(iter(coded_rows(content.plan).values()))
         return {
@@ -185,36 +193,37 @@ class AwqExporter(LinearExporter):
 
 
 class AwqReader(LinearReader):
-    """Reads the layout of AutoAWQ.
+    """Reads AutoAWQ's layout.
 
-    Symmetric weights come back with equal zero points.
+    A weight that was symmetric is read as an asymmetric weight whose zero points are all equal.
     """
 
     storage = AwqStorage()
 
     def layers(self, block: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, QLayerConfig]:
-        """As `quark.checkpoint.StorageReader.layers`."""
+        """Return the quantized layers of the checkpoint (see `quark.checkpoint.StorageReader.layers`)."""
         config = self.layer_config(block)
         return {name.removesuffix(".qweight"): config for name in stored if name.endswith(".qweight")}
 
     def layer_config(self, block: Mapping[str, Any]) -> QLayerConfig:
-        """As `quark.checkpoint.LayoutReader.layer_config`.
+        """Return the quantization that ``block`` describes (see
+        `quark.checkpoint.LayoutReader.layer_config`).
 
         Raises:
-            ConfigError: A value has the wrong type.
-            UnsupportedError: The version cannot be read.
+            ConfigError: The group size is invalid.
+            UnsupportedError: quark cannot read this number of bits or this version of the layout.
         """
-        # AutoAWQ's own files use other names.
+        # Files that AutoAWQ itself wrote have the names ``w_bit`` and ``q_group_size``.
         bits, size = block.get("bits", block.get("w_bit", 4)), block.get("group_size", block.get("q_group_size", 128))
         version = str(block.get("version") or block.get("format") or "gemm").lower()
         has_zeros = block.get("zero_point") is not False
         if bits != 4 or version != "gemm" or not has_zeros:
             raise UnsupportedError(
-                f"this AWQ checkpoint has bits={bits!r}, version={version!r} and {'' if has_zeros else 'no '}zero points; only 4 bits, "
-                f"version 'gemm', with zero points can be read"
+                f"this AWQ checkpoint has bits={bits!r}, version={version!r} and {'' if has_zeros else 'no '}zero points. quark reads "
+                f"only 4 bits, version 'gemm', with zero points"
             )
         if not isinstance(size, int) or isinstance(size, bool) or (size < 1 and size != -1):
-            raise ConfigError(f"quantization_config says group_size={size!r}: a positive number or -1 is expected")
+            raise ConfigError(f"quantization_config says group_size={size!r}. Write a positive integer or -1")
         settings: dict[str, Any] = {"symmetric": False, "zero_point_type": "int32"}
         if size == -1:
             return QLayerConfig(weight=spec_of_layout("uint4", "per_channel", ch_axis=0, **settings))
@@ -222,10 +231,10 @@ class AwqReader(LinearReader):
 
 
 class AwqDequantizer:
-    """Dequantizes AutoAWQ's layout, as `quark.checkpoint.Dequantizer`."""
+    """The `quark.checkpoint.Dequantizer` for AutoAWQ's layout."""
 
     def float_tensors(self, block: Mapping[str, Any], stored: Mapping[str, Tensor]) -> Iterator[FloatTensor]:
-        """As `quark.checkpoint.Dequantizer.float_tensors`."""
+        """Yield the float tensors of the checkpoint (see `quark.checkpoint.Dequantizer.float_tensors`)."""
         config = AwqReader().layer_config(block)
         for name in stored:
             if name.endswith(".qweight"):
@@ -235,7 +244,7 @@ class AwqDequantizer:
 def _float_tensor(layer: str, config: QLayerConfig, stored: Mapping[str, Tensor]) -> FloatTensor:
     names = {leaf: f"{layer}.{leaf}" for leaf in ("qweight", "qzeros", "scales")}
     if missing := [name for name in names.values() if name not in stored]:
-        raise CheckpointError(f"the checkpoint lacks '{missing[0]}', so its layer cannot be dequantized: download it again")
+        raise CheckpointError(f"the checkpoint lacks '{missing[0]}', so the layer cannot be dequantized. Download the checkpoint again")
     quantizer, storage = weight_quantizer(config), AwqStorage()
     columns, words, *_ = (*stored[names["qweight"]].shape, 0, 0)
     shape = (8 * words, columns)
@@ -244,7 +253,7 @@ def _float_tensor(layer: str, config: QLayerConfig, stored: Mapping[str, Tensor]
     if any(leaf not in expected or misfit(stored[name], expected[leaf]) for leaf, name in names.items()):
         shapes = ", ".join(f"{leaf} {stored[name].dtype} {list(stored[name].shape)}" for leaf, name in names.items())
         size = getattr(config.weight, "group_size", None) or "whole rows"
-        raise CheckpointError(f"'{layer}' has {shapes}, which do not match in groups of {size}: the checkpoint is damaged")
+        raise CheckpointError(f"'{layer}' has {shapes}, which do not match for groups of {size}. The checkpoint is damaged")
 
     (codes,) = layer_codes(layer, config, shape, storage, names)
 

@@ -1,8 +1,8 @@
-"""BitsAndBytesDequantizer: float weights of checkpoints of bitsandbytes in INT8.
+"""`BitsAndBytesDequantizer` computes float weights from the INT8 checkpoints of bitsandbytes.
 
-A layer has ``weight`` int8 ``[O, I]`` and ``SCB`` float32 ``[O]``, the largest magnitude of each row; a value
-is ``code · SCB / 127``. ``weight_format`` is the order of rows in memory, and 0 in files. Source:
-``bitsandbytes.functional.int8_vectorwise_dequant`` of bitsandbytes 0.50.
+A layer has ``weight``, int8 codes ``[O, I]``, and ``SCB``, float32 ``[O]``, the largest magnitude of each
+row. A value is ``code · SCB / 127``. A third tensor, ``weight_format``, says how rows are arranged in memory;
+in files it is 0. Source: ``bitsandbytes.functional.int8_vectorwise_dequant`` of bitsandbytes 0.50.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _LARGEST = 127
 
 
 class BitsAndBytesDequantizer:
-    """Dequantizes checkpoints of bitsandbytes, as `quark.checkpoint.Dequantizer`."""
+    """The `quark.checkpoint.Dequantizer` for INT8 checkpoints of bitsandbytes."""
 
     def float_tensors(self, block: Mapping[str, Any], stored: Mapping[str, Tensor]) -> Iterator[FloatTensor]:
-        """As `quark.checkpoint.Dequantizer.float_tensors`."""
+        """Yield the float tensors of the checkpoint (see `quark.checkpoint.Dequantizer.float_tensors`)."""
         if block.get("load_in_8bit") is not True:
             raise UnsupportedError(
-                "quark does not read 4-bit checkpoints of bitsandbytes: dequantize it with transformers (model.dequantize()) and save it"
+                "quark does not read 4-bit checkpoints of bitsandbytes. Dequantize the model with transformers (model.dequantize())"
             )
         for name in stored:
             if name.endswith(".SCB"):
@@ -40,11 +40,11 @@ class BitsAndBytesDequantizer:
 def _float_tensor(layer: str, stored: Mapping[str, Tensor]) -> FloatTensor:
     codes, scale, form = (f"{layer}.{leaf}" for leaf in ("weight", "SCB", "weight_format"))
     if codes not in stored:
-        raise CheckpointError(f"the checkpoint lacks '{codes}', so its layer cannot be dequantized: download it again")
+        raise CheckpointError(f"the checkpoint lacks '{codes}', so the layer cannot be dequantized. Download the checkpoint again")
     weight = stored[codes]
     if (weight.dtype, weight.ndim) != (torch.int8, 2) or stored[scale].numel() != weight.shape[0]:
         said = ", ".join(f"{name.rpartition('.')[2]} {stored[name].dtype} {list(stored[name].shape)}" for name in (codes, scale))
-        raise CheckpointError(f"'{layer}' has {said}, which do not match: the checkpoint is damaged")
+        raise CheckpointError(f"'{layer}' has {said}, which do not match. The checkpoint is damaged")
     shape = tuple(weight.shape)
     left_out = (form,) if form in stored else ()
     return FloatTensor(name=codes, shape=shape, sources=(codes, scale), make=partial(_values, codes, scale), left_out=left_out)

@@ -1,21 +1,22 @@
-"""DeepSeek-V3's layout of FP8 weights: exporter, reader and dequantizer.
+"""The exporter, the reader and the dequantizer for DeepSeek-V3's layout of FP8 weights.
 
 =====================  ========================================================================
 tensor                 contents
 =====================  ========================================================================
 ``weight``             E4M3 codes ``[O, I]``
-``weight_scale``       float32 ``[]``, a factor, if the tensor has one scale
-``weight_scale_inv``   float32 ``[O / rows, I / columns]``, factors of blocks, whatever the name says
-``input_scale``        float32 ``[]``, of a static input
+``weight_scale``       float32 ``[]``, multiplies the codes if the weight has one scale
+``weight_scale_inv``   float32 ``[O / rows, I / columns]``, one per block; multiplies the
+                       codes, although the name says the inverse
+``input_scale``        float32 ``[]``, the scale of a statically quantized input
 =====================  ========================================================================
 
 Source: ``vllm/model_executor/layers/quantization/fp8.py`` of vLLM 0.32; ``FineGrainedFP8Config`` of
 transformers 5.
 
-A source may have E4M3 or E5M2 codes with a scale for each tensor, row or block (128 x 128 in DeepSeek-V3).
-The scales are in ``<weight>_scale_inv`` or ``<weight>_scale``; codes are multiplied by both. Source:
-checkpoints of DeepSeek-V3 and Qwen3-FP8; ``FineGrainedFP8Config`` and ``FbgemmFp8Config`` of transformers 5;
-vLLM's ``fp8.py``.
+The dequantizer reads more: E4M3 or E5M2 codes with a scale for each tensor, row or block (128 x 128 in
+DeepSeek-V3). The scales are stored as ``<weight>_scale_inv`` or ``<weight>_scale``. In both cases, the codes
+are multiplied by them. Source: checkpoints of DeepSeek-V3 and Qwen3-FP8; ``FineGrainedFP8Config`` and
+``FbgemmFp8Config`` of transformers 5; vLLM's ``fp8.py``.
 """
 
 from __future__ import annotations
@@ -41,36 +42,36 @@ __all__ = ["Fp8Dequantizer", "Fp8Exporter", "Fp8Reader", "Fp8Storage"]
 
 
 class Fp8Storage:
-    """Stores a layer with FP8 weights, as `quark.checkpoint.LayerStorage`."""
+    """The `quark.checkpoint.LayerStorage` for layers with FP8 weights."""
 
     def why_not(self, config: QLayerConfig, shape: tuple[int, ...]) -> str | None:
-        """As `quark.checkpoint.LayerStorage.why_not`."""
+        """Return why the layout cannot store a layer (see `quark.checkpoint.LayerStorage.why_not`)."""
         if config.weight is None or config.input_tensors is None:
-            return "it needs quantized weights and inputs, but one of them is float"
+            return "it needs quantized weights and inputs, but the weight or the input is float"
         weights, inputs = canonicalize(config.weight), canonicalize(config.input_tensors)
         names = " → ".join(level.dtype.name for level in (*weights, *inputs))
         if not all(_is_plain(levels) for levels in (weights, inputs)):
-            return f"it holds FP8 (E4M3) weights and inputs without zero points and with floating-point scales, not {names}"
+            return f"it can store FP8 (E4M3) weights and inputs without zero points and with floating-point scales, not {names}"
         if qscheme_of(weights[0]) not in ("per_tensor", "per_block") or weights[0].is_dynamic:
-            return f"it has one scale for each weight or for each block of a weight, not {qscheme_of(weights[0])}"
+            return f"it can store one static scale for each weight or for each block of a weight, not {qscheme_of(weights[0])}"
         if _activation_scheme(config) is None:
             wanted = "static with one scale, or dynamic with one for each token"
             block = _block_size_of(config)
             if block is not None:
-                wanted = f"dynamic in groups of {block[1]}, the columns of its blocks"
+                wanted = f"dynamic in groups of {block[1]}, as many as a block has columns"
             return (
                 f"inputs of such weights must be {wanted}, not {qscheme_of(inputs[0])}, {'dynamic' if inputs[0].is_dynamic else 'static'}"
             )
         return None
 
     def stored(self, layer: CodedLayer) -> dict[str, Tensor]:
-        """As `quark.checkpoint.LayerStorage.stored`."""
+        """Return the tensors to store for a layer (see `quark.checkpoint.LayerStorage.stored`)."""
         own = weight_quantizer(layer.config).pack(layer.codes, layer.qparams)
         tensors = {"weight": own[""], _scale_name(layer.config): own["scale"].float()}
         return tensors if layer.input is None else {**tensors, "input_scale": layer.input.scale.float()}
 
     def restored(self, config: QLayerConfig, shape: tuple[int, ...], tensors: Mapping[str, Tensor]) -> CodedLayer:
-        """As `quark.checkpoint.LayerStorage.restored`."""
+        """Return the layer that stored tensors describe (see `quark.checkpoint.LayerStorage.restored`)."""
         quantizer, scale = weight_quantizer(config), tensors[_scale_name(config)].float()
         own = {"": tensors["weight"], "scale": scale.reshape(quantizer.granularity.scale_shape(shape))}
         codes, qparams = quantizer.unpack(own, shape)
@@ -78,15 +79,15 @@ class Fp8Storage:
 
 
 def _block_size_of(config: QLayerConfig) -> tuple[int, int] | None:
-    """Return rows and columns of the blocks of a weight; None if it has one scale."""
+    """Return the number of rows and columns in a block of the weight, or None if the weight has one scale."""
     assert config.weight is not None
     return canonicalize(config.weight)[0].block_size
 
 
 def _activation_scheme(config: QLayerConfig) -> str | None:
-    """Return how readers quantize the input of a layer, ``"static"`` or ``"dynamic"``.
+    """Return how readers of the layout quantize the input of a layer: ``"static"`` or ``"dynamic"``.
 
-    None if they keep it in float.
+    Return None if no reader can quantize the input as ``config`` says.
     """
     assert config.input_tensors is not None
     inputs, block = canonicalize(config.input_tensors)[0], _block_size_of(config)
@@ -108,35 +109,39 @@ def _is_plain(levels: tuple[QTensorConfig, ...]) -> bool:
 
 
 def _block_size(block: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return rows and columns of the scale blocks in a ``quantization_config``.
+    """Return the number of rows and columns in a scale block, as a ``quantization_config`` states.
 
-    None if there are no blocks.
+    Return None if the ``quantization_config`` states no block size.
 
     Raises:
-        ConfigError: The value is invalid.
+        ConfigError: The block size is invalid.
     """
     size = block.get("weight_block_size")
     if size is None:
         return None
     if not (isinstance(size, list) and len(size) == 2 and all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in size)):
-        raise ConfigError(f"quantization_config says weight_block_size={size!r}: two numbers are expected, such as [128, 128]")
+        raise ConfigError(f"quantization_config says weight_block_size={size!r}. Write two positive integers, such as [128, 128]")
     return size[0], size[1]
 
 
 _UE8M0 = {"scale_format": "e8m0", "scale_calculation_mode": "rceil", "observer_cls": "PerBlockMXObserver"}
-"""Scale format of DeepSeek-V3.1: input scales are rounded up to powers of two; weight scales are powers of
-two in float32.
+"""The settings of input scales for the scale format of DeepSeek-V3.1.
+
+Input scales are rounded up to powers of two. Weight scales are powers of two that are stored in float32.
 """
 
 
 class Fp8Exporter(LinearExporter):
-    """Writes FP8 weights with one scale, or in blocks; `Fp8Reader` reads them."""
+    """Writes FP8 weights with one scale for the weight or one scale for each block.
+
+    `Fp8Reader` reads them.
+    """
 
     layout = "fp8"
     storage = Fp8Storage()
 
     def reasons(self, content: CheckpointContent, options: ExportOptions) -> Iterator[tuple[str, str]]:
-        """As `CheckpointExporter.reasons`."""
+        """Yield why the layout cannot store the model (see `CheckpointExporter.reasons`)."""
         reasons = list(super().reasons(content, options))
         yield from reasons
         if not reasons and len(kinds := {(_activation_scheme(c), _block_size_of(c)) for c in coded_rows(content.plan).values()}) != 1:
@@ -146,15 +151,18 @@ class Fp8Exporter(LinearExporter):
             yield "", f"it needs the same scheme for all layers, but the layers have: {said or 'none'}"
 
     def warn(self, content: CheckpointContent, options: ExportOptions) -> None:
-        """Warn that transformers ignores scales per tensor; it reads only scales of blocks."""
+        """Warn that transformers ignores the scale of a weight that has only one scale.
+
+        It reads only scales of blocks.
+        """
         if any(_block_size_of(config) is None for config in coded_rows(content.plan).values()):
             get_logger(__name__).warning(
-                "transformers' reader of quant_method 'fp8' ignores weight_scale, the name that vLLM and SGLang read, and would compute "
-                "with unscaled codes. For transformers, export as compressed_tensors"
+                "transformers ignores weight_scale in checkpoints with quant_method 'fp8' and would compute with unscaled codes; vLLM "
+                "and SGLang read it. For transformers, export as compressed_tensors"
             )
 
     def quantization_config(self, content: CheckpointContent, options: ExportOptions) -> dict[str, Any]:
-        """As `CheckpointExporter.quantization_config`."""
+        """Return the ``quantization_config`` to write (see `CheckpointExporter.quantization_config`)."""
         config, names = next(iter(coded_rows(content.plan).values())), float_names(content)
         block = _block_size_of(config)
         return {
@@ -162,8 +170,7 @@ class Fp8Exporter(LinearExporter):
             "fmt": "e4m3",
             "activation_scheme": _activation_scheme(config),
             "weight_block_size": None if block is None else list(block),
-            # One list under the names of both readers: vLLM and SGLang look for the first, transformers for
-            # the second.
+            # The same list under two names: vLLM and SGLang read the first, transformers reads the second.
             "ignored_layers": names,
             "modules_to_not_convert": names,
             "kv_cache_scheme": "static" if any(row.states for row in content.plan.attentions) else None,
@@ -171,32 +178,34 @@ class Fp8Exporter(LinearExporter):
 
 
 class Fp8Reader(LinearReader):
-    """Reads FP8 weights."""
+    """Reads checkpoints with FP8 weights that have one scale or block scales."""
 
     storage = Fp8Storage()
 
     def layers(self, block: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, QLayerConfig]:
-        """As `quark.checkpoint.StorageReader.layers`."""
+        """Return the quantized layers of the checkpoint (see `quark.checkpoint.StorageReader.layers`)."""
         config = self.layer_config(block)
         scales = (".weight_scale", ".weight_scale_inv")
         names = [name.removesuffix(suffix) for name in stored for suffix in scales if name.endswith(suffix)]
         return dict.fromkeys((name for name in names if f"{name}.weight" in stored), config)
 
     def layer_config(self, block: Mapping[str, Any]) -> QLayerConfig:
-        """As `quark.checkpoint.LayoutReader.layer_config`.
+        """Return the quantization that ``block`` describes (see
+        `quark.checkpoint.LayoutReader.layer_config`).
 
         Raises:
-            UnsupportedError: Readers of the layout differ, or none supports it.
+            UnsupportedError: quark can use the checkpoint only as a source, or no reader supports the
+                combination.
         """
         method, scheme, size = block.get("quant_method"), block.get("activation_scheme", "dynamic"), _block_size(block)
         scale_format = block.get("scale_fmt")
         if method != "fp8" or scale_format not in (None, "float", "ue8m0") or scheme not in ("static", "dynamic"):
             raise UnsupportedError(
-                f"this checkpoint is of the quant_method {method!r} with activation_scheme={scheme!r}, scale_fmt={scale_format!r}: use it "
-                f"as a source of quark quantize only"
+                f"this checkpoint has quant_method={method!r}, activation_scheme={scheme!r} and scale_fmt={scale_format!r}, which quark "
+                f"cannot load as a quantized model. Use the checkpoint only as a source of quark quantize"
             )
         if size is not None and scheme == "static":
-            raise UnsupportedError("this checkpoint has FP8 blocks and static inputs, a combination that no reader of its layout supports")
+            raise UnsupportedError("this checkpoint has FP8 blocks and static inputs, a combination that no reader of the layout supports")
         if size is not None:
             scales = _UE8M0 if scale_format == "ue8m0" else {}
             inputs = spec_of_layout("fp8_e4m3", "per_group", ch_axis=-1, group_size=size[1], is_dynamic=True, **scales)
@@ -214,13 +223,13 @@ _ACTIVATION_SCALES = ("input_scale", "input_scale_ub", "activation_scale", "outp
 
 
 class Fp8Dequantizer:
-    """Dequantizes FP8 checkpoints, as `quark.checkpoint.Dequantizer`.
+    """The `quark.checkpoint.Dequantizer` for FP8 checkpoints.
 
-    Layers that are not quantized have no scales and stay as stored.
+    A layer that is not quantized has no scales. Its tensors stay as they are stored.
     """
 
     def float_tensors(self, block: Mapping[str, Any], stored: Mapping[str, Tensor]) -> Iterator[FloatTensor]:
-        """As `quark.checkpoint.Dequantizer.float_tensors`."""
+        """Yield the float tensors of the checkpoint (see `quark.checkpoint.Dequantizer.float_tensors`)."""
         size, config = _block_size(block), _config(block)
         for name, tensor in stored.items():
             scale = next((name + suffix for suffix in _SCALES if name + suffix in stored), None)
@@ -231,27 +240,27 @@ class Fp8Dequantizer:
                 yield one if config is None else attrs.evolve(one, layers=_layers(one, config, stored))
             elif scale is not None and scale.endswith("_inv"):
                 kind = str(tensor.dtype).removeprefix("torch.")
-                raise CheckpointError(f"'{name}' is stored as {kind} but has FP8 scales in '{scale}': the checkpoint is damaged")
+                raise CheckpointError(f"'{name}' is stored as {kind} but has FP8 scales in '{scale}'. The checkpoint is damaged")
 
 
 def _config(block: Mapping[str, Any]) -> QLayerConfig | None:
     try:
         return Fp8Reader().layer_config(block)
     except UnsupportedError:
-        return None  # weights are dequantized, and no layer can be written again as it is
+        return None  # quark dequantizes the weights and can keep no layer as it is stored
 
 
 def _refuse_others(one: FloatTensor, config: QLayerConfig, stored: Mapping[str, Tensor], *, says_inputs: bool) -> None:
-    """Raise CheckpointError for tensors of a layer that contradict its configuration.
+    """Raise CheckpointError if the stored tensors of a layer contradict the configuration of the layer.
 
-    Codes may also be E5M2, and each row may have a scale. A configuration may omit input scales, and an input
-    scale may have an older name.
+    Some differences are allowed: codes in E5M2, one scale per row, input scales that the configuration does
+    not mention, and an input scale with the older name ``activation_scale``.
     """
     layer, announced = one.name.removesuffix(".weight"), dict(meta_tensors(Fp8Storage(), config, one.shape))
     weight, scale = (stored[name] for name in one.sources)
     announced["weight"] = announced["weight"].to(weight.dtype)
     leaf = one.sources[1].removeprefix(f"{layer}.")
-    if leaf in announced and (scale.numel() == one.shape[0] or leaf.endswith("_inv")):  # `ScaleBlocks` has compared blocks with them
+    if leaf in announced and (scale.numel() == one.shape[0] or leaf.endswith("_inv")):  # `ScaleBlocks` has checked the shape of the scales
         announced[leaf] = announced[leaf].new_empty(scale.shape)
     if not says_inputs or f"{layer}.activation_scale" in stored:
         announced.pop("input_scale", None)
@@ -259,9 +268,9 @@ def _refuse_others(one: FloatTensor, config: QLayerConfig, stored: Mapping[str, 
 
 
 def _layers(one: FloatTensor, config: QLayerConfig, stored: Mapping[str, Tensor]) -> tuple[LayerCodes, ...]:
-    """Return how to write a layer again.
+    """Return the codes of a layer, with which quark can keep the layer as it is stored.
 
-    Nothing if its tensors contradict its configuration.
+    Return an empty tuple if the stored tensors differ from what ``config`` describes.
     """
     layer, (weight, scale) = one.name.removesuffix(".weight"), one.sources
     is_plain = (

@@ -1,17 +1,19 @@
-"""GptqDequantizer: float weights of checkpoints of GPTQ, GPTQModel and AutoRound.
+"""`GptqDequantizer` computes float weights from the checkpoints of GPTQ, GPTQModel and AutoRound.
 
 ===========  ==============================================================================================
 tensor       contents
 ===========  ==============================================================================================
-``qweight``  int32 ``[I · bits / 32, O]``: codes of a column, as a stream of bits, lowest first
-``qzeros``   int32 ``[groups, O · bits / 32]``: zero points of a row, packed alike, often minus 1 (`_offset`)
+``qweight``  int32 ``[I · bits / 32, O]``: the codes of a weight row, packed from the lowest bit
+``qzeros``   int32 ``[groups, O · bits / 32]``: zero points, packed along ``O``; often stored minus 1
+             (`_offset`)
 ``scales``   ``[groups, O]``
-``g_idx``    int32 ``[I]``: the group of each input channel; without it, neighbours share a group
+``g_idx``    int32 ``[I]``: the group of each input channel. Without this tensor, consecutive
+             channels form a group
 ===========  ==============================================================================================
 
-A value is ``(code − zero point) · scale``. Bits and group size may differ between layers and follow from the
-shapes. Source: ``auto_round.utils.bit_packing`` and ``auto_round_extension/torch`` of AutoRound 0.16;
-``gptqmodel/utils/model.py`` of GPTQModel.
+A value is ``(code − zero point) · scale``. The number of bits and the group size may differ between layers;
+quark computes both from the shapes of the tensors. Source: ``auto_round.utils.bit_packing`` and
+``auto_round_extension/torch`` of AutoRound 0.16; ``gptqmodel/utils/model.py`` of GPTQModel.
 """
 
 from __future__ import annotations
@@ -35,14 +37,17 @@ __all__ = ["GptqDequantizer"]
 _WORD = 32
 _BITS = range(2, 9)
 _KEPT = (2, 4, 8)
-"""Bits of quark's unsigned formats: layers with these bits can stay as they are."""
+"""The numbers of bits for which quark has an unsigned format.
+
+Only layers with these bits can keep their codes.
+"""
 
 
 class GptqDequantizer:
-    """Dequantizes checkpoints of GPTQ and AutoRound, as `quark.checkpoint.Dequantizer`."""
+    """The `quark.checkpoint.Dequantizer` for checkpoints of GPTQ, GPTQModel and AutoRound."""
 
     def float_tensors(self, block: Mapping[str, Any], stored: Mapping[str, Tensor]) -> Iterator[FloatTensor]:
-        """As `quark.checkpoint.Dequantizer.float_tensors`."""
+        """Yield the float tensors of the checkpoint (see `quark.checkpoint.Dequantizer.float_tensors`)."""
         if "awq" in _packing(block):
             yield from AwqDequantizer().float_tensors({"bits": block.get("bits", 4), "group_size": _group_size(block)}, stored)
             return
@@ -53,36 +58,41 @@ class GptqDequantizer:
 
 
 def _packing(block: Mapping[str, Any]) -> str:
-    """Return AutoRound's packing of codes, such as ``"auto_round:auto_gptq"``; empty for other programs."""
+    """Return the packing format that AutoRound names in ``block``, such as ``"auto_round:auto_gptq"``.
+
+    Return an empty string if another program wrote the checkpoint.
+    """
     return str(block.get("packing_format", block.get("backend", ""))) if "round" in str(block.get("quant_method")) else ""
 
 
 def _offset(block: Mapping[str, Any]) -> int:
-    """Return the offset of stored zero points: 1 in the first form of GPTQ, otherwise 0.
+    """Return the number to add to the stored zero points.
+
+    It is 1 in the first version of GPTQ's format, otherwise 0.
 
     Raises:
-        UnsupportedError: The checkpoint has another form.
+        UnsupportedError: quark does not read the format that ``block`` names.
     """
     if packing := _packing(block):
         if packing.partition(":")[0] not in ("auto_round", "auto-round", "auto_gptq") or "fp8" in packing or "llm_compressor" in packing:
-            raise UnsupportedError(f"quark does not read the packing_format {packing!r}: export the checkpoint as auto_gptq")
+            raise UnsupportedError(f"quark does not read the packing_format {packing!r}. Export the checkpoint as auto_gptq")
         return int("gptq" in packing and "gptqmodel" not in packing)
     form = block.get("checkpoint_format", "gptq")
     if form not in ("gptq", "gptq_v2"):
-        raise UnsupportedError(f"quark does not read the checkpoint_format {form!r}: export the checkpoint as 'gptq' or 'gptq_v2'")
+        raise UnsupportedError(f"quark does not read the checkpoint_format {form!r}. Export the checkpoint as 'gptq' or 'gptq_v2'")
     return int(form == "gptq")
 
 
 def _group_size(block: Mapping[str, Any]) -> int:
     size = block.get("group_size", 128)
     if not isinstance(size, int) or isinstance(size, bool) or (size < 1 and size != -1):
-        raise ConfigError(f"quantization_config has group_size={size!r}, which is no size of groups: write a positive number or -1")
+        raise ConfigError(f"quantization_config has group_size={size!r}, which is not a valid group size. Write a positive number or -1")
     return size
 
 
 @attrs.frozen
 class _Layer:
-    """A quantized layer: names of its tensors, shape of its weight, and packing."""
+    """A quantized layer: its name, the shape of its weight, and how its codes are packed."""
 
     name: str
     shape: tuple[int, int]
@@ -93,17 +103,21 @@ class _Layer:
 
     @classmethod
     def of(cls, name: str, stored: Mapping[str, Tensor], said: int, offset: int) -> _Layer:
-        """Return the layer from its stored tensors, or raise CheckpointError.
+        """Return the layer that its stored tensors describe.
+
+        Raise CheckpointError if the tensors contradict each other.
 
         Args:
-            name: Its full name.
+            name: Full name of the layer.
             stored: All tensors of the checkpoint, on the meta device.
-            said: Group size of most layers.
-            offset: Offset of stored zero points.
+            said: The group size in ``quantization_config``.
+            offset: The number to add to the stored zero points.
         """
         own = {leaf: stored.get(f"{name}.{leaf}") for leaf in ("qweight", "qzeros", "scales")}
         if missing := [leaf for leaf, tensor in own.items() if tensor is None]:
-            raise CheckpointError(f"the checkpoint lacks '{name}.{missing[0]}', so its layer cannot be dequantized: download it again")
+            raise CheckpointError(
+                f"the checkpoint lacks '{name}.{missing[0]}', so the layer cannot be dequantized. Download the checkpoint again"
+            )
         shapes = {leaf: tuple(tensor.shape) for leaf, tensor in own.items() if tensor is not None}
         order = stored.get(f"{name}.g_idx")
         (words, rows), (groups, zeros), scales = (shapes[leaf] if len(shapes[leaf]) == 2 else (0, 0) for leaf in shapes)
@@ -123,14 +137,19 @@ class _Layer:
         )
         if not fits or size is None:
             said_shapes = ", ".join(f"{leaf} {tensor.dtype} {list(tensor.shape)}" for leaf, tensor in own.items() if tensor is not None)
-            raise CheckpointError(f"'{name}' has {said_shapes}, which do not match in groups of {said}: the checkpoint is damaged")
+            raise CheckpointError(
+                f"'{name}' has {said_shapes}. These shapes do not match for groups of {said}, so the checkpoint is damaged"
+            )
         return cls(name, (rows, columns), bits, size, offset, order is not None and order.numel() > 0)
 
     def float_tensor(self, is_reordered: bool) -> FloatTensor:
-        """Return the weight; with codes if quark has a format for them and groups are consecutive channels.
+        """Return the float weight of the layer.
+
+        The result also offers the codes if quark has a format for them and each group consists of consecutive
+        channels.
 
         Args:
-            is_reordered: Whether the checkpoint says that groups are not consecutive channels.
+            is_reordered: Whether the checkpoint says that the channels of a group are not consecutive.
         """
         leaves = ("qweight", "qzeros", "scales", *(["g_idx"] if self.has_order else []))
         names = tuple(f"{self.name}.{leaf}" for leaf in leaves)
@@ -142,18 +161,18 @@ class _Layer:
         return FloatTensor(name=f"{self.name}.weight", shape=self.shape, sources=names, make=self.weight, layers=layers)
 
     def has_format(self) -> bool:
-        """Return whether quark has a format for the codes and groups of the layer."""
+        """Return whether quark has a number format for the codes, and the group size divides the weight."""
         return self.bits in _KEPT and self.shape[1] % self.group_size == 0
 
     def config(self) -> QLayerConfig:
-        """Return quark's spec of the weight."""
+        """Return the layer configuration that describes the stored weight."""
         settings: dict[str, Any] = {"symmetric": False, "zero_point_type": "int32"}
         if self.group_size == self.shape[1]:
             return QLayerConfig(weight=spec_of_layout(f"uint{self.bits}", "per_channel", ch_axis=0, **settings))
         return QLayerConfig(weight=spec_of_layout(f"uint{self.bits}", "per_group", ch_axis=-1, group_size=self.group_size, **settings))
 
     def codes(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return codes ``[O, I]``, zero points and scales ``[O, groups]``."""
+        """Return the codes ``[O, I]``, the zero points ``[O, groups]`` and the scales ``[O, groups]``."""
         codes = streamed_codes(tensors[f"{self.name}.qweight"].t().contiguous(), self.bits)
         zeros = streamed_codes(tensors[f"{self.name}.qzeros"], self.bits).t().to(torch.int32) + self.offset
         return codes, zeros.contiguous(), tensors[f"{self.name}.scales"].t().float().contiguous()
@@ -169,20 +188,22 @@ class _Layer:
             return ScaleBlocks(tuple(scales.shape), 1, self.group_size).values(codes, scales, zeros, dtype)
         order = tensors[f"{self.name}.g_idx"].long()
         if int(order.min()) < 0 or int(order.max()) >= scales.shape[1]:
-            raise CheckpointError(f"'{self.name}.g_idx' names a group beyond the {scales.shape[1]} groups: the checkpoint is damaged")
+            raise CheckpointError(
+                f"'{self.name}.g_idx' names a group that does not exist: the layer has {scales.shape[1]}. The checkpoint is damaged"
+            )
         return codes.float().sub_(zeros.float()[:, order]).mul_(scales[:, order]).to(dtype)
 
     def coded(self, tensors: Mapping[str, Tensor]) -> CodedLayer:
-        """Return codes, scales and zero points.
+        """Return the layer with its stored codes, scales and zero points.
 
         Raises:
-            CheckpointError: A zero point is not a code, or a group is not consecutive channels.
+            CheckpointError: A zero point is not a code, or a group does not consist of consecutive channels.
         """
         if self.has_order:
             order = tensors[f"{self.name}.g_idx"]
             if not torch.equal(order, torch.arange(self.shape[1], dtype=order.dtype, device=order.device) // self.group_size):
                 raise CheckpointError(
-                    f"'{self.name}.g_idx' reorders channels, but config.json says desc_act=false: set desc_act to true there"
+                    f"'{self.name}.g_idx' reorders channels, but config.json says desc_act=false. Set desc_act to true in config.json"
                 )
         codes, zeros, scales = positive_scales(*self.codes(tensors), self.bits)
         if bool((zeros >> self.bits).any()):
@@ -196,7 +217,11 @@ class _Layer:
 
 
 def _size(columns: int, groups: int, said: int) -> int | None:
-    """Return the number of neighbours that share a scale, preferably the stated one; None if none fits."""
+    """Return the number of consecutive columns that share a scale, or None if no number fits the count of
+    groups.
+
+    Prefer ``said``, the group size that the checkpoint states.
+    """
     if groups < 1 or columns < 1:
         return None
     if groups == 1:

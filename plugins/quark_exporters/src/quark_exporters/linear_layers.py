@@ -1,7 +1,8 @@
-"""Bases of the layouts that hold only quantized linear layers.
+"""Base classes for the layouts in which only linear layers are quantized.
 
-They define the refusals, the exclusions, and the FP8 KV cache. Its scales are stored with an attention
-module; a source of only weights omits them.
+The exporter refuses what such a layout cannot store, lists the layers that stay float, and supports an FP8 KV
+cache. The scales of the cache are stored with the attention module. A dequantizer, which reads only weights,
+leaves them out.
 """
 
 from __future__ import annotations
@@ -27,26 +28,29 @@ __all__ = ["Cache", "LinearExporter", "LinearReader", "cache_of", "cache_scales"
 
 
 _CACHED = {"k_scale": ("k_proj", "qkv_proj"), "v_scale": ("v_proj", "qkv_proj")}
-"""Scale of an attention module → projections whose output it can scale."""
+"""Maps each scale of an attention module to the projections whose output can have this scale."""
 
 
 class Cache(Enum):
-    """What shares a static scale in an FP8 KV cache. Scales of heads are stored as ``[heads, 1, 1]``."""
+    """What shares one static scale in an FP8 KV cache: the whole tensor or a head.
+
+    Scales per head are stored in the shape ``[heads, 1, 1]``.
+    """
 
     per_tensor = "tensor"
     per_head = "head"
 
 
 class LinearExporter(CheckpointExporter):
-    """Writes linear layers as a `quark.checkpoint.LayerStorage` says.
+    """Writes linear layers in the form that a `quark.checkpoint.LayerStorage` defines.
 
-    It refuses all other layers before any work.
+    If other layers are quantized, it refuses the model before the run begins.
 
-    Runs cannot resume from this layout: it may store rounded scales, and calibration needs the unrounded
-    ones.
+    A run cannot resume from this layout, because the layout may store rounded scales, and calibration needs
+    the scales before rounding.
 
     Attributes:
-        caches: The KV caches whose scales are stored.
+        caches: The kinds of KV cache whose scales the layout can store.
     """
 
     resumes = False
@@ -54,7 +58,7 @@ class LinearExporter(CheckpointExporter):
     states_with_attention = True
 
     def reasons(self, content: CheckpointContent, options: ExportOptions) -> Iterator[tuple[str, str]]:
-        """As `CheckpointExporter.reasons`."""
+        """Yield why the layout cannot store the model (see `CheckpointExporter.reasons`)."""
         reasons = list(super().reasons(content, options))
         yield from ((name, reason) for name, reason in reasons if not name)
         if names := content.config.run_time_algorithms:
@@ -64,22 +68,26 @@ class LinearExporter(CheckpointExporter):
 
 
 def coded_rows(plan: QuantPlan) -> dict[str, QLayerConfig]:
-    """Return the weight and input quantization of each layer with codes, by name."""
+    """Return a dictionary from the name of each layer with codes to its weight and input quantization."""
     rows = {row.name: row.quantized_to for row in plan.quantized if not is_float(row)}
     return {name: QLayerConfig(weight=config.weight, input_tensors=config.input_tensors) for name, config in rows.items()}
 
 
 def float_names(content: CheckpointContent) -> list[str]:
-    """Return the names of linear layers without codes, and of modules that runtimes treat like them.
+    """Return the names of the linear layers that stay float, and of modules that runtimes treat as linear
+    layers.
 
-    They include the names of carried-over tensors.
+    The result also has the names of the tensors that quark copies from the source.
     """
     own = [row.name for row in content.plan.rows if is_float(row)] + routers(content.model, content.config, content.plan)
     return [*own, *content.plan.carried_names]
 
 
 def _cache_reasons(content: CheckpointContent, caches: Sequence[Cache]) -> Iterator[tuple[str, str]]:
-    """Yield names and reasons of attention states that a layout with these caches cannot store."""
+    """Yield each module whose attention or output quantization the layout cannot store, with the reason.
+
+    ``caches`` are the kinds of KV cache that the layout can store.
+    """
     inside = {layer for row in content.plan.attentions for layer, _ in row.states.values()}
     first = next((cache_of(spec) for row in content.plan.attentions for _, spec in row.states.values()), None)
     for row in content.plan.attentions:
@@ -94,22 +102,22 @@ def _cache_reasons(content: CheckpointContent, caches: Sequence[Cache]) -> Itera
                 known = " or ".join(f"one static scale per {cache.value}" for cache in caches)
                 yield (
                     row.name,
-                    f"it supports only an FP8 (E4M3) KV cache with {known}: use such a kv_cache_scheme, or leave it out, and choose a "
+                    f"it supports only an FP8 (E4M3) KV cache with {known}. Use such a kv_cache_scheme, or leave it out and choose a "
                     "cache without stored scales when you start the runtime",
                 )
             elif any(cache_of(spec) is not first for _, spec in row.states.values()):
-                yield row.name, "it has one scheme for the whole KV cache, but others have other scales: use one kv_cache_scheme"
+                yield row.name, "it has one scheme for the whole KV cache, but layers have different schemes. Use one kv_cache_scheme"
     for plan_row in content.plan.quantized:
         if plan_row.quantized_to.output_tensors is not None and plan_row.name not in inside:
             yield (
                 plan_row.name,
-                "it stores scales of keys and values as attention caches them, but this model rounds outputs of projections: set "
+                "it stores scales of keys and values as attention caches them, but this model rounds outputs of projections. Set "
                 "kv_cache_post_rope=True, or leave output_tensors out",
             )
 
 
 def cache_of(spec: TensorSpec) -> Cache | None:
-    """Return the kind of a static FP8 cache; None for any other cache."""
+    """Return the kind of a static FP8 KV cache, or None if ``spec`` describes another cache."""
     specs = canonicalize(spec)
     first = specs[0]
     if (len(specs), first.dtype.name, bool(first.is_dynamic)) != (1, "fp8_e4m3", False):
@@ -119,10 +127,13 @@ def cache_of(spec: TensorSpec) -> Cache | None:
 
 
 class LinearReader(StorageReader):
-    """Reads such a layout; keys and values with a scale have an FP8 cache."""
+    """Reads a layout in which only linear layers are quantized.
+
+    If the checkpoint has scales for keys and values, the model gets an FP8 KV cache.
+    """
 
     def cache(self, stored: Mapping[str, Any]) -> dict[str, QLayerConfig]:
-        """As `StorageReader.cache`."""
+        """Return the quantization of the KV cache (see `StorageReader.cache`)."""
         owners = {name.rpartition(".")[0] for name in stored}
         per_tensor = QLayerConfig(output_tensors=spec_of_layout("fp8_e4m3", "per_tensor", zero_point_type="int32"))
         per_head = QLayerConfig(output_tensors=spec_of_layout("fp8_e4m3", "per_channel", ch_axis=1, zero_point_type="int32"))
@@ -135,7 +146,8 @@ class LinearReader(StorageReader):
 
 
 def cache_scales(layer: str, stored: Container[str]) -> tuple[str, ...]:
-    """Return the names of the scales of queries, keys and values stored with a layer.
+    """Return the names of the scales of queries, keys and values that are stored with the attention module of
+    ``layer``.
 
     >>> cache_scales("model.layers.0.self_attn.k_proj", {"model.layers.0.self_attn.k_scale"})
     ('model.layers.0.self_attn.k_scale',)
@@ -149,21 +161,22 @@ _SCALES = ("weight_scale", "weight_scale_inv", "weight_global_scale", "weight_ze
 
 
 def refuse_others(layer: str, stored: Mapping[str, Tensor], announced: Mapping[str, Tensor], *, may_be: Container[str] = ()) -> None:
-    """Refuse tensors of a layer that contradict its configuration.
+    """Raise CheckpointError if the stored tensors of a layer contradict the configuration of the layer.
 
     Args:
-        layer: Its full name.
+        layer: Full name of the layer.
         stored: All tensors of the checkpoint, on the meta device.
-        announced: Tensors that a reader of the layout needs, by the last part of the name.
-        may_be: The last parts of names of optional scales.
+        announced: Maps the last part of a name to a tensor of the dtype and shape that a reader of the layout
+            needs.
+        may_be: The last parts of the names of optional scales.
 
     Raises:
         CheckpointError: A tensor is missing, unexpected, or has another dtype or shape.
     """
     if missing := [name for leaf in announced if (name := f"{layer}.{leaf}") not in stored]:
-        raise CheckpointError(f"the checkpoint lacks {folded(missing)}, so '{layer}' cannot be read: download it again")
+        raise CheckpointError(f"the checkpoint lacks {folded(missing)}, so '{layer}' cannot be read. Download the checkpoint again")
     others = [leaf for leaf in _SCALES if leaf not in announced and leaf not in may_be]
     refuse_unannounced([name for leaf in others if (name := f"{layer}.{leaf}") in stored], layer)
     for leaf, wanted in announced.items():
         if error := misfit(stored[f"{layer}.{leaf}"], wanted):
-            raise CheckpointError(f"'{layer}.{leaf}' {error}: the checkpoint is damaged, or belongs to another model")
+            raise CheckpointError(f"'{layer}.{leaf}' {error}. The checkpoint is damaged or belongs to another model")

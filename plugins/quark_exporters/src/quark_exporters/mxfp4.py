@@ -1,10 +1,10 @@
-"""Mxfp4Dequantizer: MXFP4 experts of gpt-oss.
+"""`Mxfp4Dequantizer` computes float weights from the MXFP4 experts of gpt-oss.
 
-A byte has two codes, low half first, and 32 codes share an E8M0 scale.
+Each byte has two codes, the first in the low half. 32 codes share an E8M0 scale.
 
-``<name>_blocks`` is ``[experts, O, I / 32, 16]`` and ``<name>_scales`` ``[experts, O, I / 32]``, both uint8.
-The float tensor is ``[experts, I, O]``, as in transformers' fused experts of gpt-oss. Source:
-``transformers.integrations.mxfp4``.
+The tensor ``<name>_blocks`` has the shape ``[experts, O, I / 32, 16]``, and ``<name>_scales`` has ``[experts,
+O, I / 32]``. Both are uint8. The float tensor has the shape ``[experts, I, O]``, as in the class of
+transformers for gpt-oss. Source: ``transformers.integrations.mxfp4``.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ __all__ = ["Mxfp4Dequantizer"]
 
 _BLOCKS, _SCALES = "_blocks", "_scales"
 _BYTES = 16
-"""Bytes of a block of 32 codes."""
+"""Number of bytes in a block of 32 codes."""
 _WEIGHT = {"type": "float", "num_bits": 4, "strategy": "group", "group_size": 2 * _BYTES}
-"""Arguments of compressed-tensors for these weights."""
+"""The quantization arguments with which compressed-tensors describes such weights."""
 
 
 class Mxfp4Dequantizer:
-    """Dequantizes checkpoints of gpt-oss, as `quark.checkpoint.Dequantizer`."""
+    """The `quark.checkpoint.Dequantizer` for checkpoints of gpt-oss."""
 
     def float_tensors(self, block: Mapping[str, Any], stored: Mapping[str, Tensor]) -> Iterator[FloatTensor]:
-        """As `quark.checkpoint.Dequantizer.float_tensors`."""
+        """Yield the float tensors of the checkpoint (see `quark.checkpoint.Dequantizer.float_tensors`)."""
         for blocks, tensor in stored.items():
             if not blocks.endswith(_BLOCKS) or tensor.dtype is not torch.uint8:
                 continue
@@ -47,14 +47,17 @@ class Mxfp4Dequantizer:
             if tensor.ndim != 4 or tensor.shape[-1] != _BYTES or scales not in stored or misfit(stored[scales], wanted):
                 has = f"scales {stored[scales].dtype} {list(stored[scales].shape)}" if scales in stored else "no scales"
                 raise CheckpointError(
-                    f"'{blocks}' {list(tensor.shape)} has {has}; MXFP4 experts have blocks [experts, O, I / 32, {_BYTES}] and scales "
-                    "[experts, O, I / 32]: the checkpoint is damaged, or has another layout"
+                    f"'{blocks}' {list(tensor.shape)} has {has}, but MXFP4 experts have blocks [experts, O, I / 32, {_BYTES}] and scales "
+                    "[experts, O, I / 32]. The checkpoint is damaged or has another layout"
                 )
             yield _float_tensor(name, blocks, scales, tuple(tensor.shape))
 
 
 def _float_tensor(name: str, blocks: str, scales: str, stored: tuple[int, ...]) -> FloatTensor:
-    """Return the tensor of all experts. Its ``layers`` have each expert, for models with separate experts."""
+    """Return the float tensor of all experts.
+
+    The attribute ``layers`` of the result has the codes of each expert, for models with separate experts.
+    """
     experts, rows, groups, _ = stored
     columns = groups * 2 * _BYTES
     config = QLayerConfig(weight=spec_of(_WEIGHT, activation=False))

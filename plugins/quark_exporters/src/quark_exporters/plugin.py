@@ -1,4 +1,7 @@
-"""The plugin of quark-exporters: records of checkpoint layouts. Nothing heavy is imported."""
+"""The records with which quark-exporters registers its checkpoint layouts.
+
+This module imports no heavy package.
+"""
 
 from __future__ import annotations
 
@@ -99,5 +102,5 @@ _LAYOUTS = (
 
 @hookimpl
 def quark_register_exporters() -> Iterable[ExporterRecord]:
-    """Return the checkpoint layouts."""
+    """Return the records of the checkpoint layouts."""
     return _LAYOUTS

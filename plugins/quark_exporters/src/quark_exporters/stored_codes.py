@@ -1,7 +1,8 @@
-"""Stored codes and scales of checkpoints: words, FP4 bytes, scale blocks, and their specs.
+"""Helpers for the codes and scales that checkpoints store: packing in words and bytes, blocks of scales, and
+specs.
 
-A scale block may have any number of rows and columns; the last block may be smaller. FP4 codes (E2M1) have
-the values of the OCP Microscaling Formats, version 1.0.
+A scale block may have any number of rows and columns; the last block of an axis may be smaller. The values of
+FP4 codes (E2M1) are those of the OCP Microscaling Formats, version 1.0.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ _OBSERVERS = {
 
 @attrs.frozen
 class ScaleBlocks:
-    """Which elements of a tensor ``[…, O, I]`` share a scale.
+    """The blocks of a tensor ``[…, O, I]`` whose elements share a scale.
 
     Attributes:
-        grid: Shape of the scales, ``[…, O', I']``; leading axes equal the tensor's, or are missing.
-        rows: Rows that share a scale; the last block may have fewer.
-        columns: Columns that share a scale; the last block may have fewer.
+        grid: Shape of the scales, ``[…, O', I']``. The leading axes are those of the tensor, or are missing.
+        rows: Number of rows in a block. The last block may have fewer rows.
+        columns: Number of columns in a block. The last block may have fewer columns.
     """
 
     grid: tuple[int, ...]
@@ -55,14 +56,14 @@ class ScaleBlocks:
 
     @classmethod
     def of(cls, name: str, shape: tuple[int, ...], scale: tuple[int, ...], block: tuple[int, int] | None = None) -> ScaleBlocks:
-        """Return the scale blocks for the shapes of codes and scales.
+        """Return the blocks that follow from the shapes of the codes and of the scales.
 
         Args:
             name: Full name of the codes, for messages.
-            shape: Their shape, ``[O, I]`` or ``[experts, O, I]``.
-            scale: Shape of the scales: one in all, per row, or per block; the same per expert.
-            block: Rows and columns of a block from the checkpoint; None divides evenly. Ignored for one scale
-                or one per row.
+            shape: Shape of the codes, ``[O, I]`` or ``[experts, O, I]``.
+            scale: Shape of the scales. There is one scale in all, or one for each expert, row or block.
+            block: Number of rows and columns in a block, as the checkpoint states. None splits each axis into
+                equal blocks. It is ignored if there is only one scale, or one per row.
 
         Raises:
             CheckpointError: The scales do not fit the codes.
@@ -70,24 +71,25 @@ class ScaleBlocks:
         grid = _grid(shape, scale)
         if grid is None or len(shape) < 2:
             raise CheckpointError(
-                f"'{name}' {list(shape)} has scales of the shape {list(scale)}, which do not match: the checkpoint is damaged"
+                f"'{name}' has the shape {list(shape)}, but its scales have the shape {list(scale)}. The checkpoint is damaged"
             )
         said_rows, said_columns = (None, None) if block is None or (grid[-1] == 1 and grid[-2] in (1, shape[-2])) else block
         rows, columns = _size(shape[-2], grid[-2], said_rows), _size(shape[-1], grid[-1], said_columns)
         if rows is None or columns is None:
             said = "" if block is None else f" in blocks of {block[0]} x {block[1]}"
             raise CheckpointError(
-                f"'{name}' {list(shape)} has scales of the shape {list(scale)}, which do not divide it{said}: the checkpoint is damaged"
+                f"'{name}' has the shape {list(shape)}, which scales {list(scale)} do not divide{said}. The checkpoint is damaged"
             )
         return cls(grid, max(1, rows), max(1, columns))
 
     def values(self, codes: Tensor, scale: Tensor, zero_point: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """Compute ``(codes − zero_point) · scale`` in float32, matrix by matrix; return it in ``dtype``.
+        """Compute ``(codes − zero_point) · scale`` in float32, one matrix at a time, and return the result in
+        ``dtype``.
 
         Args:
-            codes: ``[…, O, I]``, of any dtype that converts to float32.
-            scale: Scales with as many elements as ``grid``; uint8 means E8M0 codes.
-            zero_point: As ``scale``, or None.
+            codes: Codes ``[…, O, I]`` of any dtype that can be converted to float32.
+            scale: Scales, with as many elements as ``grid`` says. Scales in uint8 are E8M0 codes.
+            zero_point: Zero points, with as many elements as ``scale``, or None.
             dtype: Dtype of the result.
         """
         scales = _numbers(scale).reshape(self.grid)
@@ -107,7 +109,7 @@ class ScaleBlocks:
         return values.mul_(self._spread(scale, codes.shape))
 
     def _spread(self, grid: Tensor, shape: torch.Size) -> Tensor:
-        """Return the value of each element's block, broadcastable to the matrix."""
+        """Repeat the values of ``grid`` so that the result broadcasts to a matrix of ``shape``."""
         for axis, size in ((0, self.rows), (1, self.columns)):
             if grid.shape[axis] > 1 and size > 1:
                 grid = grid.repeat_interleave(size, axis).narrow(axis, 0, shape[axis])
@@ -115,7 +117,9 @@ class ScaleBlocks:
 
 
 def _grid(shape: tuple[int, ...], scale: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the shape of scales with an axis for rows and one for columns; None if they do not fit."""
+    """Return the shape of the scales with one axis for rows and one for columns, or None if the scales do not
+    fit ``shape``.
+    """
     lead = shape[:-2]
     if len(scale) == len(shape) and scale[:-2] == lead:
         return scale
@@ -127,7 +131,11 @@ def _grid(shape: tuple[int, ...], scale: tuple[int, ...]) -> tuple[int, ...] | N
 
 
 def _size(length: int, count: int, said: int | None) -> int | None:
-    """Return how many of ``length`` elements share one of ``count`` scales; None if none fits."""
+    """Return how many of ``length`` elements share one of ``count`` scales, or None if ``count`` does not
+    fit.
+
+    ``said`` is the block size that the checkpoint states, if any.
+    """
     if said is not None:
         return said if -(-length // said) == count else None
     return length // count if count and length % count == 0 else None
@@ -144,7 +152,9 @@ _VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0,
 
 
 def e2m1_values(packed: Tensor) -> Tensor:
-    """Return the float32 values of codes; the last axis has two values per byte.
+    """Return the float32 values of FP4 codes (E2M1).
+
+    Each byte of the last axis has two codes, the first in the low half.
 
     >>> e2m1_values(torch.tensor([[0x21, 0xF8]], dtype=torch.uint8)).tolist()
     [[0.5, 1.0, -0.0, -6.0]]
@@ -157,7 +167,7 @@ _WORD = 32
 
 
 def packed_words(codes: Tensor, bits: int) -> Tensor:
-    """Return the words of codes; works on meta tensors.
+    """Pack codes into 32-bit words. This also works on meta tensors.
 
     >>> [hex(word) for word in packed_words(torch.arange(10, dtype=torch.uint8)[None], 4)[0].tolist()]
     ['0x76543210', '0x98']
@@ -167,7 +177,7 @@ def packed_words(codes: Tensor, bits: int) -> Tensor:
         bits: 4 or 8.
 
     Returns:
-        int32 ``[rows, ⌈columns · bits / 32⌉]``; the last word is padded with zeros.
+        Words as int32 ``[rows, ⌈columns · bits / 32⌉]``. The last word is padded with zeros.
     """
     padded = torch.nn.functional.pad(codes, (0, -codes.shape[1] % (_WORD // bits)))
     if bits == 4:
@@ -176,7 +186,10 @@ def packed_words(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpacked_words(words: Tensor, bits: int, columns: int) -> Tensor:
-    """Undo `packed_words`, for codes of 1, 2, 4 or 8 bits: return uint8 codes ``[rows, columns]``."""
+    """Unpack what `packed_words` packed, for codes of 1, 2, 4 or 8 bits.
+
+    Return uint8 codes ``[rows, columns]``.
+    """
     data = words.reshape(-1).view(torch.uint8).reshape(len(words), -1)
     if bits < 8:
         data = torch.stack([(data >> shift) & (2**bits - 1) for shift in range(0, 8, bits)], dim=-1).flatten(1)
@@ -184,14 +197,14 @@ def unpacked_words(words: Tensor, bits: int, columns: int) -> Tensor:
 
 
 def positive_scales(codes: Tensor, zero_points: Tensor, scales: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return codes, zero points and scales of the same values, without negative scales.
+    """Return codes, zero points and scales that give the same values but have no negative scales.
 
     AutoRound writes negative scales. ``(code − zero) · scale`` is ``(top − code − (top − zero)) · −scale``,
     where ``top`` is the largest code.
 
     Args:
         codes: uint8 ``[O, I]``.
-        zero_points: int32 ``[O, groups]``; groups are equally many consecutive columns.
+        zero_points: int32 ``[O, groups]``. All groups have the same number of consecutive columns.
         scales: Float ``[O, groups]``.
         bits: Bits of a code.
     """
@@ -204,25 +217,26 @@ def positive_scales(codes: Tensor, zero_points: Tensor, scales: Tensor, bits: in
 
 
 def streamed_codes(words: Tensor, bits: int) -> Tensor:
-    """Return the codes of rows of words; their bits are one stream from the lowest on.
+    """Unpack codes from rows of 32-bit words.
 
-    32 codes take ``bits`` words.
+    The bits of a row are one stream that begins with the lowest bit of the first word, so ``bits`` words
+    contain 32 codes. A code may begin in one word and end in the next.
 
     >>> streamed_codes(torch.tensor([[0b10_001_000, 0, 0]], dtype=torch.int32), 3)[0, :4].tolist()
     [0, 1, 2, 0]
 
     Args:
         words: int32 ``[rows, n · bits]``.
-        bits: 1 to 8.
+        bits: Number of bits of a code, 1 to 8.
 
     Returns:
-        uint8 ``[rows, n · 32]``.
+        Codes as uint8 ``[rows, n · 32]``.
     """
     blocks = words.unflatten(-1, (-1, bits))
     codes = torch.empty(*blocks.shape[:-1], _WORD, dtype=torch.uint8, device=words.device)
     for place in range(_WORD):
         word, shift = divmod(place * bits, _WORD)
-        here = min(bits, _WORD - shift)  # a shift of int32 fills up with its sign, so that each part is masked
+        here = min(bits, _WORD - shift)  # a right shift of int32 fills with the sign bit, so each part is masked
         code = (blocks[..., word] >> shift) & (2**here - 1)
         if here < bits:
             code = code | ((blocks[..., word + 1] & (2 ** (bits - here) - 1)) << here)
@@ -231,26 +245,31 @@ def streamed_codes(words: Tensor, bits: int) -> Tensor:
 
 
 def qscheme_of(spec: QTensorConfig) -> str | None:
-    """Return the name of the qscheme of a spec; None if it has none."""
+    """Return the name of the qscheme of a spec, or None if the spec has no qscheme."""
     return None if spec.qscheme is None else spec.qscheme.name
 
 
 def runs_along_rows(spec: QTensorConfig) -> bool:
-    """Return whether groups of a weight run along its output channels, which only quark's layout supports."""
+    """Return whether the groups of a weight run along its output channels.
+
+    Only quark's own layout supports such groups.
+    """
     return qscheme_of(spec) == "per_group" and spec.ch_axis == 0
 
 
 def spec_of_layout(dtype: str, qscheme: str, **settings: Any) -> QTensorConfig:
-    """Return the tensor spec that readers of a layout use.
+    """Return a tensor spec with the settings that readers of these layouts assume.
 
-    By default it is symmetric and static, rounds half to even, and has floating-point scales.
+    Unless ``settings`` says otherwise, it is symmetric and static, rounds half to even, and has
+    floating-point scales.
     """
     usual = {"symmetric": True, "is_dynamic": False, "scale_type": "float", "round_method": "half_even"}
     return QTensorConfig(dtype=dtype, qscheme=qscheme, **{"observer_cls": _OBSERVERS.get(qscheme), **usual, **settings})
 
 
 def short_block(quantizer: TensorQuantizer, length: int) -> str | None:
-    """Return that the last block of a row is shorter than the others, as a predicate; else None.
+    """Return an error message without its subject if the last block of a row is shorter than the others,
+    otherwise None.
 
     Args:
         quantizer: Quantizer of a weight or an activation.
@@ -263,7 +282,11 @@ def short_block(quantizer: TensorQuantizer, length: int) -> str | None:
 
 
 def short_block_of(config: QLayerConfig, shape: tuple[int, ...]) -> str | None:
-    """Return `short_block` of the weight, the input or the output of a layer with a weight of that shape."""
+    """Return the error of `short_block` for the weight, the input or the output of a layer, or None if all
+    blocks are full.
+
+    ``shape`` is the shape of the weight of the layer.
+    """
     weight = None if config.weight is None else short_block(weight_quantizer(config), shape[-1])
     places = ((config.input_tensors, "input", shape[-1]), (config.output_tensors, "output", shape[0]))
     activations = ((name, short_block(quantizer_for(spec, activation=True), n)) for spec, name, n in places if spec is not None)
@@ -271,6 +294,6 @@ def short_block_of(config: QLayerConfig, shape: tuple[int, ...]) -> str | None:
 
 
 def weight_quantizer(config: QLayerConfig) -> TensorQuantizer:
-    """Return the quantizer of the weight of a layer with codes."""
+    """Return the quantizer of the weight of a layer. The layer must have a quantized weight."""
     assert config.weight is not None
     return quantizer_for(config.weight, activation=False)

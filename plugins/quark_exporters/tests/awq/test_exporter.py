@@ -129,7 +129,7 @@ def test_tensors_that_do_not_fit_each_other_are_refused() -> None:
     block = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}
     with pytest.raises(Exception, match=r"lacks 'a\.scales'"):
         list(AwqDequantizer().float_tensors(block, stored))
-    with pytest.raises(Exception, match="do not match in groups of 32"):
+    with pytest.raises(Exception, match="do not match for groups of 32"):
         list(AwqDequantizer().float_tensors(block, stored | {"a.scales": torch.zeros(1, 32)}))
     with pytest.raises(UnsupportedError, match="bits=8"):
         list(AwqDequantizer().float_tensors(block | {"bits": 8}, stored))

@@ -40,7 +40,7 @@ def test_scales_below_the_dtypes_range_become_its_smallest_number_and_not_zero(s
 
 def test_scales_above_the_dtypes_range_are_refused_with_a_wider_one() -> None:
     scales = torch.full((ROWS, COLUMNS // GROUP), 70_000.0)
-    with pytest.raises(UnsupportedError, match=r"a scale is 7e\+04, too large for float16: export with the option scale_type=bfloat16"):
+    with pytest.raises(UnsupportedError, match=r"a scale is 7e\+04, too large for float16. Export with the option scale_type=bfloat16"):
         stored(scales, "float16")
     assert torch.equal(stored(scales, "bfloat16").float(), scales.bfloat16().float())
 
@@ -59,7 +59,7 @@ def test_output_channels_counted_from_the_last_axis_are_the_same_channels() -> N
         ("int4_wo_32", None),
         ("uint4_wo_32", None),
         ("fp8", "its input is quantized, but AWQ quantizes only weights"),
-        ("mxfp4_weight_only", "AWQ holds int4 without zero points and uint4 with them, not"),
+        ("mxfp4_weight_only", "AWQ stores int4 without or uint4 with zero points, not"),
         (None, "its weight is float"),
     ],
 )
@@ -71,5 +71,5 @@ def test_a_layer_that_it_does_not_hold_has_a_reason(scheme: str | None, reason: 
 
 def test_output_channels_fill_words() -> None:
     config = quark.schemes().load_config("int4_wo_32")()
-    assert AwqStorage().why_not(config, (12, 64)) == "AWQ needs a multiple of 8 output channels, and it has 12"
+    assert AwqStorage().why_not(config, (12, 64)) == "AWQ needs a multiple of 8 output channels, but the weight has 12"
     assert AwqStorage().why_not(config, (24, 64)) is None

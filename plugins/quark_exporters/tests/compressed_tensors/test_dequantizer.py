@@ -94,20 +94,20 @@ def test_a_shape_that_contradicts_the_words_is_refused_when_it_is_read() -> None
         "a.weight_shape": torch.tensor([2, 15]),
     }
     (one,) = float_tensors(block(INT4), stored)
-    with pytest.raises(ValueError, match=r"'a\.weight_shape' says \[2, 15\], but .* give \[2, 16\]"):
+    with pytest.raises(ValueError, match=r"'a\.weight_shape' says \[2, 15\], but .* have the shape \[2, 16\]"):
         one.make(stored, torch.float32)
 
 
 @pytest.mark.parametrize(
     ("quantization", "kind", "message"),
     [
-        (block(INT4 | {"num_bits": 3}), UnsupportedError, "'a' holds packed codes of 3 bits"),
+        (block(INT4 | {"num_bits": 3}), UnsupportedError, "'a' has packed codes of 3 bits"),
         (block(INT4, format="mxfp6-pack-quantized"), UnsupportedError, "the format 'mxfp6-pack-quantized'"),
         (block(INT4, sparsity_config={"format": "sparse-24-bitmask"}), UnsupportedError, "sparse checkpoints"),
         (block(INT4, transform_config={"config_groups": {"u": {}}}), UnsupportedError, "transforms run with this model"),
         (block(INT4 | {"symmetric": False}), CheckpointError, r"lacks 'a\.weight_zero_point'"),
         (block(INT4 | {"strategy": "group", "group_size": 64}), CheckpointError, "groups of 64 columns do not match"),
-        ({"config_groups": {}}, ConfigError, "no group of quantization_config covers it"),
+        ({"config_groups": {}}, ConfigError, "no group of quantization_config targets it"),
         ({"config_groups": {"g": {"targets": ["re:(a+)+$"], "weights": INT4}}}, ConfigError, "may take forever"),
         ({"config_groups": {"g": {"targets": ["re:("], "weights": INT4}}}, ConfigError, "not a regular expression"),
     ],

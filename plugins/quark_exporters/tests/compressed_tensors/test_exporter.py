@@ -127,7 +127,7 @@ def test_a_scheme_for_each_layer_has_a_group_each(tmp_path: Path) -> None:
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("mxfp4_fp8", {}, r"weights in MXFP4 need inputs in MXFP4.*Layouts that hold this model: .*safetensors"),
+    ("mxfp4_fp8", {}, r"with weights in MXFP4, inputs must be in MXFP4.*Layouts that hold this model: .*safetensors"),
     ("amdfp4", {}, r"scales in e5m3.*model\.layers\.\{0-1\}\.self_attn\.q_proj"),
     ("int4_fp8", {}, "no format for fp8_e4m3 → int4"),
     ("int4_wo_32", {"weight_format": "fake_quantized"}, "asks for rounded values"),
@@ -145,5 +145,5 @@ def test_what_the_layout_cannot_hold_is_refused_with_those_that_can(
 
 def test_a_cache_that_is_rounded_before_the_rotary_embedding_is_refused(tmp_path: Path) -> None:
     config = LLMTemplate.get("llama").get_config(scheme="int4_wo_32", kv_cache_scheme="fp8", kv_cache_post_rope=False)
-    with pytest.raises(UnsupportedError, match="set kv_cache_post_rope=True"):
+    with pytest.raises(UnsupportedError, match="Set kv_cache_post_rope=True"):
         export_with("compressed_tensors", quantized(config), tmp_path / "out")

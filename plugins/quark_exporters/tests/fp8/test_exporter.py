@@ -100,9 +100,9 @@ def test_readers_that_take_codes_for_values_are_warned_of(tmp_path: Path, caplog
     ("config", "message"),
     [
         ("ptpc_fp8", "not per_channel.*Layouts that hold this model: compressed_tensors, .*safetensors"),
-        ("mxfp4_weight_only", "one of them is float"),
+        ("mxfp4_weight_only", "the weight or the input is float"),
         ("int8", "not int8 → int8"),
-        (blocks(group=32), "dynamic in groups of 64, the columns of its blocks"),
+        (blocks(group=32), "dynamic in groups of 64, as many as a block has columns"),
     ],
 )
 def test_what_the_layout_cannot_hold_is_refused(config: Any, message: str, tmp_path: Path) -> None:

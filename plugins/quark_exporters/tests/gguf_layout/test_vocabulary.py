@@ -107,7 +107,7 @@ def test_a_damaged_file_is_refused(content: str, tmp_path: Path) -> None:
 def test_other_kinds_and_more_tokens_than_rows_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="a Unigram model"):
         written(tokenizer(type="Unigram"), tmp_path)
-    with pytest.raises(UnsupportedError, match="5 tokens, but the model's embedding has 4 rows"):
+    with pytest.raises(UnsupportedError, match="5 tokens, but the embedding of the model has 4 rows"):
         written(tokenizer(), tmp_path, size=4)
 
 

@@ -1,4 +1,4 @@
-"""Tensor specs to ``QuantizationArgs`` of compressed-tensors, and back from its ``quantization_config``.
+"""Conversion of tensor specs to ``QuantizationArgs`` of compressed-tensors, and back.
 
 Source: compressed-tensors 0.20, ``quantization/quant_args.py``.
 """
@@ -23,7 +23,7 @@ _INTEGERS = {"int4": 4, "uint4": 4, "int8": 8, "uint8": 8}
 _STRATEGIES = {"per_tensor": "tensor", "per_channel": "channel", "per_group": "group", "per_block": "block"}
 _QSCHEMES = {strategy: qscheme for qscheme, strategy in _STRATEGIES.items()} | {"token": "per_channel", "tensor_group": "per_group"}
 _FP4_GROUPS = {"group": 32, "tensor_group": 16}
-"""Strategy → group size of FP4: MXFP4, NVFP4."""
+"""Maps the strategy of FP4 weights to their group size: 32 for MXFP4 and 16 for NVFP4."""
 
 _READ = (
     "pack-quantized",
@@ -36,19 +36,19 @@ _READ = (
     "dense",
 )
 _ENDLESS = re.compile(r"[*+}][^()]*\)[*+{]")
-"""Nested repetitions, with which matching a regular expression can take exponential time.
-"""
+"""Finds nested repetitions in a regular expression. With them, a match can take exponential time."""
 
 
 def arguments_of(spec: TensorSpec, *, activation: bool) -> dict[str, Any]:
-    """Return compressed-tensors' arguments for a tensor spec.
+    """Return the ``QuantizationArgs`` of compressed-tensors for a tensor spec.
 
     Args:
         spec: Spec of a weight or an input.
         activation: Whether the spec is for an input.
 
     Raises:
-        UnsupportedError: The spec has no arguments; the message is the reason, without the name of a layer.
+        UnsupportedError: compressed-tensors cannot express the spec. The message is the reason, without the
+            name of a layer.
     """
     specs = canonicalize(spec)
     first, names = specs[0], " → ".join(level.dtype.name for level in specs)
@@ -65,10 +65,10 @@ def arguments_of(spec: TensorSpec, *, activation: bool) -> dict[str, Any]:
     is_integer = first.dtype.name in _INTEGERS
     if not first.symmetric and (not is_integer or (activation and not first.is_dynamic)):
         raise UnsupportedError(
-            f"compressed-tensors stores no zero points of {'static inputs' if is_integer else names}: set symmetric=True"
+            f"compressed-tensors stores no zero points of {'static inputs' if is_integer else names}. Set symmetric=True"
         )
     if first.symmetric and first.dtype.name.startswith("u"):
-        raise UnsupportedError(f"compressed-tensors has no unsigned codes without zero points ({names} with symmetric=True)")
+        raise UnsupportedError(f"compressed-tensors cannot store unsigned codes without zero points ({names} with symmetric=True)")
     return {
         "num_bits": _INTEGERS.get(first.dtype.name, 8),
         "type": "int" if is_integer else "float",
@@ -109,16 +109,16 @@ def _fp4_arguments(specs: tuple[QTensorConfig, ...], names: str) -> dict[str, An
         }
     scales = specs[1].dtype.name if len(specs) > 1 else first.scale_format
     raise UnsupportedError(
-        f"compressed-tensors has FP4 in groups of 32 with E8M0 scales (MXFP4), or of 16 with E4M3 scales and a scale of the tensor "
-        f"(NVFP4); {names} is in groups of {first.group_size} with scales in {scales}"
+        f"compressed-tensors stores FP4 in groups of 32 with E8M0 scales (MXFP4), or in groups of 16 with E4M3 scales and one scale of "
+        f"the tensor (NVFP4), but {names} is in groups of {first.group_size} with scales in {scales}"
     )
 
 
 def format_of(config: QLayerConfig) -> str:
-    """Return the name of the compressed-tensors format of a layer's weight.
+    """Return the name of the format in which compressed-tensors stores the weight of a layer.
 
     Raises:
-        UnsupportedError: There is no format for this weight and input together.
+        UnsupportedError: compressed-tensors has no format for this combination of weight and input.
     """
     if config.weight is None:
         raise UnsupportedError("its input is quantized and its weight is not")
@@ -130,7 +130,7 @@ def format_of(config: QLayerConfig) -> str:
         is_nvfp4 = weight["strategy"] == "tensor_group"
         if inputs is not None and (inputs["num_bits"], inputs["strategy"]) != (4, weight["strategy"]):
             kind = "NVFP4" if is_nvfp4 else "MXFP4"
-            raise UnsupportedError(f"weights in {kind} need inputs in {kind} or in floating point, not {_named(inputs)}")
+            raise UnsupportedError(f"with weights in {kind}, inputs must be in {kind} or in floating point, not {_named(inputs)}")
         return "nvfp4-pack-quantized" if is_nvfp4 else "mxfp4-pack-quantized"
     if inputs is not None and inputs["type"] != weight["type"]:
         raise UnsupportedError(f"compressed-tensors has no format for weights of {_named(weight)} with inputs of {_named(inputs)}")
@@ -139,7 +139,7 @@ def format_of(config: QLayerConfig) -> str:
     if inputs is not None:
         return "int-quantized"
     if weight["strategy"] in ("tensor", "block"):
-        raise UnsupportedError(f"packed integers have a scale for each group or channel, not for the {weight['strategy']}")
+        raise UnsupportedError(f"packed integers need one scale for each group or channel, not one for the {weight['strategy']}")
     return "pack-quantized"
 
 
@@ -148,7 +148,7 @@ def _named(arguments: Mapping[str, Any]) -> str:
 
 
 def spec_of(arguments: Mapping[str, Any], *, activation: bool) -> TensorSpec:
-    """Return the tensor spec for arguments of compressed-tensors.
+    """Return the tensor spec that ``QuantizationArgs`` of compressed-tensors describe.
 
     Raises:
         ConfigError: A value has the wrong type.
@@ -159,15 +159,15 @@ def spec_of(arguments: Mapping[str, Any], *, activation: bool) -> TensorSpec:
     size, block = arguments.get("group_size"), arguments.get("block_structure")
     strategy = arguments.get("strategy") or ("tensor" if size is None else "channel" if size == -1 else "group")
     if strategy not in _QSCHEMES:
-        raise UnsupportedError(f"the strategy {strategy!r} of compressed-tensors cannot be read")
+        raise UnsupportedError(f"quark does not read the strategy {strategy!r} of compressed-tensors")
     if (kind, bits) == ("float", 4):
         return _fp4_spec(strategy, size, is_dynamic=dynamic)
     names = {("float", 8): "fp8_e4m3", ("int", bits): f"{'' if symmetric else 'u'}int{bits}"}
     if (kind, bits) not in names or (kind == "int" and bits not in (4, 8)):
-        raise UnsupportedError(f"codes of the type {kind!r} and {bits} bits of compressed-tensors cannot be read")
+        raise UnsupportedError(f"quark does not read {bits}-bit codes of the type {kind!r} of compressed-tensors")
     qscheme = _QSCHEMES[strategy]
     if qscheme == "per_group" and (not isinstance(size, int) or size < 1):
-        raise ConfigError(f"quantization_config says group_size={size!r} for the strategy {strategy!r}: a positive number is expected")
+        raise ConfigError(f"quantization_config says group_size={size!r} for the strategy {strategy!r}. Write a positive integer")
     return spec_of_layout(
         names[kind, bits],
         qscheme,
@@ -183,7 +183,7 @@ def spec_of(arguments: Mapping[str, Any], *, activation: bool) -> TensorSpec:
 def _fp4_spec(strategy: str, size: object, *, is_dynamic: bool) -> TensorSpec:
     if _FP4_GROUPS.get(strategy) != size:
         raise UnsupportedError(
-            f"FP4 of compressed-tensors can be read as MXFP4 or NVFP4, not with strategy={strategy!r}, group_size={size!r}"
+            f"quark reads FP4 of compressed-tensors as MXFP4 or NVFP4, not with strategy={strategy!r}, group_size={size!r}"
         )
     settings = {"symmetric": None, "ch_axis": -1, "group_size": size, "is_dynamic": is_dynamic, "zero_point_type": "int32"}
     settings["observer_cls"] = "PerBlockMXObserver"
@@ -195,30 +195,30 @@ def _fp4_spec(strategy: str, size: object, *, is_dynamic: bool) -> TensorSpec:
 
 
 def refuse_other_transforms(block: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint with a format, sparsity or transform that cannot be undone here.
+    """Raise UnsupportedError if quark cannot read the format, the sparsity or the transforms of a checkpoint.
 
     Raises:
-        UnsupportedError: The checkpoint has one; the message names it.
+        UnsupportedError: quark cannot read the checkpoint. The message names the format or the other reason.
     """
     groups = value_of(block, "config_groups", Mapping, {})
     formats = {block.get("format"), *(group.get("format") for group in groups.values() if isinstance(group, Mapping))} - {None}
     if others := sorted(str(name) for name in formats if name not in _READ):
         raise UnsupportedError(
-            f"the format '{others[0]}' of compressed-tensors cannot be read, only {', '.join(_READ)}: give the float checkpoint"
+            f"quark does not read the format '{others[0]}' of compressed-tensors, only {', '.join(_READ)}. Use the float checkpoint"
         )
     sparsity = value_of(block, "sparsity_config", Mapping, {}).get("format")
     if sparsity not in (None, "dense"):
-        raise UnsupportedError(f"sparse checkpoints ('{sparsity}') cannot be read: give the float checkpoint")
+        raise UnsupportedError(f"quark does not read sparse checkpoints ('{sparsity}'). Use the float checkpoint")
     if value_of(block, "transform_config", Mapping, {}).get("config_groups"):
         raise UnsupportedError(
-            "transforms run with this model (transform_config), so its weights differ from the float model's: give the float checkpoint"
+            "transforms run with this model (transform_config), so its weights differ from the float model. Use the float checkpoint"
         )
 
 
 def group_of(block: Mapping[str, Any], layer: str) -> Mapping[str, Any]:
-    """Return the entry of ``config_groups`` with the weight of one layer.
+    """Return the entry of ``config_groups`` that says how the weight of a layer is quantized.
 
-    The targets of the entry name the layer, or else its type.
+    An entry whose targets name the layer has precedence over an entry whose targets name a type of layer.
 
     Args:
         block: The ``quantization_config``.
@@ -232,16 +232,16 @@ def group_of(block: Mapping[str, Any], layer: str) -> Mapping[str, Any]:
     by_type = [group for group in groups if any(str(target).isidentifier() for target in value_of(group, "targets", list, []))]
     group = next((group for group in (*named, *by_type) if isinstance(group.get("weights"), Mapping)), None)
     if group is None:
-        raise ConfigError(f"'{layer}' has scales, but no group of quantization_config covers it: the checkpoint is damaged")
+        raise ConfigError(f"'{layer}' has scales, but no group of quantization_config targets it. The checkpoint is damaged")
     return group
 
 
 def _names(target: str, layer: str) -> bool:
-    """Return whether a target is the layer's name, or a regular expression that matches it."""
+    """Return whether ``target`` is the name of the layer, or a regular expression that matches the name."""
     if not target.startswith("re:"):
         return target == layer
     if _ENDLESS.search(target):
-        raise ConfigError(f"the target {target!r} of quantization_config may take forever to match: write it without nested repetitions")
+        raise ConfigError(f"the target {target!r} of quantization_config may take forever to match. Write it without nested repetitions")
     try:
         return re.match(target[3:], layer) is not None
     except re.error as error:
@@ -254,15 +254,15 @@ def layer_config(block: Mapping[str, Any], name: str, stored: Container[str]) ->
     Args:
         block: The ``quantization_config``.
         name: Full name of a layer with codes.
-        stored: Names of the checkpoint's tensors.
+        stored: Names of the tensors in the checkpoint.
 
     Raises:
         ConfigError: No entry targets the layer, or a value has the wrong type.
-        UnsupportedError: It is quantized in another way than readers here know.
+        UnsupportedError: quark cannot read the quantization of the layer.
     """
     if f"{name}.weight_g_idx" in stored:
         raise UnsupportedError(
-            f"the columns of '{name}' are grouped by activation (weight_g_idx): use this checkpoint as a source of quark quantize only"
+            f"the columns of '{name}' are grouped by activation (weight_g_idx). Use this checkpoint only as a source of quark quantize"
         )
     group = group_of(block, name)
     inputs = value_of(group, "input_activations", Mapping)

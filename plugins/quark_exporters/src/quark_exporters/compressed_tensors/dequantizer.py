@@ -1,10 +1,10 @@
-"""CompressedTensorsDequantizer: float weights of checkpoints of compressed-tensors.
+"""`CompressedTensorsDequantizer` computes float weights from checkpoints of compressed-tensors.
 
-It also handles checkpoints that the reader does not support.
+It also supports some checkpoints that `CompressedTensorsReader` cannot load.
 
-`quark_exporters.compressed_tensors.storage` describes the tensors of a layer. This module adds packed
-integers of 1 and 2 bits, and columns grouped by activation: ``weight_g_idx`` ``[I]`` is the group of each
-column. Source: compressed-tensors 0.20, ``compressors``.
+`quark_exporters.compressed_tensors.storage` describes the tensors of a layer. The dequantizer
+also reads packed integers of 1 and 2 bits, and weights whose columns were grouped by activation. Their tensor
+``weight_g_idx`` ``[I]`` has the group of each column. Source: compressed-tensors 0.20, ``compressors``.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _BESIDE = ("input_scale", "input_zero_point", "input_global_scale", "output_scal
 
 
 class CompressedTensorsDequantizer:
-    """Dequantizes checkpoints of compressed-tensors, as `quark.checkpoint.Dequantizer`."""
+    """The `quark.checkpoint.Dequantizer` for checkpoints of compressed-tensors."""
 
     def float_tensors(self, block: Mapping[str, Any], stored: Mapping[str, Tensor]) -> Iterator[FloatTensor]:
-        """As `quark.checkpoint.Dequantizer.float_tensors`."""
+        """Yield the float tensors of the checkpoint (see `quark.checkpoint.Dequantizer.float_tensors`)."""
         refuse_other_transforms(block)
         configs: list[QLayerConfig] = []
         for name, tensor in stored.items():
@@ -56,9 +56,10 @@ class CompressedTensorsDequantizer:
 def _layers(
     block: Mapping[str, Any], layer: str, one: FloatTensor, stored: Mapping[str, Tensor], configs: list[QLayerConfig]
 ) -> tuple[LayerCodes, ...]:
-    """Return a layer's codes, to store them again unchanged; empty if the reader does not know its scheme.
+    """Return the codes of a layer, with which quark can keep the layer as it is stored.
 
-    ``configs`` has one object for all layers with equal settings; a new setting is added to it.
+    Return an empty tuple if the reader does not support the scheme of the layer. ``configs`` has one object
+    for all layers with equal settings. This function adds the settings of the layer if they are new.
     """
     try:
         config = layer_config(block, layer, stored)
@@ -67,9 +68,9 @@ def _layers(
     if config not in configs:
         configs.append(config)
     announced = dict(meta_tensors(CompressedTensorsStorage(), config, one.shape))
-    if value_of(group_of(block, layer)["weights"], "block_structure", list):  # `ScaleBlocks` has compared blocks with the scales
+    if value_of(group_of(block, layer)["weights"], "block_structure", list):  # `ScaleBlocks` has checked the shape of the scales
         announced["weight_scale"] = announced["weight_scale"].new_empty(stored[f"{layer}.weight_scale"].shape)
-    # Zero points of symmetric codes may be stored: they are 0.
+    # A checkpoint may store zero points for symmetric codes too. They are all 0.
     refuse_others(layer, stored, announced, may_be=("weight_zero_point",))
     inputs = [name for name in one.left_out if name.startswith(f"{layer}.input_")]
     names = {name.rpartition(".")[2]: name for name in (*one.sources, *inputs)}
@@ -83,22 +84,25 @@ def _packed(layer: str, stored: Mapping[str, Tensor], arguments: Mapping[str, An
     bits, is_symmetric = value_of(arguments, "num_bits", int, 8), value_of(arguments, "symmetric", bool, True)
     if bits not in (1, 2, 4, 8):
         raise UnsupportedError(
-            f"'{layer}' holds packed codes of {bits} bits, but only 1, 2, 4 and 8 bits can be read: give the float checkpoint"
+            f"'{layer}' has packed codes of {bits} bits, but quark reads only 1, 2, 4 and 8 bits. Use the float checkpoint as the source"
         )
     _expect(scale, stored)
     codes = stored[packed]
     if codes.dtype is not torch.int32 or codes.ndim != 2 or (stored[scale].ndim != 2 and stored[scale].numel() != 1):
-        raise CheckpointError(f"'{packed}' is {codes.dtype} {list(codes.shape)}, not int32 [O, I / codes in a word]")
+        raise CheckpointError(
+            f"'{packed}' is {codes.dtype} {list(codes.shape)}, not int32 [O, I / codes per word]. The checkpoint is damaged"
+        )
     per_word = _WORD // bits
     groups = stored[scale].shape[-1] if stored[scale].ndim == 2 else 1
     size = arguments.get("group_size")
     size = size if isinstance(size, int) and size > 0 else None
-    # For row scales, the words give the number of columns, and the stored shape must confirm it.
+    # With one scale per row, the number of columns follows from the number of words. `make` compares it with
+    # the stored shape.
     columns = codes.shape[1] * per_word if size is None else groups * size
     rows = codes.shape[0]
     if -(-columns // per_word) != codes.shape[1]:
         raise CheckpointError(
-            f"'{packed}' {list(codes.shape)} and {groups} groups of {size} columns do not match: the checkpoint is damaged"
+            f"'{packed}' {list(codes.shape)} and {groups} groups of {size} columns do not match. The checkpoint is damaged"
         )
     blocks = ScaleBlocks.of(packed, (rows, columns), tuple(stored[scale].shape))
     if not is_symmetric:
@@ -107,7 +111,7 @@ def _packed(layer: str, stored: Mapping[str, Tensor], arguments: Mapping[str, An
 
     def make(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         if shape in tensors and tensors[shape].tolist() != [rows, columns]:
-            raise ValueError(f"'{shape}' says {tensors[shape].tolist()}, but the words and scales give {[rows, columns]}")
+            raise ValueError(f"'{shape}' says {tensors[shape].tolist()}, but the codes and scales have the shape {[rows, columns]}")
         integers = _signed_codes(tensors[packed], bits, columns)
         zeros = _signed_codes(tensors[zero_point].t(), bits, rows).t() if zero_point in tensors else None
         zeros = _shifting(zeros, is_symmetric=is_symmetric)
@@ -150,7 +154,10 @@ def _unpacked(layer: str, stored: Mapping[str, Tensor], arguments: Mapping[str, 
 
 
 def _shifting(zeros: Tensor | None, *, is_symmetric: bool) -> Tensor | None:
-    """Return zero points that shift codes; raise ValueError if they are not 0 for symmetric codes."""
+    """Return the zero points, or None if the codes are symmetric.
+
+    Raise ValueError if symmetric codes have zero points other than 0.
+    """
     if is_symmetric and zeros is not None and bool((zeros != 0).any()):
         raise ValueError("its quantization_config says that it has no zero points, but it stores zero points other than 0")
     return None if is_symmetric else zeros
@@ -160,13 +167,15 @@ def _fp4(layer: str, stored: Mapping[str, Tensor]) -> FloatTensor:
     packed, scale, outer = (f"{layer}.{leaf}" for leaf in ("weight_packed", "weight_scale", "weight_global_scale"))
     _expect(scale, stored)
     if stored[packed].dtype is not torch.uint8 or stored[packed].ndim != 2:
-        raise CheckpointError(f"'{packed}' is {stored[packed].dtype} {list(stored[packed].shape)}, not uint8 [O, I / 2] as FP4 needs")
+        raise CheckpointError(
+            f"'{packed}' is {stored[packed].dtype} {list(stored[packed].shape)}, not uint8 [O, I / 2]. The FP4 checkpoint is damaged"
+        )
     rows, columns = stored[packed].shape[0], 2 * stored[packed].shape[-1]
     blocks = ScaleBlocks.of(packed, (rows, columns), tuple(stored[scale].shape))
 
     def make(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         scales = tensors[scale]
-        if outer in tensors:  # a divisor, which becomes a factor as it does for a model that is loaded
+        if outer in tensors:  # multiply by the reciprocal of the divisor, as a loaded model does
             scales = scales.float() * (1.0 / tensors[outer].float())
         return blocks.values(e2m1_values(tensors[packed]), scales, None, dtype)
 
@@ -175,7 +184,10 @@ def _fp4(layer: str, stored: Mapping[str, Tensor]) -> FloatTensor:
 
 
 def _signed_codes(words: Tensor, bits: int, columns: int) -> Tensor:
-    """Return the signed codes ``[rows, columns]`` of words ``[rows, n]``; half the code count is 0."""
+    """Unpack words ``[rows, n]`` into signed codes ``[rows, columns]``.
+
+    The stored number 2^(bits − 1) becomes the code 0.
+    """
     return unpacked_words(words, bits, columns).to(torch.int16).sub_(2 ** (bits - 1))
 
 
@@ -185,4 +197,4 @@ def _beside(layer: str, stored: Mapping[str, Tensor]) -> tuple[str, ...]:
 
 def _expect(name: str, stored: Mapping[str, Tensor]) -> None:
     if name not in stored:
-        raise CheckpointError(f"the checkpoint lacks '{name}', so its layer cannot be dequantized: download it again")
+        raise CheckpointError(f"the checkpoint lacks '{name}', so the layer cannot be dequantized. Download the checkpoint again")

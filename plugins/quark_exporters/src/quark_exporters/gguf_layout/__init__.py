@@ -1,1 +1,1 @@
-"""GGUF files for llama.cpp and programs built on it."""
+"""The exporter ``gguf``, which writes GGUF files for llama.cpp and for programs built on llama.cpp."""

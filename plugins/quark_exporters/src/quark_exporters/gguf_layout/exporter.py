@@ -1,4 +1,4 @@
-"""GgufExporter: one GGUF file."""
+"""`GgufExporter` writes a model to one GGUF file."""
 
 from __future__ import annotations
 
@@ -31,21 +31,23 @@ if TYPE_CHECKING:
 __all__ = ["FILE", "GgufExporter"]
 
 FILE = "model.gguf"
-"""Default name of the file."""
+"""The default name of the exported file."""
 
 
 class GgufExporter(Exporter):
-    """Writes a GGUF file with the codes of the model: Q4_0, Q4_1, Q8_0 or MXFP4 weights.
+    """Writes a GGUF file with the codes of the model, as Q4_0, Q4_1, Q8_0 or MXFP4 weights.
 
-    All other tensors are in floating point.
+    All other tensors are stored in floating point.
 
-    Scales are rounded to float16, as these types require; codes do not change. Source: the GGUF
-    specification, version 3.
+    The codes do not change. Except for MXFP4, the scales are rounded to float16, as the types require.
+    Source: the GGUF specification, version 3.
 
     Args:
-        float_type: Type of matrices that are not quantized: f32, f16 or bf16; ``auto`` keeps their type.
-        tokenizer_pre: How the tokenizer splits text before merging, by llama.cpp's name; empty detects it.
-        file_name: Name of the file.
+        float_type: Type of the matrices that are not quantized: "f32", "f16", "bf16", or "auto" to keep their
+            type.
+        tokenizer_pre: llama.cpp's name for the way in which the tokenizer splits text before it merges
+            tokens. With an empty name, the exporter detects it.
+        file_name: Name of the exported file.
     """
 
     streams = True
@@ -57,15 +59,17 @@ class GgufExporter(Exporter):
         file_name: str = FILE,
     ) -> None:
         if float_type not in ("auto", *FLOAT_TYPES):
-            raise ConfigError(f"float_type is {float_type!r}: use one of auto, {', '.join(FLOAT_TYPES)}")
+            raise ConfigError(f"float_type is {float_type!r}, which is not supported. Use one of auto, {', '.join(FLOAT_TYPES)}")
         if Path(file_name).name != file_name or Path(file_name).suffix != ".gguf":
-            raise ConfigError(f"file_name is {file_name!r}: give a name without directories that ends in .gguf, such as '{FILE}'")
+            raise ConfigError(
+                f"file_name is {file_name!r}, which is not valid. Use a name without directories that ends in .gguf, such as '{FILE}'"
+            )
         self._file_name = file_name
         self._float_type = float_type
         self._tokenizer_pre = tokenizer_pre
 
     def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
-        """As `quark.checkpoint.Exporter.export`."""
+        """Write the GGUF file, as `quark.checkpoint.Exporter.export` describes."""
         with self.stream(content, content.model, out, options) as stream:
             for block in decoder_blocks(content.model, content.plan.architecture):
                 stream.write(block)
@@ -73,7 +77,7 @@ class GgufExporter(Exporter):
             stream.finish(content)
 
     def check(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> None:
-        """As `quark.checkpoint.Exporter.check`."""
+        """Raise an error if GGUF cannot store the model (see `quark.checkpoint.Exporter.check`)."""
         tensors = self._tensors(content, options)
         _refuse_algorithms(content)
         tensors.refuse_codes_without_a_type(skeleton)
@@ -87,7 +91,7 @@ class GgufExporter(Exporter):
 
     @contextmanager
     def stream(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
-        """As `quark.checkpoint.Exporter.stream`."""
+        """Return a stream that writes the file block by block (see `quark.checkpoint.Exporter.stream`)."""
         gguf = _gguf()
         self.check(content, skeleton, options)
         _warn_of_activations(content)
@@ -113,7 +117,7 @@ class GgufExporter(Exporter):
 
 @attrs.frozen(eq=False)
 class _Stream(BlockStream):
-    """A GGUF file whose header is written; the tensors follow in the order of the regions."""
+    """Writes the tensors of a GGUF file whose header is already written, region by region."""
 
     model: nn.Module
     tensors: TensorWriter
@@ -121,9 +125,9 @@ class _Stream(BlockStream):
     writer: GGUFWriter
 
     def write(self, block: Block | None) -> None:
-        """As `quark.checkpoint.BlockStream.write`."""
+        """Write the tensors of the next region (see `quark.checkpoint.BlockStream.write`)."""
         if (region := next(self.regions, None)) is None:
-            return  # the model is one block
+            return  # no region is left, because the whole model is one block
         for tensor in self.tensors.tensors(self.model, region):
             values = tensor.make().cpu().contiguous()
             self.writer.write_tensor_data(values.view(torch.uint8).numpy())
@@ -131,32 +135,34 @@ class _Stream(BlockStream):
                 file.flush()
                 if os.fstat(file.fileno()).st_size < file.tell():
                     raise OSError(
-                        errno.ENOSPC, f"the tensor '{tensor.name}' could not be written completely: check the free space", file.name
+                        errno.ENOSPC, f"the tensor '{tensor.name}' could not be written completely. Check the free disk space", file.name
                     )
 
     def finish(self, content: CheckpointContent) -> None:
-        """As `quark.checkpoint.BlockStream.finish`; nothing is left to write."""
+        """Do nothing, because all tensors are already written (see `quark.checkpoint.BlockStream.finish`)."""
 
 
 def _gguf() -> Any:
     try:
         import gguf
     except ImportError as error:
-        raise MissingPluginError("the GGUF exporter needs the package gguf: pip install 'quark-exporters[gguf]'") from error
+        raise MissingPluginError(
+            "the GGUF exporter needs the package gguf. Install it with: pip install 'quark-exporters[gguf]'"
+        ) from error
     return gguf
 
 
 def _text_config(model: Any) -> Any:
     config: Any = getattr(model, "config", None)
     if not hasattr(config, "get_text_config"):
-        raise UnsupportedError(f"the GGUF exporter needs a transformers model, not a {type(model).__name__}: use another exporter")
+        raise UnsupportedError(f"the GGUF exporter needs a transformers model, not a {type(model).__name__}. Use another exporter")
     return config.get_text_config()
 
 
 def _regions(content: CheckpointContent) -> list[Region]:
-    """Return the parts of the model in the order in which they are written.
+    """Return the parts of the model in the sequence in which they are written.
 
-    The blocks come first, then the tensors outside.
+    The decoder blocks come first, and the tensors outside the blocks come last.
     """
     names = tuple(block.name for block in decoder_blocks(content.model, content.plan.architecture))
     return [Region()] if names == ("",) else [*map(Region, names), Region(without=names)]
@@ -165,7 +171,7 @@ def _regions(content: CheckpointContent) -> list[Region]:
 def _refuse_algorithms(content: CheckpointContent) -> None:
     if names := content.config.run_time_algorithms:
         raise UnsupportedError(
-            f"the algorithm {', '.join(names)} runs with this model, but llama.cpp does not know it: leave the algorithm out, or export "
+            f"the algorithm {', '.join(names)} runs with this model, but llama.cpp does not support it. Leave the algorithm out, or export "
             f"as safetensors"
         )
 
@@ -180,7 +186,9 @@ def _warn_of_activations(content: CheckpointContent) -> None:
 
 
 def _file_type(tensors: list[GgufTensor]) -> int:
-    """Return the `gguf.LlamaFileType` of most of the weights."""
+    """Return the `gguf.LlamaFileType` that describes most of the quantized weights, or most weights if none
+    is quantized.
+    """
     from gguf import LlamaFileType
 
     sizes: Counter[str] = Counter()

@@ -1,9 +1,10 @@
-"""Bytes of GGML's quantized tensors, from codes and scales.
+"""Functions that turn codes and scales into the bytes of GGML's quantized tensors.
 
-Only scales are rounded again, to float16 if GGML needs it.
+The codes do not change. The scales are rounded to float16 if the GGML type stores them in float16.
 
-A row is cut into blocks of 32 weights, each with its own scale; ``q`` below are the 32 codes of a block.
-Source: ``ggml-common.h`` and ``ggml-quants.c`` of llama.cpp; the ``gguf`` package reads the same bytes.
+A row consists of blocks of 32 weights, and each block has a scale. In this module, ``q`` stands for the 32
+codes of a block. Source: ``ggml-common.h`` and ``ggml-quants.c`` of llama.cpp; the ``gguf`` package reads the
+same bytes.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ from quark.numbers import PerBlock, PerGroupOfRows, QParams, TensorQuantizer
 __all__ = ["BLOCK", "BlockType", "block_type_for"]
 
 BLOCK = 32
-"""Weights in a block."""
+"""Number of weights in a block."""
 
 
 @attrs.frozen
 class BlockType:
-    """A quantized type of GGML.
+    """A GGML type for quantized tensors.
 
     Attributes:
-        name: Name in `gguf.GGMLQuantizationType`.
-        file_type: Name in `gguf.LlamaFileType` of a file with mostly this type.
-        bytes_per_block: Bytes of 32 weights.
-        encode: From codes ``[O, I]``, and scales and zero points ``[O, I / 32]``, to bytes
-            ``[O, I / 32, bytes_per_block]``.
+        name: Name of the type in `gguf.GGMLQuantizationType`.
+        file_type: The name in `gguf.LlamaFileType` of a file whose weights mostly have this type.
+        bytes_per_block: Number of bytes in a block of 32 weights.
+        encode: Function that returns the bytes ``[O, I / 32, bytes_per_block]``. Its arguments are codes
+            ``[O, I]``, scales ``[O, I / 32]``, and zero points in the shape of the scales or None.
         format: Name of the number format that has the same codes.
-        has_zero_points: Whether its codes have zero points.
-        scale_format: Format of the scales, if it matters.
+        has_zero_points: Whether the codes have zero points.
+        scale_format: The scale format that the type requires, or None if it accepts any.
     """
 
     name: str
@@ -55,11 +56,12 @@ class BlockType:
         """Return the bytes of a weight, uint8 ``[O, row_bytes(I)]``.
 
         Args:
-            codes: ``[O, I]``, ``I`` a multiple of 32.
-            qparams: One scale for the tensor, for each row, or for each group of a multiple of 32 columns.
+            codes: Codes ``[O, I]``. ``I`` must be a multiple of 32.
+            qparams: One scale for the tensor, for each row or for each group. The group size must be a
+                multiple of 32.
 
         Raises:
-            UnsupportedError: A scale is beyond the range of its stored type.
+            UnsupportedError: A scale is out of the range of the type in which GGML stores it.
         """
         blocks = (codes.shape[0], codes.shape[1] // BLOCK)
         zero = None if qparams.zero_point is None else _of_blocks(qparams.zero_point, blocks)
@@ -67,11 +69,11 @@ class BlockType:
 
 
 def block_type_for(quantizer: TensorQuantizer, shape: tuple[int, ...]) -> BlockType | None:
-    """Return the type of GGML that has exactly the codes of a weight; None if there is none.
+    """Return the GGML type that can store the codes of a weight unchanged, or None if GGML has no such type.
 
     Args:
         quantizer: Quantizer of the weight.
-        shape: ``[O, I]`` of the weight, or of each of several that are stacked.
+        shape: Shape ``[O, I]`` of the weight. For stacked weights, the shape of one weight.
     """
     levels = quantizer.levels if hasattr(quantizer, "levels") else (quantizer.stored_level,)
     granularity = quantizer.granularity
@@ -87,20 +89,27 @@ def block_type_for(quantizer: TensorQuantizer, shape: tuple[int, ...]) -> BlockT
 
 
 def _of_blocks(scales: Tensor, blocks: tuple[int, int]) -> Tensor:
-    """Return one scale for each block, if several blocks, rows or the whole tensor share one."""
+    """Repeat scales so that each block has one.
+
+    Several blocks, a row or the whole tensor may share a scale.
+    """
     per_row = scales.reshape(-1, 1) if scales.ndim < 2 else scales
     return per_row.repeat_interleave(blocks[1] // per_row.shape[1], 1).expand(blocks)
 
 
 def _q4_0(codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
-    """Return blocks of ``w = d · (q − 8)``: d in float16, then 16 bytes."""
+    """Return Q4_0 blocks, in which a weight is ``w = d · (q − 8)``.
+
+    A block has d in float16 and 16 bytes of codes.
+    """
     return torch.cat([_half(scale), _nibbles(codes.to(torch.int16) + 8)], -1)
 
 
 def _q4_1(codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
-    """Return blocks of ``w = d · q + m``: d and m = −d · zero point in float16, then 16 bytes.
+    """Return Q4_1 blocks, in which a weight is ``w = d · q + m``.
 
-    m is a multiple of the stored d, so that the two float16 rounding errors do not add up.
+    A block has d and m = −d · zero point in float16, and 16 bytes of codes. m is computed from the float16
+    value of d. If it were computed from the original scale, the rounding errors of d and m would add up.
     """
     assert zero is not None
     stored = scale.to(torch.float16).to(scale.dtype)
@@ -108,23 +117,31 @@ def _q4_1(codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
 
 
 def _q8_0(codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
-    """Return blocks of ``w = d · q``: d in float16, then 32 signed bytes."""
+    """Return Q8_0 blocks, in which a weight is ``w = d · q``.
+
+    A block has d in float16 and 32 signed bytes of codes.
+    """
     return torch.cat([_half(scale), codes.reshape(len(codes), -1, BLOCK).view(torch.uint8)], -1)
 
 
 def _mxfp4(codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
-    """Return blocks of ``w = 2^(e − 127) · FP4 value``: e in a byte, then 16 bytes.
+    """Return MXFP4 blocks, in which a weight is 2^(e − 127) times the value of an FP4 code.
+
+    A block has e in one byte and 16 bytes of codes.
 
     Source: OCP Microscaling Formats 1.0.
     """
     mantissa, exponent = torch.frexp(scale)
     if not bool((mantissa == 0.5).all()):
-        raise UnsupportedError("MXFP4 of GGML needs powers of two as scales: use a scheme with scales in E8M0")
+        raise UnsupportedError("MXFP4 of GGML needs scales that are powers of two. Use a scheme with scales in E8M0")
     return torch.cat([(exponent + 126).to(torch.uint8)[..., None], _nibbles(codes)], -1)
 
 
 def _nibbles(codes: Tensor) -> Tensor:
-    """Return two codes per byte: the first 16 of a block in the low halves, the others in the high halves."""
+    """Pack two codes into each byte.
+
+    The first 16 codes of a block are in the low halves, the others in the high halves.
+    """
     low, high = codes.to(torch.uint8).reshape(len(codes), -1, 2, BLOCK // 2).unbind(2)
     return low | (high << 4)
 
@@ -133,8 +150,8 @@ def _half(values: Tensor) -> Tensor:
     half = values.to(torch.float16)
     if not bool(half.isfinite().all()) or bool(((half == 0) & (values != 0)).any()):
         raise UnsupportedError(
-            f"scales from {float(values.abs().min()):.3g} to {float(values.abs().max()):.3g} do not fit into GGML's float16: leave the "
-            f"layer in float (exclude_layers)"
+            f"scales from {float(values.abs().min()):.3g} to {float(values.abs().max()):.3g} are out of the range of "
+            f"float16, in which GGML stores them. Leave the layer in float (exclude_layers)"
         )
     return half.contiguous().view(torch.uint8).reshape(*values.shape, 2)
 

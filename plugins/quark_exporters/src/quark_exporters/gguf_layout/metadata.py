@@ -1,4 +1,4 @@
-"""Metadata of a GGUF file: model family, sizes, rotary embedding, the writing tool."""
+"""Functions that write the metadata of a GGUF file, such as model family, sizes and rotary embedding."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ __all__ = ["FAMILIES", "Family", "family_of", "head_dim", "rotary_factors", "wri
 
 @attrs.frozen(kw_only=True)
 class Family:
-    """A family of models in GGUF.
+    """A family of models that GGUF supports.
 
     Attributes:
-        architecture: Name in ``general.architecture``.
-        rotates_pairs: Whether its rotary embedding rotates neighbours (0, 1), (2, 3), … of a head instead of
-            (0, d/2), (1, d/2 + 1), … as in transformers. Rows of query and key projections are then
-            reordered.
-        has_experts: Whether its feed-forward layers are mixtures of experts.
-        required: Settings of transformers' configuration that the architecture implies and a file cannot
-            change.
+        architecture: Name of the family in ``general.architecture``.
+        rotates_pairs: Whether the rotary embedding in llama.cpp rotates the neighbours (0, 1), (2, 3), … of a
+            head. In transformers, it rotates (0, d/2), (1, d/2 + 1), …, so the rows of query and key
+            projections are reordered.
+        has_experts: Whether the feed-forward layers are mixtures of experts.
+        required: Settings of the transformers configuration that llama.cpp assumes for this architecture. A
+            GGUF file cannot store other values.
     """
 
     architecture: str
@@ -48,35 +48,41 @@ FAMILIES = {
     "qwen3": Family(architecture="qwen3"),
     "qwen3_moe": Family(architecture="qwen3moe", has_experts=True, required={"hidden_act": "silu", "norm_topk_prob": True}),
 }
-"""By ``model_type`` of the configuration. Source: ``convert_hf_to_gguf.py`` of llama.cpp."""
+"""Maps the ``model_type`` of a configuration to the family.
+
+Source: ``convert_hf_to_gguf.py`` of llama.cpp.
+"""
 
 
 def family_of(config: Any) -> Family:
     """Return the family of a model.
 
     Args:
-        config: Config of the text model, as transformers has it.
+        config: Configuration of the text model in transformers.
 
     Raises:
-        UnsupportedError: There is no family for this ``model_type``, or its settings differ from the
-            family's.
+        UnsupportedError: No family has this ``model_type``, or a setting differs from the one that the family
+            requires.
     """
     if config.model_type not in FAMILIES:
         raise UnsupportedError(
-            f"the GGUF exporter supports the families {', '.join(FAMILIES)}, not '{config.model_type}': export as safetensors"
+            f"the GGUF exporter supports the families {', '.join(FAMILIES)}, not '{config.model_type}'. Export as safetensors"
         )
     family = FAMILIES[config.model_type]
     for name, value in family.required.items():
         if getattr(config, name, value) != value:
             raise UnsupportedError(
                 f"GGUF runtimes compute the architecture '{family.architecture}' with {name}={value!r}, but this model has "
-                f"{getattr(config, name)!r}: export as safetensors"
+                f"{getattr(config, name)!r}. Export as safetensors"
             )
     return family
 
 
 _ROPE_KINDS = {"default": None, "llama3": None, "linear": "linear", "yarn": "yarn"}
-"""Kinds of rotary embedding → name in GGUF; Llama 3 has a tensor of factors instead."""
+"""Maps each kind of rotary embedding to its name in GGUF.
+
+None means that GGUF needs no name. For Llama 3, the file has a tensor of factors instead.
+"""
 
 
 def write_metadata(writer: GGUFWriter, config: Any, family: Family, quantization: QConfig, file_type: int) -> None:
@@ -84,10 +90,11 @@ def write_metadata(writer: GGUFWriter, config: Any, family: Family, quantization
 
     Args:
         writer: Writer of the GGUF file.
-        config: The configuration of the text model, as transformers has it.
+        config: Configuration of the text model in transformers.
         family: Family of the model.
-        quantization: Kept as JSON under ``quark.quantization_config``, for people.
-        file_type: A `gguf.LlamaFileType`.
+        quantization: Quantization of the model. It is written as JSON under ``quark.quantization_config``,
+            for information.
+        file_type: Value of a `gguf.LlamaFileType`.
 
     Raises:
         UnsupportedError: GGUF has no key for this kind of rotary embedding.
@@ -125,16 +132,17 @@ def write_metadata(writer: GGUFWriter, config: Any, family: Family, quantization
 
 
 def head_dim(config: Any) -> int:
-    """Return the number of elements of an attention head."""
+    """Return the number of channels in an attention head."""
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def rotary_factors(config: Any) -> Tensor | None:
-    """Return Llama 3's divisors of the frequencies of its rotary embedding, float32 ``[head_dim / 2]``.
+    """Return the numbers by which Llama 3 divides the frequencies of its rotary embedding, float32
+    ``[head_dim / 2]``.
 
-    None for other kinds.
+    Return None for other kinds of rotary embedding. llama.cpp reads these numbers as ``rope_freqs.weight``.
 
-    Source: Llama 3.1's reference code; llama.cpp reads them as ``rope_freqs.weight``.
+    Source: reference code of Llama 3.1.
     """
     rope = _rope(config)
     if rope.get("rope_type", "default") != "llama3":
@@ -142,7 +150,9 @@ def rotary_factors(config: Any) -> Tensor | None:
     frequencies = rope["rope_theta"] ** -(torch.arange(0, head_dim(config), 2, dtype=torch.float32) / head_dim(config))
     wavelengths = 2 * torch.pi / frequencies
     low, high, context = rope["low_freq_factor"], rope["high_freq_factor"], rope["original_max_position_embeddings"]
-    smooth = ((context / wavelengths - low) / (high - low)).clamp(0, 1)  # 0: long waves, divided; 1: short ones, left as they are
+    smooth = ((context / wavelengths - low) / (high - low)).clamp(
+        0, 1
+    )  # 0 for long waves, which are divided by the factor; 1 for short waves, which stay as they are
     return 1 / ((1 - smooth) / rope["factor"] + smooth)
 
 
@@ -151,6 +161,6 @@ def _rope(config: Any) -> dict[str, Any]:
     kind = rope.get("rope_type", "default")
     if kind not in _ROPE_KINDS:
         raise UnsupportedError(
-            f"the GGUF exporter supports the rotary embeddings {', '.join(_ROPE_KINDS)}, not '{kind}': export as safetensors"
+            f"the GGUF exporter supports the rotary embeddings {', '.join(_ROPE_KINDS)}, not '{kind}'. Export as safetensors"
         )
     return rope

@@ -1,4 +1,7 @@
-"""The tensors of a GGUF file: blocks of codes for quantized weights, other tensors in floating point."""
+"""Conversion of a model to the tensors of a GGUF file.
+
+Quantized weights become blocks of codes, and all other tensors are stored in floating point.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["FLOAT_TYPES", "GgufTensor", "TensorWriter"]
 
 FLOAT_TYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-"""Name of a floating-point type of GGML, in lower case → torch dtype."""
+"""Maps the lower-case name of a floating-point type of GGML to the torch dtype."""
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 _SUFFIXES = (".weight", ".bias")
 
@@ -33,11 +36,12 @@ class GgufTensor:
     """A tensor of a GGUF file.
 
     Attributes:
-        name: Name in the file.
-        kind: Its type, a name of `gguf.GGMLQuantizationType`.
-        block: The type of its blocks; None if it holds floating-point numbers.
-        shape: Shape of the numbers; in the file the order of axes is the reverse.
-        make: Returns the content: uint8 ``[…, bytes of a row]``, or floating-point numbers of that shape.
+        name: Name of the tensor in the file.
+        kind: Type of the tensor, as a name in `gguf.GGMLQuantizationType`.
+        block: Type of the blocks, or None if the tensor stores floating-point numbers.
+        shape: Shape of the tensor in torch. The file lists the axes in reverse.
+        make: Function that returns the content: uint8 ``[…, bytes of a row]`` for blocks, or floating-point
+            numbers of the shape ``shape``.
     """
 
     name: str
@@ -48,22 +52,23 @@ class GgufTensor:
 
     @property
     def nbytes(self) -> int:
-        """Its size in the file."""
+        """The number of bytes of the tensor in the file."""
         rows, columns = torch.Size(self.shape[:-1]).numel(), self.shape[-1]
         return rows * (columns * FLOAT_TYPES[self.kind.lower()].itemsize if self.block is None else self.block.row_bytes(columns))
 
 
 @attrs.frozen(eq=False)
 class TensorWriter:
-    """Turns parts of a model into tensors of a GGUF file.
+    """Converts parts of a model to tensors of a GGUF file.
 
     Attributes:
         family: Family of the model.
-        config: Config of the text model, as transformers has it.
-        names: gguf's table of names.
-        holds_codes: Whether quantized weights become blocks of codes; else floating-point numbers.
-        float_type: A key of `FLOAT_TYPES` for float matrices, or ``"auto"`` to keep their type. Vectors are
-            in f32.
+        config: Configuration of the text model in transformers.
+        names: The table of the gguf package that maps names in a model to names in a file.
+        holds_codes: Whether quantized weights become blocks of codes. Otherwise they become floating-point
+            numbers.
+        float_type: Type of float matrices, as a key of `FLOAT_TYPES`, or ``"auto"`` to keep their type.
+            Vectors are always stored in f32.
     """
 
     family: Family
@@ -73,25 +78,26 @@ class TensorWriter:
     float_type: str
 
     def tensors(self, model: nn.Module, region: Region) -> Iterator[GgufTensor]:
-        """Yield the tensors of a region, in the model's order; the experts of a block are one tensor.
+        """Yield the tensors of a region of the model.
 
-        The factors of a rotary embedding come last, with the tensors outside the blocks.
+        Each weight of all experts of a block becomes one stacked tensor. The factors of the rotary embedding
+        follow after the tensors outside the blocks.
 
         Raises:
-            UnsupportedError: A tensor has no place in a GGUF file.
+            UnsupportedError: The GGUF architecture has no name for a tensor.
         """
         modules = region.modules(model)
         layers = {name: module for name, module in modules.items() if isinstance(module, QuantizedLayer)}
         own = {f"{name}.{tensor}" for name, layer in layers.items() for tensor in ("weight", "bias", *layer.other_state())}
         quantizers = [name for name, module in modules.items() if isinstance(module, QuantizerModule)]
         inside = tuple(f"{name}." for name in (*layers, *quantizers))
-        own -= {f"{name}.weight" for name in same_weights(model, layers)}  # llama.cpp uses the embeddings as the head
+        own -= {f"{name}.weight" for name in same_weights(model, layers)}  # for a tied head: llama.cpp uses the embeddings as the head
         by_name: dict[str, list[tuple[str, Tensor]]] = {}
         seen: set[int] = set()
         for name, tensor in region.state(model).items():
             is_inside = bool(inside) and name.startswith(inside)
-            # Tied parameters are one tensor under several names. In a skeleton, equal layers share one
-            # tensor.
+            # A tied parameter is one tensor with several names, so it is written once. Tensors of quantized
+            # layers are exempt, because in a quantized skeleton equal layers share one tensor.
             if (is_inside and name not in own) or (not is_inside and id(tensor) in seen):
                 continue
             seen.add(id(tensor))
@@ -106,15 +112,15 @@ class TensorWriter:
         found = self.names.get_name(name, try_suffixes=_SUFFIXES)
         if found is None:
             raise UnsupportedError(
-                f"GGUF has no place for '{name}' in a model of the architecture '{self.family.architecture}': export as safetensors"
+                f"GGUF has no tensor for '{name}' in a model of the architecture '{self.family.architecture}'. Export as safetensors"
             )
         return str(found)
 
     def refuse_codes_without_a_type(self, model: nn.Module) -> None:
-        """Check the codes of a whole model.
+        """Raise UnsupportedError if GGML has no type for the codes of some layers of the model.
 
         Raises:
-            UnsupportedError: GGML has no type for some tensors.
+            UnsupportedError: GGML has no type for the codes. The message names the layers and their formats.
         """
         if not self.holds_codes:
             return
@@ -130,7 +136,8 @@ class TensorWriter:
             what = "; ".join(f"{how} ({folded(names)})" for how, names in lacking.items())
             raise UnsupportedError(
                 f"GGUF has no type for the codes of {what}. It has Q4_0 (int4), Q4_1 (uint4 with zero points), Q8_0 (int8) and MXFP4, with "
-                "scales for the tensor, each row, or groups of a multiple of 32 columns; weight_format=fake_quantized stores rounded values"
+                "one scale for the tensor, each row, or each group of a multiple of 32 columns. Set weight_format=fake_quantized to store "
+                "rounded values instead"
             )
 
     def _tensor(self, name: str, parts: Sequence[tuple[str, Tensor]], layers: Mapping[str, QuantizedLayer]) -> GgufTensor:
@@ -149,7 +156,7 @@ class TensorWriter:
         return GgufTensor(name, kind.upper(), None, shape, lambda: _stacked([_reordered(v, heads).to(dtype) for v in values], shape))
 
     def _float_type(self, name: str, tensor: Tensor) -> str:
-        if tensor.ndim < 2 or ".ffn_gate_inp." in name:  # routers decide: llama.cpp has them in float32
+        if tensor.ndim < 2 or ".ffn_gate_inp." in name:  # llama.cpp stores vectors and the routers of experts in float32
             return "f32"
         if self.float_type != "auto":
             return self.float_type
@@ -177,9 +184,10 @@ def _weight(layer: QuantizedLayer) -> Tensor:
 
 
 def _reordered(rows: Tensor, heads: int | None) -> Tensor:
-    """Reorder the rows of a projection or bias so that elements of one rotation are neighbours.
+    """Reorder the rows of a projection or bias so that the two rows that the rotary embedding rotates
+    together are neighbours.
 
-    None stays None.
+    If ``heads`` is None, return the rows as they are.
     """
     if heads is None:
         return rows

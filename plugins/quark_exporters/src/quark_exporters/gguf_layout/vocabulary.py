@@ -1,4 +1,4 @@
-"""The tokenizer in a GGUF file: tokens, merges, special tokens, chat template."""
+"""Functions that write a tokenizer to a GGUF file: its tokens, merges, special tokens and chat template."""
 
 from __future__ import annotations
 
@@ -18,20 +18,23 @@ _SENTENCE_PIECE = "llama"
 _LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _SPLITS = {f"{_LETTERS}{{1,3}}{_REST}": "llama-bpe", f"{_LETTERS}{_REST}": "qwen2"}
-"""Pre-tokenizer's regular expression → llama.cpp's name."""
+"""Maps the regular expression of a pre-tokenizer to llama.cpp's name for the pre-tokenizer."""
 
 
 def write_vocabulary(writer: GGUFWriter, directory: Path, size: int, pre: str | None = None) -> None:
-    """Write the tokenizer of a directory; without a directory, write that there is none.
+    """Write the tokenizer in a directory. If the directory has no tokenizer, write that the model has none.
 
     Args:
         writer: Writer of the GGUF file.
-        directory: Directory with ``tokenizer.json``, and perhaps its settings.
-        size: Rows of the embedding; unused ids are padded.
-        pre: llama.cpp's name of the pre-tokenizer (``tokenizer.ggml.pre``); None detects it.
+        directory: Directory with ``tokenizer.json``, and perhaps further files with settings of the
+            tokenizer.
+        size: Number of rows of the embedding. Ids without a token get padding tokens.
+        pre: llama.cpp's name for the pre-tokenizer (``tokenizer.ggml.pre``). With None, this function detects
+            the name.
 
     Raises:
-        UnsupportedError: llama.cpp has no such tokenizer, or its pre-tokenizer is unknown here.
+        UnsupportedError: The tokenizer is not a BPE model, has more tokens than ``size``, or has an unknown
+            pre-tokenizer.
         CheckpointError: ``tokenizer.json`` cannot be read.
     """
     import gguf
@@ -45,7 +48,7 @@ def write_vocabulary(writer: GGUFWriter, directory: Path, size: int, pre: str | 
         kind = _kind(tokenizer)
         tokens, types = _tokens(tokenizer, size)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"'{path}' is not a tokenizer ({type(error).__name__}: {error}): download it again") from error
+        raise CheckpointError(f"'{path}' is not a valid tokenizer ({type(error).__name__}: {error}). Download it again") from error
     writer.add_tokenizer_model(kind)
     writer.add_token_list(tokens)
     writer.add_token_types(types)
@@ -62,12 +65,15 @@ def _kind(tokenizer: dict[str, Any]) -> str:
     if model.get("type") == "BPE":
         return _SENTENCE_PIECE if model.get("byte_fallback") else _BYTE_LEVEL
     raise UnsupportedError(
-        f"the tokenizer is a {model.get('type')} model, but the GGUF exporter needs BPE: export the model as safetensors"
+        f"the tokenizer is a {model.get('type')} model, but the GGUF exporter needs BPE. Export the model as safetensors"
     )
 
 
 def _tokens(tokenizer: dict[str, Any], size: int) -> tuple[list[str], list[int]]:
-    """Return the text and the type of each token, by id."""
+    """Return a list of the texts and a list of the types of all tokens.
+
+    Positions in the lists are token ids.
+    """
     from gguf import TokenType
 
     vocabulary: dict[str, int] = tokenizer["model"]["vocab"]
@@ -79,7 +85,7 @@ def _tokens(tokenizer: dict[str, Any], size: int) -> tuple[list[str], list[int]]
     count = max(size, 1 + max(text_of))
     if count > size:
         raise UnsupportedError(
-            f"the tokenizer has {count} tokens, but the model's embedding has {size} rows: give the tokenizer of this model"
+            f"the tokenizer has {count} tokens, but the embedding of the model has {size} rows. Use the tokenizer of this model"
         )
     for i in range(count):
         if i not in text_of:
@@ -88,7 +94,7 @@ def _tokens(tokenizer: dict[str, Any], size: int) -> tuple[list[str], list[int]]
 
 
 def _pre_of(tokenizer: dict[str, Any]) -> str:
-    """Return llama.cpp's name of a tokenizer's pre-tokenizer."""
+    """Return llama.cpp's name for the pre-tokenizer of a tokenizer."""
     steps = tokenizer.get("pre_tokenizer") or {}
     steps = steps.get("pretokenizers", [steps])
     kinds = [step.get("type") for step in steps]
@@ -101,6 +107,6 @@ def _pre_of(tokenizer: dict[str, Any]) -> str:
         if expression in _SPLITS:
             return _SPLITS[expression]
     raise UnsupportedError(
-        "this tokenizer's pre-tokenizer is unknown here: give its llama.cpp name with the exporter's option tokenizer_pre, such as "
+        "quark does not know the pre-tokenizer of this tokenizer. Set the exporter option tokenizer_pre to its name in llama.cpp, such as "
         "tokenizer_pre=deepseek-llm"
     )

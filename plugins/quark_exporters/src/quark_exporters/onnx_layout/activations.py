@@ -1,9 +1,10 @@
-"""Fake quantization of an activation in ONNX, with QuantizeLinear and DequantizeLinear or with a function.
+"""Fake quantization of an activation in ONNX.
 
-A function is used if these operators round differently from the format.
+The nodes are QuantizeLinear and DequantizeLinear. If these operators round differently from the number
+format, a function of the domain ``quark`` replaces them.
 
-All arithmetic is in float32, in the quantizer's order. Dynamic scales are outputs of functions of the domain
-``quark``, whose names describe the spec.
+The nodes compute in float32, and in the same sequence of operations as the quantizer. A function of the
+domain ``quark`` computes dynamic scales; its name describes the spec.
 """
 
 from __future__ import annotations
@@ -31,17 +32,18 @@ __all__ = ["described", "name_of", "quantized_activation"]
 
 
 def quantized_activation(ops: Ops, quantizer: TensorQuantizer, x: ir.Value, qparams: QParams | None, columns: int | None) -> ir.Value:
-    """Add the nodes that fake-quantize ``x``, float32, and return their output.
+    """Add the nodes that fake-quantize ``x``, a float32 value, and return their output.
 
     Args:
-        ops: Takes the nodes.
-        quantizer: The quantizer.
+        ops: Collects the nodes.
+        quantizer: The quantizer of the activation.
         x: The activation.
-        qparams: Its scales; None if they are found at run time.
-        columns: Length of the last axis; None if it varies.
+        qparams: The static scales of the activation, or None if the model computes the scales at run time.
+        columns: Length of the last axis of ``x``, or None if it varies.
 
     Raises:
-        UnsupportedError: ONNX cannot express it. The message is a reason without its subject.
+        UnsupportedError: ONNX cannot express the quantizer. The message is a predicate; the caller adds the
+            subject.
     """
     if quantizer.is_float:
         return ops.cast(ops.cast(x, FLOAT_TYPES[quantizer.stored_level.format.storage_dtype]), FLOAT)
@@ -61,12 +63,13 @@ def _static(ops: Ops, quantizer: SingleLevelQuantizer, x: ir.Value, qparams: QPa
     kind = native_type(number_format)
     if kind is not None and not (zero is not None and zero.is_floating_point()):
         where = {"axis": granularity.axis} if isinstance(granularity, PerChannel) else {}
-        # Written even if all are 0: without them, onnxruntime's fusions treat codes as unsigned.
+        # Zero points of integers are written even if all are 0. Without zero points, onnxruntime's fusions
+        # treat the codes as unsigned.
         zeros = torch.zeros_like(qparams.scale) if zero is None else zero
         zero_point = ops("Constant", value=as_tensor(zeros, kind)) if zero is not None or kind in INTEGERS else None
         return _native(ops, kind, x, ops.constant(qparams.scale.float()), zero_point, where)
     if zero is not None or not isinstance(granularity, PerTensor):
-        raise UnsupportedError("has zero points or scales per channel in a format that QuantizeLinear lacks")
+        raise UnsupportedError("has zero points or scales per channel in a number format to which QuantizeLinear cannot round")
 
     def body(f: Ops, x: ir.Value, scale: ir.Value) -> ir.Value:
         return _rounded(f, quantizer, x, scale)
@@ -82,7 +85,9 @@ def _native(ops: Ops, kind: ir.DataType, x: ir.Value, scale: ir.Value, zero: ir.
 
 
 def _dynamic(ops: Ops, quantizer: SingleLevelQuantizer, x: ir.Value, columns: int | None) -> ir.Value:
-    """Round with scales of the range of a block, a token or the tensor."""
+    """Add the nodes that round ``x`` with a scale from the range of each block, of each token or of the whole
+    tensor.
+    """
     kind = native_type(quantizer.format) if _divides_as_onnx(quantizer) else None
     name, size = name_of(quantizer), _block_size(quantizer)
     if kind is None or (columns is None and size is not None):
@@ -105,15 +110,19 @@ def _dynamic(ops: Ops, quantizer: SingleLevelQuantizer, x: ir.Value, columns: in
 
 
 def _two_level(ops: Ops, quantizer: TwoLevelQuantizer, x: ir.Value, outer: Tensor) -> ir.Value:
-    """Round with scales of blocks in a small format, relative to a calibrated scale of the tensor."""
+    """Add the nodes that round ``x`` with two-level scales.
+
+    The scale of a block is computed at run time and rounded to a small format. It is relative to ``outer``,
+    the calibrated scale of the whole tensor.
+    """
     elements, scales = quantizer.element_level, quantizer.scale_level
     size = _block_size(elements)
     if size is None or outer.ndim:
-        raise UnsupportedError("has two-level scales that are not group scales under one scale of the tensor")
+        raise UnsupportedError("has two-level scales of another form than one scale per group and one scale for the whole tensor")
     largest = elements.format.max_magnitude(elements.spec)
     relative = steps_of(lambda t: quantizer.scales_from_ranges(-t, t, torch.tensor(1 / largest, dtype=torch.float32)).scale, signed=False)
     if relative is None:
-        raise UnsupportedError(f"has scales in {scales.format.name}, which has too many values for a table")
+        raise UnsupportedError(f"has scales in {scales.format.name}, a format with too many values for a lookup table")
 
     def body(f: Ops, x: ir.Value, outer: ir.Value) -> ir.Value:
         blocks = x if size == -1 else f("Reshape", x, block_shape(f, x, size))
@@ -127,30 +136,37 @@ def _two_level(ops: Ops, quantizer: TwoLevelQuantizer, x: ir.Value, outer: Tenso
 
 
 def _divides_as_onnx(quantizer: SingleLevelQuantizer) -> bool:
-    """Return whether QuantizeLinear's ``x / scale`` equals the quantizer's quotient to the bit.
+    """Return whether QuantizeLinear and the quantizer compute exactly the same quotient of ``x`` and the
+    scale.
 
-    It matters because the largest value of an integer block lies halfway between two codes, so the last bit
-    decides.
+    They must agree in the last bit: the largest value of an integer block lies halfway between two codes, so
+    the last bit decides to which code it is rounded.
     """
     if not quantizer.format.by_reciprocal(quantizer.spec):
         return True
     steps = _scale_steps(quantizer.format, quantizer.spec, negative=False)
-    mantissa_of_powers_of_two = 0.5  # by frexp
+    mantissa_of_powers_of_two = 0.5  # as torch.frexp returns it
     return steps is not None and bool((torch.frexp(steps.values).mantissa == mantissa_of_powers_of_two).all())
 
 
 def _block_size(quantizer: SingleLevelQuantizer) -> int | None:
-    """Return how many neighbours share a scale: -1 for the whole last axis, None for the whole tensor."""
+    """Return how many neighbouring elements of the last axis share a scale.
+
+    -1 means that the whole axis shares one scale, and None that the whole tensor does.
+    """
     granularity = quantizer.granularity
     if isinstance(granularity, PerGroup | PerToken):
         return granularity.size if isinstance(granularity, PerGroup) else -1
     if isinstance(granularity, PerTensor):
         return None
-    raise UnsupportedError(f"has dynamic scales of {granularity}, which ONNX cannot express")
+    raise UnsupportedError(f"has dynamic scales with the granularity {granularity}, which ONNX cannot express")
 
 
 def _scale(ops: Ops, quantizer: SingleLevelQuantizer, blocks: ir.Value) -> ir.Value:
-    """Return the scale of the range of each block: ``[…, 1]``, or of the tensor: ``[]``."""
+    """Add the nodes that compute scales from ranges, and return the scales.
+
+    The shape is ``[…, 1]``, with one scale per block, or ``[]`` if the granularity is per tensor.
+    """
     number_format, spec = quantizer.format, quantizer.spec
     if (
         spec.symmetric is False
@@ -167,8 +183,8 @@ def _scale(ops: Ops, quantizer: SingleLevelQuantizer, blocks: ir.Value) -> ir.Va
     largest = ops("ReduceMax", ops("Abs", blocks), *axes, **keep)
     if of_high is not None:
         return _looked_up(ops, of_high, largest)
-    # Assume a scale proportional to the range, with a minimum; the trial checks this
-    # (`quark_exporters.onnx_layout.trial`).
+    # The code below assumes that the scale is proportional to the range and has a minimum. The trial
+    # (`quark_exporters.onnx_layout.trial`) checks this assumption.
     low, high = torch.tensor([[0.0, -1e-45], [0.0, 1e-45]], dtype=torch.float32)
     of_zeros, smallest = number_format.qparams(low, high, spec).scale.float().tolist()
     scale = ops("Max", ops("Div", largest, ops.constant(number_format.max_magnitude(spec))), ops.constant(smallest))
@@ -176,14 +192,16 @@ def _scale(ops: Ops, quantizer: SingleLevelQuantizer, blocks: ir.Value) -> ir.Va
 
 
 def _rounded(ops: Ops, quantizer: SingleLevelQuantizer, x: ir.Value, scale: ir.Value) -> ir.Value:
-    """Return ``x`` in units of ``scale``, rounded, and back."""
+    """Add the nodes that divide ``x`` by ``scale``, round the quotient and multiply by ``scale``; return
+    their output.
+    """
     by_reciprocal = quantizer.format.by_reciprocal(quantizer.spec)
     t = ops("Mul", x, ops("Reciprocal", scale)) if by_reciprocal else ops("Div", x, scale)
     return ops("Mul", _round(ops, quantizer.format, t), scale)
 
 
 def _round(ops: Ops, number_format: NumberFormat, t: ir.Value) -> ir.Value:
-    """Return scaled values rounded to a format."""
+    """Add the nodes that round ``t``, the scaled values, to ``number_format``, and return their output."""
     finer = _subscales(number_format)
     if finer is not None:
         pairs = ops("Reshape", t, block_shape(ops, t, _PAIR))
@@ -195,12 +213,12 @@ def _round(ops: Ops, number_format: NumberFormat, t: ir.Value) -> ir.Value:
         return ops("Clip", ops("Round", t), *(ops.constant(float(end)) for end in ends))
     steps = _round_steps(number_format)
     if steps is None:
-        raise UnsupportedError(f"is in {number_format.name}, which has too many values for a table")
+        raise UnsupportedError(f"is in {number_format.name}, a format with too many values for a lookup table")
     return _looked_up(ops, steps, t)
 
 
 _PAIR = 2
-"""Neighbours that share bits, in formats with subscales; another number fails the trial."""
+"""The number of neighbouring elements that share a subscale. A format with another number fails the trial."""
 
 
 @lru_cache(maxsize=64)
@@ -210,7 +228,10 @@ def _round_steps(number_format: NumberFormat) -> Steps | None:
 
 @lru_cache(maxsize=64)
 def _subscales(number_format: NumberFormat) -> Steps | None:
-    """Return the factor of a pair by its largest magnitude; None if formats have none."""
+    """Return the step function from the largest magnitude of a pair of elements to the subscale of the pair.
+
+    Return None if the format has no subscales, or if the function has too many steps.
+    """
     if number_format.subscales(torch.ones(1, 32, dtype=torch.float32)) is None:
         return None
 
@@ -223,7 +244,11 @@ def _subscales(number_format: NumberFormat) -> Steps | None:
 
 
 def _scale_steps(number_format: NumberFormat, spec: QTensorConfig, *, negative: bool) -> Steps | None:
-    """Return the scale for one end of a range whose other end is 0."""
+    """Return the step function from one end of a range, whose other end is 0, to the scale for this range.
+
+    ``negative`` chooses the end: the range is [-end, 0] or [0, end]. Return None if the function has too many
+    steps.
+    """
     zero = torch.zeros(1, dtype=torch.float32)
 
     def scale(end: Tensor) -> Tensor:
@@ -235,7 +260,10 @@ def _scale_steps(number_format: NumberFormat, spec: QTensorConfig, *, negative: 
 
 
 def _looked_up(ops: Ops, steps: Steps, x: ir.Value) -> ir.Value:
-    """Return the values of a step function: a call of ``LookUpN`` for tables of ``2^N`` values."""
+    """Add a node that looks up ``x`` in the table of a step function, and return its output.
+
+    The node calls the function ``LookUpN``, which searches a table of ``2^N`` values.
+    """
     bits = max(1, (len(steps.values) - 1).bit_length())
 
     def binary_search(f: Ops, x: ir.Value, thresholds: ir.Value, values: ir.Value) -> ir.Value:
@@ -246,8 +274,8 @@ def _looked_up(ops: Ops, steps: Steps, x: ir.Value) -> ir.Value:
         return f("Where", f("IsNaN", x), x, f("Gather", values, place))
 
     missing = (1 << bits) - len(steps.values)
-    # Pad with −inf before the thresholds and +inf after them, so that no finite number selects a padding
-    # entry.
+    # Pad the thresholds with one −inf at the start and with +inf at the end, so that no finite number selects
+    # an entry that is only padding.
     thresholds = torch.cat(
         [torch.full((1,), -torch.inf, dtype=torch.float32), steps.thresholds, torch.full((missing,), torch.inf, dtype=torch.float32)]
     )
@@ -256,27 +284,27 @@ def _looked_up(ops: Ops, steps: Steps, x: ir.Value) -> ir.Value:
     return ops.function(f"LookUp{bits}", binary_search, _LOOK_UP.format(1 << bits), x=x, **tables)
 
 
-_LOOK_UP = "values[i] of the last i with thresholds[i] <= x; NaN stays NaN. Both tables have {} entries, thresholds ascend."
+_LOOK_UP = "Returns values[i] for the last i with thresholds[i] <= x. NaN stays NaN. Both tables have {} entries, and thresholds ascend."
 
 
 def name_of(quantizer: TensorQuantizer) -> str:
     """Return a name for the spec of a quantizer, such as ``fp4_per_group32_e8m0``.
 
-    `described` distinguishes specs with equal names.
+    Two different specs can have the same name; `described` distinguishes them.
     """
     name = "_then_".join(_name(level) for level in levels(quantizer.spec))
     return re.sub(r"\W", "_", name)
 
 
 def described(quantizer: TensorQuantizer) -> str:
-    """Return the spec of a quantizer as JSON, and which elements share a scale."""
+    """Return a string with the spec of a quantizer as JSON and the granularity of its scales."""
     return f"{json.dumps([level.to_dict() for level in levels(quantizer.spec)])}, {quantizer.granularity}"
 
 
 def _name(spec: QTensorConfig) -> str:
-    """Return the fields on which the arithmetic of an activation depends.
+    """Return the values of the spec's fields that change the arithmetic of an activation, joined to a name.
 
-    Fields with their usual value are left out.
+    The name leaves out each field that has its usual value.
     """
     size = spec.group_size or ""
     parts = [spec.dtype.name, "" if spec.qscheme is None else f"{spec.qscheme.value}{size}"]

@@ -1,4 +1,6 @@
-"""Codes of a number format in ONNX: numbers of an ONNX type, or indices into a table of values."""
+"""How an ONNX file stores the codes of a number format: as numbers of an ONNX type, or as indices into a
+table of values.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +18,23 @@ from quark.numbers import NumberFormat
 __all__ = ["INTEGERS", "StoredCodes", "native_type", "stored_codes", "stored_type", "whole_ends"]
 
 INTEGERS = (ir.DataType.INT4, ir.DataType.UINT4, ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.DataType.UINT16)
-"""Types of ONNX for integers of 4, 8 and 16 bits, to which ``QuantizeLinear`` rounds."""
+"""The ONNX integer types of 4, 8 and 16 bits. ``QuantizeLinear`` can round to each of them."""
 
 _FLOATS = {torch.float8_e4m3fn: ir.DataType.FLOAT8E4M3FN, torch.float8_e5m2: ir.DataType.FLOAT8E5M2}
 _STEP_BITS = 24
-"""Smallest power of two whose multiples are tried as values, 2^-24."""
+"""`_multiples` tries the powers of two 2^0, 2^-1, … as the step; this is the number of powers that it tries.
+"""
 
 
 @attrs.frozen(eq=False)
 class StoredCodes:
-    """Codes of a weight in a file.
+    """How a file stores the codes of a weight.
 
     Attributes:
-        type: ONNX's type of the stored numbers.
-        step: Power of two that multiplies a stored number, besides the scale.
-        table: Values of the stored numbers 0, 1, … if they are indices into a table; else None.
-        stored: Returns the stored numbers of codes.
+        type: The ONNX type of the stored numbers.
+        step: A power of two. The value of a code before scaling is the stored number times ``step``.
+        table: If the stored numbers are indices, the table of values that they index; otherwise None.
+        stored: Function that converts codes of the number format to stored numbers.
     """
 
     type: ir.DataType
@@ -41,9 +44,10 @@ class StoredCodes:
 
 
 def native_type(number_format: NumberFormat) -> ir.DataType | None:
-    """Return the type to which ``QuantizeLinear`` rounds exactly like the format, or None.
+    """Return the ONNX type to which ``QuantizeLinear`` rounds exactly like the format, or None if there is no
+    such type.
 
-    It rounds half to even and saturates at the type's ends.
+    ``QuantizeLinear`` rounds half to even and saturates at the smallest and the largest number of the type.
     """
     if (kind := _FLOATS.get(number_format.storage_dtype)) is not None:
         largest = torch.finfo(number_format.storage_dtype).max
@@ -61,9 +65,9 @@ def native_type(number_format: NumberFormat) -> ir.DataType | None:
 
 @lru_cache(maxsize=64)
 def whole_ends(number_format: NumberFormat) -> tuple[int, int] | None:
-    """Return the smallest and the largest code of a format that rounds to whole numbers, or None.
+    """Return the smallest and the largest code of a format that rounds to whole numbers.
 
-    It rounds half to even, and saturates.
+    Return None unless the format rounds half to even and saturates at these two codes.
     """
     ends = _ends(number_format)
     if ends is None:
@@ -74,7 +78,7 @@ def whole_ends(number_format: NumberFormat) -> tuple[int, int] | None:
 
 @lru_cache(maxsize=64)
 def stored_codes(number_format: NumberFormat) -> StoredCodes | None:
-    """Return how a file stores the codes of a format; None if it cannot."""
+    """Return how a file stores the codes of a format, or None if an ONNX file cannot store them."""
     if number_format.storage_dtype in _FLOATS:
         return StoredCodes(_FLOATS[number_format.storage_dtype], lambda codes: codes)
     ends = _ends(number_format)
@@ -87,7 +91,10 @@ def stored_codes(number_format: NumberFormat) -> StoredCodes | None:
 
 
 def stored_type(values: Tensor, opset: int) -> tuple[ir.DataType, torch.dtype]:
-    """Return the narrowest floating-point type that holds float32 values exactly, and its dtype in torch."""
+    """Return the narrowest floating-point type that represents the float32 ``values`` exactly.
+
+    The type is returned as the ONNX type and as the torch dtype. It is a type that ``opset`` can cast from.
+    """
     candidates = [
         (ir.DataType.FLOAT8E4M3FN, torch.float8_e4m3fn),
         *([(ir.DataType.FLOAT8E8M0, torch.float8_e8m0fnu)] if opset >= _E8M0 else []),
@@ -98,13 +105,14 @@ def stored_type(values: Tensor, opset: int) -> tuple[ir.DataType, torch.dtype]:
 
 
 _E8M0 = 24
-"""The first opset that casts from powers of two in a byte."""
+"""The first opset that can cast from FLOAT8E8M0, which stores a power of two in one byte."""
 
 
 def _ends(number_format: NumberFormat) -> tuple[int, int] | None:
-    """Return the smallest and the largest code of a format whose codes are whole numbers, or None.
+    """Return the smallest and the largest code of a format in which each code is a whole number and equals
+    its value.
 
-    Such codes equal their values.
+    Return None for any other format.
     """
     dtype = number_format.storage_dtype
     if dtype.is_floating_point or number_format.is_cast:
@@ -118,17 +126,26 @@ def _ends(number_format: NumberFormat) -> tuple[int, int] | None:
 
 
 def _whole(low: int, high: int) -> Tensor:
-    """Return the integers of a range, int64; if there are too many, a sample that float32 holds."""
+    """Return the integers from ``low`` to ``high`` as int64.
+
+    If there are more than `_MOST_CODES`, return an evenly spaced sample of them. Each result is exact in
+    float32.
+    """
     count = min(high - low + 1, _MOST_CODES)
     return torch.linspace(low, high, count, dtype=torch.float64).round().float().to(torch.int64)
 
 
 _MOST_CODES = 1 << 19
-"""Largest number of values to try; the quarter steps of a 16-bit integer format are about half as many."""
+"""The largest number of values that `_whole` returns.
+
+A probe of a 16-bit format in quarter steps needs about half as many.
+"""
 
 
 def _table(number_format: NumberFormat) -> StoredCodes | None:
-    """Return codes of up to 8 bits as indices into a table of their values."""
+    """Return storage as indices into a table of values, or None if the codes of the format are not plain
+    indices of up to 8 bits.
+    """
     if number_format.storage_dtype is not torch.uint8 or number_format.is_cast:
         return None
     kind = ir.DataType.UINT4 if number_format.bits <= ir.DataType.UINT4.bitwidth else ir.DataType.UINT8
@@ -137,14 +154,17 @@ def _table(number_format: NumberFormat) -> StoredCodes | None:
 
 
 def _multiples(number_format: NumberFormat) -> StoredCodes | None:
-    """Return codes as whole multiples of a power of two, in 8 or 16 bits."""
+    """Return storage as 8-bit or 16-bit integer multiples of a power of two, or None if the values are not
+    such multiples.
+    """
     largest = float(number_format.round_(torch.full((32,), 1e30, dtype=torch.float32)).max())
     if number_format.is_cast or not math.isfinite(largest):
         return None
     probe = torch.cat(
         [torch.linspace(-largest, largest, 1 << 14, dtype=torch.float32), torch.logspace(-30, 10, 1 << 12, base=2.0, dtype=torch.float32)]
     )
-    # Neighbours that are equal share what neighbours share.
+    # A format in which neighbours share something (for example an exponent) represents two equal neighbours
+    # exactly as it would each alone.
     values = number_format.decode(number_format.codes(probe.repeat_interleave(2)))
     steps = (2.0**-shift for shift in range(_STEP_BITS))
     step = next((step for step in steps if bool(((values / step) % 1 == 0).all())), None)

@@ -1,4 +1,4 @@
-"""Example inputs to trace a model, and their variable axes."""
+"""Example inputs for the trace of a model, and the axes of the inputs that may vary."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from quark.errors import UnsupportedError
 __all__ = ["ExampleInputs", "example_inputs"]
 
 _TOKENS = (2, 8)
-"""Sequences and tokens of the example; torch.export fixes an axis of length 1."""
+"""Shape of the example token ids: sequences, tokens.
+
+No axis has length 1, because torch.export fixes such an axis.
+"""
 
 _BATCH, _SEQUENCE = torch.export.Dim("batch"), torch.export.Dim("sequence")
 
@@ -25,12 +28,13 @@ class ExampleInputs:
     """Arguments for tracing a model.
 
     Attributes:
-        module: The traced module: the model, or for transformers models a wrapper that returns only the
-            logits.
-        args, kwargs: Its arguments.
-        names: Names of the inputs in the file; if empty, the names in the module's forward stay.
-        output_names: Names of the outputs; empty leaves the tracer's.
-        dynamic_shapes: As in `torch.export.export`.
+        module: The module to trace. It is the model, or for a transformers model a wrapper that returns only
+            the logits.
+        args, kwargs: The arguments of the call to ``module``.
+        names: Names of the inputs in the file. If empty, the inputs have the names of the parameters of
+            ``forward``.
+        output_names: Names of the outputs in the file. If empty, torch chooses the names.
+        dynamic_shapes: The axes of the inputs that may vary, as for `torch.export.export`.
     """
 
     module: nn.Module
@@ -44,13 +48,13 @@ class ExampleInputs:
 def example_inputs(model: Any, given: Any = None) -> ExampleInputs:
     """Return the arguments for tracing a model.
 
-    For a transformers model, batch and length may vary and the KV cache is left out. A graph module keeps its
-    variable axes. Other models have fixed shapes.
+    For a transformers model, the batch size and the sequence length may vary, and the trace has no KV cache.
+    A graph module keeps the variable axes that it has. For other models, all shapes are fixed.
 
     Args:
         model: The model.
-        given: A tensor, a tuple of arguments, or a mapping of named ones; None makes token ids for a
-            transformers model.
+        given: The inputs: a tensor, a tuple of positional arguments, or a mapping of named arguments. None
+            creates token ids, which only transformers models accept.
 
     Raises:
         UnsupportedError: The model is not from transformers, and ``given`` is None.
@@ -59,8 +63,8 @@ def example_inputs(model: Any, given: Any = None) -> ExampleInputs:
     if not hasattr(getattr(model, "config", None), "get_text_config"):
         if not args and not kwargs:
             raise UnsupportedError(
-                f"this {type(model).__name__} has no default example inputs, unlike transformers models: give input_args to export_onnx "
-                f"or ModelExporter.export_onnx_model"
+                f"this {type(model).__name__} has no default example inputs, because it is not a transformers model. Set input_args "
+                f"in the call of export_onnx or ModelExporter.export_onnx_model"
             )
         return ExampleInputs(model, args, kwargs, dynamic_shapes=_axes_of_graph(model, args, kwargs))
     if not args and not kwargs:
@@ -74,9 +78,9 @@ def example_inputs(model: Any, given: Any = None) -> ExampleInputs:
 
 
 def _axes_of_graph(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return the variable axes of the inputs of a graph, if each input is one tensor.
+    """Return the axes that may vary, for each input of a graph module.
 
-    None if shapes are fixed.
+    Return None if all shapes are fixed, or if the inputs are not positional arguments with one tensor each.
     """
     if not isinstance(model, fx.GraphModule):
         return None
@@ -88,7 +92,7 @@ def _axes_of_graph(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
 
 
 class _Logits(nn.Module):
-    """Returns the logits of a transformers model, or its equivalent output."""
+    """Runs a transformers model and returns its logits, or its first output if the model has no logits."""
 
     def __init__(self, model: nn.Module, names: tuple[str, ...], fixed: Mapping[str, Any]) -> None:
         super().__init__()
@@ -110,7 +114,7 @@ def _split(given: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
 
 
 def _varying(value: Any) -> Any:
-    """Return an input with at least two entries in each axis that may vary."""
+    """Return ``value``, with its only entry repeated in each axis that may vary and has length 1."""
     for axis in _axes_of(value) or {}:
         if value.shape[axis] == 1:
             value = value.repeat_interleave(2, axis)
@@ -118,9 +122,10 @@ def _varying(value: Any) -> Any:
 
 
 def _axes_of(value: Any) -> dict[int, Any] | None:
-    """Return the axes that may vary.
+    """Return the axes of an input that may vary, as a dictionary from axis to dimension.
 
-    Both axes of token ids and masks ``[batch, sequence]``; the first axis of other tensors.
+    Both axes of a matrix, such as token ids ``[batch, sequence]``, may vary. Of other tensors, only the first
+    axis may. Return None if ``value`` is not a tensor.
     """
     if not isinstance(value, Tensor) or not value.ndim:
         return None

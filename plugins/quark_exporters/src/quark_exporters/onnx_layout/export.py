@@ -1,4 +1,4 @@
-"""`export_onnx`: one ONNX file of a module, quantized or not."""
+"""`export_onnx` writes a module, quantized or not, to an ONNX file."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ from quark_exporters.onnx_layout.traced import traced_form
 __all__ = ["DATA_SUFFIX", "LARGEST", "export_onnx"]
 
 DATA_SUFFIX = ".data"
-"""Suffix of the file with external tensors."""
+"""Suffix of the second file, which stores the tensors of a large model."""
 
 LARGEST = 1 << 30
-"""Models with more bytes store their tensors in a second file; protobuf's limit is 2 GiB, and half of it
-leaves room.
+"""If the tensors of a model have more bytes than this, a second file stores them.
+
+A protobuf file may have 2 GiB; the limit is half of this, to leave room for the graph.
 """
 
 
@@ -47,30 +48,32 @@ def export_onnx(
     metadata: Mapping[str, str] | None = None,
     verbose: bool = False,
 ) -> None:
-    """Write an ONNX file of a module.
+    """Write a module to an ONNX file.
 
-    Its quantizers become QuantizeLinear and DequantizeLinear, or functions of the domain ``quark``.
-
-    A quantizer is any `quark.models.layers.QuantizerModule`. Quantized parameters and buffers, and weights
-    and biases of quantized layers, are stored as codes. Tensors of more than 1 GiB go into ``<path>.data``.
+    Each quantizer (`quark.models.layers.QuantizerModule`) of the module becomes QuantizeLinear and
+    DequantizeLinear nodes, or calls a function of the domain ``quark``. The file stores codes for quantized
+    parameters and buffers, and for the weights and biases of quantized layers. If the tensors have more than
+    1 GiB in total, they are stored in ``<path>.data``.
 
     Args:
-        module: A module on any device; `torch.export` traces it, and it does not change.
-        args: Arguments of a forward.
-        path: The file. An existing file is replaced once the new file is complete.
-        kwargs: Further arguments of a forward, by name.
-        opset: Version of ONNX's operators, 21 or later.
-        input_names: Names of the inputs, in order; others keep the forward's names.
+        module: A module on any device. `torch.export` traces the module and does not change it.
+        args: Positional arguments for a call of the module.
+        path: Path of the file. The new file replaces an existing file only when it is complete.
+        kwargs: Keyword arguments for a call of the module.
+        opset: Version of ONNX's standard operator set, 21 or later.
+        input_names: Names of the first inputs, in order. Further inputs have the names of the parameters of
+            ``forward``.
         output_names: Names of the outputs, in order.
-        dynamic_shapes: Which axes of the inputs may vary, as for `torch.export.export`; None fixes them all.
-        weight_format: ``"real_quantized"`` stores codes, ``"fake_quantized"`` the rounded values.
-        metadata: Properties of the file.
-        verbose: Whether torch prints its progress.
+        dynamic_shapes: The axes of the inputs that may vary, as for `torch.export.export`. With None, all
+            axes are fixed.
+        weight_format: ``"real_quantized"`` stores codes, and ``"fake_quantized"`` stores the rounded values.
+        metadata: Metadata properties to write to the file.
+        verbose: Whether torch prints the progress of the export.
 
     Raises:
-        ConfigError: (a ValueError) The opset is out of range.
-        UnsupportedError: torch cannot trace the module or convert it to the opset; or ONNX cannot express a
-            quantizer.
+        ConfigError: (a ValueError) ``opset`` is too small, or later than the installed onnx package supports.
+        UnsupportedError: torch cannot trace the module, torch cannot convert it to ``opset``, or ONNX cannot
+            express a quantizer.
     """
     refuse_opset(opset)
     refuse_later_opset(opset)
@@ -88,9 +91,11 @@ def export_onnx(
         )
         programs.append(program.exported_program)
     model = program.model
-    if (made := model.opset_imports[""]) != opset:  # torch only logs the failure
-        raise UnsupportedError(f"torch converts this model to opset {made}, not to {opset}: choose another, such as opset={OPSET}")
-    ir.passes.common.ClearMetadataAndDocStringPass()(model)  # where in which file of this machine each node was traced
+    if (made := model.opset_imports[""]) != opset:  # torch does not raise an error if it cannot convert; it only logs this
+        raise UnsupportedError(
+            f"torch can convert this model to opset {made}, but not to opset {opset}. Choose another opset, such as opset={OPSET}"
+        )
+    ir.passes.common.ClearMetadataAndDocStringPass()(model)  # metadata with the source file and line of each node
     lower(model, quantizers, opset, stores_codes=weight_format == "real_quantized")
     model.metadata_props.update(metadata or {})
     _save(model, Path(path))
@@ -98,24 +103,30 @@ def export_onnx(
 
 @contextmanager
 def _tracing(module: nn.Module) -> Iterator[list[torch.export.ExportedProgram]]:
-    """As `quark.base.tracing.tracing`; hide torch's warnings about its own code, and let onnxscript keep no
-    graph. Raise UnsupportedError with the reason of a failure."""
+    """Run the ``with`` block as `quark.base.tracing.tracing` does, and hide the warnings that torch gives
+    about its own code.
+
+    If the block fails, raise UnsupportedError with the reason. At the end, remove the graph that onnxscript
+    still refers to.
+    """
     try:
         with tracing() as programs, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield programs
-    except Exception as error:  # of many kinds: the module's own code runs
+    except Exception as error:  # any error can occur, because the code of the module runs
         reason = str(error.__cause__ or error).strip().split("\n")[0]
         raise UnsupportedError(
-            f"torch.export cannot trace this {type(module).__name__} ({type(error).__name__}: {reason}): remove control flow that depends "
-            f"on data. verbose=True prints where it fails"
+            f"torch.export cannot trace this {type(module).__name__} ({type(error).__name__}: {reason}). Remove control flow that depends "
+            f"on data. Set verbose=True to print where the trace fails"
         ) from error
     finally:
         _forget_graphs()
 
 
 def _forget_graphs() -> None:
-    """Drop the last graph, with its tensors, from the rules of onnxscript's optimizer, which are global."""
+    """Remove the references that the global rewrite rules of onnxscript's optimizer hold to the last graph
+    and its tensors.
+    """
     for rule in getattr(sys.modules.get("onnxscript.rewriter"), "_DEFAULT_REWRITE_RULES", ()):
         matched = vars(rule._matcher)
         matched.update((name, None) for name in ("_graph", "_current_node", "_match") if name in matched)
@@ -123,9 +134,10 @@ def _forget_graphs() -> None:
 
 @contextmanager
 def _own_errors() -> Iterator[None]:
-    """Raise the error that stopped the computation or writing of a tensor, without wrapping errors.
+    """Raise the original error if the computation or the writing of a tensor fails, not the error that wraps
+    it.
 
-    It is an error of this project or of the system.
+    The original error is a `QuarkError` or an `OSError`. If there is no such error, raise the error as it is.
     """
     try:
         yield
@@ -137,9 +149,9 @@ def _own_errors() -> Iterator[None]:
 
 
 def _save(model: ir.Model, path: Path) -> None:
-    """Write the file, and a second file for large tensors.
+    """Write the file, and a second file with the tensors if the tensors are larger than `LARGEST`.
 
-    Both get their names once complete.
+    Both are written under temporary names and renamed when they are complete.
     """
     size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
     with TemporaryDirectory(dir=path.parent, prefix=".onnx-") as directory:

@@ -1,4 +1,4 @@
-"""OnnxExporter: one ONNX file, ``quark_model.onnx``."""
+"""`OnnxExporter` writes a model to one ONNX file, ``quark_model.onnx``."""
 
 from __future__ import annotations
 
@@ -27,24 +27,28 @@ from quark_exporters.stored_codes import short_block_of
 __all__ = ["FILE", "OPSET", "OnnxExporter", "refuse_later_opset", "refuse_opset"]
 
 FILE = "quark_model.onnx"
-"""Name of the file; tensors of a large model are in ``quark_model.onnx.data``."""
+"""Name of the exported file. The tensors of a large model are in a second file, ``quark_model.onnx.data``."""
 
 OPSET = 21
-"""The first opset with 4-bit integers and block scales."""
+"""The first version of ONNX's operator set (opset) that has 4-bit integers and block scales."""
 
 
 class OnnxExporter(Exporter):
-    """Writes an ONNX file: weights as codes, activations rounded by operators or functions in the file.
+    """Writes an ONNX file that stores weights as codes and rounds activations.
 
-    The operators are QuantizeLinear and DequantizeLinear.
+    The operators QuantizeLinear and DequantizeLinear round activations. If they cannot round to a number
+    format, the file defines a function that does.
 
-    The whole model is traced in memory; codes are computed while writing, one tensor at a time.
+    The exporter traces the whole model in memory. It computes the codes while it writes the file, one tensor
+    at a time.
 
     Args:
-        opset: Version of ONNX's operators, 21 or later.
-        input_names: Names of the inputs, in order; if empty, the names in the model's forward stay.
-        output_names: Names of the outputs, in order; empty leaves ``logits``, or the exporter's numbers.
-        verbose: Whether torch prints its progress.
+        opset: Version of ONNX's standard operator set, 21 or later.
+        input_names: Names of the inputs, in order. If empty, the inputs have the names of the parameters of
+            ``forward``.
+        output_names: Names of the outputs, in order. If empty, the output of a transformers model is named
+            ``logits``, and torch numbers the outputs of other models.
+        verbose: Whether torch prints the progress of the export.
     """
 
     def __init__(
@@ -60,24 +64,27 @@ class OnnxExporter(Exporter):
         self._verbose = verbose
 
     def check(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> None:
-        """As `quark.checkpoint.Exporter.check`; names everything that ONNX cannot express."""
+        """Check the model as `quark.checkpoint.Exporter.check` does.
+
+        The error names everything that ONNX cannot express.
+        """
         _refuse_missing_packages()
         refuse_later_opset(self._opset)
         example_inputs(content.model, options.input_args)
         if mixtures := [name for name, module in skeleton.named_modules() if isinstance(module, SeparateExperts)]:
             raise UnsupportedError(
-                f"the experts of {folded(mixtures)} depend on the data, so ONNX cannot express them: export the model as safetensors"
+                f"the data choose the experts of {folded(mixtures)}, which ONNX cannot express. Export the model as safetensors"
             )
         self._refuse_inexpressible(skeleton)
 
     def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
-        """As `quark.checkpoint.Exporter.export`."""
+        """Write the ONNX file, as `quark.checkpoint.Exporter.export` describes."""
         self.check(content, content.model, options)
         _warn_of_bfloat16(content.model)
         warn_of_left_out(content, "ONNX")
         from quark_exporters.onnx_layout.export import export_onnx
 
-        save_companions(content.model, out, options.tokenizer)  # before the long trace, since a disk may be full
+        save_companions(content.model, out, options.tokenizer)  # before the long trace: if the disk is full, this fails early
         inputs = example_inputs(content.model, options.input_args)
         export_onnx(
             inputs.module,
@@ -112,16 +119,16 @@ class OnnxExporter(Exporter):
 
 
 def refuse_opset(opset: int) -> None:
-    """Check that a version of ONNX's operators has the operators of quantized models. Raises ConfigError."""
+    """Raise ConfigError if quantized models need a later opset than ``opset``."""
     if opset < OPSET:
-        raise ConfigError(f"opset={opset}: quantized models need opset {OPSET} or later, which has 4-bit integers and block scales")
+        raise ConfigError(f"opset={opset}: earlier opsets than {OPSET} lack 4-bit integers and block scales. Choose opset {OPSET} or later")
 
 
 def refuse_later_opset(opset: int) -> None:
-    """Check that the installed onnx has a version of ONNX's operators. Raises ConfigError."""
+    """Raise ConfigError if the installed onnx package does not know ``opset`` yet."""
     latest = import_module("onnx.defs").onnx_opset_version()
     if opset > latest:
-        raise ConfigError(f"opset={opset}: the installed onnx has opsets up to {latest}. Choose one of {OPSET} to {latest}")
+        raise ConfigError(f"opset={opset}: the installed onnx package has opsets up to {latest}. Choose an opset from {OPSET} to {latest}")
 
 
 def _warn_of_bfloat16(model: nn.Module) -> None:
@@ -136,4 +143,6 @@ def _refuse_missing_packages() -> None:
         for package in ("onnx", "onnx_ir", "onnxscript"):
             import_module(package)
     except ImportError as error:
-        raise MissingPluginError(f"the ONNX exporter needs the package {package}: pip install 'quark-exporters[onnx]'") from error
+        raise MissingPluginError(
+            f"The ONNX exporter needs the package {package}. Install it with: pip install 'quark-exporters[onnx]'"
+        ) from error

@@ -1,4 +1,4 @@
-"""Lowering: replaces the ``FakeQuantize`` nodes of a traced model by ONNX nodes."""
+"""Lowering replaces the ``FakeQuantize`` nodes of a traced model by ONNX nodes."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ __all__ = ["lower", "lowered"]
 def lower(model: ir.Model, quantizers: Sequence[TracedQuantizer], opset: int, *, stores_codes: bool = True) -> None:
     """Replace every ``FakeQuantize`` node of a model, in place.
 
-    The node of an initializer becomes stored codes; the node of an activation becomes rounding.
+    If the input of the node is an initializer, stored codes replace the node. If it is an activation, nodes
+    that round it do.
 
     Args:
         model: The traced model.
-        quantizers: The quantizers of the nodes.
-        opset: Version of ONNX's operators in the model.
-        stores_codes: Whether weights are stored as codes; else as rounded values.
+        quantizers: The quantizers of the model. The attribute ``index`` of a node is a position in this list.
+        opset: Version of ONNX's standard operator set in the model.
+        stores_codes: Whether the file stores weights as codes. Otherwise it stores rounded values.
 
     Raises:
-        UnsupportedError: ONNX cannot express a quantizer; the message has the reasons.
+        UnsupportedError: ONNX cannot express some quantizers. The message names them and says why.
     """
     library = Library(opset)
     reasons: dict[str, list[str]] = {}
@@ -61,12 +62,12 @@ def lowered(ops: Ops, traced: TracedQuantizer, x: ir.Value, weight: Tensor | Non
     """Add the nodes of a quantizer, and return their output in ``dtype``.
 
     Args:
-        ops: Takes the nodes.
+        ops: Collects the nodes.
         traced: The quantizer.
-        x: Its input.
-        weight: The constant value of ``x``; None for an activation.
-        qparams: Its scales; None if they are found at run time.
-        dtype: Of ``x``.
+        x: The input of the quantizer.
+        weight: The constant value of ``x``, or None if ``x`` is an activation.
+        qparams: The scales of the quantizer, or None if the model computes the scales at run time.
+        dtype: The type of ``x``.
     """
     columns = weight.shape[-1] if weight is not None and weight.ndim else None if x.shape is None else x.shape[-1]
     if isinstance(columns, int) and (error := short_block(traced.quantizer, columns)) is not None:
@@ -78,7 +79,7 @@ def lowered(ops: Ops, traced: TracedQuantizer, x: ir.Value, weight: Tensor | Non
     else:
         known = columns if isinstance(columns, int) else None
         values = quantized_activation(ops, traced.quantizer, x if dtype == FLOAT else ops.cast(x, FLOAT), qparams, known)
-    if dtype == ir.DataType.FLOAT16:  # rounding can exceed float16's range: clamp
+    if dtype == ir.DataType.FLOAT16:  # clamp, since a rounded value can exceed the range of float16
         limit = torch.finfo(torch.float16).max
         values = ops("Clip", values, ops.constant(-limit), ops.constant(limit))
     return values if dtype == FLOAT else ops.cast(values, dtype)
@@ -100,16 +101,16 @@ def _of_node(ops: Ops, traced: TracedQuantizer, node: ir.Node, *, stores_codes: 
 
 
 def _constant(value: ir.Value) -> Tensor:
-    """Return the tensor of an initializer, without a copy if it comes from the model."""
+    """Return the tensor of an initializer. A tensor of the model is returned without a copy."""
     stored = value.const_value
     if stored is None:
-        raise UnsupportedError("has scales that the model computes, which ONNX cannot express")
+        raise UnsupportedError("has scales that the model computes at run time, which ONNX cannot express here")
     tensor = getattr(stored, "raw", None)
     return tensor.detach() if isinstance(tensor, Tensor) else torch.from_numpy(stored.numpy().copy())
 
 
 def _replace(graph: ir.Graph, node: ir.Node, ops: Ops, output: ir.Value) -> None:
-    """Replace a node by several, in any branch of ``graph``."""
+    """Replace ``node`` by the nodes in ``ops``. The node may be in a subgraph of ``graph``."""
     old, place = node.outputs[0], node.graph
     assert place is not None
     for value in ops.initializers:
@@ -123,7 +124,10 @@ def _replace(graph: ir.Graph, node: ir.Node, ops: Ops, output: ir.Value) -> None
 
 
 def _unused(graph: ir.Graph, name: str) -> str:
-    """Return the name, with a number if a quantizer runs several times and the name is taken."""
+    """Return ``name``, or if an initializer already has it, ``name`` with a number.
+
+    A name is taken if a quantizer runs several times.
+    """
     number, free = 1, name
     while free in graph.initializers:
         number, free = number + 1, f"{name}.{number}"

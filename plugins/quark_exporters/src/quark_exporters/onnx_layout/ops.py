@@ -1,6 +1,7 @@
-"""Nodes of a graph, and functions of the domain ``quark``.
+"""Helpers that build the nodes of an ONNX graph, and the ONNX functions that quark defines in the domain
+``quark``.
 
-Function bodies use ONNX's own operators, so any runtime supports them.
+The functions consist of ONNX's own operators only, so every runtime can run them.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ __all__ = ["FLOAT", "FLOAT_TYPES", "Library", "Ops", "as_tensor", "block_shape"]
 
 FLOAT = ir.DataType.FLOAT
 FLOAT_TYPES = {torch.float32: FLOAT, torch.float16: ir.DataType.FLOAT16, torch.bfloat16: ir.DataType.BFLOAT16}
-"""Compute dtypes of models, with ONNX's types."""
+"""Maps each dtype that a model can compute in to the ONNX type of the same format."""
 
 
 class Library:
-    """The functions of a file, by name.
+    """The ONNX functions that are defined in an exported file.
 
     Args:
-        opset: Version of ONNX's own operators.
+        opset: Version of ONNX's standard operator set that the functions use.
     """
 
     def __init__(self, opset: int) -> None:
@@ -34,15 +35,17 @@ class Library:
         self.functions: dict[ir.OperatorIdentifier, ir.Function] = {}
 
     def define(self, name: str, inputs: Iterable[str], body: Callable[..., ir.Value], doc: str) -> str:
-        """Add a function unless it exists, and return its name.
+        """Add a function unless the same function is defined already, and return the name of the function.
 
-        The name gets a number if another function has it.
+        If another function has the preferred name, a number is appended to it.
 
         Args:
             name: The preferred name.
-            inputs: Names of the inputs.
-            body: Gets an `Ops` and the inputs, and returns the output.
-            doc: Its description. Functions with equal name and description are the same.
+            inputs: Names of the inputs of the function.
+            body: Callable that builds the function: it is called with an `Ops` and the inputs, and returns
+                the output.
+            doc: Description of the function. Two functions with the same name and the same description count
+                as the same function.
         """
         number, wanted = 1, name
         while (taken := self.functions.get((DOMAIN, name, ""))) is not None:
@@ -62,10 +65,12 @@ class Library:
 
 
 class Ops:
-    """Collects the nodes of a graph or of a function: ``ops("Add", a, b)`` adds one and returns its output.
+    """Collects the nodes of a graph or of a function.
+
+    ``ops("Add", a, b)`` adds an ``Add`` node and returns the output of the node.
 
     Args:
-        library: Receives the called functions.
+        library: The library in which `function` defines the functions that the nodes call.
     """
 
     def __init__(self, library: Library) -> None:
@@ -79,39 +84,47 @@ class Ops:
         return node.outputs[0]
 
     def constant(self, value: Tensor | float | int | list[int]) -> ir.Value:
-        """Return a constant: float32, or int64 for integers."""
+        """Add a ``Constant`` node and return its output.
+
+        A tensor keeps its dtype. An integer or a list becomes int64, and a float becomes float32.
+        """
         if not isinstance(value, Tensor):
             is_whole = isinstance(value, int | list)
             value = torch.tensor(value, dtype=torch.int64 if is_whole else torch.float32)
         return self("Constant", value=as_tensor(value))
 
     def initializer(self, name: str, tensor: ir.TensorProtocol) -> ir.Value:
-        """Return an initializer of the graph."""
+        """Add ``tensor`` to the initializers of the graph under ``name``, and return its value."""
         value = ir.val(name, dtype=tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), const_value=tensor)
         self.initializers.append(value)
         return value
 
     def function(self, name: str, body: Callable[..., ir.Value], doc: str, **inputs: ir.Value) -> ir.Value:
-        """Return the output of a function of the library for inputs, defined as by `Library.define`."""
+        """Define a function in the library with `Library.define`, add a node that calls it with ``inputs``,
+        and return the output.
+        """
         return self(self.library.define(name, inputs, body, doc), *inputs.values(), domain=DOMAIN)
 
     def cast(self, x: ir.Value, dtype: ir.DataType) -> ir.Value:
-        """Return ``x`` in that type."""
+        """Add a node that casts ``x`` to ``dtype``, and return its output."""
         return self("Cast", x, to=dtype.value)
 
 
 def block_shape(ops: Ops, x: ir.Value, size: int) -> ir.Value:
-    """Return the shape of ``x`` with its last axis split into blocks: ``[…, n, size]``."""
+    """Return the shape ``[…, n, size]``, which splits the last axis of ``x`` into blocks of ``size``
+    elements.
+    """
     leading = ops("Slice", ops("Shape", x), ops.constant([0]), ops.constant([-1]))
     return ops("Concat", leading, ops.constant([-1, size]), axis=0)
 
 
 def as_tensor(values: Tensor, dtype: ir.DataType | None = None) -> ir.Tensor[Any]:
-    """Return a tensor of ONNX; integers of less than a byte are given as bytes.
+    """Return ``values`` as an ONNX tensor of type ``dtype``.
 
     Args:
-        values: On any device.
-        dtype: Its type; None keeps the type of ``values``.
+        values: A tensor on any device. For an integer type narrower than a byte, it holds one integer per
+            element.
+        dtype: The ONNX type of the result. None keeps the type of ``values``.
     """
     values = values.detach().cpu().contiguous()
     if dtype is None:

@@ -1,7 +1,8 @@
-"""Step functions: functions of one number with few values, as a lookup table for a graph.
+"""Step functions as lookup tables for an ONNX graph. A step function maps a number to one of a few values.
 
-Examples are rounding to a small format and the choice of a block's power of two. The tables come from the
-format itself, so a graph computes the same as any plugin's format.
+Examples are the rounding to a small number format, and the choice of the power of two that scales a block.
+quark builds each table by calling the number format, so the graph also computes the same as a number format
+of a plugin.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from torch import Tensor
 __all__ = ["Steps", "steps_of"]
 
 _LARGEST = 0x7F7FFFFF
-"""Bits of the largest float32 number."""
+"""The bit pattern of the largest finite float32 number."""
 _EXPONENTS = torch.arange(0, 255, dtype=torch.int64) << 23
 _MOST = 1 << 10
-"""A function with more steps counts as continuous."""
+"""`steps_of` builds no table for a function with more steps than this."""
 
 
 @attrs.frozen(eq=False)
@@ -27,25 +28,28 @@ class Steps:
 
     Attributes:
         thresholds: Inputs at which the function changes, ascending: float32 ``[N − 1]``.
-        values: Its values: float32 ``[N]``; the first value applies below the first threshold.
+        values: The values of the function: float32 ``[N]``. Inputs below the first threshold have the first
+            value.
     """
 
     thresholds: Tensor
     values: Tensor
 
     def equals(self, other: Steps) -> bool:
-        """Return whether both functions are equal."""
+        """Return whether both functions have the same thresholds and values."""
         return torch.equal(self.thresholds, other.thresholds) and torch.equal(self.values, other.values)
 
 
 def steps_of(function: Callable[[Tensor], Tensor], *, signed: bool) -> Steps | None:
-    """Return the table of an elementwise function of float32 numbers; None if it has too many steps.
+    """Return the table of an elementwise function of float32 numbers, or None if the function has too many
+    steps.
 
-    Assumes monotone functions: within a power of two, equal values at both ends mean a constant.
+    The function must be monotone between two neighbouring powers of two. If its values at both are equal, it
+    counts as constant between them.
 
     Args:
-        function: Takes and returns float32 ``[n]``.
-        signed: Whether negative numbers are in its domain.
+        function: Maps a float32 tensor ``[n]`` to a float32 tensor ``[n]``.
+        signed: Whether the function is also called with negative numbers.
     """
     keys = torch.cat([_EXPONENTS, torch.tensor([_LARGEST])])
     if signed:
@@ -78,6 +82,10 @@ def steps_of(function: Callable[[Tensor], Tensor], *, signed: bool) -> Steps | N
 
 
 def _number(places: Tensor) -> Tensor:
-    """Return the float32 numbers at integer positions in ascending order; position 0 is the number 0."""
+    """Return the float32 numbers at ``places``.
+
+    A place counts the float32 numbers in ascending order: 0 is the number 0, and 1 is the smallest positive
+    number.
+    """
     magnitudes = places.abs().to(torch.int32).view(torch.float32)
     return torch.where(places < 0, -magnitudes, magnitudes)

@@ -1,8 +1,7 @@
-"""The traced form of a quantized model: every quantizer becomes one ``FakeQuantize`` node.
+"""Tracing of a quantized model to a graph in which each quantizer is one ``FakeQuantize`` node.
 
-The node names its quantizer.
-
-`quark_exporters.onnx_layout.lowering` replaces the nodes after tracing, when constants are known.
+The attribute ``index`` of the node says which quantizer it is. After tracing, when the values of constants
+are known, `quark_exporters.onnx_layout.lowering` replaces these nodes.
 """
 
 from __future__ import annotations
@@ -22,20 +21,24 @@ from quark.numbers import TensorQuantizer
 __all__ = ["DOMAIN", "FAKE_QUANTIZE", "TracedQuantizer", "traced_form", "traced_quantizers"]
 
 DOMAIN = "quark"
-"""Domain of the nodes ``FakeQuantize`` while a model is traced, and of the functions in the file."""
+"""ONNX domain of the ``FakeQuantize`` nodes of a traced model, and of the functions in the exported file."""
 
 FAKE_QUANTIZE = "FakeQuantize"
-"""Type of the nodes; inputs: the tensor, scale, zero point and outer scale, as in `quark.numbers.QParams`."""
+"""Type of the nodes.
+
+Their inputs are the tensor, the scale, the zero point and the outer scale (see `quark.numbers.QParams`).
+"""
 
 
 @attrs.frozen(eq=False)
 class TracedQuantizer:
-    """The quantizer of a node.
+    """The quantizer that a ``FakeQuantize`` node stands for.
 
     Attributes:
-        name: Full name of the tensor, for messages.
+        name: Full name of the quantizer module in the model, for messages.
         quantizer: The quantizer.
-        is_rounded: Whether the tensor holds rounded values already, like weights of quantized layers.
+        is_rounded: Whether the values of the tensor are already rounded, as in the weights of quantized
+            layers.
     """
 
     name: str
@@ -56,9 +59,11 @@ def traced_quantizers(model: nn.Module) -> list[TracedQuantizer]:
 
 @contextmanager
 def traced_form(model: nn.Module) -> Iterator[list[TracedQuantizer]]:
-    """Yield the quantizers of a model; while the body runs, each becomes a node of the forward.
+    """Yield the quantizers of a model.
 
-    The node's attribute ``index`` counts them.
+    Inside the ``with`` block, a trace of the model has one node for each quantizer.
+
+    The attribute ``index`` of a node is the position of its quantizer in the list.
     """
     modules = [module for module in model.modules() if isinstance(module, QuantizerModule)]
     for index, module in enumerate(modules):
@@ -76,7 +81,10 @@ def traced_form(model: nn.Module) -> Iterator[list[TracedQuantizer]]:
 
 
 def _node(module: QuantizerModule, index: int, x: Tensor) -> Tensor:
-    """Return the output of the ``FakeQuantize`` node, a tensor like ``x``."""
+    """Add a ``FakeQuantize`` node to the trace, and return its output.
+
+    The output has the dtype and shape of ``x``.
+    """
     scales = (module.scale, module.zero_point, module.outer_scale)
     output: Tensor = torch.onnx.ops.symbolic(
         f"{DOMAIN}::{FAKE_QUANTIZE}", (x, *scales), {"index": index}, dtype=x.dtype, shape=x.shape, version=1
@@ -84,11 +92,11 @@ def _node(module: QuantizerModule, index: int, x: Tensor) -> Tensor:
     return output
 
 
-# Layers read their parameters as attributes, and Python finds a property of the class before a parameter of
-# the module.
+# A layer reads its parameters as attributes, for example ``self.weight``. Python looks for a property of the
+# class before it asks the module for a parameter, so a property can replace a parameter.
 @cache
 def _with_quantized_parameters(layer_class: type[QuantizedLayer]) -> type[QuantizedLayer]:
-    """Return a subclass whose weight and bias are quantized when read."""
+    """Return a subclass of ``layer_class`` that quantizes its weight and bias each time they are read."""
 
     def reader(name: str) -> property:
         def read(layer: Any) -> Any:

@@ -1,7 +1,8 @@
-"""Trial with ONNX's own evaluator: whether the nodes compute the same as the quantizer.
+"""A trial run of the exported nodes in ONNX's reference evaluator, to check that they compute the same as the
+quantizer.
 
-Nodes follow from the declared properties of a number format. A plugin's format may do more; a trial detects
-it before any work.
+The exporter chooses nodes from the properties that a number format declares. A number format of a plugin can
+round differently from what it declares. The trial detects this before the model is quantized.
 """
 
 from __future__ import annotations
@@ -21,20 +22,24 @@ from quark_exporters.onnx_layout.traced import TracedQuantizer
 __all__ = ["reason_against"]
 
 _SHAPES = ((16, 64), (16, 128), (64, 64), (128, 128), (16, 256), (256, 256), (16, 1024))
-"""Candidate shapes of the test tensor; the first that the granularity divides is used."""
+"""Candidate shapes of the test tensor. The trial uses the first shape that the granularity can divide."""
 _HALFWAY = 1e-2
-"""Share of elements that may be one code off: QuantizeLinear divides by a static scale, and quantizers
-multiply by its inverse.
+"""The fraction of elements that may differ by one code.
+
+QuantizeLinear divides by a static scale, but quantizers multiply by the reciprocal of the scale, so a value
+halfway between two codes can be rounded differently.
 """
 
 
 def reason_against(quantizer: TensorQuantizer, opset: int, *, activation: bool) -> str | None:
-    """Return why ONNX cannot express a quantizer, as a predicate; None if it can.
+    """Return why ONNX cannot express a quantizer, as a predicate without a subject.
+
+    Return None if ONNX can express it.
 
     Args:
         quantizer: The quantizer.
-        opset: Version of ONNX's operators.
-        activation: Whether it quantizes an activation; else a parameter.
+        opset: Version of ONNX's standard operator set.
+        activation: Whether the quantizer quantizes an activation. Otherwise it quantizes a parameter.
     """
     return _reason_against(quantizer, opset, activation)
 
@@ -44,9 +49,9 @@ def reason_against(quantizer: TensorQuantizer, opset: int, *, activation: bool) 
 def _reason_against(quantizer: TensorQuantizer, opset: int, activation: bool) -> str | None:
     shape = next((s for s in _SHAPES if quantizer.shape_error(s) is None), None)
     if shape is None:
-        return None  # no tensor has it; the run says why
+        return None  # no test tensor has a suitable shape; an export still reports what it cannot express
     if any(level.format.table_shape is not None for level in quantizer.levels):
-        return "learns a table for each weight, and no operator of ONNX takes values from one"
+        return "learns a table of values for each weight, and no ONNX operator can look up values in such a table"
     x = _example(shape)
     qparams = None
     if not quantizer.is_float and not (activation and quantizer.is_dynamic):
@@ -67,14 +72,16 @@ def _reason_against(quantizer: TensorQuantizer, opset: int, activation: bool) ->
 
 
 def _static(quantizer: TensorQuantizer, x: Tensor) -> QParams:
-    """Return scales as calibration would find them."""
+    """Return the scales that a calibration on ``x`` computes."""
     observer = quantizer.observer()
     observer.observe(x)
     return quantizer.qparams_from(observer)
 
 
 def _example(shape: tuple[int, ...]) -> Tensor:
-    """Return rows of normal numbers of many scales and one row of zeros, always the same."""
+    """Return a fixed test tensor: one row of zeros, and rows of normally distributed numbers with different
+    magnitudes.
+    """
     x = (
         torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
         * 2.0 ** (torch.arange(shape[0]) % 13 - 6)[:, None]
@@ -84,7 +91,7 @@ def _example(shape: tuple[int, ...]) -> Tensor:
 
 
 def _evaluated(quantizer: TensorQuantizer, x: Tensor, qparams: QParams | None, opset: int, *, activation: bool) -> Tensor:
-    """Return the result of the nodes for ``x``."""
+    """Return the output of the exported nodes for the input ``x``, computed by ONNX's reference evaluator."""
     from onnx.reference import ReferenceEvaluator
 
     ops = Ops(Library(opset))
@@ -101,4 +108,4 @@ def _evaluated(quantizer: TensorQuantizer, x: Tensor, qparams: QParams | None, o
 
 
 _IR = 10
-"""Version of the file format that goes with opset 21."""
+"""The version of ONNX's file format (IR version) that was released with opset 21."""

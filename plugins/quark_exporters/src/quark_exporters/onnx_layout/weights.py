@@ -1,8 +1,9 @@
-"""A quantized weight in ONNX: codes as an initializer, and a node that returns the values.
+"""A quantized weight in ONNX: an initializer that stores codes, and a node that dequantizes them.
 
-The node is DequantizeLinear or a function.
+The node is DequantizeLinear, or a call of a function of the domain ``quark``.
 
-The values equal the model in memory exactly. Codes are computed while writing, one tensor at a time.
+The dequantized values are exactly those of the quantized model. quark computes the codes while it writes the
+file, one tensor at a time.
 """
 
 from __future__ import annotations
@@ -29,16 +30,18 @@ __all__ = ["quantized_weight"]
 
 
 def quantized_weight(ops: Ops, traced: TracedQuantizer, weight: Tensor, qparams: QParams) -> ir.Value:
-    """Add the nodes that decode a weight to float32, and return their output.
+    """Add the nodes that dequantize a weight to float32, and return their output.
 
     Args:
-        ops: Takes the nodes and the initializers.
-        traced: The quantizer.
-        weight: The weight, rounded or not according to ``traced``; read when the file is written.
-        qparams: Its scales.
+        ops: Collects the nodes and the initializers.
+        traced: The quantizer of the weight.
+        weight: The weight. ``traced.is_rounded`` says whether its values are already rounded. quark reads
+            them when it writes the file.
+        qparams: The scales of the weight.
 
     Raises:
-        UnsupportedError: ONNX cannot express it. The message is a reason without its subject.
+        UnsupportedError: ONNX cannot express the quantizer. The message is a predicate; the caller adds the
+            subject.
     """
     quantizer = traced.quantizer
     level = quantizer.stored_level
@@ -48,10 +51,10 @@ def quantized_weight(ops: Ops, traced: TracedQuantizer, weight: Tensor, qparams:
         return ops.cast(ops.initializer(f"{traced.name}.codes", cast), FLOAT)
     inner = quantizer.inner if isinstance(quantizer, ViewedQuantizer) else quantizer
     if not isinstance(inner, SingleLevelQuantizer | TwoLevelQuantizer | ProgressiveQuantizer):
-        raise UnsupportedError(f"has a plugin's own quantizer, {type(quantizer).__name__}, which ONNX cannot express")
+        raise UnsupportedError(f"has the quantizer {type(quantizer).__name__}, which a plugin defines and ONNX cannot express")
     codes = stored_codes(level.format)
     if codes is None:
-        raise UnsupportedError(f"is in {level.format.name}, for whose codes ONNX has no type")
+        raise UnsupportedError(f"is in {level.format.name}, a format whose codes fit no ONNX type")
     scale, where = _of_axis(quantizer, qparams.scale.float(), tuple(weight.shape))
     if codes.type.is_floating_point() and len(weight.shape) > 1 and where.get("axis", 0) == 0:
         scale, where = _in_blocks(scale, tuple(weight.shape))
@@ -66,8 +69,9 @@ def quantized_weight(ops: Ops, traced: TracedQuantizer, weight: Tensor, qparams:
         values = _by_function(ops, stored, scales, zero, codes.table, where)
     else:
         if zero is None and codes.type == ir.DataType.INT8:
-            # On CPUs whose products of unsigned and signed bytes saturate, onnxruntime can make the codes
-            # unsigned (session.x64quantprecision). It then reads a zero point for each scale.
+            # On some CPUs, products of unsigned and signed bytes saturate. There, the option
+            # session.x64quantprecision lets onnxruntime make the codes unsigned, and onnxruntime then reads a
+            # zero point for each scale.
             zero = torch.zeros_like(scale, dtype=torch.int8)
         zeros = () if zero is None else (ops.initializer(f"{traced.name}.zero_points", as_tensor(zero, codes.type)),)
         values = ops("DequantizeLinear", stored, scales, *zeros, **where)
@@ -75,7 +79,9 @@ def quantized_weight(ops: Ops, traced: TracedQuantizer, weight: Tensor, qparams:
 
 
 def _of_axis(quantizer: TensorQuantizer, scale: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, dict[str, Any]]:
-    """Return scales or zero points in DequantizeLinear's form, and its attributes."""
+    """Return scales or zero points in the shape that DequantizeLinear needs, and the attributes of the
+    DequantizeLinear node.
+    """
     granularity = quantizer.granularity
     if isinstance(granularity, PerTensor):
         return scale, {}
@@ -84,18 +90,22 @@ def _of_axis(quantizer: TensorQuantizer, scale: Tensor, shape: tuple[int, ...]) 
     if isinstance(granularity, PerGroupOfRows):
         return scale.t().contiguous(), {"axis": 0, "block_size": granularity.size}
     if isinstance(quantizer, ViewedQuantizer):
-        raise UnsupportedError(f"has scales of {granularity} along the channels of a convolution, which ONNX cannot express")
+        raise UnsupportedError(
+            f"has scales with the granularity {granularity} along the channels of a convolution, which ONNX cannot express"
+        )
     if isinstance(granularity, PerGroup | PerToken):
         scale = scale.reshape(*shape[:-1], -1)
     elif len(shape) == 2:
         scale = granularity.expand_scale(scale, shape)
     else:
-        raise UnsupportedError(f"has scales of {granularity}, which ONNX cannot express")
+        raise UnsupportedError(f"has scales with the granularity {granularity}, which ONNX cannot express")
     return scale.contiguous(), {"axis": len(shape) - 1, "block_size": shape[-1] // scale.shape[-1]}
 
 
 def _channel_axis(quantizer: TensorQuantizer, axis: int) -> int:
-    """Return the axis of a stored weight for an axis of the quantizer."""
+    """Return the axis of the stored weight that corresponds to ``axis`` of the tensor that the quantizer
+    rounds.
+    """
     view = quantizer.view if isinstance(quantizer, ViewedQuantizer) else None
     if not (isinstance(view, KernelMatrix) and view.is_transposed):
         return axis
@@ -105,7 +115,10 @@ def _channel_axis(quantizer: TensorQuantizer, axis: int) -> int:
 
 
 def _scales(ops: Ops, name: str, scale: Tensor) -> ir.Value:
-    """Return scales, float32, from an initializer of the narrowest type that holds them exactly."""
+    """Add an initializer with the scales, and return the scales as a float32 value.
+
+    The initializer has the narrowest type that represents the scales exactly.
+    """
     kind, dtype = stored_type(scale, ops.library.opset) if scale.ndim > 1 else (FLOAT, torch.float32)
     value = ops.initializer(f"{name}.scales", as_tensor(scale.to(dtype), kind))
     return value if kind == FLOAT else ops.cast(value, FLOAT)
@@ -115,7 +128,9 @@ def _by_function(
     ops: Ops, stored: ir.Value, scales: ir.Value, zero: Tensor | None, table: Tensor | None, where: dict[str, Any]
 ) -> ir.Value:
     if where.get("axis", 0) != 0 and "block_size" not in where:
-        raise UnsupportedError("has scales per channel of an axis other than the first, in a format that DequantizeLinear lacks")
+        raise UnsupportedError(
+            "has scales per channel of an axis other than the first, in a number format that DequantizeLinear cannot decode"
+        )
     if table is not None:
         return ops.function("DequantizeTable", _dequantize_table, _TABLE, codes=stored, table=ops.constant(table), scale=scales)
     assert zero is not None
@@ -123,8 +138,8 @@ def _by_function(
     return ops.function("DequantizeShifted", _dequantize_shifted, _SHIFTED, codes=stored, zero_point=zero_point, scale=scales)
 
 
-_TABLE = "table[codes] * scale; scale has the shape of codes, with one element along the last axis for each run of equal length."
-_SHIFTED = "(codes - zero_point) * scale, with real zero points; shapes as of DequantizeTable."
+_TABLE = "Returns table[codes] * scale. The last axis of codes consists of runs of equal length; scale has one element per run."
+_SHIFTED = "Returns (codes - zero_point) * scale, with real zero points. The shapes are as in DequantizeTable."
 
 
 def _dequantize_table(ops: Ops, codes: ir.Value, table: ir.Value, scale: ir.Value) -> ir.Value:
@@ -140,32 +155,33 @@ def _dequantize_shifted(ops: Ops, codes: ir.Value, zero: ir.Value, scale: ir.Val
 
 
 def _in_blocks(scale: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, dict[str, Any]]:
-    """Return scales of a tensor or of its first axis as scales of whole rows.
+    """Return one block scale per row, and the attributes of the DequantizeLinear node.
 
-    onnxruntime 1.31 treats each product of two dequantized matrices as an integer product unless they have
-    block scales, and then refuses 8-bit floats.
+    ``scale`` is one scale of the whole tensor or one per entry of the first axis. Unless the matrices have
+    block scales, onnxruntime 1.31 treats a product of two dequantized matrices as an integer product, and
+    then refuses 8-bit floats.
     """
     per_row = scale.reshape(-1, *[1] * (len(shape) - 1)).expand(*shape[:-1], 1)
     return per_row.contiguous(), {"axis": len(shape) - 1, "block_size": shape[-1]}
 
 
 def _runs(ops: Ops, scale: ir.Value) -> ir.Value:
-    """Return the shape in which the values of one scale form a separate axis."""
+    """Return the shape of ``scale`` with one more axis at the end, for the elements that share a scale."""
     return ops("Concat", ops("Shape", scale), ops.constant([-1]), axis=0)
 
 
 @torch.no_grad()
 def _stored(traced: TracedQuantizer, weight: Tensor, qparams: QParams, codes: StoredCodes) -> ir.Tensor[Any]:
-    """Return the stored numbers of a weight.
+    """Return the numbers that the file stores for a weight.
 
     Raises:
-        ConfigError: The weight is not on its grid.
+        ConfigError: The weight has values that no codes represent.
     """
     quantizer = traced.quantizer
     found = quantizer.codes_of(weight, qparams) if traced.is_rounded else quantizer.quantize(weight, qparams)
     complaint = codes_error(quantizer, qparams, weight, found, "order") if traced.is_rounded else None
     if complaint not in (None, LOSSY):
         raise ConfigError(
-            f"'{traced.name}' cannot be stored as codes: it {complaint}. The tensor changed after quantization: quantize the model again"
+            f"'{traced.name}' cannot be stored as codes: it {complaint}. The tensor changed after quantization. Quantize the model again"
         )
     return as_tensor(codes.stored(found), codes.type)

@@ -1,6 +1,5 @@
-"""QuarkDequantizer: float weights of a checkpoint in the Quark layout.
-
-Any tool may have written the checkpoint.
+"""`QuarkDequantizer` computes float weights from a checkpoint in the Quark layout, which any tool may have
+written.
 """
 
 from __future__ import annotations
@@ -27,28 +26,29 @@ from quark_exporters.quark_layout.quantization_config import read_quantization_c
 __all__ = ["QuarkDequantizer"]
 
 _SCALES = tuple(f"{part}{level}" for part in ("scale", "zero_point") for level in ("", "_2", "_3"))
-"""Suffixes of the tensors stored for a tensor with codes."""
+"""Suffixes in the names of the scales and zero points that a checkpoint stores beside codes."""
 
 
 class QuarkDequantizer:
-    """Dequantizes the Quark layout, as `quark.checkpoint.Dequantizer`."""
+    """The `quark.checkpoint.Dequantizer` for the Quark layout."""
 
     def float_tensors(self, block: Mapping[str, Any], stored: Mapping[str, Tensor]) -> Iterator[FloatTensor]:
-        """As `quark.checkpoint.Dequantizer.float_tensors`.
+        """Yield the float tensors of the checkpoint (see `quark.checkpoint.Dequantizer.float_tensors`).
 
         Raises:
-            UnsupportedError: An algorithm runs with the model, so its weights differ from the float model's.
+            UnsupportedError: An algorithm runs with the model, so its weights differ from those of the float
+                model.
         """
         parsed = read_quantization_config(block)
         refuse_unreadable(parsed.config)
         if names := parsed.config.run_time_algorithms:
             raise UnsupportedError(
-                f"the algorithm {', '.join(names)} runs with the model of this checkpoint, so its weights differ from the float model's: "
-                f"give the float checkpoint"
+                f"the algorithm {', '.join(names)} runs with the model of this checkpoint, so its weights differ from the float model. "
+                f"Use the float checkpoint as the source"
             )
         get_logger(__name__).warning(
-            "The source is quantized, so its rounding error remains and a second rounding adds to it. Give the float checkpoint if you "
-            "have it."
+            "The source is quantized, so its rounding error remains, and a second rounding adds to this error. Use the float "
+            "checkpoint as the source if you have it."
         )
         for name in stored:
             layer, _, leaf = name.rpartition(".")
@@ -65,7 +65,7 @@ def _float_tensor(name: str, spec: TensorSpec, stored: Mapping[str, Tensor], ord
     quantizer = quantizer_for(spec, activation=False)
     shape = tuple(stored[name].shape) if holds_values else _float_shape(name, quantizer, stored, order)
     if error := quantizer.shape_error(shape):
-        raise CheckpointError(f"'{name}' {list(shape)} is not a weight in its format ({error}): the checkpoint is damaged")
+        raise CheckpointError(f"'{name}' {list(shape)} cannot be a weight in its number format ({error}). The checkpoint is damaged")
     announced = packed_meta(quantizer, shape, order) | ({"": torch.empty(shape, device="meta")} if holds_values else {})
     _refuse_misfits({f"{name}_{suffix}" if suffix else name: tensor for suffix, tensor in announced.items()}, stored, spec)
     scales = [f"{name}_{suffix}" for suffix in announced if suffix and f"{name}_{suffix}" in stored]
@@ -73,7 +73,7 @@ def _float_tensor(name: str, spec: TensorSpec, stored: Mapping[str, Tensor], ord
         return FloatTensor(
             name=name, shape=shape, sources=(name,), make=lambda tensors, dtype: cast_finite(tensors[name], dtype), left_out=scales
         )
-    # Zero points of symmetric codes are all 0, and need not be stored.
+    # Zero points of symmetric codes are all 0. A checkpoint may leave them out.
     zeros = {suffix: t for suffix, t in announced.items() if suffix.startswith("zero_point") and f"{name}_{suffix}" not in stored}
 
     def make(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
@@ -86,18 +86,20 @@ def _float_tensor(name: str, spec: TensorSpec, stored: Mapping[str, Tensor], ord
 
 
 def _refuse_misfits(announced: Mapping[str, Tensor], stored: Mapping[str, Tensor], spec: TensorSpec) -> None:
-    """Raise CheckpointError if a tensor is missing or contradicts the configuration."""
+    """Raise CheckpointError if a stored tensor is missing, or contradicts the dtype or shape in
+    ``announced``.
+    """
     for name, wanted in announced.items():
         if name in stored and (error := misfit(stored[name], wanted)):
-            raise CheckpointError(f"'{name}' {error}: the export is damaged, or belongs to another model")
+            raise CheckpointError(f"'{name}' {error}. The export is damaged or belongs to another model")
         if name not in stored and not ("_zero_point" in name and all(level.symmetric is not False for level in canonicalize(spec))):
-            raise CheckpointError(f"the export lacks '{name}', which its quantization_config needs: export it again")
+            raise CheckpointError(f"the export lacks '{name}', which its quantization_config needs. Export the model again")
 
 
 def _scales_of_activations(layer: str, config: QLayerConfig, shape: tuple[int, ...], stored: Mapping[str, Tensor]) -> Iterator[str]:
-    """Yield the names of the stored scales of a layer's input and output, by its configuration.
+    """Yield the names of the stored scales for the input and the output of a layer.
 
-    Output scales may belong to an attention module.
+    ``config`` says which scales there must be. Output scales may be stored with an attention module instead.
     """
     for slot, columns in ((Slot.input_tensors, shape[-1]), (Slot.output_tensors, shape[0])):
         if (spec := getattr(config, slot)) is not None:
@@ -109,7 +111,10 @@ def _scales_of_activations(layer: str, config: QLayerConfig, shape: tuple[int, .
 
 
 def _float_shape(name: str, quantizer: TensorQuantizer, stored: Mapping[str, Tensor], order: str) -> tuple[int, ...]:
-    """Return the shape of the float tensor, whose packing has the stored shapes."""
+    """Return the shape of the float tensor ``name``.
+
+    A tensor of this shape has codes and scales of the stored shapes.
+    """
     codes = stored[name]
     for shape in _shapes(codes, quantizer.stored_level.format.bits):
         if quantizer.shape_error(shape) is None:
@@ -118,13 +123,13 @@ def _float_shape(name: str, quantizer: TensorQuantizer, stored: Mapping[str, Ten
                 stored[key].shape == t.shape for suffix, t in packed.items() if (key := f"{name}_{suffix}" if suffix else name) in stored
             ):
                 return shape
-    raise CheckpointError(f"'{name}' {list(codes.shape)} and its scales do not match in its format: the checkpoint is damaged")
+    raise CheckpointError(f"'{name}' {list(codes.shape)} and its scales have shapes that do not match. The checkpoint is damaged")
 
 
 def _shapes(packed: Tensor, bits: float) -> Iterator[tuple[int, ...]]:
-    """Yield shapes whose codes could have this stored shape.
+    """Yield the possible shapes of a float tensor whose stored codes are ``packed``.
 
-    An element holds one code, or as many as its bits allow; transposed or not.
+    An element stores one code, or as many codes as fit in it. A matrix may be stored transposed.
     """
     *lead, last = packed.shape
     for length in dict.fromkeys((last, round(8 * packed.itemsize * last / bits))):

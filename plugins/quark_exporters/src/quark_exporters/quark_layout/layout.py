@@ -1,4 +1,6 @@
-"""The Quark layout, in a directory in Hugging Face form: its exporter and its reader."""
+"""The exporter and the reader for the Quark layout, in a directory of the form that Hugging Face libraries
+use.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,9 @@ __all__ = ["QuarkReader", "SafetensorsExporter"]
 
 
 class SafetensorsExporter(CheckpointExporter):
-    """Writes the Quark layout; `QuarkReader` reads it.
+    """Writes the Quark layout. `QuarkReader` reads this layout.
 
-    Number formats define the names and the packing of tensors.
+    The number format of a tensor defines how its codes are packed and how its tensors are named.
 
     Source: checkpoints of AMD Quark 0.13.
     """
@@ -35,13 +37,13 @@ class SafetensorsExporter(CheckpointExporter):
     holds_branches = True
 
     def quantization_config(self, content: CheckpointContent, options: ExportOptions) -> dict[str, Any]:
-        """As `CheckpointExporter.quantization_config`."""
+        """Return the ``quantization_config`` to write (see `CheckpointExporter.quantization_config`)."""
         return quantization_config(content, options)
 
     def warn(self, content: CheckpointContent, options: ExportOptions) -> None:
-        """Warn of runtimes that read such a model wrongly.
+        """Warn if runtimes would compute wrong results with the export.
 
-        They ignore algorithms that run with the model, or take rounded values for codes.
+        Some runtimes ignore algorithms that run with the model, or interpret rounded values as codes.
         """
         if names := content.config.run_time_algorithms:
             get_logger(__name__).warning(
@@ -50,7 +52,7 @@ class SafetensorsExporter(CheckpointExporter):
             )
         if options.weight_format != "real_quantized":
             get_logger(__name__).warning(
-                f"weight_format='{options.weight_format}' stores rounded values instead of codes, and vLLM would take them for codes. For "
+                f"weight_format='{options.weight_format}' stores rounded values, but vLLM would interpret them as codes. For "
                 f"vLLM, use 'real_quantized'; quark and transformers with quark load both."
             )
 
@@ -60,22 +62,22 @@ _ATTRIBUTES = {slot.checkpoint_prefix: slot.quantizer_attribute for slot in Slot
 
 
 class QuarkReader(LayoutReader):
-    """Reads the Quark layout."""
+    """Reads checkpoints in the Quark layout."""
 
     def configuration(self, block: Mapping[str, Any], directory: Path) -> StoredConfig:
-        """As `quark.checkpoint.LayoutReader.configuration`."""
+        """Return the configuration of a checkpoint (see `quark.checkpoint.LayoutReader.configuration`)."""
         stored = read_quantization_config(block)
         config = stored.config
         if has_static_scale(config.softmax_quant_spec) and not any(
             name.rpartition(".")[2].startswith(_OF_PROBABILITIES) for shard in check_shards(directory) for name in shard.tensors
         ):
-            # Nothing else marks such exports, whose scales could not be found.
-            get_logger(__name__).warning(f"'{directory}' holds no scales of attention probabilities, so they stay float")
+            # Only the missing scales show that such an export has float attention probabilities.
+            get_logger(__name__).warning(f"'{directory}' has no scales for attention probabilities, so attention probabilities stay float")
             return attrs.evolve(stored, config=attrs.evolve(config, softmax_quant_spec=None))
         return stored
 
     def place_of(self, model: nn.Module, name: str) -> str:
-        """As `quark.checkpoint.LayoutReader.place_of`."""
+        """Return where the model stores a tensor (see `quark.checkpoint.LayoutReader.place_of`)."""
         owner, _, leaf = name.rpartition(".")
         try:
             module = module_at(model, owner)
@@ -86,17 +88,18 @@ class QuarkReader(LayoutReader):
 
 
 def _packed_attribute(name: str) -> str:
-    """Return the path of a checkpoint tensor inside its packed layer.
+    """Return the attribute path in a packed layer for the name of a tensor in the checkpoint.
 
-    ``weight_scale`` becomes ``weight_quantizer.scale``; others stay.
+    For example, ``weight_scale`` becomes ``weight_quantizer.scale``. A name without such a suffix stays as it
+    is.
     """
     prefix, _, suffix = name.partition("_")
     return f"{_ATTRIBUTES[prefix]}.{suffix}" if suffix and prefix in _ATTRIBUTES else name
 
 
 def _attention_attribute(name: str) -> str:
-    """Return the path of a stored tensor in its attention module.
+    """Return the attribute path in an attention module for the name of a tensor in the checkpoint.
 
-    ``prob_output_scale`` becomes ``prob_output_quantizer.scale``; others stay.
+    For example, ``prob_output_scale`` becomes ``prob_output_quantizer.scale``. Other names stay as they are.
     """
     return f"{PROBABILITIES}.{name.removeprefix(_OF_PROBABILITIES)}" if name.startswith(_OF_PROBABILITIES) else name

@@ -1,8 +1,8 @@
-"""``quantization_config`` of a checkpoint, written and read.
+"""Functions that read the ``quantization_config`` of a checkpoint, or return the one that is written to it.
 
-It is written with exact module names instead of patterns, and never null where a reader wants a list or a
-dict. Readers take the first matching pattern, but JSON writers sort keys; exact names do not depend on the
-order. Source: AMD Quark 0.13.
+It is written with exact module names instead of patterns. Readers use the first pattern that matches, but
+JSON writers sort keys, so the result of patterns could depend on the sequence of keys. quark writes an empty
+list or dictionary, not null, if a reader expects a list or a dictionary. Source: AMD Quark 0.13.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ from quark.plugins import layer_types
 __all__ = ["quantization_config", "read_quantization_config"]
 
 _VLLM_QUERIES = "*q_proj"
-"""Key of ``layer_quant_config`` where vLLM looks for query projections with a quantized output.
+"""The key of ``layer_quant_config`` under which vLLM looks for query projections with a quantized output.
 
-See `QuarkConfig` in vLLM's ``quark.py``.
-It belongs to vLLM's reader, not to a model: it has no effect on query projections with other names."""
+See `QuarkConfig` in vLLM's ``quark.py``. The key is fixed in vLLM's reader, so it has no effect on query
+projections with other names.
+"""
 
 
 def read_quantization_config(block: Mapping[str, Any]) -> StoredConfig:
-    """Return the `StoredConfig` of a block, whichever tool wrote it.
+    """Return the `StoredConfig` that a ``quantization_config`` describes. Any tool may have written it.
 
     Raises:
         ConfigError: A value has the wrong type or is out of its range.
     """
     export = value_of(block, "export", Mapping, {})
-    options = ExportOptions(  # refuses other values
+    options = ExportOptions(  # raises ConfigError for other values
         **{name: export[name] for name in ("weight_format", "pack_method") if name in export},
         kv_cache_group=tuple(strings_of(export, "kv_cache_group")),
     )
@@ -50,14 +51,15 @@ def read_quantization_config(block: Mapping[str, Any]) -> StoredConfig:
 
 
 def quantization_config(content: CheckpointContent, options: ExportOptions) -> dict[str, Any]:
-    """Return the block to write."""
+    """Return the ``quantization_config`` to write."""
     model, config, plan = content.model, content.config, content.plan
-    # A cache pattern also matches a fused projection of which only the queries are quantized.
+    # A pattern for the KV cache also matches a fused projection in which only the queries are quantized.
     queries = {a.query_layer for a in plan.attentions if a.key_layer is None and a.value_layer is None}
     cached = (*config.kv_cache_quant_config, *config.kv_cache_group, *options.kv_cache_group)
     rows = [row for row in plan.quantized if row.name not in queries and any(fnmatchcase(row.name, p) for p in cached)]
     cache = {row.name: row.config for row in rows if row.config is not None}
-    # A layer with a float weight may quantize its output, which else enters a cache or attention.
+    # A layer with a float weight may quantize its output. The layer is excluded if the KV cache or the
+    # attention quantizes it instead.
     excluded = [row.name for row in plan.rows if is_float(row) and not _rounds_its_output(row, plan, cache)]
     bare = attrs.evolve(config, exclude=[], layer_quant_config={}, layer_type_quant_config={}, kv_cache_quant_config={})
     layers = {
@@ -74,10 +76,10 @@ def quantization_config(content: CheckpointContent, options: ExportOptions) -> d
     }
     exact = attrs.evolve(
         bare,
-        # The reader must know which experts stay fused.
+        # The exclusions tell the reader which experts stay fused.
         exclude=[*excluded, *routers(model, config, plan), *(f"{name}.*" for name in fused_mixtures(model)), *plan.carried_names],
-        # Include excluded layers whose outputs enter the cache: vLLM looks up the names of the cache group
-        # here.
+        # Include excluded layers whose outputs enter the KV cache, because vLLM looks up the names of
+        # ``kv_cache_group`` in ``layer_quant_config``.
         layer_quant_config={**_queries_as_one(layers, plan), **{name: layer for name, layer in cache.items() if name in excluded}},
         kv_cache_quant_config={name: layer for name, layer in cache.items() if layer.output_tensors is not None},
     )
@@ -85,17 +87,20 @@ def quantization_config(content: CheckpointContent, options: ExportOptions) -> d
 
 
 def _rounds_its_output(row: PlanRow, plan: QuantPlan, cache: Mapping[str, Any]) -> bool:
-    """Return whether a layer itself quantizes its output, instead of a cache or attention."""
+    """Return whether the layer itself quantizes its output.
+
+    Otherwise, the KV cache or the attention may quantize it.
+    """
     inside = {layer for attention in plan.attentions for layer, _ in attention.states.values()}
     return row.config is not None and row.config.output_tensors is not None and row.name not in inside and row.name not in cache
 
 
 def _queries_as_one(layers: dict[str, QLayerConfig], plan: QuantPlan) -> dict[str, QLayerConfig]:
-    """Put query projections with a quantized output under one pattern, if all are equal.
+    """Replace the entries of the query projections by one pattern, if all of them quantize their output in
+    the same way.
 
-    vLLM accepts such outputs only under that key.
-
-    There are no other patterns; excluded layers stay excluded.
+    vLLM accepts quantized outputs of query projections only under this pattern. It is the only pattern in the
+    result, and excluded layers stay excluded.
     """
     queries = {row.name: row.config for row in plan.quantized if fnmatchcase(row.name, _VLLM_QUERIES) and not is_float(row)}
     first = next(iter(queries.values()), None)
@@ -105,5 +110,5 @@ def _queries_as_one(layers: dict[str, QLayerConfig], plan: QuantPlan) -> dict[st
 
 
 def _without_patterns(config: QConfig, row: PlanRow) -> QLayerConfig | None:
-    """Return the layer configuration of a row under a configuration without patterns."""
+    """Return the layer configuration that ``config`` assigns to a row. ``config`` must have no patterns."""
     return layer_config_for(config, row.name, layer_types().load_layer(row.layer_type)).config

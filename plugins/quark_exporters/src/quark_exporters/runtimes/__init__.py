@@ -1,1 +1,4 @@
-"""Runtimes that load a checkpoint: `rules.toml` has the rules of their readers, `inspector` applies them."""
+"""Finds the runtimes that can load a checkpoint.
+
+`rules.toml` has the rules of their readers, and `inspector` applies them.
+"""

@@ -1,6 +1,7 @@
-"""RuntimeInspector: which runtimes (vLLM, SGLang) load a checkpoint, and with which methods.
+"""`RuntimeInspector` finds out which runtimes (vLLM, SGLang) can load a checkpoint, and with which of their
+methods.
 
-It runs no runtime, since ``rules.toml`` has the rules of their readers.
+It runs no runtime. It applies the rules in ``rules.toml``, which describe the readers of the runtimes.
 """
 
 from __future__ import annotations
@@ -29,14 +30,17 @@ __all__ = ["Rule", "Rules", "RuntimeInspector", "rule_for", "rules"]
 _QUARK = "safetensors"
 _EXPERTS = ".experts."
 _Reason = tuple[str, list[str]]
-"""A reason for refusal, and the names of its layers; no names if it concerns the model."""
+"""A reason why a runtime refuses, and the names of the layers concerned.
+
+The list is empty if the whole model is concerned.
+"""
 
 
 class RuntimeInspector:
-    """Inspects safetensors layouts of this distribution, as `quark.checkpoint.inspection.Inspector`."""
+    """The `quark.checkpoint.inspection.Inspector` for the safetensors layouts of quark-exporters."""
 
     def support(self, facts: CheckpointFacts) -> Iterator[RuntimeSupport]:
-        """As `quark.checkpoint.inspection.Inspector.support`."""
+        """Yield the support of each runtime (see `quark.checkpoint.inspection.Inspector.support`)."""
         rows = {row.name: row for row in facts.plan.rows if not row.is_lookup and row.is_linear}
         coded = {name: row.quantized_to for name, row in rows.items() if row.config is not None and not is_float(row)}
         common = [*_whole_model(facts), *_other_layers(facts, coded), *_fused_layers(facts, rows), *_mixtures(rows)]
@@ -47,11 +51,12 @@ class RuntimeInspector:
 
 
 def _with_plugin(facts: CheckpointFacts, alone: Iterable[RuntimeSupport]) -> RuntimeSupport:
-    """Return the support by vLLM with quark-vllm, which computes any scheme with quark's layers.
+    """Return how vLLM with quark-vllm supports a checkpoint. quark-vllm computes any scheme with quark's
+    layers.
 
     Args:
-        facts: The checkpoint.
-        alone: The support by vLLM without quark-vllm.
+        facts: Facts about the checkpoint.
+        alone: How vLLM without quark-vllm supports the checkpoint.
     """
     refusals = []
     if facts.config.softmax_quant_spec is not None:
@@ -105,12 +110,15 @@ def _support(
 _CACHE_NOTES = {
     Cache.per_tensor: {"": "it uses the scales of the KV cache if started with kv_cache_dtype=fp8"},
     Cache.per_head: {
-        "": "it has an FP8 KV cache with a scale for each head, for which it needs FlashAttention 3",
-        "vllm_cpu": "it has an FP8 KV cache, but with the largest scale of all heads",
-        "sglang": "it ignores the scales of heads, and has a float KV cache",
+        "": "its FP8 KV cache uses a scale for each head, which needs FlashAttention 3",
+        "vllm_cpu": "its FP8 KV cache uses the largest scale of all heads for each head",
+        "sglang": "it ignores the scales of heads, and its KV cache stays float",
     },
 }
-"""What a runtime does with an FP8 cache, by its name, and of all others."""
+"""Maps a kind of FP8 KV cache to what runtimes do with it.
+
+The key is the name of a runtime, or ``""`` for all others.
+"""
 
 
 def _loaded_caches(facts: CheckpointFacts) -> tuple[Cache, ...]:
@@ -125,12 +133,12 @@ def _cache_notes(runtime: str, facts: CheckpointFacts) -> Iterator[str]:
 
 
 def _whole_model(facts: CheckpointFacts) -> Iterator[_Reason]:
-    """Yield reasons in the configuration for which all runtimes refuse."""
+    """Yield the reasons in the configuration of a checkpoint for which all runtimes refuse it."""
     config = facts.config
     if names := config.run_time_algorithms:
-        yield f"the algorithm {', '.join(names)} runs with the model, and they would silently compute something else", []
+        yield f"the algorithm {', '.join(names)} runs with the model, but they would leave it out and compute something else", []
     if config.weight_format == "fake_quantized":
-        yield "it stores rounded values, and they would take these for codes", []
+        yield "it stores rounded values, but they would interpret the values as codes", []
     if facts.layout == _QUARK:
         missing = [key for key in ("export", "exclude", "layer_type_quant_config") if facts.block.get(key) is None]
         if missing:
@@ -140,9 +148,9 @@ def _whole_model(facts: CheckpointFacts) -> Iterator[_Reason]:
 
 
 def _inert_exclusions(facts: CheckpointFacts) -> list[str]:
-    """Return float layers inside decoder blocks that runtimes treat as quantized.
+    """Return the linear float layers that runtimes would treat as quantized layers.
 
-    Runtimes understand names and ``re:``, but no other patterns.
+    Runtimes support exact names and patterns that begin with ``re:`` as exclusions, but no other patterns.
     """
     patterns = [pattern for pattern in facts.config.exclude if has_wildcard(pattern) and not pattern.startswith("re:")]
     exact = {pattern for pattern in facts.config.exclude if not has_wildcard(pattern)}
@@ -154,13 +162,13 @@ def _inert_exclusions(facts: CheckpointFacts) -> list[str]:
 
 
 def _other_layers(facts: CheckpointFacts, coded: Mapping[str, QLayerConfig]) -> Iterator[_Reason]:
-    """Yield quantized layers that the runtimes keep in floating point."""
+    """Yield the quantized layers, biases, outputs and KV caches that runtimes cannot load, with reasons."""
     if names := [name for name in coded if name in facts.heads]:
         yield "the output head is quantized, but they load it in floating point", names
     if names := [row.name for row in facts.plan.quantized if row.is_lookup]:
         yield "an embedding is quantized, but they load it in floating point", names
     if names := [row.name for row in facts.plan.quantized if not row.is_linear and not row.is_lookup]:
-        yield "they have no quantized layer of its type", names
+        yield "they have no quantized layer of the type of this layer", names
     for row in (row for row in facts.plan.quantized if row.is_linear and row.name in coded):
         if (error := short_block_of(coded[row.name], row.shape)) is not None:
             yield error, [row.name]
@@ -169,16 +177,16 @@ def _other_layers(facts: CheckpointFacts, coded: Mapping[str, QLayerConfig]) -> 
     fitting = _loaded_caches(facts)
     caches = {row.name: [cache_of(spec) for state, (_, spec) in row.states.items() if state != QUERY] for row in facts.plan.attentions}
     if names := [name for name, kinds in caches.items() if any(kind not in fitting for kind in kinds)]:
-        yield "its KV cache is not FP8 with one scale, and they load no other in this layout", names
+        yield "its KV cache is not FP8 with one scale, the only kind that they load in this layout", names
     cached = {layer for row in facts.plan.attentions for layer, _ in row.states.values()}
     feeding = (*facts.config.kv_cache_quant_config, *facts.config.kv_cache_group)
     elsewhere = [name for name, config in coded.items() if config.output_tensors is not None and name not in cached]
     if names := [name for name in elsewhere if first_match(name, feeding) is None]:
-        yield "its output is quantized, but it feeds no KV cache", names
+        yield "its output is quantized, but is not stored in a KV cache", names
 
 
 def _fused_layers(facts: CheckpointFacts, rows: Mapping[str, PlanRow]) -> Iterator[_Reason]:
-    """Yield the parts of fused layers that have different schemes."""
+    """Yield the layers that runtimes fuse into one layer, but that have different schemes or scales."""
     for kind, parts in rules().fused.items():
         for name in (name for name in rows if name.rpartition(".")[2] == parts[0] and _EXPERTS not in name):
             names = [f"{name.rpartition('.')[0]}.{part}" for part in parts]
@@ -194,7 +202,7 @@ def _fused_layers(facts: CheckpointFacts, rows: Mapping[str, PlanRow]) -> Iterat
 
 
 def _mixtures(rows: Mapping[str, PlanRow]) -> Iterator[_Reason]:
-    """Yield the expert layers of each mixture whose experts have different schemes."""
+    """Yield the expert layers of each mixture-of-experts layer whose experts have different schemes."""
     mixtures: dict[str, list[str]] = {}
     for name in rows:
         if _EXPERTS in name:
@@ -212,16 +220,17 @@ def _of_weight(row: PlanRow) -> QLayerConfig | None:
 
 @attrs.frozen
 class Rule:
-    """A rule of a runtime for layers of one kind.
+    """A rule that says which method the runtimes use for one kind of quantized layer.
 
     Attributes:
         layout: Name of the layout.
-        method: The runtime's class for such layers.
-        weight, input: Patterns of the tensors: a table, a list of tables, one per level, ``"none"`` for
-            float, ``"any"``.
-        on: Runtime → its kernels and their requirements.
-        refused: Runtime → why it has no kernel.
-        experts: Whether the rule is for experts, which runtimes fuse into one layer with separate methods.
+        method: Name of the class with which a runtime computes such layers.
+        weight, input: Patterns for the specs of the weight and the input. A pattern is a table, a list with
+            one table for each level, ``"none"`` for a float tensor, or ``"any"``.
+        on: Maps a runtime that supports such layers to its kernels and their requirements.
+        refused: Maps a runtime that does not support such layers to the reason.
+        experts: Whether the rule is for experts. Runtimes fuse experts into one layer and have other methods
+            for them.
     """
 
     layout: str
@@ -238,9 +247,9 @@ class Rules:
     """The content of ``rules.toml``.
 
     Attributes:
-        runtimes: Description of each runtime by name.
-        fused: Name of a fused layer → names of its parts.
-        rules: The rules, in the order in which runtimes try them.
+        runtimes: Maps the name of a runtime to its description.
+        fused: Maps the name of a fused layer to the names of its parts.
+        rules: The rules, in the sequence in which runtimes try them.
     """
 
     runtimes: Mapping[str, str]
@@ -250,15 +259,15 @@ class Rules:
 
 @cache
 def rules() -> Rules:
-    """Return all rules."""
+    """Return the content of ``rules.toml``."""
     content = tomllib.loads((files(__package__) / "rules.toml").read_text(encoding="utf-8"))
     return Rules(content["runtimes"], content["fused"], tuple(Rule(**rule) for rule in content["rules"]))
 
 
 def rule_for(layout: str, config: QLayerConfig, *, experts: bool = False) -> Rule | None:
-    """Return the first rule that fits a layer in a layout, or an expert of a mixture.
+    """Return the first rule that matches a layer in a layout, or None if no rule matches.
 
-    None if no rule fits.
+    ``experts`` says whether the layer is an expert of a mixture-of-experts layer.
     """
     if config.weight is not None and any(map(runs_along_rows, canonicalize(config.weight))):
         return None
