@@ -1,6 +1,7 @@
 """`ColumnRounder` rounds stacked weights one input channel at a time, or one vector of channels at a time.
 
-Algorithms use it in loops in which the values of a channel depend on the rounding errors of the channels before it.
+Algorithms use it in loops in which the values of a channel depend on the rounding errors of the channels
+before it.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ class GroupScales:
 
     Attributes:
         scale: The float32 factors of the codes, multiplied by outer scales. The shape is ``[groups, N]``, or
-            ``[K, N]`` (one factor for each of ``K`` input channels) if the elements of a group have different factors.
-        inverse: The reciprocal of ``scale`` if the format multiplies by it instead of dividing; otherwise None.
+            ``[K, N]`` (one factor for each of ``K`` input channels) if the elements of a group have different
+            factors.
+        inverse: The reciprocal of ``scale`` if the format multiplies by it instead of dividing; otherwise
+            None.
         zero: The zero points ``[groups, N]``, or None if the format has no zero points.
         stored: The scales ``[groups, N]`` in the form of `QParams.scale`.
     """
@@ -69,7 +72,10 @@ class GroupScales:
 
 
 def _with_all(parts: Sequence[GroupScales], change: Callable[[Any], Tensor]) -> GroupScales:
-    """Return `GroupScales` whose fields are ``change`` of that field in all ``parts``. A field that is None stays None."""
+    """Return `GroupScales` whose fields are ``change`` of that field in all ``parts``.
+
+    A field that is None stays None.
+    """
 
     def changed(name: str) -> Any:
         fields = [getattr(p, name) for p in parts]
@@ -79,9 +85,11 @@ def _with_all(parts: Sequence[GroupScales], change: Callable[[Any], Tensor]) -> 
 
 
 class ColumnRounder:
-    """A callable that rounds one input channel ``t [N]``, and writes the values into ``out`` (by default, into ``t``).
+    """A callable that rounds one input channel ``t [N]``, and writes the values into ``out`` (by default,
+    into ``t``).
 
-    If the format rounds vectors, ``t [vector, N]`` contains consecutive channels, and ``k`` is the number of the first channel.
+    If the format rounds vectors, ``t [vector, N]`` contains consecutive channels, and ``k`` is the number of
+    the first channel.
 
     Args:
         element_format: The number format of the elements.
@@ -119,10 +127,10 @@ class ColumnRounder:
         return self._format.device_code(self._spec)
 
     def __call__(self, t: Tensor, k: int, out: Tensor | None = None, metric: Tensor | None = None) -> Tensor:
-        """Round channel number ``k``, whose values are ``t``, into ``out`` (or in place if ``out`` is None). Return the result.
+        """Round channel number ``k``, whose values are ``t``, into ``out`` (or in place if ``out`` is None).
 
-        If the format rounds vectors, ``metric`` weights the errors of a vector (see `NumberFormat.round_in_`).
-        If ``metric`` is None, `NumberFormat.round_` rounds the vector.
+        Return the result. If the format rounds vectors, ``metric`` weights the errors of a vector (see
+        `NumberFormat.round_in_`). If ``metric`` is None, `NumberFormat.round_` rounds the vector.
         """
         if self._views is None:  # kernels need no views
             self._views = self._views_by_number()

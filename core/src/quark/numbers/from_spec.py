@@ -1,4 +1,7 @@
-"""Functions that build number formats, observers and quantizers. The names in a spec are looked up in the plugin registries."""
+"""Functions that build number formats, observers and quantizers.
+
+The names in a spec are looked up in the plugin registries.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ def number_format(dtype: Dtype | str) -> NumberFormat:
 
 
 def packed_dtype(dtype: Dtype | str) -> torch.dtype:
-    """Return the torch dtype in which a checkpoint stores the codes of a format. It raises the same errors as `number_format`."""
+    """Return the torch dtype in which a checkpoint stores the codes of a format.
+
+    It raises the same errors as `number_format`.
+    """
     value = number_format(dtype)
     codes = torch.empty(_EXAMPLE, _EXAMPLE, dtype=value.storage_dtype, device="meta")
     return value.packing.pack(codes, PerGroup(_EXAMPLE), "order").dtype
@@ -70,7 +76,10 @@ def observer_class(spec: QTensorConfig) -> type[Observer]:
 
 
 def _registered(name: str) -> object:
-    """Return the observer with this registered name or class name. If there is none, return a plugin's export of this name."""
+    """Return the observer with this registered name or class name.
+
+    If there is none, return a plugin's export of this name.
+    """
     record = next((r for r in observers() if name in (r.class_name, r.name, *r.aliases)), None)
     return documented_object(name) if record is None else observers().load_observer(record.name)
 
@@ -78,7 +87,8 @@ def _registered(name: str) -> object:
 def quantizer_for(spec: TensorSpec, *, activation: bool) -> TensorQuantizer:
     """Return the quantizer of a tensor.
 
-    A number format that has its own scale structure provides the quantizer. For all other formats, the core builds it.
+    A number format that has its own scale structure provides the quantizer. For all other formats, the core
+    builds it.
 
     Args:
         spec: The spec of one level, or a sequence of specs, one for each level.
@@ -95,7 +105,10 @@ def quantizer_for(spec: TensorSpec, *, activation: bool) -> TensorQuantizer:
 
 @lru_cache(maxsize=1024)
 def _quantizer(spec: TensorSpec, activation: bool, plugins: Catalog) -> TensorQuantizer:
-    """Return the quantizer of a spec. Equal specs share one quantizer as long as ``plugins`` is the same catalog."""
+    """Return the quantizer of a spec.
+
+    Equal specs share one quantizer as long as ``plugins`` is the same catalog.
+    """
     # Copies, because quantizers outlive their configurations, which may be changed.
     specs = tuple(level.copied() for level in canonicalize(spec))
     for level in specs:
@@ -117,7 +130,8 @@ def _quantizer(spec: TensorSpec, activation: bool, plugins: Catalog) -> TensorQu
 
 
 def _table_error(specs: tuple[QTensorConfig, ...], *, activation: bool) -> str | None:
-    """Return an error with its fix if a format that learns a table cannot serve the tensor; otherwise return None."""
+    """Return an error with its fix if a format that learns a table cannot serve the tensor; otherwise return
+    None."""
     learning = [spec.dtype.name for spec in specs if format_of(spec).table_shape is not None]
     if not learning or (len(specs) == 1 and not activation):
         return None
@@ -126,7 +140,10 @@ def _table_error(specs: tuple[QTensorConfig, ...], *, activation: bool) -> str |
 
 
 def level_quantizer(spec: QTensorConfig, *, activation: bool) -> SingleLevelQuantizer:
-    """Return the quantizer of one level of a canonical spec. The level defines its number format, granularity and observer."""
+    """Return the quantizer of one level of a canonical spec.
+
+    The level defines its number format, granularity and observer.
+    """
     number_format = format_of(spec)
     granularity = PerTensor() if number_format.is_cast else number_format.granularity(spec, activation=activation)
     return SingleLevelQuantizer(spec, granularity, number_format, observer_class(spec))

@@ -1,8 +1,8 @@
 """Granularity: which elements of a tensor share a scale.
 
-A granularity is a value. It computes the shape of a tensor's scales. It also converts a tensor to a matrix in which
-each row contains the elements that share one scale, and converts the matrix back. The conversion copies nothing if
-the grouped axis is the last one.
+A granularity is a value. It computes the shape of a tensor's scales. It also converts a tensor to a matrix in
+which each row contains the elements that share one scale, and converts the matrix back. The conversion copies
+nothing if the grouped axis is the last one.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ from quark.numbers.kernels import Runs
 class Granularity(ABC):
     """Base class of all granularities.
 
-    A new granularity is a subclass that defines the five abstract methods. The defaults of the other methods are
-    always correct, but not always the fastest. A number format chooses the granularity in
+    A new granularity is a subclass that defines the five abstract methods. The defaults of the other methods
+    are always correct, but not always the fastest. A number format chooses the granularity in
     `quark.numbers.NumberFormat.granularity`.
 
     Attributes:
-        is_local: Whether every scale belongs to elements of a single vector along the last axis. If so, a tensor can
-            be quantized in parts.
+        is_local: Whether every scale belongs to elements of a single vector along the last axis. If so, a
+            tensor can be quantized in parts.
     """
 
     is_local: ClassVar[bool] = False
 
     @abstractmethod
     def rows(self, x: Tensor) -> Tensor:
-        """Return ``x`` as a matrix ``[scales, elements]``. Row *i* contains the elements that share scale *i*.
+        """Return ``x`` as a matrix ``[scales, elements]``.
 
+        Row *i* contains the elements that share scale *i*.
         Scale *i* is element *i* of the flattened tensor of scales, whose shape is `scale_shape`.
         """
 
@@ -52,21 +53,23 @@ class Granularity(ABC):
 
     @abstractmethod
     def expand_scale(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Return the scales of a matrix, repeated to the shape ``[rows, groups of columns]``. The result is a view if possible.
+        """Return the scales of a matrix, repeated to the shape ``[rows, groups of columns]``.
 
-        All groups have the same length, which is the largest for which a row has one scale in each group. If that
-        length does not divide the number of columns, each column is a group.
+        The result is a view if possible. All groups have the same length, which is the largest for which a
+        row has one scale in each group. If that length does not divide the number of columns, each column is
+        a group.
         """
 
     @abstractmethod
     def reduce_scale(self, expanded: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Undo `expand_scale`: return the scales of a matrix whose shape is ``shape`` from the repeated scales ``expanded``."""
+        """Undo `expand_scale`: return the scales of a matrix whose shape is ``shape`` from the repeated
+        scales ``expanded``."""
 
     def columns_per_scale(self, columns: int) -> int | None:
         """Return how many consecutive input channels share a scale in one row of a weight ``[O, columns]``.
 
-        Return None if elements of several rows, or of channels that are not adjacent, share a scale. Algorithms then
-        compute all scales before they round.
+        Return None if elements of several rows, or of channels that are not adjacent, share a scale.
+        Algorithms then compute all scales before they round.
         """
         return None
 
@@ -74,21 +77,22 @@ class Granularity(ABC):
     def rows_per_scale(self) -> int:
         """Number of consecutive rows of a matrix that share their scales.
 
-        It is 1 if each row has its own scales, or if all rows share one scale. A part of a matrix has scales of the
-        same granularity if its first row and its number of rows are multiples of this number.
+        It is 1 if each row has its own scales, or if all rows share one scale. A part of a matrix has scales
+        of the same granularity if its first row and its number of rows are multiples of this number.
         """
         return 1
 
     def runs(self, shape: tuple[int, ...]) -> Runs | None:
         """Return the `Runs` of elements that share a scale in a tensor whose shape is ``shape``.
 
-        Kernels use the `Runs` to find the scale of an element. Return None if the scales do not follow the rule that
-        `Runs` describes. Operations of torch then round the tensor.
+        Kernels use the `Runs` to find the scale of an element. Return None if the scales do not follow the
+        rule that `Runs` describes. Operations of torch then round the tensor.
         """
         return None
 
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
-        """Return why a tensor whose shape is ``shape`` cannot be quantized with this granularity, or None if it can be."""
+        """Return why a tensor whose shape is ``shape`` cannot be quantized with this granularity, or None if
+        it can be."""
         return None
 
 
@@ -151,7 +155,10 @@ class PerChannel(Granularity):
 
 @attrs.frozen
 class PerToken(Granularity):
-    """One scale for each vector along the last axis. A tensor can have any number of axes: ``[2, 5, 8]`` has scales ``[2, 5]``."""
+    """One scale for each vector along the last axis.
+
+    A tensor can have any number of axes: ``[2, 5, 8]`` has scales ``[2, 5]``.
+    """
 
     is_local = True
 
@@ -179,8 +186,9 @@ class PerToken(Granularity):
 
 @attrs.frozen
 class PerGroup(Granularity):
-    """One scale for each run of ``size`` elements along the last axis. With a size of -1, a run is the whole axis.
+    """One scale for each run of ``size`` elements along the last axis.
 
+    With a size of -1, a run is the whole axis.
     A tensor ``[4, 8]`` has scales ``[4, 2]`` with a size of 4.
     """
 
@@ -217,19 +225,26 @@ class PerGroup(Granularity):
 
 
 _FILLED_UP = 1024
-"""Maximum size of a group if the rows are shorter than the group. Such a row is padded to the size, which costs memory."""
+"""Maximum size of a group if the rows are shorter than the group.
+
+Such a row is padded to the size, which costs memory.
+"""
 
 
 @attrs.frozen
 class PerPaddedGroup(PerGroup):
-    """Works like `PerGroup`, but the last run of a row may be shorter. That run is quantized as if zeros followed it.
+    """Works like `PerGroup`, but the last run of a row may be shorter.
 
+    That run is quantized as if zeros followed it.
     A tensor ``[4, 10]`` has scales ``[4, 3]`` with a size of 4.
     """
 
     @classmethod
     def of(cls, granularity: Granularity) -> Granularity:
-        """Return a `PerPaddedGroup` of the same size if ``granularity`` is a `PerGroup`. Return any other granularity unchanged."""
+        """Return a `PerPaddedGroup` of the same size if ``granularity`` is a `PerGroup`.
+
+        Return any other granularity unchanged.
+        """
         return cls(granularity.size) if type(granularity) is PerGroup and granularity.size > 0 else granularity
 
     def rows(self, x: Tensor) -> Tensor:
@@ -264,8 +279,9 @@ class PerPaddedGroup(PerGroup):
 
 @attrs.frozen
 class PerGroupOfRows(Granularity):
-    """One scale for each run of ``size`` elements in a column of a matrix. Each column has a row in the matrix of scales.
+    """One scale for each run of ``size`` elements in a column of a matrix.
 
+    Each column has a row in the matrix of scales.
     A matrix ``[8, 4]`` has scales ``[4, 4]`` with a size of 2.
     """
 
@@ -297,8 +313,9 @@ class PerGroupOfRows(Granularity):
 
 @attrs.frozen
 class PerBlock(Granularity):
-    """One scale for each block of a matrix. ``size`` is the rows and columns of a block; the last blocks may have fewer rows.
+    """One scale for each block of a matrix.
 
+    ``size`` is the rows and columns of a block; the last blocks may have fewer rows.
     A matrix ``[3, 8]`` has scales ``[2, 2]`` with a size of (2, 4).
     """
 
@@ -339,12 +356,12 @@ class PerBlock(Granularity):
 def granularity_of(spec: QTensorConfig, *, activation: bool) -> Granularity:
     """Return the granularity of a spec whose qscheme is one that every number format has.
 
-    For activations, a dynamic scale per channel of axis 1 or -2 means one scale per token, for any number of axes.
-    The documentation of the formats says so, and runtimes compute the scales so.
+    For activations, a dynamic scale per channel of axis 1 or -2 means one scale per token, for any number of
+    axes. The documentation of the formats says so, and runtimes compute the scales so.
 
     Raises:
-        ConfigError: Groups run along an axis that is neither the last axis nor the first axis of a weight. Or the
-            spec has no ``qscheme``, or a ``qscheme`` that only a plugin's number format has.
+        ConfigError: Groups run along an axis that is neither the last axis nor the first axis of a weight. Or
+            the spec has no ``qscheme``, or a ``qscheme`` that only a plugin's number format has.
     """
     if spec.qscheme is QSchemeType.per_tensor:
         return PerTensor()

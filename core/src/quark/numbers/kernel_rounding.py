@@ -1,7 +1,8 @@
 """`FusedRounding` rounds or decodes a tensor in one kernel, if the device and the number format have kernels.
 
-`quark.numbers.single_level` uses the kernel if there is one. If there is none, it does the same arithmetic with torch
-operations; on a CPU, both give the same bits. On a CPU, the search for a kernel only checks the device.
+`quark.numbers.single_level` uses the kernel if there is one. If there is none, it does the same arithmetic
+with torch operations; on a CPU, both give the same bits. On a CPU, the search for a kernel only checks the
+device.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ _MOST_RUNS = 1 << 30
 
 @attrs.frozen(eq=False)
 class RelativeScales:
-    """Parameters of the formula for two-level scales. A scale is ``round(high / (outer · largest))``, or 1 if that is 0.
+    """Parameters of the formula for two-level scales.
+
+    A scale is ``round(high / (outer · largest))``, or 1 if that is 0.
 
     Attributes:
         level: The quantizer of the scales.
@@ -65,14 +68,20 @@ class FusedRounding:
 
     @property
     def finds_scales(self) -> bool:
-        """Whether the kernel can also compute the scales. It computes them from the extremes of runs that fit into one tile."""
+        """Whether the kernel can also compute the scales.
+
+        It computes them from the extremes of runs that fit into one tile.
+        """
         from quark.numbers.kernels.rounding import LONGEST_RUN
 
         is_own = self.runs.have_own_scales and self.runs.length <= LONGEST_RUN
         return is_own and self.code.scales is not None and self.level.observer_class.is_extremes
 
     def rounded(self, x: Tensor, qparams: QParams, out: Tensor) -> Tensor:
-        """Fill ``out`` with the values of ``x`` rounded with the scales ``qparams``, and return ``out``. It may be ``x`` itself."""
+        """Fill ``out`` with the values of ``x`` rounded with the scales ``qparams``, and return ``out``.
+
+        It may be ``x`` itself.
+        """
         self._launch(x, out, qparams)
         return out
 
@@ -88,7 +97,10 @@ class FusedRounding:
         return out
 
     def found(self, x: Tensor, out: Tensor | None = None, under: RelativeScales | None = None) -> QParams:
-        """Return the scales of ``x``, and fill ``out`` with the values of ``x`` rounded with them. ``out`` may be ``x`` itself."""
+        """Return the scales of ``x``, and fill ``out`` with the values of ``x`` rounded with them.
+
+        ``out`` may be ``x`` itself.
+        """
         from quark.numbers.kernels.rounding import Finding
 
         shape = self.level.granularity.scale_shape(tuple(x.shape))
@@ -160,8 +172,9 @@ def device_code(level: SingleLevelQuantizer) -> DeviceCode | None:
 
 @lru_cache(maxsize=1024)
 def _values_of_bytes(level: SingleLevelQuantizer, device: torch.device) -> Tensor:
-    """Return the float32 values ``[256]`` that the bytes 0 to 255 represent as codes. Values are in units of the scale.
+    """Return the float32 values ``[256]`` that the bytes 0 to 255 represent as codes.
 
+    Values are in units of the scale.
     In a format of fewer than 8 bits, a byte that is not a code has the value of the code in its lowest bits.
     """
     codes, dtype = torch.arange(256, dtype=torch.uint8), level.format.storage_dtype
@@ -172,6 +185,9 @@ def _values_of_bytes(level: SingleLevelQuantizer, device: torch.device) -> Tenso
 
 @lru_cache(maxsize=1024)
 def _dtypes(level: SingleLevelQuantizer) -> tuple[torch.dtype, torch.dtype | None]:
-    """Return the dtype of a level's scales and the dtype of its zero points. The second is None if there are no zero points."""
+    """Return the dtype of a level's scales and the dtype of its zero points.
+
+    The second is None if there are no zero points.
+    """
     qparams = level.format.qparams(torch.zeros(1, dtype=torch.float32), torch.ones(1, dtype=torch.float32), level.spec)
     return qparams.scale.dtype, None if qparams.zero_point is None else qparams.zero_point.dtype

@@ -1,4 +1,5 @@
-"""`NumberFormat` defines the values that an element can have, the codes of these values, and the scales for a range of values.
+"""`NumberFormat` defines the values that an element can have, the codes of these values, and the scales for a
+range of values.
 
 No code branches on the name of a format. It calls the format's methods instead.
 """
@@ -35,13 +36,13 @@ class QParams:
             ``[…, groups]`` per group, and ``[…]`` per token.
         zero_point: The zero points, in the shape of ``scale``. The dtype is int32 for integer zero points and
             float32 for real ones. It is None for formats without zero points.
-        outer_scale: The float32 scale of the scales, or None. The shape is ``[]`` for one scale of the whole tensor,
-            and ``[O]`` for one scale in each row of a weight ``[O, I]``. Other shapes, such as one scale for each
-            super-block of a row, are not supported, because `quark.numbers.WeightGrid` computes the scales of single
-            groups of columns.
-        table: The float32 table, such as a codebook, that the format has learned for the whole tensor. All rows use
-            it. Its shape is the format's ``table_shape``, and its values may be negative. It is None for formats
-            without a table.
+        outer_scale: The float32 scale of the scales, or None. The shape is ``[]`` for one scale of the whole
+            tensor, and ``[O]`` for one scale in each row of a weight ``[O, I]``. Other shapes, such as one
+            scale for each super-block of a row, are not supported, because `quark.numbers.WeightGrid`
+            computes the scales of single groups of columns.
+        table: The float32 table, such as a codebook, that the format has learned for the whole tensor. All
+            rows use it. Its shape is the format's ``table_shape``, and its values may be negative. It is None
+            for formats without a table.
     """
 
     scale: Tensor
@@ -66,8 +67,9 @@ class Packing:
     A number format that stores them in another form sets its ``packing`` to an instance of a subclass.
 
     All methods must work on meta tensors, because the shapes of a checkpoint are computed without data. So no
-    operation may depend on values. Several threads call the methods, for different tensors. ``unpack(pack(codes))`` equals
-    ``codes`` and ``unpack_qparams(pack_qparams(qparams))`` equals ``qparams``, to the bit.
+    operation may depend on values. Several threads call the methods, for different tensors.
+    ``unpack(pack(codes))`` equals ``codes`` and ``unpack_qparams(pack_qparams(qparams))`` equals ``qparams``,
+    to the bit.
     """
 
     def pack(self, codes: Tensor, granularity: Granularity, order: str) -> Tensor:
@@ -76,8 +78,8 @@ class Packing:
         Args:
             codes: The codes ``[O, I]``, or codes of any other shape, in the format's ``storage_dtype``.
             granularity: Which elements share a scale.
-            order: The order of the codes within a word, ``"reorder"`` or ``"order"``. It matters only for formats that
-                have both orders.
+            order: The order of the codes within a word, ``"reorder"`` or ``"order"``. It matters only for
+                formats that have both orders.
         """
         return codes
 
@@ -86,7 +88,8 @@ class Packing:
         return packed
 
     def pack_qparams(self, qparams: QParams, spec: QTensorConfig, granularity: Granularity, order: str) -> dict[str, Tensor]:
-        """Return the tensors to store, as a dictionary with the keys ``scale``, ``zero_point`` and ``table``."""
+        """Return the tensors to store, as a dictionary with the keys ``scale``, ``zero_point`` and
+        ``table``."""
         return {name: tensor for name, tensor in qparams.items() if name != "outer_scale"}
 
     def unpack_qparams(
@@ -101,8 +104,9 @@ AS_THEY_ARE = Packing()
 
 
 _SMALLEST_NORMAL = float(torch.finfo(torch.float32).tiny)
-"""Smallest normal number of float32. `NumberFormat.qparams` returns no smaller scale, because the scale of a group of zeros
-must not be 0.
+"""Smallest normal number of float32.
+
+`NumberFormat.qparams` returns no smaller scale, because the scale of a group of zeros must not be 0.
 """
 
 
@@ -127,8 +131,8 @@ class NumberFormat(ABC):
     A format must define four methods: `max_magnitude`, `round_`, `encode` and `decode`. The defaults of the
     other methods are for formats that have float32 scales and no zero points, and that store codes unchanged.
 
-    The engine (`quark.numbers.single_level`) divides by the scale. The methods of this class work on *scaled* values
-    ``t = x / scale``. Several threads call the methods, on different parts of a tensor.
+    The engine (`quark.numbers.single_level`) divides by the scale. The methods of this class work on *scaled*
+    values ``t = x / scale``. Several threads call the methods, on different parts of a tensor.
 
     Attributes:
         name: The registered name.
@@ -137,11 +141,11 @@ class NumberFormat(ABC):
         is_cast: Whether the format has no scales and only casts values to ``storage_dtype``.
         default_observer: The public name of the observer for specs that name no observer.
         packing: How a checkpoint stores codes and scales.
-        vector: The number of neighbouring elements that one code describes and that are rounded together. If it is
-            larger than 1, the last axis of each argument contains whole vectors, and each element stores a part of
-            the bits of the code. If it is 1, each element is rounded by itself.
-        table_shape: The shape of the table that the format learns for each weight (`learned_table`), or None if the
-            format has no table.
+        vector: The number of neighbouring elements that one code describes and that are rounded together. If
+            it is larger than 1, the last axis of each argument contains whole vectors, and each element
+            stores a part of the bits of the code. If it is 1, each element is rounded by itself.
+        table_shape: The shape of the table that the format learns for each weight (`learned_table`), or None
+            if the format has no table.
     """
 
     name: str
@@ -164,10 +168,11 @@ class NumberFormat(ABC):
     def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
         """Round scaled float32 values in place to the nearest representable values, and return ``t``.
 
-        Ties go to the value with the even code. Larger values saturate, and NaN stays NaN. In formats in which
-        neighbours share bits, the neighbours are along the last axis, which contains whole groups of the spec's
-        granularity. ``zero`` is None for formats without zero points. Otherwise it contains integer (int32) or real
-        (float) zero points, which are broadcast over ``t`` and added. They are not subtracted from the result.
+        Ties go to the value with the even code. Larger values saturate, and NaN stays NaN. In formats in
+        which neighbours share bits, the neighbours are along the last axis, which contains whole groups of
+        the spec's granularity. ``zero`` is None for formats without zero points. Otherwise it contains
+        integer (int32) or real (float) zero points, which are broadcast over ``t`` and added. They are not
+        subtracted from the result.
         """
 
     @abstractmethod
@@ -189,24 +194,31 @@ class NumberFormat(ABC):
         return self.encode(self.round_(t, zero))
 
     def write_codes(self, t: Tensor, zero: Tensor | None, out: Tensor) -> None:
-        """Write the result of `codes` to ``out``, which has the shape of ``t`` and the dtype ``storage_dtype``.
+        """Write the result of `codes` to ``out``, which has the shape of ``t`` and the dtype
+        ``storage_dtype``.
 
         A format overrides this method if that saves a pass over the tensor.
         """
         out.copy_(self.codes(t, zero))
 
     def writes_codes_of(self, dtype: torch.dtype) -> bool:
-        """Return whether `write_codes` accepts scaled values of ``dtype`` and writes the same codes as for float32 values."""
+        """Return whether `write_codes` accepts scaled values of ``dtype`` and writes the same codes as for
+        float32 values."""
         return dtype is torch.float32
 
     def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
-        """Return the scales and zero points for float32 ranges ``[low, high]``. They have the shape of ``low``."""
+        """Return the scales and zero points for float32 ranges ``[low, high]``.
+
+        They have the shape of ``low``.
+        """
         return QParams(divided(torch.maximum(-low, high), self.max_magnitude(spec)).clamp_(min=_SMALLEST_NORMAL))
 
     def spec_error(self, spec: QTensorConfig) -> str | None:
-        """Return which field of a spec of this format is missing or contradictory, with the fix, or None if the spec is valid.
+        """Return which field of a spec of this format is missing or contradictory, with the fix, or None if
+        the spec is valid.
 
-        The default is for formats that have float32 scales and no zero points, and that round to the nearest value.
+        The default is for formats that have float32 scales and no zero points, and that round to the nearest
+        value.
         """
         missing = [name for name in ("is_dynamic", "qscheme") if getattr(spec, name) is None]
         if missing:
@@ -229,7 +241,8 @@ class NumberFormat(ABC):
         return spec
 
     def for_spec(self, spec: QTensorConfig) -> NumberFormat:
-        """Return this format, or another format if the canonical spec has a rounding method that needs another format."""
+        """Return this format, or another format if the canonical spec has a rounding method that needs
+        another format."""
         return self
 
     def quantizer(self, levels: tuple[QTensorConfig, ...], *, activation: bool) -> TensorQuantizer | None:
@@ -246,8 +259,9 @@ class NumberFormat(ABC):
     def granularity(self, spec: QTensorConfig, *, activation: bool) -> Granularity:
         """Return the granularity of a spec. The default is the result of `granularity_of`.
 
-        A format may define its own qschemes. Its name starts with the vendor's prefix, as in ``"acme.diagonal"``.
-        The format reads the size of the groups from the spec's ``group_size`` or ``block_size``.
+        A format may define its own qschemes. Its name starts with the vendor's prefix, as in
+        ``"acme.diagonal"``. The format reads the size of the groups from the spec's ``group_size`` or
+        ``block_size``.
 
         Args:
             spec: The canonical spec of one level.
@@ -259,51 +273,55 @@ class NumberFormat(ABC):
         return granularity_of(spec, activation=activation)
 
     def by_reciprocal(self, spec: QTensorConfig) -> bool:
-        """Return whether scaled values are ``x · (1 / scale)``. Otherwise they are ``x / scale``, and a division is slower.
+        """Return whether scaled values are ``x · (1 / scale)``.
 
-        The two results can differ in the last bit, so values halfway between two representable values can get other
-        codes. Each family of formats does what its reference does. For powers of two as scales, the results are equal.
+        Otherwise they are ``x / scale``, and a division is slower. The two results can differ in the last
+        bit, so values halfway between two representable values can get other codes. Each family of formats
+        does what its reference does. For powers of two as scales, the results are equal.
         """
         return False
 
     def spacing(self, spec: QTensorConfig) -> Spacing | None:
         """Return the spacing of the representable values, or None if it is unknown.
 
-        From the spacing, quark computes whether values that are cast to 16 bits still have the same codes. If it is
-        unknown, quark always computes the stored codes from rounded values, which takes twice as long.
+        From the spacing, quark computes whether values that are cast to 16 bits still have the same codes. If
+        it is unknown, quark always computes the stored codes from rounded values, which takes twice as long.
         """
         return None
 
     def device_code(self, spec: QTensorConfig) -> DeviceCode | None:
-        """Return the arithmetic of this format as Triton functions for kernels. If the result is None, torch operations round.
+        """Return the arithmetic of this format as Triton functions for kernels.
 
-        quark calls this method only if it uses kernels, so Triton is imported only in that case. ``spec`` is canonical
-        and has one level.
+        If the result is None, torch operations round. quark calls this method only if it uses kernels, so
+        Triton is imported only in that case. ``spec`` is canonical and has one level.
         """
         return None
 
     def learned_table(self, t: Tensor, importance: Tensor) -> Tensor:
-        """Return the float32 table for a weight, in the shape `table_shape`. Formats with a table must define this method.
+        """Return the float32 table for a weight, in the shape `table_shape`.
 
+        Formats with a table must define this method.
         The same arguments must give the same table.
 
         Args:
             t: The float32 weight ``[O, I]`` divided by its scales. The method must not change it.
-            importance: The weight of each element's squared error, in the shape of ``t``. It is
-                ``(scale / largest scale)²``, multiplied by the second moment of the input channel if that is known.
+            importance: The weight of each element's squared error, in the shape of ``t``. It is ``(scale /
+                largest scale)²``, multiplied by the second moment of the input channel if that is known.
         """
         raise NotImplementedError(f"the format '{self.name}' sets table_shape, but has no learned_table. Define this method.")
 
     def with_table(self, table: Tensor) -> NumberFormat:
         """Return a format whose values come from ``table``. Formats with a table must define this method.
 
-        Without a table, the format has no values. So quark calls `round_`, `encode` and `decode` only on the result.
+        Without a table, the format has no values. So quark calls `round_`, `encode` and `decode` only on the
+        result.
         """
         raise NotImplementedError(f"the format '{self.name}' sets table_shape, but has no with_table. Define this method.")
 
     def round_in_(self, t: Tensor, metric: Tensor) -> Tensor:
-        """Round vectors ``t [n, vector]`` in place, and return ``t``. The rounding errors e of each vector minimize ``e M eᵀ``.
+        """Round vectors ``t [n, vector]`` in place, and return ``t``.
 
+        The rounding errors e of each vector minimize ``e M eᵀ``.
         Roundings that compensate errors in other columns call this method. The default calls `round_`.
 
         Args:
@@ -313,13 +331,17 @@ class NumberFormat(ABC):
         return self.round_(t)
 
     def subscales(self, t: Tensor) -> Tensor | None:
-        """Return a factor for each scaled value in ``t`` that refines its scale, or None if the format has no such factors.
+        """Return a factor for each scaled value in ``t`` that refines its scale, or None if the format has no
+        such factors.
 
-        The bits that neighbours share store these factors. If the scales include the factors, `element_format` rounds
-        each element independently of its neighbours.
+        The bits that neighbours share store these factors. If the scales include the factors,
+        `element_format` rounds each element independently of its neighbours.
         """
         return None
 
     def element_format(self) -> NumberFormat:
-        """Return the format of one element whose scale includes the factor from `subscales`. The default is this format."""
+        """Return the format of one element whose scale includes the factor from `subscales`.
+
+        The default is this format.
+        """
         return self

@@ -15,18 +15,19 @@ from quark.numbers.granularity import Granularity
 class Observer(ABC):
     """Base class of observers. An observer collects a statistic of one tensor over any number of calls.
 
-    Two observers of the same tensor can be merged. The result equals that of one observer that has observed both data
-    sets. The ranks of a run merge their observers.
+    Two observers of the same tensor can be merged. The result equals that of one observer that has observed
+    both data sets. The ranks of a run merge their observers.
 
     Args:
         spec: The quantization spec of the tensor.
         granularity: Which elements share a range.
 
     Attributes:
-        is_extremes: Whether the range is the smallest and the largest value or, for a spec without zero points, minus
-            and plus the largest magnitude. If so, quark computes ranges itself, without an observer.
-        options: The names of the observer's options. A class attribute of the same name contains the default of each
-            option. Listings show the options, and `spec_error` refuses all other options.
+        is_extremes: Whether the range is the smallest and the largest value or, for a spec without zero
+            points, minus and plus the largest magnitude. If so, quark computes ranges itself, without an
+            observer.
+        options: The names of the observer's options. A class attribute of the same name contains the default
+            of each option. Listings show the options, and `spec_error` refuses all other options.
     """
 
     is_extremes: ClassVar[bool] = False
@@ -38,16 +39,22 @@ class Observer(ABC):
 
     @classmethod
     def spec_error(cls, spec: QTensorConfig) -> str | None:
-        """Return why this observer does not support the spec, with the fix, or None if it supports the spec."""
+        """Return why this observer does not support the spec, with the fix, or None if it supports the
+        spec."""
         return None
 
     @abstractmethod
     def observe(self, x: Tensor) -> None:
-        """Update the statistic with a tensor of any float dtype. The observer must not keep a reference to the tensor."""
+        """Update the statistic with a tensor of any float dtype.
+
+        The observer must not keep a reference to the tensor.
+        """
 
     @abstractmethod
     def range(self) -> tuple[Tensor, Tensor]:
-        """Return the lower and the upper ends of the ranges. Both are float32 tensors in the granularity's scale shape.
+        """Return the lower and the upper ends of the ranges.
+
+        Both are float32 tensors in the granularity's scale shape.
 
         Raises:
             CalibrationError: The observer has observed no tensor.

@@ -1,4 +1,7 @@
-"""Checks of the values, codes and scales that algorithms and loaders store in a model. Large tensors are checked on samples of rows."""
+"""Checks of the values, codes and scales that algorithms and loaders store in a model.
+
+Large tensors are checked on samples of rows.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,8 @@ def sample_of_rows(granularity: Granularity, shape: tuple[int, ...], elements: i
     Args:
         granularity: The granularity of the scales. The slice has all rows that share scales, or none of them.
         shape: The shape of the tensor. Only matrices are sampled.
-        elements: The wanted size of the sample. A sample has at least one row, or at least one set of rows that
-            share their scales.
+        elements: The wanted size of the sample. A sample has at least one row, or at least one set of rows
+            that share their scales.
     """
     count = max(1, elements // max(1, shape[-1]))
     if len(shape) != 2 or count >= shape[0]:
@@ -33,7 +36,10 @@ def sample_of_rows(granularity: Granularity, shape: tuple[int, ...], elements: i
 
 
 def qparams_of_rows(granularity: Granularity, shape: tuple[int, ...], qparams: QParams, rows: slice) -> QParams:
-    """Return the scales of the rows ``rows`` of a matrix with shape ``shape``. Rows that share scales must not be separated."""
+    """Return the scales of the rows ``rows`` of a matrix with shape ``shape``.
+
+    Rows that share scales must not be separated.
+    """
 
     def part(tensor: Tensor) -> Tensor:
         return granularity.reduce_scale(granularity.expand_scale(tensor, shape)[rows], (len(range(*rows.indices(shape[0]))), shape[1]))
@@ -44,8 +50,9 @@ def qparams_of_rows(granularity: Granularity, shape: tuple[int, ...], qparams: Q
 
 
 SAMPLE = 1 << 13
-"""Number of elements that are checked if a check of the whole tensor would take too long. The checked elements are those of
-whole rows, which are evenly spread over the tensor.
+"""Number of elements that are checked if a check of the whole tensor would take too long.
+
+The checked elements are those of whole rows, which are evenly spread over the tensor.
 """
 
 
@@ -53,7 +60,8 @@ whole rows, which are evenly spread over the tensor.
 def grid_error(
     quantizer: TensorQuantizer, qparams: QParams | None, values: Tensor, codes: Tensor | None = None, *, sampled: bool = False
 ) -> str | None:
-    """Return why values are not on a quantizer's grid or why their scales are unusable, or None if both are valid.
+    """Return why values are not on a quantizer's grid or why their scales are unusable, or None if both are
+    valid.
 
     The function checks every scale and every element. It takes about as long as rounding the tensor.
 
@@ -61,8 +69,10 @@ def grid_error(
         quantizer: The quantizer of the tensor.
         qparams: The scales, or None if they are not set.
         values: A weight or a bias, on any device.
-        codes: The codes that should represent the values. If it is None, the function computes the codes from the values.
-        sampled: Whether to check only a sample of `SAMPLE` elements. All elements are checked for NaN and Inf.
+        codes: The codes that should represent the values. If it is None, the function computes the codes from
+            the values.
+        sampled: Whether to check only a sample of `SAMPLE` elements. All elements are checked for NaN and
+            Inf.
 
     Returns:
         A verb phrase, such as ``"holds NaN or Inf"``, or None.
@@ -89,9 +99,11 @@ def grid_error(
 def codes_error(
     quantizer: TensorQuantizer, qparams: QParams, values: Tensor, codes: Tensor, order: str, *, is_rounded: bool = True
 ) -> str | None:
-    """Return an error if values and codes disagree, the scales are unusable or packing loses codes; otherwise return None.
+    """Return an error if values and codes disagree, the scales are unusable or packing loses codes; otherwise
+    return None.
 
-    The function checks every scale, and a sample of `SAMPLE` codes. The error is a verb phrase; for packing, `LOSSY`.
+    The function checks every scale, and a sample of `SAMPLE` codes. The error is a verb phrase; for packing,
+    `LOSSY`.
 
     Args:
         quantizer: The quantizer of the tensor.
@@ -119,7 +131,8 @@ LOSSY = "has codes that do not survive packing: unpack(pack(codes)) differs from
 
 
 def scales_error(quantizer: TensorQuantizer, qparams: QParams | None, shape: tuple[int, ...]) -> str | None:
-    """Return a verb phrase that says why the scales of a tensor with shape ``shape`` are unusable, or None if they are valid."""
+    """Return a verb phrase that says why the scales of a tensor with shape ``shape`` are unusable, or None if
+    they are valid."""
     if quantizer.is_float:
         return None
     if qparams is None:
@@ -134,7 +147,10 @@ def scales_error(quantizer: TensorQuantizer, qparams: QParams | None, shape: tup
 
 
 def scale_values_error(qparams: QParams) -> str | None:
-    """Return a verb phrase that says why the values in ``qparams`` are unusable, or None. Shapes are not checked."""
+    """Return a verb phrase that says why the values in ``qparams`` are unusable, or None.
+
+    Shapes are not checked.
+    """
     if qparams.table is not None and not bool(qparams.table.isfinite().all()):
         return "has a table that holds NaN or Inf"
     bad = [name for name, tensor in qparams.items() if name not in ("zero_point", "table") and not _are_usable(tensor)]
@@ -169,7 +185,8 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 def _are_usable(scales: Tensor) -> bool:
     """Return whether all scales are positive and finite. The scales are read once.
 
-    If a scale is NaN, `torch.aminmax` returns NaN for the minimum and the maximum, and both comparisons are false.
+    If a scale is NaN, `torch.aminmax` returns NaN for the minimum and the maximum, and both comparisons are
+    false.
     """
     if scales.numel() == 0:
         return True
