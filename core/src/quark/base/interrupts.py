@@ -43,7 +43,7 @@ def uninterrupted() -> Iterator[None]:
         yield
         return
     received: list[int] = []
-    # If a handler was not installed from Python, it is None here. It cannot be restored, so it is not replaced.
+    # If a handler was not installed from Python, it is None. It cannot be restored, so it is kept.
     handlers = {number: handler for number in _ENDING if (handler := signal.getsignal(number)) is not None}
     try:
         for number in handlers:
