@@ -37,7 +37,7 @@ def refuse_non_finite(
     if infinite and warns:
         get_logger(__name__).warning(
             f"{len(infinite)} buffer(s) contain Inf and are written unchanged: {folded(infinite)}. Attention masks may contain Inf. If "
-            "these buffers are not masks, the checkpoint is damaged or was cast to float16, whose largest value is 65504."
+            "these buffers are not masks, the checkpoint is damaged or was cast to float16, whose largest value is 65504"
         )
     if names := [n for n in names if n not in infinite]:
         raise NonFiniteError(f"NaN or Inf in {len(names)} tensor(s): {folded(names)}. {reason(names)}", tensor=names[0])

@@ -87,7 +87,7 @@ class Ranks:
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise UnsupportedError(
                 f"a {type(value).__name__} cannot be sent to the other processes of this run ({error}). Run in one process, or make the "
-                "object picklable: its class must be at the top level of a module, and its attributes must be picklable."
+                "object picklable: its class must be at the top level of a module, and its attributes must be picklable"
             ) from error
         return [value if rank == self.rank else each for rank, each in enumerate(_received(self.group, message))]
 

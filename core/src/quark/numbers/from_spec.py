@@ -70,7 +70,7 @@ def observer_class(spec: QTensorConfig) -> type[Observer]:
     cls = _registered(named) if isinstance(named, str) else named
     if not (isinstance(cls, type) and issubclass(cls, Observer)):
         raise ConfigError(
-            f"observer_cls={named!r} of {spec.dtype.name} is not an observer. Give a subclass of quark.numbers.Observer, or its name."
+            f"observer_cls={named!r} of {spec.dtype.name} is not an observer. Give a subclass of quark.numbers.Observer, or its name"
         )
     return cls
 
@@ -123,7 +123,7 @@ def _quantizer(spec: TensorSpec, activation: bool, plugins: Catalog) -> TensorQu
         names = " → ".join(level.dtype.name for level in specs)
         raise UnsupportedError(
             f"no number format builds a quantizer of the {len(specs)} levels {names}. Use one or two levels, or a number format whose "
-            "method NumberFormat.quantizer returns a quantizer of these levels."
+            "method NumberFormat.quantizer returns a quantizer of these levels"
         )
     first, second = (level_quantizer(level, activation=activation) for level in specs)
     return TwoLevelQuantizer(first, second) if specs[1].is_scale_quant else ProgressiveQuantizer(first, second)
@@ -136,7 +136,7 @@ def _table_error(specs: tuple[QTensorConfig, ...], *, activation: bool) -> str |
     if not learning or (len(specs) == 1 and not activation):
         return None
     where = "an activation" if activation else f"one of {len(specs)} levels"
-    return f"{learning[0]} learns a table from a whole weight, so it cannot be the format of {where}. Use it alone, for weights."
+    return f"{learning[0]} learns a table from a whole weight, so it cannot be the format of {where}. Use it alone, for weights"
 
 
 def level_quantizer(spec: QTensorConfig, *, activation: bool) -> SingleLevelQuantizer:

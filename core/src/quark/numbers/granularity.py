@@ -373,7 +373,7 @@ def granularity_of(spec: QTensorConfig, *, activation: bool) -> Granularity:
         if spec.ch_axis not in (-1, 1):
             raise ConfigError(
                 f"groups of {spec.dtype.name} cannot run along ch_axis={spec.ch_axis} of {'an activation' if activation else 'a weight'}. "
-                "Set ch_axis=-1. For a weight with a positive group_size, ch_axis=0 is also possible."
+                "Set ch_axis=-1. For a weight with a positive group_size, ch_axis=0 is also possible"
             )
         return PerGroup(spec.group_size)
     if spec.qscheme is QSchemeType.per_block and spec.block_size is not None:
@@ -381,6 +381,6 @@ def granularity_of(spec: QTensorConfig, *, activation: bool) -> Granularity:
     wanted = ", ".join(QSchemeType.__members__)
     if spec.qscheme is not None and spec.qscheme.name not in QSchemeType.__members__:
         raise ConfigError(
-            f"the number format {spec.dtype.name} has no qscheme '{spec.qscheme.name}'. Use {wanted}, or a number format that has it."
+            f"the number format {spec.dtype.name} has no qscheme '{spec.qscheme.name}'. Use {wanted}, or a number format that has it"
         )
     raise ConfigError(f"{spec.dtype.name} needs a qscheme. Set one of {wanted}")

@@ -222,15 +222,15 @@ class NumberFormat(ABC):
         """
         missing = [name for name in ("is_dynamic", "qscheme") if getattr(spec, name) is None]
         if missing:
-            return f"{self.name} needs {' and '.join(missing)}. Set every field that is named here."
+            return f"{self.name} needs {' and '.join(missing)}. Set every field that is named here"
         if spec.symmetric is False:
-            return f"{self.name} has no zero point. Set symmetric to True or None."
+            return f"{self.name} has no zero point. Set symmetric to True or None"
         if spec.scale_format not in (None, "float32") or spec.scale_type not in (None, ScaleType.float, ScaleType.float32):
-            return f"{self.name} always has float32 scales. Leave out scale_format and scale_type."
+            return f"{self.name} always has float32 scales. Leave out scale_format and scale_type"
         if spec.scale_calculation_mode is not None:
-            return f"{self.name} computes its scales in one way only. Leave out scale_calculation_mode."
+            return f"{self.name} computes its scales in one way only. Leave out scale_calculation_mode"
         if spec.round_method not in (None, RoundType.half_even):
-            return f"{self.name} rounds to the nearest value only. Leave out round_method."
+            return f"{self.name} rounds to the nearest value only. Leave out round_method"
         return None
 
     def canonicalize(self, spec: QTensorConfig) -> TensorSpec:
@@ -308,7 +308,7 @@ class NumberFormat(ABC):
             importance: The weight of each element's squared error, in the shape of ``t``. It is ``(scale /
                 largest scale)²``, multiplied by the second moment of the input channel if that is known.
         """
-        raise NotImplementedError(f"the format '{self.name}' sets table_shape, but has no learned_table. Define this method.")
+        raise NotImplementedError(f"the format '{self.name}' sets table_shape, but has no learned_table. Define this method")
 
     def with_table(self, table: Tensor) -> NumberFormat:
         """Return a format whose values come from ``table``. Formats with a table must define this method.
@@ -316,7 +316,7 @@ class NumberFormat(ABC):
         Without a table, the format has no values. So quark calls `round_`, `encode` and `decode` only on the
         result.
         """
-        raise NotImplementedError(f"the format '{self.name}' sets table_shape, but has no with_table. Define this method.")
+        raise NotImplementedError(f"the format '{self.name}' sets table_shape, but has no with_table. Define this method")
 
     def round_in_(self, t: Tensor, metric: Tensor) -> Tensor:
         """Round vectors ``t [n, vector]`` in place, and return ``t``.

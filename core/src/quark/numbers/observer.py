@@ -73,6 +73,6 @@ class Observer(ABC):
         if not isinstance(other, type(self)):
             raise ConfigError(
                 f"the ranges of a {type(self).__name__} and a {type(other).__name__} cannot be merged. Tensors that share a range, such "
-                "as the inputs of the experts of one layer, need the same observer_cls."
+                "as the inputs of the experts of one layer, need the same observer_cls"
             )
         return other
