@@ -50,7 +50,7 @@ def test_it_is_described_by_its_name_and_size() -> None:
 
 
 def test_a_format_without_it_refuses_the_spec() -> None:
-    with pytest.raises(ConfigError, match=r"third_powers has no qscheme 'third-party\.strided': use per_tensor, per_channel"):
+    with pytest.raises(ConfigError, match=r"third_powers has no qscheme 'third-party\.strided'. Use per_tensor, per_channel"):
         quantizer_for(spec().set(dtype="third_powers"), activation=False)
 
 

@@ -1,9 +1,9 @@
 """quark: post-training quantization for PyTorch, in which everything that varies is a plugin.
 
-Registries such as `quark.plugins.formats` are re-exported here: ``quark.schemes().get("fp8")``. They find
-plugins on first use; importing this package imports almost nothing else. ``quark.algorithms`` is a package
-that can also be called (see `quark.base.lazy.make_callable`). `quark.torch` hands over to the distribution
-that has AMD Quark's import paths.
+This package re-exports registries such as `quark.plugins.formats`, as in ``quark.schemes().get("fp8")``. A
+registry looks for plugins when it is first used, so importing this package imports almost nothing else.
+``quark.algorithms`` is a package that can also be called (see `quark.base.lazy.make_callable`). `quark.torch`
+imports its contents from the distribution that provides AMD Quark's import paths.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ __all__ = [
 ]
 
 if _HandsOver not in sys.meta_path:
-    sys.meta_path.append(_HandsOver)  # asked only for modules without a file here
+    sys.meta_path.append(_HandsOver)  # Python asks it only for modules that have no file in this package
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'quark' has no attribute '{name}'", name=name)
-    from quark import plugins  # not above: `import quark` stays free of pluggy and of metadata until a registry is asked for
+    from quark import plugins  # not at the top: `import quark` loads neither pluggy nor metadata
 
     return getattr(plugins, name)
 

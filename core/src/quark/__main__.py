@@ -1,4 +1,4 @@
-"""``python -m quark``: the program, as `torchrun --nproc-per-node N -m quark …` starts it."""
+"""The entry point of ``python -m quark``, which ``torchrun --nproc-per-node N -m quark …`` needs too."""
 
 import sys
 from importlib.metadata import entry_points
@@ -7,5 +7,5 @@ if __name__ == "__main__":
     found = entry_points(group="console_scripts", name="quark")
     programs = [entry for entry in found if entry.dist is not None and entry.dist.name == "quark-workbench"]
     if not programs:
-        sys.exit("quark: the program comes with quark-workbench, which is not installed: pip install quark-workbench")
+        sys.exit("quark: the distribution quark-workbench, which provides this program, is not installed. Run: pip install quark-workbench")
     programs[0].load()()

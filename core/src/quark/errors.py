@@ -24,7 +24,10 @@ __all__ = [
 
 
 class QuarkError(Exception):
-    """Base of all errors raised on purpose; the command line prints it as one paragraph and exits with 2."""
+    """Base class of all errors that quark raises on purpose.
+
+    The command line prints the message as one paragraph and exits with 2.
+    """
 
 
 class ConfigError(QuarkError, ValueError):
@@ -35,9 +38,9 @@ class UnknownNameError(ConfigError):
     """A name that no installed plugin provides.
 
     Attributes:
-        kind: Kind of thing that was asked for, such as ``"scheme"``.
+        kind: What the name should refer to, such as ``"scheme"``.
         name: The unknown name.
-        known: The known names.
+        known: The names that installed plugins provide.
     """
 
     def __init__(self, message: str, *, kind: str, name: str, known: Sequence[str] = ()) -> None:
@@ -47,28 +50,29 @@ class UnknownNameError(ConfigError):
         self.known = tuple(known)
 
     def saying(self, message: str) -> UnknownNameError:
-        """Return this error with another message, such as one that says who asks for the name."""
+        """Return a copy of this error with another message, for instance one that says which setting has the
+        unknown name."""
         return UnknownNameError(message, kind=self.kind, name=self.name, known=self.known)
 
 
 class AmbiguousNameError(ConfigError):
-    """A name that several distributions claim; it fails only when it is asked for."""
+    """Several distributions provide the same name. The error is raised only when the name is looked up."""
 
 
 class PluginError(QuarkError):
     """A plugin is broken: its code cannot be loaded, raised an error, or returned something invalid.
 
-    The message names the plugin, its distribution and version; an error that the plugin raised is the cause.
-    An error while plugins are collected is raised in strict mode only, and otherwise recorded and warned
-    about once.
+    The message names the plugin, its distribution and its version. If the plugin raised an error, that error
+    is the ``__cause__``. While quark collects plugins, it raises this error only in strict mode. In other
+    modes it records the error and warns about it once.
     """
 
 
 class RankError(QuarkError):
-    """Another process of the run has failed or is gone; the message says which, and why if that is known.
+    """Another process of the run has failed or has ended. The message says which process and, if known, why.
 
     Attributes:
-        is_told: Whether the first rank reports the error too, so that other ranks need not.
+        is_told: Whether the first rank reports the error too. If so, the other ranks need not report it.
     """
 
     def __init__(self, message: str, *, is_told: bool = False) -> None:
@@ -77,7 +81,10 @@ class RankError(QuarkError):
 
 
 class MissingPluginError(QuarkError, ImportError):
-    """A module or a name belongs to a distribution that is not active; the message has reason and fix."""
+    """A module or a name belongs to a distribution that is not active.
+
+    The message says why, and how to activate it.
+    """
 
 
 class CheckpointError(QuarkError):
@@ -85,18 +92,21 @@ class CheckpointError(QuarkError):
 
 
 class CalibrationError(QuarkError, ValueError):
-    """Calibration data are missing, empty, or of a kind that no model can be called with."""
+    """Calibration data are missing or empty, or no model can be called with data of this type."""
 
 
 class RoundingError(QuarkError):
-    """A rounding cannot choose codes for some layers; the pipeline rounds these to nearest, and says so."""
+    """A rounding algorithm cannot choose codes for some layers.
+
+    The pipeline rounds these layers to nearest and logs this.
+    """
 
 
 class NonFiniteError(QuarkError, ValueError):
-    """A weight or an activation holds NaN or Inf.
+    """A weight or an activation contains NaN or Inf.
 
     Attributes:
-        tensor: Full name of the tensor.
+        tensor: The full name of the tensor.
     """
 
     def __init__(self, message: str, *, tensor: str) -> None:
@@ -105,11 +115,12 @@ class NonFiniteError(QuarkError, ValueError):
 
 
 class UnsupportedError(QuarkError, NotImplementedError):
-    """The request is understood but cannot be done; the message says why."""
+    """The request is valid, but quark cannot do it. The message says why."""
 
 
 class OutputError(QuarkError, OSError):
-    """The output directory cannot be used: not empty, not writable, or no space left."""
+    """The output directory cannot be used, because it is not empty or not writable, or because there is no
+    space left."""
 
 
 class ResumeError(OutputError):
@@ -118,7 +129,7 @@ class ResumeError(OutputError):
     The message says how to resume and how to restart.
 
     Attributes:
-        differences: Differences from the interrupted run, one line each.
+        differences: One line for each difference between this run and the interrupted run.
     """
 
     def __init__(self, message: str, *, differences: Sequence[str] = ()) -> None:
@@ -127,4 +138,5 @@ class ResumeError(OutputError):
 
 
 class EnvironmentConflictError(QuarkError, RuntimeError):
-    """The environment does not fit: a rival package, an unsupported version, or a broken library."""
+    """quark cannot work in this environment, which has a rival package, an unsupported version or a broken
+    library."""

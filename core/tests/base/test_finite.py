@@ -40,7 +40,7 @@ def test_codes_integers_and_tensors_without_values_are_passed_over() -> None:
 def test_a_buffer_may_hold_inf_and_is_named(caplog: pytest.LogCaptureFixture) -> None:
     mask = torch.tensor([0.0, float("-inf")])
     check({"mask": mask}, ("mask",))
-    assert "1 buffer(s) hold Inf" in caplog.text
+    assert "1 buffer(s) contain Inf" in caplog.text
     assert "mask" in caplog.text
     with pytest.raises(NonFiniteError):
         check({"mask": mask})

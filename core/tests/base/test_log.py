@@ -61,7 +61,7 @@ def test_the_environment_sets_the_level_unless_the_application_has(
     finally:
         root.handlers = handlers
         root.setLevel(before)
-    assert ("QUARK_LOG_LEVEL='loud' is not a log level: use debug, " in capsys.readouterr().err) is (asked == "loud")
+    assert ("QUARK_LOG_LEVEL='loud' is not a log level. Use debug, " in capsys.readouterr().err) is (asked == "loud")
 
 
 @pytest.mark.parametrize("text", ["", "4-bit weights", "[red]not markup[/]", "Σ x² ≤ ½ · 10\u00a0%", "量子化 🚀"])

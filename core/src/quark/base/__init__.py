@@ -1,1 +1,2 @@
-"""Foundations of every other folder: names, late references, the log, threads, processes, the environment."""
+"""Modules that every other folder builds on: names, lazy references, the log, threads, processes and the
+environment."""

@@ -1,4 +1,4 @@
-"""Checks of tensors for NaN and Inf: before weights are changed, and before tensors are written."""
+"""Checks of tensors for NaN and Inf. They run before weights are changed and before tensors are written."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from quark.errors import NonFiniteError
 def refuse_non_finite(
     tensors: Mapping[str, Tensor], buffers: Collection[str], reason: Callable[[Sequence[str]], str], *, warns: bool = True
 ) -> None:
-    """Raise if a tensor holds NaN or Inf. Codes, integers and meta tensors are skipped.
+    """Raise an error if a tensor contains NaN or Inf. Codes, integers and meta tensors are not checked.
 
     Args:
-        tensors: Tensors by full name.
-        buffers: Names of buffers. These may hold Inf, as attention masks do.
-        reason: Returns the cause and the fix for the tensors of these names, for the message.
-        warns: Whether a warning names buffers with Inf.
+        tensors: A dictionary from full name to tensor.
+        buffers: The names of the tensors that are buffers. Buffers may contain Inf, as attention masks do.
+        reason: A function that gets the names of the invalid tensors and returns the cause and the fix for
+            the message.
+        warns: Whether to log a warning that names the buffers that contain Inf.
 
     Raises:
-        NonFiniteError: A tensor holds NaN, or a tensor that is not a buffer holds Inf. The message names
-            these tensors.
+        NonFiniteError: A tensor contains NaN, or a tensor that is not a buffer contains Inf. The message
+            names these tensors.
     """
     floats = {n: t.detach() for n, t in tensors.items() if t.is_floating_point() and t.itemsize > 1 and not t.is_meta}
     sums = numbers(*(_sum(x) for x in floats.values())) if floats else []
@@ -35,15 +36,16 @@ def refuse_non_finite(
     infinite = [n for n in names if n in buffers and not bool(floats[n].isnan().any())]
     if infinite and warns:
         get_logger(__name__).warning(
-            f"{len(infinite)} buffer(s) hold Inf and are written unchanged: {folded(infinite)}. Attention masks may hold Inf; if these are "
-            "not masks, the checkpoint is damaged or was cast to float16, whose largest value is 65504"
+            f"{len(infinite)} buffer(s) contain Inf and are written unchanged: {folded(infinite)}. Attention masks may contain Inf. If "
+            "these buffers are not masks, the checkpoint is damaged or was cast to float16, whose largest value is 65504"
         )
     if names := [n for n in names if n not in infinite]:
         raise NonFiniteError(f"NaN or Inf in {len(names)} tensor(s): {folded(names)}. {reason(names)}", tensor=names[0])
 
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and persistent buffers of a model by full name, which a checkpoint stores."""
+    """Return the tensors of a model that a checkpoint stores (parameters and persistent buffers) as a
+    dictionary from full name to tensor."""
     return {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if isinstance(tensor, Tensor)}
 
 
@@ -53,10 +55,10 @@ def buffers_of(model: nn.Module) -> frozenset[str]:
 
 
 def is_finite(x: Tensor) -> bool:
-    """Return whether no element is NaN or infinite.
+    """Return whether all elements are finite.
 
-    The tensor is read once, because NaN and Inf survive a sum. Finite elements may overflow in a sum too, so
-    elements are tested if the sum is not finite.
+    In most cases the tensor is read once: if an element is NaN or Inf, the sum is not finite. A sum of finite
+    elements can overflow too, so each element is tested if the sum is not finite.
     """
     return bool(torch.isfinite(_sum(x))) or bool(torch.isfinite(x).all())
 

@@ -1,4 +1,7 @@
-"""Signals that end a program: SIGTERM raises as Ctrl-C does, and critical sections hold both back."""
+"""Handling of SIGINT and SIGTERM.
+
+SIGTERM raises an exception, as Ctrl-C does, and critical sections delay both signals.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,12 @@ _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def termination_unwinds() -> Iterator[None]:
-    """Make SIGTERM raise SystemExit(143), the exit code that shells report.
+    """Make SIGTERM raise ``SystemExit(143)`` inside the ``with`` block.
 
-    Unfinished output is then removed as after Ctrl-C.
+    Shells report 143 for a program that SIGTERM ends.
+    Because of the exception, unfinished output is removed, as it is after Ctrl-C.
 
-    This has no effect outside the main thread, or if the signal is handled or ignored already.
+    This context has no effect outside the main thread, or if the program already handles or ignores SIGTERM.
     """
     if not _in_main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
@@ -31,15 +35,15 @@ def termination_unwinds() -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold back SIGINT and SIGTERM while the body runs, and deliver them afterwards.
+    """Delay SIGINT and SIGTERM until the ``with`` block has ended.
 
-    This has no effect outside the main thread.
+    This context has no effect outside the main thread.
     """
     if not _in_main_thread():
         yield
         return
     received: list[int] = []
-    # None is a handler that was not installed from Python. It cannot be restored, so it is not replaced.
+    # If a handler was not installed from Python, it is None. It cannot be restored, so it is kept.
     handlers = {number: handler for number in _ENDING if (handler := signal.getsignal(number)) is not None}
     try:
         for number in handlers:

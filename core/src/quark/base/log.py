@@ -1,7 +1,8 @@
-"""The log: the logger ``quark`` on stderr, lines beside a bar, and texts of plugins made printable.
+"""The log of quark: its logger, log lines next to a progress bar, and the escaping of control characters.
 
-Lines look like ``[QUARK-INFO]: …``. An application that configures logging gets them instead of stderr.
-Control characters in texts of plugins are escaped, because a terminal would obey them.
+The logger ``quark`` writes lines such as ``[QUARK-INFO]: …`` to stderr. If the application configures
+logging, its handlers get the lines, and quark does not write to stderr. Control characters in texts of
+plugins are escaped, because a terminal would execute them.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from contextlib import contextmanager, suppress
 
 
 class _StderrUnlessConfigured(logging.Handler):
-    """Writes to stderr, unless the root logger has handlers: then the application decides.
+    """A log handler that writes to stderr if the root logger has no handlers.
+
+    If it has some, the application writes the log.
 
     Attributes:
-        write: Writes a line.
+        write: The function that writes a line.
     """
 
     def __init__(self) -> None:
@@ -27,7 +30,10 @@ class _StderrUnlessConfigured(logging.Handler):
         self.write: Callable[[str], object] = _to_stderr
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write the lines of a record, with control characters escaped. A closed stderr ends no run."""
+        """Write the lines of a record with control characters escaped.
+
+        If stderr is closed, the error is ignored and the run goes on.
+        """
         if writes_to_stderr():
             with suppress(OSError):
                 self.write(f"[QUARK-{record.levelname}]: {shown_lines(record.getMessage())}")
@@ -40,14 +46,14 @@ def _to_stderr(line: str) -> None:
 _HANDLER = _StderrUnlessConfigured()
 _LEVEL = "QUARK_LOG_LEVEL"
 _LEVELS = {name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error", "critical")}
-"""Values of the environment variable for the level, as in AMD Quark."""
+"""Dictionary from value of ``QUARK_LOG_LEVEL`` to log level. The values are those of AMD Quark."""
 
 
 def get_logger(name: str = "quark") -> logging.Logger:
-    """Return the logger of that name below ``quark``.
+    """Return the logger ``name``, which is the logger ``quark`` or one of its descendants.
 
-    The first call gives ``quark`` its handler. It also sets the level from the environment variable
-    ``QUARK_LOG_LEVEL``, unless the application has set one.
+    The first call adds a handler to the logger ``quark``. If the application has not set the level of that
+    logger, the call also sets it from the environment variable ``QUARK_LOG_LEVEL``.
     """
     root = logging.getLogger("quark")
     if _HANDLER not in root.handlers:
@@ -56,22 +62,27 @@ def get_logger(name: str = "quark") -> logging.Logger:
             asked = os.environ.get(_LEVEL, "info")
             root.setLevel(_LEVELS.get(asked.lower(), logging.INFO))
             if asked.lower() not in _LEVELS:
-                root.warning(f"{_LEVEL}={asked!r} is not a log level: use {', '.join(_LEVELS)}.")
+                root.warning(f"{_LEVEL}={asked!r} is not a log level. Use {', '.join(_LEVELS)}.")
     return root if name == "quark" else root.getChild(name.removeprefix("quark."))
 
 
 def writes_to_stderr() -> bool:
-    """Return whether quark writes its log itself, because the application has configured no handlers."""
+    """Return whether quark writes its log to stderr itself.
+
+    It does if the application has configured no log handlers.
+    """
     return not logging.getLogger().handlers
 
 
 @contextmanager
 def beside_a_bar(write: Callable[[str], object], shown: str) -> Iterator[None]:
-    """Write lines for stderr above a progress bar; other handlers are not changed.
+    """Write log lines above a progress bar instead of to stderr inside the ``with`` block.
+
+    Other handlers are not changed.
 
     Args:
-        write: Writes a line above the bar.
-        shown: Name of the logger whose lines the bar replaces.
+        write: The function that writes a line above the bar.
+        shown: The name of a logger whose lines are not written, because the bar shows the same information.
     """
 
     def is_other(record: logging.LogRecord) -> bool:
@@ -87,7 +98,8 @@ def beside_a_bar(write: Callable[[str], object], shown: str) -> Iterator[None]:
 
 
 class _Silence:
-    """Number of open `silenced` contexts in all threads, and the level of the log before the first."""
+    """The number of `silenced` contexts that are open in all threads, and the log level before the first of
+    them was opened."""
 
     lock = threading.Lock()
     contexts = 0
@@ -96,9 +108,10 @@ class _Silence:
 
 @contextmanager
 def silenced(level: int = logging.ERROR) -> Iterator[None]:
-    """Log nothing below ``level`` during a trial that may be repeated with the same warnings.
+    """Log nothing below ``level`` inside the ``with`` block.
 
-    Nested and concurrent contexts keep the level of the first until the last ends.
+    Use it for a trial that would log the same warnings again. If contexts are nested or run in several
+    threads, the level of the first context applies until the last one ends.
     """
     with _Silence.lock:
         if _Silence.contexts == 0:
@@ -115,9 +128,10 @@ def silenced(level: int = logging.ERROR) -> Iterator[None]:
 
 
 def unprintable(text: str) -> str | None:
-    """Return the first character that a terminal would obey or hide, or None.
+    """Return the first character of ``text`` that a terminal would not show, or None if it would show all of
+    them.
 
-    These are control characters, such as escape, and marks that change the direction of text.
+    Such characters are control characters, for instance escape, and marks that change the direction of text.
 
     >>> unprintable("4-bit weights"), unprintable("ends\\x1b[2J")
     (None, '\\x1b')
@@ -126,7 +140,7 @@ def unprintable(text: str) -> str | None:
 
 
 def shown(text: str) -> str:
-    """Return a text with every `unprintable` character escaped as in a Python string.
+    """Return ``text`` with every `unprintable` character escaped, as Python does in a string literal.
 
     >>> print(shown("red \\x1b[31m and\\nnew"))
     red \\x1b[31m and\\nnew
@@ -137,7 +151,7 @@ def shown(text: str) -> str:
 
 
 def shown_lines(text: str) -> str:
-    """Return a text of several lines with every `unprintable` character except line ends escaped."""
+    """Return ``text`` with every `unprintable` character escaped, except line ends."""
     return "\n".join(map(shown, text.split("\n")))
 
 

@@ -1,4 +1,4 @@
-"""The machine: its memory, in bytes, and its processors; and the memory of this process."""
+"""Memory and processors of the machine, and memory of this process. All sizes are in bytes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 
 
 def available_bytes() -> int:
-    """Return the memory that programs can get without swapping."""
+    """Return the number of bytes that programs can allocate without swapping."""
     return _memory()[0]
 
 
 def total_bytes() -> int:
-    """Return the memory of the machine."""
+    """Return the number of bytes of memory of the machine."""
     return _memory()[1]
 
 
@@ -31,7 +31,7 @@ def _memory() -> tuple[int, int]:
 
 
 def resident_bytes() -> int:
-    """Return the resident memory of this process; on Linux without ``/proc``, its peak."""
+    """Return the resident memory of this process. On Linux without ``/proc``, return the peak instead."""
     import psutil
 
     try:
@@ -56,7 +56,7 @@ def _highest_bytes() -> int:
 
 
 def cores() -> int:
-    """Return the number of processors that this process may use, or of all if the system does not tell."""
+    """Return the number of processors that this process may use, or of all processors if that is unknown."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -70,11 +70,12 @@ def processor() -> str:
 
 
 def return_freed() -> None:
-    """Return the process's freed memory to the system, with ``malloc_trim`` of glibc (nothing elsewhere).
+    """Return freed memory of this process to the system with ``malloc_trim`` of glibc.
 
-    glibc keeps free memory between live allocations. Without this call, replaced float weights would stay
-    resident. `quark.runs.memory.FreedMemory` decides when to call it, because the system clears each page
-    before it is used again: after each block of a small model, that took 5 % of GPTQ's time.
+    Without glibc, do nothing. glibc keeps free memory between live allocations. Without this call, replaced
+    float weights would stay resident. `quark.runs.memory.FreedMemory` decides when to call it, because the
+    system clears each page before it is used again. When it was called after each block of a small model,
+    this took 5 % of GPTQ's time.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:

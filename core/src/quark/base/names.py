@@ -1,4 +1,4 @@
-"""Names: the rule that they follow, the closest match, patterns, and folding for messages."""
+"""Functions for names: validity, the most similar name, shell patterns, and folding of names for messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ NAME_RULE = "lower-case letters and digits, in parts joined by '_' or '-'"
 _NAME = re.compile(r"[a-z0-9]+([_-][a-z0-9]+)*")
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
 _Part = str | tuple[int, ...]
-"""Part of a name between dots: a word, or the numbers of all names that are folded into one."""
+"""Part of a dotted name: a word, or the numbers that stand here in the names that are folded into one
+pattern."""
 
 
 def is_valid_name(name: object) -> bool:
@@ -24,10 +25,10 @@ def is_valid_name(name: object) -> bool:
 
 
 def is_vendor_name(name: object) -> bool:
-    """Return whether ``name`` is a string ``vendor.name``, both parts by `NAME_RULE`.
+    """Return whether ``name`` is a string ``vendor.name`` whose two parts follow `NAME_RULE`.
 
-    Plugins extend a vocabulary of the core by such names. The vendor keeps the names of two plugins apart,
-    and shows that a name is not a misspelt name of the core.
+    Plugins add such names to a fixed set of names in the core. The vendor prefix prevents two plugins from
+    using the same name. It also shows that a name is not a misspelt name of the core.
 
     >>> is_vendor_name("acme.sparse"), is_vendor_name("sparse"), is_vendor_name("acme.")
     (True, False, False)
@@ -36,15 +37,18 @@ def is_vendor_name(name: object) -> bool:
 
 
 def has_wildcard(pattern: str) -> bool:
-    """Return whether a shell pattern has a wildcard, so that it matches other names than itself."""
+    """Return whether a shell pattern has a wildcard.
+
+    A pattern without wildcards matches only the name that equals it.
+    """
     return "*" in pattern or "?" in pattern or "[" in pattern
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Return whether a shell pattern matches a name, case-sensitively.
+    """Return whether a shell pattern matches a name. Upper and lower case differ.
 
-    A pattern without wildcards is compared directly: configurations of checkpoints have thousands of full
-    names, more than `fnmatch` caches.
+    A pattern without wildcards is compared directly, because configurations of checkpoints contain thousands
+    of full names, which is more than `fnmatch` caches.
 
     >>> matches("layers.0.up_proj", "*.up_proj"), matches("layers.0.up_proj", "up_proj")
     (True, False)
@@ -63,13 +67,16 @@ def closest(name: str, known: Iterable[str]) -> str | None:
 
 
 def fold_names(names: Iterable[str]) -> list[str]:
-    """Fold dotted names that differ only in their numbers; the patterns cover exactly these names.
+    """Return patterns such as ``layers.{0-2}.q`` that stand for exactly the given names.
+
+    Dotted names that differ only in their numbers are folded into one pattern.
 
     Args:
         names: Full names of modules or tensors.
 
     Returns:
-        Patterns, in the order of their first names. A name that folds with no other is its own pattern.
+        The patterns, sorted by the position of the first name of each pattern. A name that cannot be folded
+        with another name is its own pattern.
 
     >>> fold_names(["layers.0.q", "layers.1.q", "layers.2.q", "layers.0.k", "layers.2.k", "head"])
     ['layers.{0-2}.q', 'layers.{0,2}.k', 'head']
@@ -81,7 +88,9 @@ def fold_names(names: Iterable[str]) -> list[str]:
 
 
 def folded(names: Iterable[str], most: int = 8) -> str:
-    """Return names for a message, folded and joined by commas; patterns beyond ``most`` are counted.
+    """Return folded names for a message, separated by commas.
+
+    At most ``most`` patterns are listed, and the others are counted.
 
     >>> folded([f"layers.{i}.{p}" for i in range(80) for p in "qkv"], most=2)
     'layers.{0-79}.q, layers.{0-79}.k and 1 more'
@@ -92,7 +101,7 @@ def folded(names: Iterable[str], most: int = 8) -> str:
 
 
 def without_numbers(name: str) -> str:
-    """Return the name with ``*`` for each of its numbers. Names with the same result can be folded.
+    """Return ``name`` with each number replaced by ``*``. Names that have the same result can be folded.
 
     >>> without_numbers("layers.0.mlp.experts.7.up_proj")
     'layers.*.mlp.experts.*.up_proj'
@@ -101,12 +110,12 @@ def without_numbers(name: str) -> str:
 
 
 def _part(text: str) -> _Part:
-    # Numbers in module names have no leading zero and few digits; a damaged file may hold any.
+    # Numbers in module names have no leading zero and few digits. A damaged file may contain other numbers.
     return (int(text),) if text == "0" or _NUMBER.fullmatch(text) else text
 
 
 def _fold_at(names: Iterable[tuple[_Part, ...]], place: int) -> list[tuple[_Part, ...]]:
-    """Merge the names that differ only in their numbers at ``place``."""
+    """Merge the names that differ only in the numbers of the part with the index ``place``."""
     merged: dict[tuple[_Part | None, ...], list[tuple[_Part, ...]]] = {}
     for name in names:
         has_number = len(name) > place and not isinstance(name[place], str)
@@ -122,7 +131,8 @@ def _joined(members: list[tuple[_Part, ...]], place: int) -> tuple[_Part, ...]:
 
 
 def _numbers(numbers: tuple[int, ...]) -> str:
-    """Return ``7`` alone, ``{0-3}`` of a range, ``{0-3,5}`` of several."""
+    """Return numbers as text: ``7`` for one number, ``{0-3}`` for a range, and ``{0-3,5}`` for several
+    ranges."""
     if len(numbers) == 1:
         return str(numbers[0])
     ranges: list[list[int]] = []

@@ -28,8 +28,8 @@ float32.
 """
 
 _LOCAL = threading.local()
-"""``threads``: the number of threads that `parallel_map` may use while torch's own number is 1. If it is
-unset or 0, torch's own number applies.
+"""The attribute ``threads`` is the number of threads that `parallel_map` may use while
+``torch.get_num_threads()`` is 1. If it is unset or 0, ``torch.get_num_threads()`` applies.
 """
 
 
@@ -44,14 +44,14 @@ def parallel_map(work: Callable[[Item], Result], items: Sequence[Item], device: 
     computes everything.
 
     Args:
-        work: Function of one item, which does not depend on others. It runs in the caller's grad and
-            inference mode.
-        items: Arguments of ``work``.
-        device: Where the tensors lie.
+        work: A function of one item. Its result must not depend on other items. It runs in the caller's grad
+            and inference mode.
+        items: The items to which ``work`` is applied.
+        device: The device of the tensors.
 
     Raises:
-        BaseException: An error of ``work``; if several items fail, the error of the first item. Later items
-            may not have been computed.
+        BaseException: ``work`` raised this error. If it failed for several items, this is the error of the
+            first of them. Later items may not have been computed.
     """
     if device.type != "cpu" or _threads() == 1:
         return list(map(work, items))
@@ -61,10 +61,10 @@ def parallel_map(work: Callable[[Item], Result], items: Sequence[Item], device: 
 
 
 def beside(work: Callable[[], Result], device: torch.device = CPU) -> Callable[[], Result]:
-    """Start ``work()``, and return a function that returns its result.
+    """Start ``work()``, and return a function that waits for the result and returns it.
 
-    Inside `coarsely` another thread computes it, and the returned function raises its exceptions. Elsewhere
-    it is computed before this returns.
+    Inside `coarsely`, another thread runs ``work``, and the returned function raises the exceptions of
+    ``work``. Otherwise `beside` itself runs ``work`` before it returns.
     """
     if device.type != "cpu" or torch.get_num_threads() > 1 or _threads() == 1:
         result = work()
@@ -80,7 +80,7 @@ def beside(work: Callable[[], Result], device: torch.device = CPU) -> Callable[[
 
 @contextmanager
 def one_thread(device: torch.device = CPU) -> Iterator[None]:
-    """Let torch compute on the CPU in the calling thread alone while the body runs."""
+    """Inside the ``with`` block, let torch compute on the CPU in the calling thread only."""
     before = torch.get_num_threads()
     if device.type != "cpu" or before == 1:
         yield
@@ -94,10 +94,10 @@ def one_thread(device: torch.device = CPU) -> Iterator[None]:
 
 @contextmanager
 def coarsely(elements: int, device: torch.device = CPU) -> Iterator[None]:
-    """Compute operations in one thread while the body runs; `parallel_map` still uses all of torch's threads.
+    """Inside the ``with`` block, compute torch operations in one thread.
 
-    Use it for a sequence of many operations on matrices of up to ``elements`` elements. If that is more than
-    `SMALL`, nothing changes.
+    `parallel_map` still uses all threads. Use this context for a sequence of many operations on matrices of
+    up to ``elements`` elements. If ``elements`` is more than `SMALL`, the context has no effect.
     """
     before = _threads()
     if device.type != "cpu" or before == 1 or elements > SMALL:
@@ -122,9 +122,10 @@ def _threads_set(number: int) -> Iterator[None]:
 
 
 def row_slices(rows: int, length: int, elements: int) -> list[slice]:
-    """Return slices of the rows of a matrix, as equal as possible, as items for `parallel_map`.
+    """Return slices of a matrix's rows, to be used as items of `parallel_map`.
 
-    Each has up to ``elements`` elements, and at least one row.
+    The slices have nearly equal sizes.
+    A slice has at most ``elements`` elements, but at least one row.
     """
     most = max(1, elements // max(1, length))
     size = max(1, -(-rows // max(1, -(-rows // most))))
@@ -156,22 +157,22 @@ def _shared(work: Callable[[Item], Result], items: Sequence[Item], workers: int)
 
 
 class _Pool:
-    """Python threads, each with one torch thread.
+    """Python threads in which torch computes with one thread each.
 
-    They start on first use and end with the process.
+    The threads start on first use and end with the process.
     """
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Drop all threads: a forked process has none of its parent's threads."""
+        """Drop all threads. This is called in a forked process, which has none of its parent's threads."""
         self._lock = threading.Lock()
         self._executor: ThreadPoolExecutor | None = None
         self._size = 0
 
     def submit(self, task: Callable[[], Result], times: int) -> list[Future[Result]]:
-        """Run ``task`` in ``times`` threads."""
+        """Start ``task`` in ``times`` threads, and return a future for each of them."""
         with self._lock:
             if self._executor is None or times > self._size:
                 self._start(times)

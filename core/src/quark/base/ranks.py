@@ -1,11 +1,11 @@
-"""Ranks: the processes that share one run, and how they exchange values.
+"""Ranks are the processes that share one run. This module exchanges values between them.
 
-A run of one process uses the same code, with nothing to exchange.
+A run of one process uses the same code, but exchanges nothing.
 
 Every exchange is collective: all ranks call the same methods in the same order.
-`quark.calibration.sample_grid` divides calibration samples, and the sums over them. The program that starts
-the processes connects them by a `Group`; with ``torchrun``, this is `quark_workbench.process_group` of the
-distribution quark-workbench.
+`quark.calibration.sample_grid` divides the calibration samples, and the sums over samples, among the ranks.
+The program that starts the processes connects them by a `Group`; with ``torchrun``, this is
+`quark_workbench.process_group` of the distribution quark-workbench.
 """
 
 from __future__ import annotations
@@ -33,28 +33,29 @@ class Group(Protocol):
     """
 
     def gather(self, data: bytes) -> list[bytes]:
-        """Return the data of all ranks, in rank order."""
+        """Return a list of the data of all ranks, sorted by rank."""
 
     def gather_tensors(self, x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-        """Return the tensors of all ranks, each ``[size]``, uint8, on the device of ``x``.
+        """Return the uint8 tensors of all ranks on the device of ``x``.
 
+        Tensor *i* has the shape ``[sizes[i]]``.
         ``x`` is the tensor of this rank.
         """
 
     def sum_(self, x: Tensor) -> None:
-        """Replace ``x`` by its sum over all ranks, the same bits on each of them."""
+        """Replace ``x`` by its sum over all ranks. The result has the same bits on every rank."""
 
 
 @attrs.frozen(eq=False)
 class Ranks:
-    """The ranks of a run, seen from one of them.
+    """The number of this rank, the number of all ranks, and the methods that exchange values between them.
 
     Attributes:
-        rank: Number of this rank, from 0 on.
-        size: Number of ranks.
-        is_deterministic: Whether sums over calibration samples are taken in an order that does not depend on
-            ``size``, and so give the same bits for any number of ranks.
-        group: Carries data between ranks; None for one rank.
+        rank: The number of this rank. The first rank is 0.
+        size: The number of ranks.
+        is_deterministic: Whether sums over calibration samples are added in an order that does not depend on
+            ``size``. If so, they have the same bits for any number of ranks.
+        group: The object that transfers data between ranks, or None for a run of one rank.
 
     Example:
         >>> ALONE.gather("what this rank has")
@@ -72,9 +73,9 @@ class Ranks:
         return self.rank == 0
 
     def gather(self, value: T) -> list[T]:
-        """Return the values of all ranks, in rank order.
+        """Return a list of the values of all ranks, sorted by rank.
 
-        A value is anything that can be pickled; tensors arrive on the device of this rank.
+        A value can be any object that can be pickled. Received tensors are on the device of this rank.
 
         Raises:
             UnsupportedError: The value cannot be pickled.
@@ -85,17 +86,17 @@ class Ranks:
             message = _Message(value)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise UnsupportedError(
-                f"a {type(value).__name__} cannot be sent to the other processes of this run ({error}). Run in one process, or build the "
-                "object from what pickle can store: attributes, and classes that a module defines by name"
+                f"a {type(value).__name__} cannot be sent to the other processes of this run ({error}). Run in one process, or make the "
+                "object picklable: its class must be at the top level of a module, and its attributes must be picklable"
             ) from error
         return [value if rank == self.rank else each for rank, each in enumerate(_received(self.group, message))]
 
     def broadcast(self, value: T, source: int = 0) -> T:
-        """Return the value of the rank ``source``; the other ranks' values are ignored."""
+        """Return the value of the rank ``source``. The values of the other ranks are ignored."""
         return self.gather(value if self.rank == source else None)[source]  # type: ignore[return-value]
 
     def first(self, value: T | None) -> T | None:
-        """Return the value of the first rank that has one."""
+        """Return the value of the first rank whose value is not None, or None if all values are None."""
         return next((each for each in self.gather(value) if each is not None), None)
 
     def sum(self, number: int) -> int:
@@ -123,23 +124,27 @@ class Ranks:
         self.gather(None)
 
     def part(self, count: int) -> slice:
-        """Return this rank's slice of ``count`` things; the slices of all ranks have about the same size."""
+        """Return the slice of ``count`` items that this rank processes.
+
+        All ranks get slices of about the same size.
+        """
         return slice(self.rank * count // self.size, (self.rank + 1) * count // self.size)
 
 
 ALONE = Ranks()
-"""A run of one process."""
+"""The `Ranks` of a run of one process."""
 
 
 def owners(sizes: Sequence[int], ranks: int, first: int = 0) -> list[int]:
-    """Return the rank that does each piece of work, so that loads are even.
+    """Return a list that contains the rank of each piece of work. The work of all ranks is nearly equal.
 
-    Pieces are assigned by size, the largest first, each to the rank with the least work so far.
+    Pieces are assigned in order of size, the largest first. Each piece goes to the rank with the least work
+    so far.
 
     Args:
-        sizes: Sizes of the pieces, in any unit.
-        ranks: Number of ranks.
-        first: Load of rank 0 besides these pieces.
+        sizes: The sizes of the pieces, in any unit.
+        ranks: The number of ranks.
+        first: The size of other work that rank 0 has in addition to these pieces.
     """
     loads = [first, *[0] * (ranks - 1)]
     owner_of = [0] * len(sizes)
@@ -162,7 +167,7 @@ class _Place:
     device: str
 
     def read(self, data: Tensor) -> Tensor:
-        """Return the tensor from the bytes of all tensors of the message."""
+        """Return the tensor. ``data`` contains the bytes of all tensors of the message."""
         size = self.dtype.itemsize * math.prod(self.shape)
         return data[self.start : self.start + size].view(self.dtype).reshape(self.shape).to(self.device, copy=True)
 
@@ -228,14 +233,14 @@ class _Unpickler(pickle.Unpickler):
         self._tensors = tensors
 
     def persistent_load(self, number: int) -> Tensor:
-        """Return the tensor of that number."""
+        """Return the tensor with the number ``number``."""
         return self._tensors[number]
 
     def find_class(self, module: str, name: str) -> Any:
         """Return the class or function that a message names, if it is allowed.
 
         Raises:
-            RankError: It is not allowed.
+            RankError: The class or function is not allowed.
         """
         package = module.partition(".")[0]
         is_foreign = package in sys.stdlib_module_names or package == "torch" or module not in sys.modules

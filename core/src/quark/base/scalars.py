@@ -1,4 +1,5 @@
-"""Scalars and tensors: quotients that all devices round alike, and several numbers read at once."""
+"""Functions for scalars and tensors: division that all devices round alike, and reading several numbers at
+once."""
 
 from __future__ import annotations
 
@@ -11,23 +12,23 @@ from torch import Tensor
 def divided(x: Tensor, number: float) -> Tensor:
     """Return ``x / number``, rounded once.
 
-    If the number is on the host, CUDA computes ``x · (1 / number)``, whose last bit may differ. Here the
-    number is on the device.
+    If ``number`` is a Python number, CUDA computes ``x · (1 / number)``, which may differ in the last bit. So
+    this function copies ``number`` to the device first.
 
     Args:
-        x: Tensor of a floating-point dtype, in which the quotient is computed.
-        number: The divisor, rounded to that dtype.
+        x: A floating-point tensor. The quotient is computed in its dtype.
+        number: The divisor. It is rounded to the dtype of ``x``.
     """
     return x / (number if x.device.type == "cpu" else x.new_full((), number))
 
 
 def numbers(*tensors: Tensor) -> list[float]:
-    """Return the values of scalar tensors of one device; the host waits for the device once.
+    """Return the values of scalar tensors of one device. The host waits for the device only once.
 
-    Each read waits until everything before it is computed. Give at least one tensor.
+    Reading each tensor separately would wait each time. At least one tensor is needed.
 
     Args:
-        tensors: Scalars of any real dtype; truth values become 0 and 1.
+        tensors: Scalars of any real dtype. Booleans become 0 and 1.
 
     Example:
         >>> numbers(torch.tensor(2), torch.tensor(0.5), torch.tensor(True))
@@ -39,7 +40,7 @@ def numbers(*tensors: Tensor) -> list[float]:
 def decibels(signal: float, noise: float) -> float | None:
     """Return 10 log10(signal ÷ noise) in dB.
 
-    None if that is not a finite number: without noise, or without signal.
+    The result is None if the signal or the noise is not positive and finite.
 
     >>> decibels(100.0, 1.0), decibels(1.0, 0.0)
     (20.0, None)

@@ -1,4 +1,5 @@
-"""Advice on errors of a machine that lacks memory, threads, files, space, a permission or a library."""
+"""Advice for errors that occur because memory, threads, files, space, a permission or a library is
+missing."""
 
 from __future__ import annotations
 
@@ -36,11 +37,12 @@ _OF_MESSAGE = {
     ): _MEMORY,
     re.compile(r"too many open files", re.IGNORECASE): _FILES,
 }
-"""Advice by message, for errors of torch, Python and other libraries that have no type of their own."""
+"""Dictionary from message to advice, for errors of torch, Python and other libraries that have no type of
+their own."""
 
 
 def shortage(error: BaseException) -> str | None:
-    """Return advice on a shortage of the machine, if that caused an error; None for any other error.
+    """Return advice if a shortage of the machine caused ``error``. Return None for any other error.
 
     >>> shortage(RuntimeError("can't start new thread")).partition(":")[0]
     'No more threads can be started'
@@ -59,14 +61,15 @@ def shortage(error: BaseException) -> str | None:
 
 
 def advise(error: BaseException) -> None:
-    """Add the advice of `shortage` to an error, if a shortage caused it and the error does not say so yet."""
+    """Add the advice of `shortage` to ``error`` as a note if a shortage caused the error and it has no such
+    note yet."""
     advice = shortage(error)
     if advice is not None and advice not in getattr(error, "__notes__", ()):
         error.add_note(advice)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and its causes, the first cause last."""
+    """Yield an error, then its cause, then the cause of that error, and so on."""
     seen: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in seen:
@@ -81,7 +84,8 @@ _CODE_OF_CHECKPOINTS = "transformers_modules"
 
 @contextmanager
 def needs_libraries(what: str) -> Iterator[None]:
-    """Let the body import libraries; raise as `refuse_failed_import` if one of them cannot be imported."""
+    """Call `refuse_failed_import` if the ``with`` block raises an error, for instance because it cannot
+    import a library."""
     try:
         yield
     except Exception as error:
@@ -90,17 +94,18 @@ def needs_libraries(what: str) -> Iterator[None]:
 
 
 def refuse_failed_import(error: BaseException, what: str) -> None:
-    """Raise if an error was caused by a library that cannot be imported, and not by a `shortage`.
+    """Raise an error if a library that cannot be imported, and no `shortage`, caused ``error``.
 
-    An import may fail with any type of error, because a module runs code: a library that does not fit the
-    installed torch raises a RuntimeError.
+    Otherwise do nothing. An import may fail with any type of error, because it runs the code of a module. For
+    instance, a library that does not fit the installed torch may raise a RuntimeError.
 
     Args:
-        error: From code that may import something.
-        what: The failure, for the message: ``"'config.json' cannot be read"``.
+        error: An error that was raised by code that may import something.
+        what: The failure, as the message names it, such as ``"'config.json' cannot be read"``.
 
     Raises:
-        EnvironmentConflictError: The message names the library and the first cause.
+        EnvironmentConflictError: A library cannot be imported. The message names the library and the first
+            cause.
     """
     if shortage(error) is not None:
         return
@@ -122,7 +127,10 @@ def refuse_failed_import(error: BaseException, what: str) -> None:
 
 
 def _modules_run_in(error: BaseException) -> Iterator[str]:
-    """Yield the names of the modules that were being imported when an error was raised, outermost first."""
+    """Yield the names of the modules that were being imported when ``error`` was raised.
+
+    The outermost module is first.
+    """
     trace = error.__traceback__
     while trace is not None:
         name = str(trace.tb_frame.f_globals.get("__name__", ""))

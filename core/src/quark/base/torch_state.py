@@ -9,20 +9,22 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 _TURN = threading.RLock()
-"""Held by the thread whose turn it is: torch's precision of matrix products is a setting of the process."""
+"""The thread whose turn it is holds this lock, because torch's precision of matrix products is a setting of
+the process."""
 _DEFAULT_DTYPE = threading.RLock()
-"""Held while the default dtype of the process is changed."""
+"""A thread holds this lock while it changes the default dtype of the process."""
 
 
 @contextmanager
 def own_torch_state(*, takes_turns: bool = True) -> Iterator[None]:
-    """Run the body under torch's default state, and restore the caller's state afterwards.
+    """Run the ``with`` block under torch's default state, and restore the caller's state afterwards.
 
-    Autocast and inference mode are off. By default, tensors are float32 and on the CPU. Threads take turns:
-    the body of one ends before the body of the next begins.
+    Autocast and inference mode are off. New tensors are float32 and on the CPU by default. Threads take
+    turns: the block of one thread ends before the block of the next thread begins.
 
     Args:
-        takes_turns: False if the body waits for other ranks, which could be threads of this process.
+        takes_turns: Whether threads take turns. It must be False if the block waits for other ranks, because
+            these ranks could be threads of this process.
     """
     accelerator = torch.accelerator.current_accelerator()
     with ExitStack() as stack:
@@ -41,14 +43,18 @@ def own_torch_state(*, takes_turns: bool = True) -> Iterator[None]:
 
 @contextmanager
 def plain_torch_state() -> Iterator[None]:
-    """Run the body under torch's default state for new tensors: `own_torch_state`, with gradients."""
+    """Run the ``with`` block under torch's default state.
+
+    It is `own_torch_state`, but with gradients and without turns.
+    """
     with own_torch_state(takes_turns=False), torch.enable_grad():
         yield
 
 
 @contextmanager
 def building() -> Iterator[None]:
-    """Let one thread at a time build a model: transformers changes the process's default dtype meanwhile."""
+    """Let one thread at a time run the ``with`` block, which builds a model. transformers then changes the
+    default dtype."""
     with _DEFAULT_DTYPE:
         yield
 

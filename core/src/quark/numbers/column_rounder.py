@@ -1,6 +1,7 @@
-"""ColumnRounder: rounds the input channels of stacked weights one at a time, or one vector at a time.
+"""`ColumnRounder` rounds stacked weights one input channel at a time, or one vector of channels at a time.
 
-It serves loops in which the values of a channel depend on the errors of the channels before it.
+Algorithms use it in loops in which the values of a channel depend on the rounding errors of the channels
+before it.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ from quark.numbers.number_format import NumberFormat
 
 @attrs.frozen(eq=False)
 class GroupScales:
-    """Scales of groups of input channels, for every row (output channel).
+    """Scales of groups of input channels, for each of ``N`` rows (output channels).
 
     Attributes:
-        scale: Factor of the codes, float32, including outer scales: ``[groups, N]``, or ``[K, N]`` if
-            elements of a group differ.
-        inverse: Its reciprocal, for formats that multiply by it; else None.
-        zero: Zero points, ``[groups, N]``, or None.
-        stored: Scales as in `QParams.scale`, ``[groups, N]``.
+        scale: The float32 factors of the codes, multiplied by outer scales. The shape is ``[groups, N]``, or
+            ``[K, N]`` (one factor for each of ``K`` input channels) if the elements of a group have different
+            factors.
+        inverse: The reciprocal of ``scale`` if the format multiplies by it instead of dividing; otherwise
+            None.
+        zero: The zero points ``[groups, N]``, or None if the format has no zero points.
+        stored: The scales ``[groups, N]`` in the form of `QParams.scale`.
     """
 
     scale: Tensor
@@ -35,21 +38,21 @@ class GroupScales:
     stored: Tensor
 
     def at(self, group: int) -> GroupScales:
-        """Return the scales of one group, each ``[N]``."""
+        """Return the scales of one group. Each tensor has the shape ``[N]``."""
         return self.map(lambda x: x[group])
 
     def of_rows(self, rows: slice) -> GroupScales:
-        """Return the scales of some rows."""
+        """Return the scales of the output channels ``rows``."""
         return self.map(lambda x: x[:, rows])
 
     def expanded(self, size: int) -> GroupScales:
-        """Expand to one row for each input channel, for groups of that size."""
+        """Repeat each group's scales for each of its ``size`` input channels."""
         return self.map(lambda x: x.repeat_interleave(size, 0))
 
     def where(self, better: Tensor, other: GroupScales) -> GroupScales:
         """Return ``torch.where(better, other, self)`` for every field.
 
-        ``better`` is ``[groups, N]``; scales may not differ within groups.
+        ``better`` has the shape ``[groups, N]``. Each group must have one scale, not one scale per element.
         """
         return _with_all([self, other], lambda parts: torch.where(better, parts[1], parts[0]))
 
@@ -69,7 +72,10 @@ class GroupScales:
 
 
 def _with_all(parts: Sequence[GroupScales], change: Callable[[Any], Tensor]) -> GroupScales:
-    """Return `GroupScales` with ``change`` applied to the tensors of each field; None stays None."""
+    """Return `GroupScales` whose fields are ``change`` of that field in all ``parts``.
+
+    A field that is None stays None.
+    """
 
     def changed(name: str) -> Any:
         fields = [getattr(p, name) for p in parts]
@@ -79,18 +85,20 @@ def _with_all(parts: Sequence[GroupScales], change: Callable[[Any], Tensor]) -> 
 
 
 class ColumnRounder:
-    """A function of ``(t [N], number, out)`` that rounds one input channel into ``out``, by default ``t``.
+    """A callable that rounds one input channel ``t [N]``, and writes the values into ``out`` (by default,
+    into ``t``).
 
-    If the format rounds vectors, ``t [vector, N]`` holds consecutive channels; ``number`` is the first one.
+    If the format rounds vectors, ``t [vector, N]`` contains consecutive channels, and ``k`` is the number of
+    the first channel.
 
     Args:
-        element_format: The format of one element.
-        spec: Spec of the level whose codes are stored.
-        scales: Scales of groups of channels, or of each channel.
-        size: Consecutive input channels that share a row of ``scales``.
-        order: A permutation of the channels ``[K]``: number k then means channel ``order[k]``.
-        first: The channel of the first row of ``scales``.
-        order_on_host: ``order`` as a list; if None, it is read from its device.
+        element_format: The number format of the elements.
+        spec: The spec of the level whose codes are stored.
+        scales: The scales of groups of channels, or of single channels.
+        size: How many consecutive input channels share a row of ``scales``.
+        order: A permutation ``[K]`` of the channels. If it is set, number ``k`` means channel ``order[k]``.
+        first: The first channel to which the first row of ``scales`` applies.
+        order_on_host: ``order`` as a list. If it is None, ``order`` is copied from its device.
     """
 
     def __init__(
@@ -115,13 +123,14 @@ class ColumnRounder:
 
     @property
     def device_code(self) -> DeviceCode | None:
-        """The device code of the format, from which kernels for many channels are built."""
+        """The device code of the format, or None. Kernels that round many channels are built from it."""
         return self._format.device_code(self._spec)
 
     def __call__(self, t: Tensor, k: int, out: Tensor | None = None, metric: Tensor | None = None) -> Tensor:
-        """Round ``t [N]`` of channel number ``k``, or a vector, into ``out`` or in place, and return it.
+        """Round channel number ``k``, whose values are ``t``, into ``out`` (or in place if ``out`` is None).
 
-        ``metric`` weighs the errors of a vector (`NumberFormat.round_in_`); None uses `NumberFormat.round_`.
+        Return the result. If the format rounds vectors, ``metric`` weights the errors of a vector (see
+        `NumberFormat.round_in_`). If ``metric`` is None, `NumberFormat.round_` rounds the vector.
         """
         if self._views is None:  # kernels need no views
             self._views = self._views_by_number()
@@ -140,7 +149,7 @@ class ColumnRounder:
         return self._format.round_(divided, zeros[k]).sub_(zeros[k]).mul_(scales[k])
 
     def _views_by_number(self) -> tuple[list[Tensor], list[Tensor], list[Tensor] | None]:
-        """Return the factors, scales and zero points of each channel, in the order of their numbers."""
+        """Return the factors, scales and zero points of all channels, sorted by channel number ``k``."""
         count = self.size * self.scales.scale.shape[0]
         own: Sequence[int] = range(self.first, self.first + count)
         if self.order is not None:
@@ -152,6 +161,6 @@ class ColumnRounder:
 
 
 def _views(x: Tensor, rows: list[int]) -> list[Tensor]:
-    """Return views of some rows of ``x``, in that order."""
+    """Return a view of each row of ``x`` that ``rows`` names, in the same order as ``rows``."""
     views = x.unbind(0)
     return [views[i] for i in rows]

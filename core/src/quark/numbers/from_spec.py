@@ -1,4 +1,7 @@
-"""Builds number formats, observers and quantizers from the names in a spec, through the registries."""
+"""Functions that build number formats, observers and quantizers.
+
+The names in a spec are looked up in the plugin registries.
+"""
 
 from __future__ import annotations
 
@@ -21,80 +24,91 @@ from quark.plugins import Catalog, documented_object, formats, observers
 from quark.plugins.catalog import catalog
 
 _EXAMPLE = 32
-"""Rows and columns of a matrix that every format can pack."""
+"""Number of rows and of columns of an example matrix that every format can pack."""
 
 
 def number_format(dtype: Dtype | str) -> NumberFormat:
-    """Return the number format of that name.
+    """Return the number format that is registered as ``dtype``.
 
     Raises:
-        UnknownNameError: No installed plugin provides it.
+        UnknownNameError: No installed plugin provides the format.
     """
     return formats().load_format(Dtype(dtype).name if isinstance(dtype, str) else dtype.name)
 
 
 def packed_dtype(dtype: Dtype | str) -> torch.dtype:
-    """Return the torch dtype in which a checkpoint stores codes of that format; raises as `number_format`."""
+    """Return the torch dtype in which a checkpoint stores the codes of a format.
+
+    It raises the same errors as `number_format`.
+    """
     value = number_format(dtype)
     codes = torch.empty(_EXAMPLE, _EXAMPLE, dtype=value.storage_dtype, device="meta")
     return value.packing.pack(codes, PerGroup(_EXAMPLE), "order").dtype
 
 
 def canonicalize(spec: TensorSpec) -> tuple[QTensorConfig, ...]:
-    """Return the levels of a spec, each made explicit by its format."""
+    """Return the levels of a spec, with every setting filled in by the level's number format."""
     written = (spec,) if isinstance(spec, QTensorConfig) else spec
     return tuple(level for one in written for level in levels(number_format(one.dtype).canonicalize(one)))
 
 
 def format_of(spec: QTensorConfig) -> NumberFormat:
-    """Return the number format of a canonical spec, with the spec's rounding."""
+    """Return the number format of a canonical spec. It rounds as the spec's ``round_method`` says."""
     return number_format(spec.dtype).for_spec(spec)
 
 
 def observer_class(spec: QTensorConfig) -> type[Observer]:
-    """Return the observer class of a spec, given as a class, a registered name or a class name.
+    """Return the observer class that a spec names, or the default of its number format if it names none.
 
-    If the spec has none, return the format's default.
+    A spec names an observer by the class itself, by its registered name or by its class name.
 
     Raises:
-        UnknownNameError: No installed plugin provides it.
-        ConfigError: It is not an observer.
+        UnknownNameError: No installed plugin provides the observer.
+        ConfigError: ``observer_cls`` is not an observer.
     """
     named = spec.observer_cls if spec.observer_cls is not None else number_format(spec.dtype).default_observer
     cls = _registered(named) if isinstance(named, str) else named
     if not (isinstance(cls, type) and issubclass(cls, Observer)):
         raise ConfigError(
-            f"observer_cls={named!r} of {spec.dtype.name} is not an observer: give a subclass of quark.numbers.Observer, or its name"
+            f"observer_cls={named!r} of {spec.dtype.name} is not an observer. Give a subclass of quark.numbers.Observer, or its name"
         )
     return cls
 
 
 def _registered(name: str) -> object:
-    """Return the observer registered under a name or class name, else a plugin's export of that name."""
+    """Return the observer with this registered name or class name.
+
+    If there is none, return a plugin's export of this name.
+    """
     record = next((r for r in observers() if name in (r.class_name, r.name, *r.aliases)), None)
     return documented_object(name) if record is None else observers().load_observer(record.name)
 
 
 def quantizer_for(spec: TensorSpec, *, activation: bool) -> TensorQuantizer:
-    """Return the quantizer of a tensor: from its number format, or else from the core.
+    """Return the quantizer of a tensor.
 
-    A number format provides quantizers if it has its own scale structure.
+    A number format that has its own scale structure provides the quantizer. For all other formats, the core
+    builds it.
 
     Args:
-        spec: Spec of one level, or of several.
-        activation: Whether the tensor is an activation: a dynamic scale per channel then means one per token.
+        spec: The spec of one level, or a sequence of specs, one for each level.
+        activation: Whether the tensor is an activation. For an activation, a dynamic scale per channel means
+            one scale per token.
 
     Raises:
-        ConfigError: The spec is incomplete.
+        ConfigError: The spec is incomplete, or a format that learns tables cannot serve this tensor.
         UnknownNameError: A format or an observer is not installed.
-        UnsupportedError: No builder accepts that many levels.
+        UnsupportedError: The spec has more than two levels, and no number format builds the quantizer.
     """
     return _quantizer(spec if isinstance(spec, QTensorConfig) else tuple(spec), activation, catalog())
 
 
 @lru_cache(maxsize=1024)
 def _quantizer(spec: TensorSpec, activation: bool, plugins: Catalog) -> TensorQuantizer:
-    """Return the quantizer of a spec; equal specs share one while ``plugins`` is the same."""
+    """Return the quantizer of a spec.
+
+    Equal specs share one quantizer as long as ``plugins`` is the same catalog.
+    """
     # Copies, because quantizers outlive their configurations, which may be changed.
     specs = tuple(level.copied() for level in canonicalize(spec))
     for level in specs:
@@ -108,24 +122,28 @@ def _quantizer(spec: TensorSpec, activation: bool, plugins: Catalog) -> TensorQu
     if len(specs) > 2:
         names = " → ".join(level.dtype.name for level in specs)
         raise UnsupportedError(
-            f"no number format builds a quantizer of the {len(specs)} levels {names}: use one or two levels, or a format that provides "
-            "the quantizer (NumberFormat.quantizer)"
+            f"no number format builds a quantizer of the {len(specs)} levels {names}. Use one or two levels, or a number format whose "
+            "method NumberFormat.quantizer returns a quantizer of these levels"
         )
     first, second = (level_quantizer(level, activation=activation) for level in specs)
     return TwoLevelQuantizer(first, second) if specs[1].is_scale_quant else ProgressiveQuantizer(first, second)
 
 
 def _table_error(specs: tuple[QTensorConfig, ...], *, activation: bool) -> str | None:
-    """Return why formats that learn tables cannot serve a tensor, with the fix, or None."""
+    """Return an error with its fix if a format that learns a table cannot serve the tensor; otherwise return
+    None."""
     learning = [spec.dtype.name for spec in specs if format_of(spec).table_shape is not None]
     if not learning or (len(specs) == 1 and not activation):
         return None
     where = "an activation" if activation else f"one of {len(specs)} levels"
-    return f"{learning[0]} learns a table from a whole weight, and cannot be the format of {where}: use it alone, for weights"
+    return f"{learning[0]} learns a table from a whole weight, so it cannot be the format of {where}. Use it alone, for weights"
 
 
 def level_quantizer(spec: QTensorConfig, *, activation: bool) -> SingleLevelQuantizer:
-    """Return the quantizer of one level of a canonical spec, by its format, granularity and observer."""
+    """Return the quantizer of one level of a canonical spec.
+
+    The level defines its number format, granularity and observer.
+    """
     number_format = format_of(spec)
     granularity = PerTensor() if number_format.is_cast else number_format.granularity(spec, activation=activation)
     return SingleLevelQuantizer(spec, granularity, number_format, observer_class(spec))

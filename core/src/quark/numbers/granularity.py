@@ -1,7 +1,8 @@
 """Granularity: which elements of a tensor share a scale.
 
-A granularity is a value. It gives the shape of a tensor's scales. It also converts a tensor to a matrix whose
-rows hold the elements of one scale each, and back; nothing is copied if the grouped axis is the last one.
+A granularity is a value. It computes the shape of a tensor's scales. It also converts a tensor to a matrix in
+which each row contains the elements that share one scale, and converts the matrix back. The conversion copies
+nothing if the grouped axis is the last one.
 """
 
 from __future__ import annotations
@@ -21,79 +22,83 @@ from quark.numbers.kernels import Runs
 
 
 class Granularity(ABC):
-    """Base of all granularities.
+    """Base class of all granularities.
 
-    A new granularity is a subclass with the five abstract methods. The defaults of the other methods are
-    always correct, if not the fastest. A format chooses it in `quark.numbers.NumberFormat.granularity`.
+    A new granularity is a subclass that defines the five abstract methods. The defaults of the other methods
+    are always correct, but not always the fastest. A number format chooses the granularity in
+    `quark.numbers.NumberFormat.granularity`.
 
     Attributes:
-        is_local: Whether no scale spans two vectors along the last axis, so that a tensor can be quantized in
-            parts.
+        is_local: Whether every scale belongs to elements of a single vector along the last axis. If so, a
+            tensor can be quantized in parts.
     """
 
     is_local: ClassVar[bool] = False
 
     @abstractmethod
     def rows(self, x: Tensor) -> Tensor:
-        """Return ``x`` as ``[scales, elements]``, whose row *i* holds the elements of scale *i*.
+        """Return ``x`` as a matrix ``[scales, elements]``.
 
-        Scales are in the order of `scale_shape`, flattened.
+        Row *i* contains the elements that share scale *i*.
+        Scale *i* is element *i* of the flattened tensor of scales, whose shape is `scale_shape`.
         """
 
     @abstractmethod
     def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the scales of a tensor of that shape."""
+        """Return the shape of the scales of a tensor whose shape is ``shape``."""
 
     @abstractmethod
     def restore(self, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Return ``rows`` in that shape: the inverse of `rows`."""
+        """Undo the method `rows`: return the matrix ``rows`` as a tensor whose shape is ``shape``."""
 
     @abstractmethod
     def expand_scale(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Repeat the scales of a matrix to ``[rows, groups of columns]``; a view if possible.
+        """Return the scales of a matrix, repeated to the shape ``[rows, groups of columns]``.
 
-        The groups are the longest runs of columns, of one length, that share a scale in each row. If that
-        length does not divide the columns, each column is a group.
+        The result is a view if possible. All groups have the same length, which is the largest for which a
+        row has one scale in each group. If that length does not divide the number of columns, each column is
+        a group.
         """
 
     @abstractmethod
     def reduce_scale(self, expanded: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Undo `expand_scale`: return the scales of a matrix of that shape from ``expanded``."""
+        """Undo `expand_scale`: return the scales of a matrix whose shape is ``shape`` from the repeated
+        scales ``expanded``."""
 
     def columns_per_scale(self, columns: int) -> int | None:
         """Return how many consecutive input channels share a scale in one row of a weight ``[O, columns]``.
 
-        None if scales span rows, or channels that are not adjacent: algorithms then find all scales before
-        they round.
+        Return None if elements of several rows, or of channels that are not adjacent, share a scale.
+        Algorithms then compute all scales before they round.
         """
         return None
 
     @property
     def rows_per_scale(self) -> int:
-        """Number of consecutive rows of a matrix that share their scales; 1 if each row has its own, or all
-        share.
+        """Number of consecutive rows of a matrix that share their scales.
 
-        A part of a matrix with a multiple of this number of rows, which starts at a multiple of it, has
-        scales of the same granularity.
+        It is 1 if each row has its own scales, or if all rows share one scale. A part of a matrix has scales
+        of the same granularity if its first row and its number of rows are multiples of this number.
         """
         return 1
 
     def runs(self, shape: tuple[int, ...]) -> Runs | None:
-        """Return the `Runs` of elements that share a scale in a tensor of that shape.
+        """Return the `Runs` of elements that share a scale in a tensor whose shape is ``shape``.
 
-        Kernels use them to find the scale of an element. None if scales follow no such rule; torch's
-        operations then round the tensor.
+        Kernels use the `Runs` to find the scale of an element. Return None if the scales do not follow the
+        rule that `Runs` describes. Operations of torch then round the tensor.
         """
         return None
 
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
-        """Return why a tensor of that shape cannot be quantized with this granularity, or None."""
+        """Return why a tensor whose shape is ``shape`` cannot be quantized with this granularity, or None if
+        it can be."""
         return None
 
 
 @attrs.frozen
 class PerTensor(Granularity):
-    """One scale. ``[4, 8] → scale []``."""
+    """One scale for the whole tensor. A tensor ``[4, 8]`` has a scale ``[]``."""
 
     def rows(self, x: Tensor) -> Tensor:
         return x.reshape(1, -1)
@@ -116,7 +121,7 @@ class PerTensor(Granularity):
 
 @attrs.frozen
 class PerChannel(Granularity):
-    """A scale for each index of one axis. ``[4, 8], axis 0 → scale [4]``."""
+    """One scale for each index of an axis. A tensor ``[4, 8]`` has scales ``[4]`` with axis 0."""
 
     axis: int
 
@@ -150,7 +155,10 @@ class PerChannel(Granularity):
 
 @attrs.frozen
 class PerToken(Granularity):
-    """A scale for each vector along the last axis, at any rank. ``[2, 5, 8] → scale [2, 5]``."""
+    """One scale for each vector along the last axis.
+
+    A tensor can have any number of axes: ``[2, 5, 8]`` has scales ``[2, 5]``.
+    """
 
     is_local = True
 
@@ -178,9 +186,10 @@ class PerToken(Granularity):
 
 @attrs.frozen
 class PerGroup(Granularity):
-    """A scale for each run of ``size`` elements along the last axis; -1 is the whole axis.
+    """One scale for each run of ``size`` elements along the last axis.
 
-    ``[4, 8], size 4 → scale [4, 2]``.
+    With a size of -1, a run is the whole axis.
+    A tensor ``[4, 8]`` has scales ``[4, 2]`` with a size of 4.
     """
 
     size: int
@@ -216,19 +225,26 @@ class PerGroup(Granularity):
 
 
 _FILLED_UP = 1024
-"""Maximum size of a group to which a shorter row is padded, because padding takes memory."""
+"""Maximum size of a group if the rows are shorter than the group.
+
+Such a row is padded to the size, which costs memory.
+"""
 
 
 @attrs.frozen
 class PerPaddedGroup(PerGroup):
-    """Works like `PerGroup`, but the last run of a row may be shorter. It is quantized as if zeros filled it.
+    """Works like `PerGroup`, but the last run of a row may be shorter.
 
-    ``[4, 10], size 4 → scale [4, 3]``.
+    That run is quantized as if zeros followed it.
+    A tensor ``[4, 10]`` has scales ``[4, 3]`` with a size of 4.
     """
 
     @classmethod
     def of(cls, granularity: Granularity) -> Granularity:
-        """Return `PerPaddedGroup` for a `PerGroup`, and any other granularity as it is."""
+        """Return a `PerPaddedGroup` of the same size if ``granularity`` is a `PerGroup`.
+
+        Return any other granularity unchanged.
+        """
         return cls(granularity.size) if type(granularity) is PerGroup and granularity.size > 0 else granularity
 
     def rows(self, x: Tensor) -> Tensor:
@@ -263,9 +279,10 @@ class PerPaddedGroup(PerGroup):
 
 @attrs.frozen
 class PerGroupOfRows(Granularity):
-    """A scale for each run of ``size`` elements in a column of a matrix; each column has a row of scales.
+    """One scale for each run of ``size`` elements in a column of a matrix.
 
-    ``[8, 4], size 2 → scale [4, 4]``.
+    Each column has a row in the matrix of scales.
+    A matrix ``[8, 4]`` has scales ``[4, 4]`` with a size of 2.
     """
 
     size: int
@@ -296,9 +313,10 @@ class PerGroupOfRows(Granularity):
 
 @attrs.frozen
 class PerBlock(Granularity):
-    """A scale for each block of rows × columns of a matrix; the last block may have fewer rows.
+    """One scale for each block of a matrix.
 
-    ``[3, 8], block (2, 4) → scale [2, 2]``.
+    ``size`` is the rows and columns of a block; the last blocks may have fewer rows.
+    A matrix ``[3, 8]`` has scales ``[2, 2]`` with a size of (2, 4).
     """
 
     size: tuple[int, int]
@@ -336,14 +354,14 @@ class PerBlock(Granularity):
 
 
 def granularity_of(spec: QTensorConfig, *, activation: bool) -> Granularity:
-    """Return the granularity of a spec, for the qschemes that every number format has.
+    """Return the granularity of a spec whose qscheme is one that every number format has.
 
-    For activations, a dynamic scale per channel of axis 1 or -2 means one scale per token, whatever the rank:
-    this is how the formats are documented and how runtimes compute them.
+    For activations, a dynamic scale per channel of axis 1 or -2 means one scale per token, for any number of
+    axes. The documentation of the formats says so, and runtimes compute the scales so.
 
     Raises:
-        ConfigError: Groups run along an axis other than the last, or the first of a weight; or the spec has
-            no ``qscheme``, or a plugin's own.
+        ConfigError: Groups run along an axis that is neither the last axis nor the first axis of a weight. Or
+            the spec has no ``qscheme``, or a ``qscheme`` that only a plugin's number format has.
     """
     if spec.qscheme is QSchemeType.per_tensor:
         return PerTensor()
@@ -354,8 +372,8 @@ def granularity_of(spec: QTensorConfig, *, activation: bool) -> Granularity:
             return PerGroupOfRows(spec.group_size)
         if spec.ch_axis not in (-1, 1):
             raise ConfigError(
-                f"groups of {spec.dtype.name} cannot run along ch_axis={spec.ch_axis} of {'an activation' if activation else 'a weight'}: "
-                "use ch_axis=-1, or ch_axis=0 for a weight with a group_size"
+                f"groups of {spec.dtype.name} cannot run along ch_axis={spec.ch_axis} of {'an activation' if activation else 'a weight'}. "
+                "Set ch_axis=-1. For a weight with a positive group_size, ch_axis=0 is also possible"
             )
         return PerGroup(spec.group_size)
     if spec.qscheme is QSchemeType.per_block and spec.block_size is not None:
@@ -363,6 +381,6 @@ def granularity_of(spec: QTensorConfig, *, activation: bool) -> Granularity:
     wanted = ", ".join(QSchemeType.__members__)
     if spec.qscheme is not None and spec.qscheme.name not in QSchemeType.__members__:
         raise ConfigError(
-            f"the number format {spec.dtype.name} has no qscheme '{spec.qscheme.name}': use {wanted}, or a format that has it"
+            f"the number format {spec.dtype.name} has no qscheme '{spec.qscheme.name}'. Use {wanted}, or a number format that has it"
         )
-    raise ConfigError(f"{spec.dtype.name} needs a qscheme: {wanted}")
+    raise ConfigError(f"{spec.dtype.name} needs a qscheme. Set one of {wanted}")

@@ -1,7 +1,8 @@
-"""FusedRounding: one kernel that rounds or decodes a tensor, if device and number format have kernels.
+"""`FusedRounding` rounds or decodes a tensor in one kernel, if the device and the number format have kernels.
 
-`quark.numbers.single_level` uses it if there is one. If not, it does the same arithmetic with torch's
-operations, with the same bits on CPUs. On a CPU, looking for a kernel only takes a check of the device.
+`quark.numbers.single_level` uses the kernel if there is one. If there is none, it does the same arithmetic
+with torch operations; on a CPU, both give the same bits. On a CPU, the search for a kernel only checks the
+device.
 """
 
 from __future__ import annotations
@@ -23,18 +24,21 @@ if TYPE_CHECKING:
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _MOST_RUNS = 1 << 30
-"""Maximum number of runs: kernels count them in 32 bits."""
+"""Maximum number of runs in a tensor. Kernels number the runs with 32 bits."""
 
 
 @attrs.frozen(eq=False)
 class RelativeScales:
-    """Arithmetic of two-level scales: ``round(high / (outer · largest))``, with 1 instead of 0.
+    """Parameters of the formula for two-level scales.
+
+    A scale is ``round(high / (outer · largest))``, or 1 if that is 0.
 
     Attributes:
-        level: Quantizes the scales.
+        level: The quantizer of the scales.
         outer: The outer scale ``[]``.
-        largest: Largest magnitude of an element.
-        in_one_division: Whether to compute this formula; if not, ``round(high / largest / outer)``.
+        largest: The largest magnitude that an element can have.
+        in_one_division: Whether to divide once, as in the formula above. If not, the formula divides twice:
+            ``round(high / largest / outer)``.
     """
 
     level: SingleLevelQuantizer
@@ -48,9 +52,9 @@ class FusedRounding:
     """The kernel of one level for tensors of one shape.
 
     Attributes:
-        level: The quantizer.
-        code: Arithmetic of its format.
-        runs: Positions of its scales.
+        level: The quantizer of the level.
+        code: The arithmetic of the level's number format.
+        runs: The rule that maps an element of the tensor to its scale.
     """
 
     level: SingleLevelQuantizer
@@ -59,35 +63,44 @@ class FusedRounding:
 
     @property
     def encodes(self) -> bool:
-        """Whether it writes codes."""
+        """Whether the kernel can write codes."""
         return self.code.encode is not None
 
     @property
     def finds_scales(self) -> bool:
-        """Whether it finds scales too: from the extremes of runs that fit into a tile."""
+        """Whether the kernel can also compute the scales.
+
+        It computes them from the extremes of runs that fit into one tile.
+        """
         from quark.numbers.kernels.rounding import LONGEST_RUN
 
         is_own = self.runs.have_own_scales and self.runs.length <= LONGEST_RUN
         return is_own and self.code.scales is not None and self.level.observer_class.is_extremes
 
     def rounded(self, x: Tensor, qparams: QParams, out: Tensor) -> Tensor:
-        """Fill ``out``, which may be ``x``, with the values of ``x`` under its scales, and return it."""
+        """Fill ``out`` with the values of ``x`` rounded with the scales ``qparams``, and return ``out``.
+
+        It may be ``x`` itself.
+        """
         self._launch(x, out, qparams)
         return out
 
     def codes(self, x: Tensor, qparams: QParams, out: Tensor) -> Tensor:
-        """Fill ``out`` with the codes of ``x`` under its scales, and return it."""
+        """Fill ``out`` with the codes of ``x`` for the scales ``qparams``, and return ``out``."""
         self._launch(x, out.view(torch.uint8) if out.is_floating_point() else out, qparams, encode=True)
         return out
 
     def decoded(self, codes: Tensor, qparams: QParams, out: Tensor) -> Tensor:
-        """Fill ``out`` with the values of one-byte codes, and return it."""
+        """Fill ``out`` with the values of one-byte codes, and return ``out``."""
         table = _values_of_bytes(self.level, codes.device)
         self._launch(codes.view(torch.uint8), out, qparams, table=table)
         return out
 
     def found(self, x: Tensor, out: Tensor | None = None, under: RelativeScales | None = None) -> QParams:
-        """Return the scales of ``x``, and fill ``out``, which may be ``x``, with its values under them."""
+        """Return the scales of ``x``, and fill ``out`` with the values of ``x`` rounded with them.
+
+        ``out`` may be ``x`` itself.
+        """
         from quark.numbers.kernels.rounding import Finding
 
         shape = self.level.granularity.scale_shape(tuple(x.shape))
@@ -135,12 +148,12 @@ class FusedRounding:
 
 
 def fused_rounding(level: SingleLevelQuantizer, x: Tensor) -> FusedRounding | None:
-    """Return the kernel that rounds ``x``; None if torch's operations do."""
+    """Return the kernel that rounds ``x``, or None if torch operations round it."""
     return _fused(level, x) if uses_kernels(x.device) and x.dtype in _DTYPES else None
 
 
 def fused_decoding(level: SingleLevelQuantizer, codes: Tensor, out: Tensor) -> FusedRounding | None:
-    """Return the kernel that writes the values of codes to ``out``; None if torch's operations do."""
+    """Return the kernel that writes the values of codes to ``out``, or None if torch operations do this."""
     return _fused(level, codes) if uses_kernels(codes.device) and codes.dtype.itemsize == 1 and out.dtype in _DTYPES else None
 
 
@@ -153,15 +166,16 @@ def _fused(level: SingleLevelQuantizer, x: Tensor) -> FusedRounding | None:
 
 @lru_cache(maxsize=1024)  # quantizers are hashed by identity, and equal specs share one
 def device_code(level: SingleLevelQuantizer) -> DeviceCode | None:
-    """Return the device code of a level's format under its spec."""
+    """Return the device code that the level's number format has for the level's spec, or None."""
     return level.format.device_code(level.spec)
 
 
 @lru_cache(maxsize=1024)
 def _values_of_bytes(level: SingleLevelQuantizer, device: torch.device) -> Tensor:
-    """Return the value of each byte as a code, in units of scales, float32 ``[256]``.
+    """Return the float32 values ``[256]`` that the bytes 0 to 255 represent as codes.
 
-    In a narrow format, a byte that is not a code has the value of its lowest bits.
+    Values are in units of the scale.
+    In a format of fewer than 8 bits, a byte that is not a code has the value of the code in its lowest bits.
     """
     codes, dtype = torch.arange(256, dtype=torch.uint8), level.format.storage_dtype
     if dtype is torch.uint8:
@@ -171,6 +185,9 @@ def _values_of_bytes(level: SingleLevelQuantizer, device: torch.device) -> Tenso
 
 @lru_cache(maxsize=1024)
 def _dtypes(level: SingleLevelQuantizer) -> tuple[torch.dtype, torch.dtype | None]:
-    """Return the dtypes of a level's scales and zero points; None if it has none."""
+    """Return the dtype of a level's scales and the dtype of its zero points.
+
+    The second is None if there are no zero points.
+    """
     qparams = level.format.qparams(torch.zeros(1, dtype=torch.float32), torch.ones(1, dtype=torch.float32), level.spec)
     return qparams.scale.dtype, None if qparams.zero_point is None else qparams.zero_point.dtype

@@ -1,6 +1,7 @@
-"""NumberFormat: the values that an element can have, their codes, and the scales of a range.
+"""`NumberFormat` defines the values that an element can have, the codes of these values, and the scales for a
+range of values.
 
-Code never branches on a format: it calls the format's methods.
+No code branches on the name of a format. It calls the format's methods instead.
 """
 
 from __future__ import annotations
@@ -26,20 +27,22 @@ if TYPE_CHECKING:
 
 @attrs.frozen(eq=False)
 class QParams:
-    """Scales, and zero points of formats that have them.
+    """The scales of a tensor, and its zero points if the format has zero points.
 
     ``value = (code − zero_point) · scale · outer_scale``.
 
     Attributes:
-        scale: Multiplier, float. ``[]`` per tensor, ``[C]`` per channel, ``[…, groups]`` per group, ``[…]``
-            per token.
-        zero_point: Tensor of the shape of ``scale``: int32 if integer, float32 if real; None for formats
-            without zero points.
-        outer_scale: Scale of the scales, float32: ``[]`` for the whole tensor, ``[O]`` for the rows of a
-            weight ``[O, I]``, or None. No other shape is supported, such as one for each super-block of a
-            row, because `quark.numbers.WeightGrid` finds the scales of single groups of columns.
-        table: Table that the format has learned for the whole tensor, such as a codebook: float32, of any
-            sign, with the format's ``table_shape``. All rows use it. None for formats without one.
+        scale: The floating-point factors of the codes. The shape is ``[]`` per tensor, ``[C]`` per channel,
+            ``[…, groups]`` per group, and ``[…]`` per token.
+        zero_point: The zero points, in the shape of ``scale``. The dtype is int32 for integer zero points and
+            float32 for real ones. It is None for formats without zero points.
+        outer_scale: The float32 scale of the scales, or None. The shape is ``[]`` for one scale of the whole
+            tensor, and ``[O]`` for one scale in each row of a weight ``[O, I]``. Other shapes, such as one
+            scale for each super-block of a row, are not supported, because `quark.numbers.WeightGrid`
+            computes the scales of single groups of columns.
+        table: The float32 table, such as a codebook, that the format has learned for the whole tensor. All
+            rows use it. Its shape is the format's ``table_shape``, and its values may be negative. It is None
+            for formats without a table.
     """
 
     scale: Tensor
@@ -48,58 +51,62 @@ class QParams:
     table: Tensor | None = None
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors that are not None, by field name."""
+        """Yield the pair ``(field name, tensor)`` of each field that is not None."""
         for name in ("scale", "zero_point", "outer_scale", "table"):
             if (value := getattr(self, name)) is not None:
                 yield name, value
 
     def map(self, change: Callable[[Tensor], Tensor]) -> QParams:
-        """Return QParams with ``change`` applied to every tensor."""
+        """Return a copy in which ``change`` is applied to every tensor."""
         return attrs.evolve(self, **{name: change(value) for name, value in self.items()})
 
 
 class Packing:
-    """Stores codes and scales as they are.
+    """How a checkpoint stores codes and scales. This base class stores both unchanged.
 
-    A number format with another storage has a subclass as its ``packing``.
+    A number format that stores them in another form sets its ``packing`` to an instance of a subclass.
 
-    All methods must work on meta tensors, because the shapes of a checkpoint are found without data: no
-    operation may use values. Several threads call them, for different tensors. ``unpack(pack(codes))`` equals
-    ``codes`` and ``unpack_qparams(pack_qparams(qparams))`` equals ``qparams``, to the bit.
+    All methods must work on meta tensors, because the shapes of a checkpoint are computed without data. So no
+    operation may depend on values. Several threads call the methods, for different tensors.
+    ``unpack(pack(codes))`` equals ``codes`` and ``unpack_qparams(pack_qparams(qparams))`` equals ``qparams``,
+    to the bit.
     """
 
     def pack(self, codes: Tensor, granularity: Granularity, order: str) -> Tensor:
-        """Return codes in their stored form.
+        """Return the codes in the form that a checkpoint stores.
 
         Args:
-            codes: ``[O, I]``, or of any other shape, in the format's ``storage_dtype``.
+            codes: The codes ``[O, I]``, or codes of any other shape, in the format's ``storage_dtype``.
             granularity: Which elements share a scale.
-            order: Order of codes in a word, for formats with two orders: ``"reorder"`` or ``"order"``.
+            order: The order of the codes within a word, ``"reorder"`` or ``"order"``. It matters only for
+                formats that have both orders.
         """
         return codes
 
     def unpack(self, packed: Tensor, granularity: Granularity, order: str, shape: tuple[int, ...]) -> Tensor:
-        """Undo `pack`: return codes of that shape."""
+        """Undo `pack`: return the codes, in the shape ``shape``."""
         return packed
 
     def pack_qparams(self, qparams: QParams, spec: QTensorConfig, granularity: Granularity, order: str) -> dict[str, Tensor]:
-        """Return stored scales, zero points and table, by suffix: ``scale``, ``zero_point``, ``table``."""
+        """Return the tensors to store, as a dictionary with the keys ``scale``, ``zero_point`` and
+        ``table``."""
         return {name: tensor for name, tensor in qparams.items() if name != "outer_scale"}
 
     def unpack_qparams(
         self, tensors: dict[str, Tensor], spec: QTensorConfig, granularity: Granularity, order: str, shape: tuple[int, ...]
     ) -> QParams:
-        """Undo `pack_qparams` for a tensor of that shape."""
+        """Undo `pack_qparams` for a tensor whose shape is ``shape``."""
         return QParams(tensors["scale"], tensors.get("zero_point"), table=tensors.get("table"))
 
 
 AS_THEY_ARE = Packing()
-"""The packing of formats that define none."""
+"""The packing of formats that define no packing of their own."""
 
 
 _SMALLEST_NORMAL = float(torch.finfo(torch.float32).tiny)
-"""Minimum scale that `NumberFormat.qparams` returns, float32's smallest normal number: the scale of a group
-of zeros must not be 0.
+"""Smallest normal number of float32.
+
+`NumberFormat.qparams` returns no smaller scale, because the scale of a group of zeros must not be 0.
 """
 
 
@@ -108,9 +115,9 @@ class Spacing:
     """Distances between the values of a format, in units of the scale.
 
     Attributes:
-        smallest: Smallest distance of two neighbours.
-        largest: Magnitude that no rounded value exceeds, saturated or not.
-        steps: Largest ratio of a value's magnitude and its distance to the next smaller value.
+        smallest: The smallest distance between two neighbouring values.
+        largest: A magnitude that no rounded value exceeds, whether the value saturates or not.
+        steps: The largest quotient of a value's magnitude and the distance from it to the next smaller value.
     """
 
     smallest: float
@@ -119,26 +126,26 @@ class Spacing:
 
 
 class NumberFormat(ABC):
-    """A number format. The core knows no format by name; plugins register values of subclasses.
+    """A number format. The core names no format; plugins register instances of subclasses.
 
-    A format must define four methods, `max_magnitude`, `round_`, `encode` and `decode`. The defaults of the
-    other methods serve formats with a float32 scale, no zero point and codes that are stored as they are.
+    A format must define four methods: `max_magnitude`, `round_`, `encode` and `decode`. The defaults of the
+    other methods are for formats that have float32 scales and no zero points, and that store codes unchanged.
 
-    The engine (`quark.numbers.single_level`) divides by the scale; the methods here work on *scaled* values
-    ``t = x / scale``. Several threads call them, on different parts of a tensor.
+    The engine (`quark.numbers.single_level`) divides by the scale. The methods of this class work on *scaled*
+    values ``t = x / scale``. Several threads call the methods, on different parts of a tensor.
 
     Attributes:
-        name: Registered name.
-        bits: Bits of one stored element.
-        storage_dtype: Torch dtype of unpacked codes.
-        is_cast: Whether the format has no scales, and values are only cast to ``storage_dtype``.
-        default_observer: Public name of the observer for specs that name none.
-        packing: Storage of codes and scales in a checkpoint.
-        vector: Number of neighbouring elements that one code describes, and that are rounded together. The
-            last axis of each argument then holds whole vectors, and each element stores a part of the bits of
-            the code. With 1, elements are rounded one by one.
-        table_shape: Shape of the table that the format learns for each weight (`learned_table`); None if it
-            has none.
+        name: The registered name.
+        bits: The number of bits of one stored element.
+        storage_dtype: The torch dtype of unpacked codes.
+        is_cast: Whether the format has no scales and only casts values to ``storage_dtype``.
+        default_observer: The public name of the observer for specs that name no observer.
+        packing: How a checkpoint stores codes and scales.
+        vector: The number of neighbouring elements that one code describes and that are rounded together. If
+            it is larger than 1, the last axis of each argument contains whole vectors, and each element
+            stores a part of the bits of the code. If it is 1, each element is rounded by itself.
+        table_shape: The shape of the table that the format learns for each weight (`learned_table`), or None
+            if the format has no table.
     """
 
     name: str
@@ -154,86 +161,94 @@ class NumberFormat(ABC):
     def max_magnitude(self, spec: QTensorConfig) -> float:
         """Return the largest representable magnitude in units of the scale: 448 for E4M3, 7.5 for INT4.
 
-        The ideal symmetric scale of a range is its largest magnitude divided by this.
+        The ideal symmetric scale of a range is the largest magnitude in the range divided by the result.
         """
 
     @abstractmethod
     def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
-        """Round scaled float32 values in place to the nearest values, ties to even codes, saturating; return
-        ``t``.
+        """Round scaled float32 values in place to the nearest representable values, and return ``t``.
 
-        NaN stays NaN. Formats in which neighbours share bits use the last axis, which holds whole groups of
-        the spec's granularity. ``zero`` is None for formats without zero points. Otherwise it is broadcast
-        over ``t`` and added (int32: integer; float: real), and the result includes it.
+        Ties go to the value with the even code. Larger values saturate, and NaN stays NaN. In formats in
+        which neighbours share bits, the neighbours are along the last axis, which contains whole groups of
+        the spec's granularity. ``zero`` is None for formats without zero points. Otherwise it contains
+        integer (int32) or real (float) zero points, which are broadcast over ``t`` and added. They are not
+        subtracted from the result.
         """
 
     @abstractmethod
     def encode(self, t: Tensor) -> Tensor:
-        """Return codes, in ``storage_dtype``, of values that `round_` returned."""
+        """Return the codes of values that `round_` returned. The codes have the dtype ``storage_dtype``."""
 
     @abstractmethod
     def decode(self, codes: Tensor) -> Tensor:
-        """Return the float32 values of codes; the inverse of `encode`.
+        """Undo `encode`: return the float32 values of codes.
 
-        Every code of ``bits`` bits has a value, since a damaged file may hold any.
+        Every code of ``bits`` bits must have a value, because a damaged file may contain any code.
         """
 
     def codes(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
-        """Return codes of scaled values: `round_`, then `encode`.
+        """Return the codes of scaled values, computed with `round_` and then `encode`.
 
-        It may overwrite ``t``. Formats override it if one step does both.
+        This method may overwrite ``t``. A format overrides the method if it can round and encode in one step.
         """
         return self.encode(self.round_(t, zero))
 
     def write_codes(self, t: Tensor, zero: Tensor | None, out: Tensor) -> None:
-        """Write `codes` to ``out``, of ``t``'s shape, in ``storage_dtype``.
+        """Write the result of `codes` to ``out``, which has the shape of ``t`` and the dtype
+        ``storage_dtype``.
 
-        Formats override it if that saves a pass.
+        A format overrides this method if that saves a pass over the tensor.
         """
         out.copy_(self.codes(t, zero))
 
     def writes_codes_of(self, dtype: torch.dtype) -> bool:
-        """Return whether `write_codes` accepts scaled values in that dtype, and gives the same codes as for
-        float32."""
+        """Return whether `write_codes` accepts scaled values of ``dtype`` and writes the same codes as for
+        float32 values."""
         return dtype is torch.float32
 
     def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
-        """Return scales, and zero points, of ranges ``[low, high]``, float32, in their shape."""
+        """Return the scales and zero points for float32 ranges ``[low, high]``.
+
+        They have the shape of ``low``.
+        """
         return QParams(divided(torch.maximum(-low, high), self.max_magnitude(spec)).clamp_(min=_SMALLEST_NORMAL))
 
     def spec_error(self, spec: QTensorConfig) -> str | None:
-        """Return the missing or contradictory field of a spec of this format, with the fix, or None.
+        """Return which field of a spec of this format is missing or contradictory, with the fix, or None if
+        the spec is valid.
 
-        The default is for formats with the default scales: float32, without zero points, rounding to nearest.
+        The default is for formats that have float32 scales and no zero points, and that round to the nearest
+        value.
         """
         missing = [name for name in ("is_dynamic", "qscheme") if getattr(spec, name) is None]
         if missing:
-            return f"{self.name} needs {' and '.join(missing)}: set them"
+            return f"{self.name} needs {' and '.join(missing)}. Set every field that is named here"
         if spec.symmetric is False:
-            return f"{self.name} has no zero point: set symmetric=True or None"
+            return f"{self.name} has no zero point. Set symmetric to True or None"
         if spec.scale_format not in (None, "float32") or spec.scale_type not in (None, ScaleType.float, ScaleType.float32):
-            return f"{self.name} has float32 scales: leave out scale_format and scale_type"
+            return f"{self.name} always has float32 scales. Leave out scale_format and scale_type"
         if spec.scale_calculation_mode is not None:
-            return f"{self.name} computes its scales in one way only: leave out scale_calculation_mode"
+            return f"{self.name} computes its scales in one way only. Leave out scale_calculation_mode"
         if spec.round_method not in (None, RoundType.half_even):
-            return f"{self.name} rounds to the nearest value only: leave out round_method"
+            return f"{self.name} rounds to the nearest value only. Leave out round_method"
         return None
 
     def canonicalize(self, spec: QTensorConfig) -> TensorSpec:
         """Return the spec with implied fields filled in and old spellings replaced.
 
-        The result may be of another format, or of several levels; it is not canonicalized again.
+        The result may have another number format, or several levels. It is not canonicalized again.
         """
         return spec
 
     def for_spec(self, spec: QTensorConfig) -> NumberFormat:
-        """Return the format for a canonical spec: this one, or another if the rounding method needs it."""
+        """Return this format, or another format if the canonical spec has a rounding method that needs
+        another format."""
         return self
 
     def quantizer(self, levels: tuple[QTensorConfig, ...], *, activation: bool) -> TensorQuantizer | None:
-        """Return the quantizer of a tensor, for formats with their own scale structure.
+        """Return the quantizer of a tensor if this format has its own scale structure.
 
-        None leaves the choice to the core.
+        If the result is None, the core chooses the quantizer.
 
         Args:
             levels: The canonical spec of the tensor. At least one of its levels has this format.
@@ -242,83 +257,91 @@ class NumberFormat(ABC):
         return None
 
     def granularity(self, spec: QTensorConfig, *, activation: bool) -> Granularity:
-        """Return the granularity of a spec; by default that of `granularity_of`.
+        """Return the granularity of a spec. The default is the result of `granularity_of`.
 
-        A format may define its own qschemes. Such a qscheme has the vendor's prefix, ``"acme.diagonal"``, and
-        takes its size from the spec's ``group_size`` or ``block_size``.
+        A format may define its own qschemes. Its name starts with the vendor's prefix, as in
+        ``"acme.diagonal"``. The format reads the size of the groups from the spec's ``group_size`` or
+        ``block_size``.
 
         Args:
             spec: The canonical spec of one level.
             activation: Whether the tensor is an activation.
 
         Raises:
-            ConfigError: The format has no such qscheme.
+            ConfigError: The format does not support the qscheme of the spec.
         """
         return granularity_of(spec, activation=activation)
 
     def by_reciprocal(self, spec: QTensorConfig) -> bool:
-        """Return whether scaled values are ``x · (1 / scale)`` rather than ``x / scale``, which takes longer.
+        """Return whether scaled values are ``x · (1 / scale)``.
 
-        The two differ in the last bit, and so in the codes of values halfway between two others. Each family
-        follows its reference. For power-of-two scales they are the same.
+        Otherwise they are ``x / scale``, and a division is slower. The two results can differ in the last
+        bit, so values halfway between two representable values can get other codes. Each family of formats
+        does what its reference does. For powers of two as scales, the results are equal.
         """
         return False
 
     def spacing(self, spec: QTensorConfig) -> Spacing | None:
-        """Return the spacing of the values, or None if unknown.
+        """Return the spacing of the representable values, or None if it is unknown.
 
-        With it, quark knows whether codes survive a cast of values to 16 bits. Without it, stored codes are
-        always made from rounded values, which takes twice as long.
+        From the spacing, quark computes whether values that are cast to 16 bits still have the same codes. If
+        it is unknown, quark always computes the stored codes from rounded values, which takes twice as long.
         """
         return None
 
     def device_code(self, spec: QTensorConfig) -> DeviceCode | None:
-        """Return the arithmetic of this format as Triton functions for kernels; None leaves it to torch.
+        """Return the arithmetic of this format as Triton functions for kernels.
 
-        Quark calls it only if it uses kernels, so that Triton is imported only then. ``spec`` is canonical
-        and has one level.
+        If the result is None, torch operations round. quark calls this method only if it uses kernels, so
+        Triton is imported only in that case. ``spec`` is canonical and has one level.
         """
         return None
 
     def learned_table(self, t: Tensor, importance: Tensor) -> Tensor:
-        """Return the table for a weight, of `table_shape`, float32. Formats with a table must define it.
+        """Return the float32 table for a weight, in the shape `table_shape`.
 
-        The same arguments give the same table.
+        Formats with a table must define this method.
+        The same arguments must give the same table.
 
         Args:
-            t: The weight in units of its scales, ``[O, I]``, float32; not to be changed.
-            importance: Factor of the squared error of each element, in the shape of ``t``:
-                ``(scale / largest scale)²``, times the second moment of its input channel if known.
+            t: The float32 weight ``[O, I]`` divided by its scales. The method must not change it.
+            importance: The weight of each element's squared error, in the shape of ``t``. It is ``(scale /
+                largest scale)²``, multiplied by the second moment of the input channel if that is known.
         """
-        raise NotImplementedError(f"the format '{self.name}' sets table_shape, and has no learned_table")
+        raise NotImplementedError(f"the format '{self.name}' sets table_shape, but has no learned_table. Define this method")
 
     def with_table(self, table: Tensor) -> NumberFormat:
-        """Return the format with the values of a table. Formats with a table must define it.
+        """Return a format whose values come from ``table``. Formats with a table must define this method.
 
-        The format without a table has no values. quark calls `round_`, `encode` and `decode` only on the
+        Without a table, the format has no values. So quark calls `round_`, `encode` and `decode` only on the
         result.
         """
-        raise NotImplementedError(f"the format '{self.name}' sets table_shape, and has no with_table")
+        raise NotImplementedError(f"the format '{self.name}' sets table_shape, but has no with_table. Define this method")
 
     def round_in_(self, t: Tensor, metric: Tensor) -> Tensor:
-        """Round vectors ``t [n, vector]`` in place to minimize ``e M eᵀ`` of their errors e; return ``t``.
+        """Round vectors ``t [n, vector]`` in place, and return ``t``.
 
-        Override it for roundings that compensate errors in other columns. The default is `round_`.
+        The rounding errors e of each vector minimize ``e M eᵀ``.
+        Roundings that compensate errors in other columns call this method. The default calls `round_`.
 
         Args:
-            t: Scaled values, float32.
-            metric: M ``[vector, vector]``, symmetric and positive definite.
+            t: The scaled float32 values.
+            metric: The symmetric and positive definite matrix M ``[vector, vector]``.
         """
         return self.round_(t)
 
     def subscales(self, t: Tensor) -> Tensor | None:
-        """Return a factor for each scaled value in ``t`` that refines its scale, or None.
+        """Return a factor for each scaled value in ``t`` that refines its scale, or None if the format has no
+        such factors.
 
-        Bits that neighbours share hold these factors. If scales include the factors, `element_format` rounds
-        each element independently of its neighbours.
+        The bits that neighbours share store these factors. If the scales include the factors,
+        `element_format` rounds each element independently of its neighbours.
         """
         return None
 
     def element_format(self) -> NumberFormat:
-        """Return the format of one element with `subscales` in its scale; by default this format."""
+        """Return the format of one element whose scale includes the factor from `subscales`.
+
+        The default is this format.
+        """
         return self

@@ -1,4 +1,4 @@
-"""Observer: collects the statistic that decides the range of a tensor."""
+"""`Observer` collects the statistic from which the range of a tensor is computed."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from quark.numbers.granularity import Granularity
 
 
 class Observer(ABC):
-    """Collects a statistic of one tensor over any number of calls.
+    """Base class of observers. An observer collects a statistic of one tensor over any number of calls.
 
-    Two observers of the same tensor can be merged, with the same result as one observer of both data sets.
-    The ranks of a run use this.
+    Two observers of the same tensor can be merged. The result equals that of one observer that has observed
+    both data sets. The ranks of a run merge their observers.
 
     Args:
-        spec: The tensor's quantization.
+        spec: The quantization spec of the tensor.
         granularity: Which elements share a range.
 
     Attributes:
-        is_extremes: Whether the range is just the smallest and the largest value, or ∓ the largest magnitude
-            for a spec without zero points. Quark then computes ranges itself, without an observer.
-        options: Names of the observer's options. Each has a class attribute of that name with the default.
-            Listings show them; `spec_error` refuses others.
+        is_extremes: Whether the range is the smallest and the largest value or, for a spec without zero
+            points, minus and plus the largest magnitude. If so, quark computes ranges itself, without an
+            observer.
+        options: The names of the observer's options. A class attribute of the same name contains the default
+            of each option. Listings show the options, and `spec_error` refuses all other options.
     """
 
     is_extremes: ClassVar[bool] = False
@@ -38,19 +39,25 @@ class Observer(ABC):
 
     @classmethod
     def spec_error(cls, spec: QTensorConfig) -> str | None:
-        """Return why this observer cannot serve the spec, and the fix; None if it can."""
+        """Return why this observer does not support the spec, with the fix, or None if it supports the
+        spec."""
         return None
 
     @abstractmethod
     def observe(self, x: Tensor) -> None:
-        """Update the statistic with a tensor of any float dtype; must keep no reference to it."""
+        """Update the statistic with a tensor of any float dtype.
+
+        The observer must not keep a reference to the tensor.
+        """
 
     @abstractmethod
     def range(self) -> tuple[Tensor, Tensor]:
-        """Return low and high, float32, in the granularity's scale shape.
+        """Return the lower and the upper ends of the ranges.
+
+        Both are float32 tensors in the granularity's scale shape.
 
         Raises:
-            CalibrationError: Nothing was observed.
+            CalibrationError: The observer has observed no tensor.
         """
 
     @abstractmethod
@@ -58,14 +65,14 @@ class Observer(ABC):
         """Add the statistic of another observer of the same kind (`of_same_kind`)."""
 
     def of_same_kind(self, other: Observer) -> Self:
-        """Return ``other`` after a check that it has this observer's class.
+        """Check that ``other`` is an instance of this observer's class, and return ``other``.
 
         Raises:
-            ConfigError: It has another class, so that the two cannot be merged.
+            ConfigError: ``other`` has another class, so the two observers cannot be merged.
         """
         if not isinstance(other, type(self)):
             raise ConfigError(
                 f"the ranges of a {type(self).__name__} and a {type(other).__name__} cannot be merged. Tensors that share a range, such "
-                "as the inputs of the experts of a mixture, need the same observer_cls"
+                "as the inputs of the experts of one layer, need the same observer_cls"
             )
         return other

@@ -1,4 +1,7 @@
-"""Checks of values, codes and scales that algorithms and loaders leave in a model; samples of rows."""
+"""Checks of the values, codes and scales that algorithms and loaders store in a model.
+
+Large tensors are checked on samples of rows.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,15 @@ from quark.numbers.tensor_quantizer import TensorQuantizer
 
 
 def sample_of_rows(granularity: Granularity, shape: tuple[int, ...], elements: int) -> slice | None:
-    """Return a slice of rows, evenly spread if possible, with about ``elements`` elements.
+    """Return a slice of rows with about ``elements`` elements, or None if the whole tensor should be used.
 
-    None means the whole tensor.
+    The rows are evenly spread over the tensor if each row has its own scales or all rows share them.
 
     Args:
-        granularity: Granularity of the scales. Rows that share scales stay together.
-        shape: Shape of the tensor; only matrices are sampled.
-        elements: Size of the sample; it has at least one row, or all rows that share their scales.
+        granularity: The granularity of the scales. The slice has all rows that share scales, or none of them.
+        shape: The shape of the tensor. Only matrices are sampled.
+        elements: The wanted size of the sample. A sample has at least one row, or at least one set of rows
+            that share their scales.
     """
     count = max(1, elements // max(1, shape[-1]))
     if len(shape) != 2 or count >= shape[0]:
@@ -32,7 +36,10 @@ def sample_of_rows(granularity: Granularity, shape: tuple[int, ...], elements: i
 
 
 def qparams_of_rows(granularity: Granularity, shape: tuple[int, ...], qparams: QParams, rows: slice) -> QParams:
-    """Return the scales of rows of a matrix of that shape; ``rows`` must hold all rows that share scales."""
+    """Return the scales of the rows ``rows`` of a matrix with shape ``shape``.
+
+    Rows that share scales must not be separated.
+    """
 
     def part(tensor: Tensor) -> Tensor:
         return granularity.reduce_scale(granularity.expand_scale(tensor, shape)[rows], (len(range(*rows.indices(shape[0]))), shape[1]))
@@ -43,8 +50,9 @@ def qparams_of_rows(granularity: Granularity, shape: tuple[int, ...], qparams: Q
 
 
 SAMPLE = 1 << 13
-"""Number of elements that are checked if a check of the whole tensor would take too long. They are whole
-rows, evenly spread.
+"""Number of elements that are checked if a check of the whole tensor would take too long.
+
+The checked elements are those of whole rows, which are evenly spread over the tensor.
 """
 
 
@@ -52,19 +60,22 @@ rows, evenly spread.
 def grid_error(
     quantizer: TensorQuantizer, qparams: QParams | None, values: Tensor, codes: Tensor | None = None, *, sampled: bool = False
 ) -> str | None:
-    """Return why values are not on a quantizer's grid, or why their scales are unusable, or None.
+    """Return why values are not on a quantizer's grid or why their scales are unusable, or None if both are
+    valid.
 
-    This checks every scale and every element, and takes about as long as rounding.
+    The function checks every scale and every element. It takes about as long as rounding the tensor.
 
     Args:
         quantizer: The quantizer of the tensor.
-        qparams: The scales; None if they are not set.
+        qparams: The scales, or None if they are not set.
         values: A weight or a bias, on any device.
-        codes: Codes that should represent the values; None finds them.
-        sampled: Whether to check only a `SAMPLE` of the elements, apart from NaN and Inf.
+        codes: The codes that should represent the values. If it is None, the function computes the codes from
+            the values.
+        sampled: Whether to check only a sample of `SAMPLE` elements. All elements are checked for NaN and
+            Inf.
 
     Returns:
-        A verb phrase, such as ``"holds NaN or Inf"``.
+        A verb phrase, such as ``"holds NaN or Inf"``, or None.
     """
     if (wrong := scales_error(quantizer, qparams, tuple(values.shape))) is not None:
         return wrong
@@ -88,17 +99,19 @@ def grid_error(
 def codes_error(
     quantizer: TensorQuantizer, qparams: QParams, values: Tensor, codes: Tensor, order: str, *, is_rounded: bool = True
 ) -> str | None:
-    """Return why values and codes disagree, why the scales are unusable, `LOSSY`, or None.
+    """Return an error if values and codes disagree, the scales are unusable or packing loses codes; otherwise
+    return None.
 
-    This checks every scale, and a `SAMPLE` of the codes.
+    The function checks every scale, and a sample of `SAMPLE` codes. The error is a verb phrase; for packing,
+    `LOSSY`.
 
     Args:
         quantizer: The quantizer of the tensor.
         qparams: The scales.
         values: A weight ``[O, I]``, or of any other shape.
         codes: The codes of all values.
-        order: Order of 4-bit codes in a word.
-        is_rounded: Whether the values are rounded; if not, their sample is rounded first.
+        order: The order of 4-bit codes in a word.
+        is_rounded: Whether the values are rounded. If not, the function rounds the sample first.
     """
     if (wrong := scales_error(quantizer, qparams, tuple(values.shape))) is not None or values.numel() == 0:
         return wrong
@@ -114,11 +127,12 @@ def codes_error(
 
 
 LOSSY = "has codes that do not survive packing: unpack(pack(codes)) differs from them"
-"""The error message about a `quark.numbers.Packing` that loses codes."""
+"""The error if a `quark.numbers.Packing` does not restore the codes that it has packed."""
 
 
 def scales_error(quantizer: TensorQuantizer, qparams: QParams | None, shape: tuple[int, ...]) -> str | None:
-    """Return why the scales of a tensor of that shape are unusable, as a verb phrase, or None."""
+    """Return a verb phrase that says why the scales of a tensor with shape ``shape`` are unusable, or None if
+    they are valid."""
     if quantizer.is_float:
         return None
     if qparams is None:
@@ -133,7 +147,10 @@ def scales_error(quantizer: TensorQuantizer, qparams: QParams | None, shape: tup
 
 
 def scale_values_error(qparams: QParams) -> str | None:
-    """Return why the values of scales are unusable, whatever their shapes, or None."""
+    """Return a verb phrase that says why the values in ``qparams`` are unusable, or None.
+
+    Shapes are not checked.
+    """
     if qparams.table is not None and not bool(qparams.table.isfinite().all()):
         return "has a table that holds NaN or Inf"
     bad = [name for name, tensor in qparams.items() if name not in ("zero_point", "table") and not _are_usable(tensor)]
@@ -141,11 +158,11 @@ def scale_values_error(qparams: QParams) -> str | None:
 
 
 def off_grid(values: Tensor, decoded: Tensor) -> str | None:
-    """Return how values differ from dequantized codes, as a verb phrase, or None.
+    """Return a verb phrase that says how values differ from dequantized codes, or None if they are equal.
 
     Args:
-        values: Values in the model's dtype.
-        decoded: The dequantized codes, float32.
+        values: The values in the model's dtype.
+        decoded: The dequantized codes, as float32 values.
     """
     if torch.equal(back := decoded.to(values.dtype), values):
         return None
@@ -158,7 +175,7 @@ def off_grid(values: Tensor, decoded: Tensor) -> str | None:
 def same_bits(one: Tensor, other: Tensor) -> bool:
     """Return whether two tensors are equal in shape, dtype and every bit.
 
-    Torch has no other comparison for some 8-bit floats.
+    The function compares bytes, because torch cannot compare some 8-bit floats.
     """
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
@@ -166,9 +183,10 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 def _are_usable(scales: Tensor) -> bool:
-    """Return whether all scales are positive and finite, in one pass.
+    """Return whether all scales are positive and finite. The scales are read once.
 
-    If a scale is NaN, aminmax returns NaN for both ends.
+    If a scale is NaN, `torch.aminmax` returns NaN for the minimum and the maximum, and both comparisons are
+    false.
     """
     if scales.numel() == 0:
         return True

@@ -66,6 +66,6 @@ def test_the_grid_of_algorithms_has_the_same_scales(name: str) -> None:
 def test_groups_along_other_axes_are_refused_by_their_setting(axis: int, size: int, activation: bool) -> None:
     spec = QTensorConfig(dtype="int8", qscheme="per_group", ch_axis=axis, group_size=size, symmetric=True, is_dynamic=False)
     with pytest.raises(
-        ConfigError, match=f"cannot run along ch_axis={axis} of {'an activation' if activation else 'a weight'}: use ch_axis=-1"
+        ConfigError, match=f"cannot run along ch_axis={axis} of {'an activation' if activation else 'a weight'}. Set ch_axis=-1"
     ):
         quantizer_for(spec, activation=activation)
