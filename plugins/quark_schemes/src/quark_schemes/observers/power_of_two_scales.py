@@ -93,7 +93,7 @@ class _Powers:
 
 
 def _where_finite(best: Range, low: Tensor, high: Tensor) -> Range:
-    """Return the ranges of ``best``, or the min-max range ``low`` to ``high`` if an end of it is not finite."""
+    """Return the ranges of ``best``, or ``low`` and ``high`` for rows in which one of these is not finite."""
     finite = torch.isfinite(low) & torch.isfinite(high)
     return torch.where(finite, best[0], low), torch.where(finite, best[1], high)
 
