@@ -1,4 +1,4 @@
-"""AutoAWQ's layout of 4-bit weights for its kernel ``gemm``: exporter, reader and dequantizer.
+"""AutoAWQ's layout of 4-bit weights for the kernel ``gemm``: its exporter, reader and dequantizer.
 
 ===========  ==============================================================================================
 tensor       contents
@@ -43,11 +43,11 @@ __all__ = ["ORDER", "SCALE_TYPES", "AwqDequantizer", "AwqExporter", "AwqReader",
 
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Output channel (of eight neighbours) in each half byte of a word, from the lowest bits."""
+"""For each half byte of a word, from the lowest bits: the index of its output channel in a group of eight."""
 SCALE_TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 _PER_WORD = len(ORDER)
 _SHIFT = 8
-"""Offset of signed codes, and zero point of symmetric weights."""
+"""Offset that makes signed codes unsigned. It is also the stored zero point of symmetric weights."""
 
 
 def _scale_type(_: object, attribute: object, value: str) -> None:
@@ -60,13 +60,13 @@ class AwqStorage:
     """Stores a layer as AutoAWQ does, as `quark.checkpoint.LayerStorage`.
 
     Attributes:
-        scale_type: Dtype of stored scales, a key of `SCALE_TYPES`; reading accepts any dtype.
+        scale_type: Dtype of the stored scales, a key of `SCALE_TYPES`. Reading accepts scales of any dtype.
     """
 
     scale_type: str = attrs.field(default="float16", validator=_scale_type)
 
     def why_not(self, config: QLayerConfig, shape: tuple[int, ...]) -> str | None:
-        """As `quark.checkpoint.LayerStorage.why_not`."""
+        """Implement `quark.checkpoint.LayerStorage.why_not`."""
         if config.input_tensors is not None:
             return "its input is quantized, but AWQ quantizes only weights"
         if config.weight is None:
@@ -85,7 +85,7 @@ class AwqStorage:
         return f"AWQ needs a multiple of {_PER_WORD} output channels, and it has {shape[0]}" if shape[0] % _PER_WORD else None
 
     def stored(self, layer: CodedLayer) -> dict[str, Tensor]:
-        """As `quark.checkpoint.LayerStorage.stored`.
+        """Implement `quark.checkpoint.LayerStorage.stored`.
 
         Raises:
             UnsupportedError: A scale is too large for its dtype.
@@ -100,7 +100,7 @@ class AwqStorage:
     def _scales(self, scale: Tensor) -> Tensor:
         dtype = SCALE_TYPES[self.scale_type]
         finfo = torch.finfo(dtype)
-        # A scale that rounds to 0 would make its group 0: use the smallest number instead.
+        # If a scale rounded to 0, its whole group would become 0: use the smallest positive number instead.
         stored = scale.clamp(min=finfo.smallest_normal * finfo.eps).to(dtype)
         if not stored.is_meta and bool(stored.isinf().any()):
             raise UnsupportedError(
@@ -109,7 +109,7 @@ class AwqStorage:
         return stored
 
     def restored(self, config: QLayerConfig, shape: tuple[int, ...], tensors: Mapping[str, Tensor]) -> CodedLayer:
-        """As `quark.checkpoint.LayerStorage.restored`."""
+        """Implement `quark.checkpoint.LayerStorage.restored`."""
         quantizer = weight_quantizer(config)
         dtype = quantizer.stored_level.format.storage_dtype
         shift, scale_shape = _SHIFT if dtype is torch.int8 else 0, quantizer.granularity.scale_shape(shape)
@@ -123,9 +123,9 @@ class AwqStorage:
 
 
 def _group_size_of(config: QLayerConfig) -> int | None:
-    """Return how many input channels of a weight share a scale, -1 for all.
+    """Return how many input channels of a weight share a scale, or -1 if all of them share one.
 
-    None if scales are shared otherwise.
+    Return None if scales are shared in another way.
     """
     assert config.weight is not None
     weight = canonicalize(config.weight)[0]
@@ -135,22 +135,22 @@ def _group_size_of(config: QLayerConfig) -> int | None:
 
 
 def _packed(codes: Tensor) -> Tensor:
-    """Return codes ``[O, n]`` as words ``[n, O / 8]``."""
+    """Return the words ``[n, O / 8]`` that contain the codes ``[O, n]``."""
     return packed_words(codes.t().unflatten(1, (-1, _PER_WORD))[..., list(ORDER)].flatten(1), 4)
 
 
 def _unpacked(words: Tensor, rows: int) -> Tensor:
-    """Return the codes ``[O, n]`` of words ``[n, O / 8]``, uint8."""
+    """Undo `_packed`: return the codes ``[O, n]`` of words ``[n, O / 8]`` as uint8."""
     back = sorted(range(_PER_WORD), key=ORDER.__getitem__)
     return unpacked_words(words, 4, rows).unflatten(1, (-1, _PER_WORD))[..., back].flatten(1).t().contiguous()
 
 
 class AwqExporter(LinearExporter):
-    """Writes the layout of AutoAWQ, for its kernel ``gemm``; `AwqReader` reads it.
+    """Writes the layout of AutoAWQ for the kernel ``gemm``. `AwqReader` reads this layout.
 
     Args:
-        scale_type: Dtype of scales: float16 as in AutoAWQ (some readers require it), bfloat16, or exact
-            float32.
+        scale_type: Dtype of the stored scales: float16 as in AutoAWQ (some readers require it), bfloat16, or
+            float32, which stores scales exactly.
     """
 
     layout = "awq"
@@ -160,7 +160,7 @@ class AwqExporter(LinearExporter):
         self.storage = AwqStorage(scale_type)
 
     def reasons(self, content: CheckpointContent, options: ExportOptions) -> Iterator[tuple[str, str]]:
-        """As `CheckpointExporter.reasons`."""
+        """Implement `CheckpointExporter.reasons`."""
         reasons = list(super().reasons(content, options))
         yield from reasons
         sizes = {_group_size_of(config) for config in coded_rows(content.plan).values() if config.weight is not None}
@@ -169,9 +169,9 @@ class AwqExporter(LinearExporter):
             yield "", f"it needs one group size for all layers, and the layers have {said or 'none, since nothing is quantized'}"
 
     def quantization_config(self, content: CheckpointContent, options: ExportOptions) -> dict[str, Any]:
-        """As `CheckpointExporter.quantization_config`.
+        """Implement `CheckpointExporter.quantization_config`.
 
-        Readers expect zero points, so symmetric weights have them too.
+        Readers expect zero points, so zero points are stored for symmetric weights too.
         """
         config = next(iter(coded_rows(content.plan).values()))
         return {
@@ -187,18 +187,18 @@ class AwqExporter(LinearExporter):
 class AwqReader(LinearReader):
     """Reads the layout of AutoAWQ.
 
-    Symmetric weights come back with equal zero points.
+    Symmetric weights are read as asymmetric weights whose zero points are all equal.
     """
 
     storage = AwqStorage()
 
     def layers(self, block: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, QLayerConfig]:
-        """As `quark.checkpoint.StorageReader.layers`."""
+        """Implement `quark.checkpoint.StorageReader.layers`."""
         config = self.layer_config(block)
         return {name.removesuffix(".qweight"): config for name in stored if name.endswith(".qweight")}
 
     def layer_config(self, block: Mapping[str, Any]) -> QLayerConfig:
-        """As `quark.checkpoint.LayoutReader.layer_config`.
+        """Implement `quark.checkpoint.LayoutReader.layer_config`.
 
         Raises:
             ConfigError: A value has the wrong type.
@@ -222,10 +222,10 @@ class AwqReader(LinearReader):
 
 
 class AwqDequantizer:
-    """Dequantizes AutoAWQ's layout, as `quark.checkpoint.Dequantizer`."""
+    """Dequantizes checkpoints in AutoAWQ's layout. Implements `quark.checkpoint.Dequantizer`."""
 
     def float_tensors(self, block: Mapping[str, Any], stored: Mapping[str, Tensor]) -> Iterator[FloatTensor]:
-        """As `quark.checkpoint.Dequantizer.float_tensors`."""
+        """Implement `quark.checkpoint.Dequantizer.float_tensors`."""
         config = AwqReader().layer_config(block)
         for name in stored:
             if name.endswith(".qweight"):

@@ -1,7 +1,8 @@
-"""BitsAndBytesDequantizer: float weights of checkpoints of bitsandbytes in INT8.
+"""BitsAndBytesDequantizer: computes the float weights of INT8 checkpoints of bitsandbytes.
 
-A layer has ``weight`` int8 ``[O, I]`` and ``SCB`` float32 ``[O]``, the largest magnitude of each row; a value
-is ``code · SCB / 127``. ``weight_format`` is the order of rows in memory, and 0 in files. Source:
+A layer has the codes ``weight``, int8 ``[O, I]``, and the largest magnitude of each row, ``SCB``, float32
+``[O]``. A value is ``code · SCB / 127``. ``weight_format`` describes the order of rows in memory; it is 0 in
+files. Source:
 ``bitsandbytes.functional.int8_vectorwise_dequant`` of bitsandbytes 0.50.
 """
 
@@ -24,13 +25,13 @@ _LARGEST = 127
 
 
 class BitsAndBytesDequantizer:
-    """Dequantizes checkpoints of bitsandbytes, as `quark.checkpoint.Dequantizer`."""
+    """Dequantizes INT8 checkpoints of bitsandbytes. Implements `quark.checkpoint.Dequantizer`."""
 
     def float_tensors(self, block: Mapping[str, Any], stored: Mapping[str, Tensor]) -> Iterator[FloatTensor]:
-        """As `quark.checkpoint.Dequantizer.float_tensors`."""
+        """Implement `quark.checkpoint.Dequantizer.float_tensors`."""
         if block.get("load_in_8bit") is not True:
             raise UnsupportedError(
-                "quark does not read 4-bit checkpoints of bitsandbytes: dequantize it with transformers (model.dequantize()) and save it"
+                "quark does not read 4-bit checkpoints of bitsandbytes: dequantize and save it with transformers (model.dequantize())"
             )
         for name in stored:
             if name.endswith(".SCB"):

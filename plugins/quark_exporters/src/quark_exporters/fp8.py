@@ -1,19 +1,19 @@
-"""DeepSeek-V3's layout of FP8 weights: exporter, reader and dequantizer.
+"""DeepSeek-V3's layout of FP8 weights: its exporter, reader and dequantizer.
 
 =====================  ========================================================================
 tensor                 contents
 =====================  ========================================================================
 ``weight``             E4M3 codes ``[O, I]``
-``weight_scale``       float32 ``[]``, a factor, if the tensor has one scale
-``weight_scale_inv``   float32 ``[O / rows, I / columns]``, factors of blocks, whatever the name says
-``input_scale``        float32 ``[]``, of a static input
+``weight_scale``       float32 ``[]``: a factor for all codes, if the tensor has one scale
+``weight_scale_inv``   float32 ``[O / rows, I / columns]``: factors for blocks, in spite of the name
+``input_scale``        float32 ``[]``: the scale of a static input
 =====================  ========================================================================
 
 Source: ``vllm/model_executor/layers/quantization/fp8.py`` of vLLM 0.32; ``FineGrainedFP8Config`` of
 transformers 5.
 
-A source may have E4M3 or E5M2 codes with a scale for each tensor, row or block (128 x 128 in DeepSeek-V3).
-The scales are in ``<weight>_scale_inv`` or ``<weight>_scale``; codes are multiplied by both. Source:
+A checkpoint to dequantize may have E4M3 or E5M2 codes with a scale for each tensor, row or block (128 x 128
+in DeepSeek-V3). The scales are in ``<weight>_scale_inv`` or ``<weight>_scale``; both are factors. Source:
 checkpoints of DeepSeek-V3 and Qwen3-FP8; ``FineGrainedFP8Config`` and ``FbgemmFp8Config`` of transformers 5;
 vLLM's ``fp8.py``.
 """
@@ -41,10 +41,10 @@ __all__ = ["Fp8Dequantizer", "Fp8Exporter", "Fp8Reader", "Fp8Storage"]
 
 
 class Fp8Storage:
-    """Stores a layer with FP8 weights, as `quark.checkpoint.LayerStorage`."""
+    """Stores a layer with FP8 weights. Implements `quark.checkpoint.LayerStorage`."""
 
     def why_not(self, config: QLayerConfig, shape: tuple[int, ...]) -> str | None:
-        """As `quark.checkpoint.LayerStorage.why_not`."""
+        """Implement `quark.checkpoint.LayerStorage.why_not`."""
         if config.weight is None or config.input_tensors is None:
             return "it needs quantized weights and inputs, but one of them is float"
         weights, inputs = canonicalize(config.weight), canonicalize(config.input_tensors)
@@ -64,13 +64,13 @@ class Fp8Storage:
         return None
 
     def stored(self, layer: CodedLayer) -> dict[str, Tensor]:
-        """As `quark.checkpoint.LayerStorage.stored`."""
+        """Implement `quark.checkpoint.LayerStorage.stored`."""
         own = weight_quantizer(layer.config).pack(layer.codes, layer.qparams)
         tensors = {"weight": own[""], _scale_name(layer.config): own["scale"].float()}
         return tensors if layer.input is None else {**tensors, "input_scale": layer.input.scale.float()}
 
     def restored(self, config: QLayerConfig, shape: tuple[int, ...], tensors: Mapping[str, Tensor]) -> CodedLayer:
-        """As `quark.checkpoint.LayerStorage.restored`."""
+        """Implement `quark.checkpoint.LayerStorage.restored`."""
         quantizer, scale = weight_quantizer(config), tensors[_scale_name(config)].float()
         own = {"": tensors["weight"], "scale": scale.reshape(quantizer.granularity.scale_shape(shape))}
         codes, qparams = quantizer.unpack(own, shape)
@@ -78,15 +78,15 @@ class Fp8Storage:
 
 
 def _block_size_of(config: QLayerConfig) -> tuple[int, int] | None:
-    """Return rows and columns of the blocks of a weight; None if it has one scale."""
+    """Return the number of rows and columns of a weight's blocks, or None if the weight has one scale."""
     assert config.weight is not None
     return canonicalize(config.weight)[0].block_size
 
 
 def _activation_scheme(config: QLayerConfig) -> str | None:
-    """Return how readers quantize the input of a layer, ``"static"`` or ``"dynamic"``.
+    """Return how readers of the layout quantize the input of a layer: ``"static"`` or ``"dynamic"``.
 
-    None if they keep it in float.
+    Return None if the layout cannot express the input's quantization.
     """
     assert config.input_tensors is not None
     inputs, block = canonicalize(config.input_tensors)[0], _block_size_of(config)
@@ -108,9 +108,9 @@ def _is_plain(levels: tuple[QTensorConfig, ...]) -> bool:
 
 
 def _block_size(block: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return rows and columns of the scale blocks in a ``quantization_config``.
+    """Return the number of rows and columns of the blocks that a ``quantization_config`` defines.
 
-    None if there are no blocks.
+    Return None if it defines no blocks.
 
     Raises:
         ConfigError: The value is invalid.
@@ -130,13 +130,13 @@ two in float32.
 
 
 class Fp8Exporter(LinearExporter):
-    """Writes FP8 weights with one scale, or in blocks; `Fp8Reader` reads them."""
+    """Writes FP8 weights with one scale, or with a scale per block. `Fp8Reader` reads this layout."""
 
     layout = "fp8"
     storage = Fp8Storage()
 
     def reasons(self, content: CheckpointContent, options: ExportOptions) -> Iterator[tuple[str, str]]:
-        """As `CheckpointExporter.reasons`."""
+        """Implement `CheckpointExporter.reasons`."""
         reasons = list(super().reasons(content, options))
         yield from reasons
         if not reasons and len(kinds := {(_activation_scheme(c), _block_size_of(c)) for c in coded_rows(content.plan).values()}) != 1:
@@ -146,7 +146,7 @@ class Fp8Exporter(LinearExporter):
             yield "", f"it needs the same scheme for all layers, but the layers have: {said or 'none'}"
 
     def warn(self, content: CheckpointContent, options: ExportOptions) -> None:
-        """Warn that transformers ignores scales per tensor; it reads only scales of blocks."""
+        """Warn that transformers reads only the scales of blocks and ignores scales per tensor."""
         if any(_block_size_of(config) is None for config in coded_rows(content.plan).values()):
             get_logger(__name__).warning(
                 "transformers' reader of quant_method 'fp8' ignores weight_scale, the name that vLLM and SGLang read, and would compute "
@@ -154,7 +154,7 @@ class Fp8Exporter(LinearExporter):
             )
 
     def quantization_config(self, content: CheckpointContent, options: ExportOptions) -> dict[str, Any]:
-        """As `CheckpointExporter.quantization_config`."""
+        """Implement `CheckpointExporter.quantization_config`."""
         config, names = next(iter(coded_rows(content.plan).values())), float_names(content)
         block = _block_size_of(config)
         return {
@@ -162,8 +162,8 @@ class Fp8Exporter(LinearExporter):
             "fmt": "e4m3",
             "activation_scheme": _activation_scheme(config),
             "weight_block_size": None if block is None else list(block),
-            # One list under the names of both readers: vLLM and SGLang look for the first, transformers for
-            # the second.
+            # The same list has two names: vLLM and SGLang look for the first name, transformers for the
+            # second.
             "ignored_layers": names,
             "modules_to_not_convert": names,
             "kv_cache_scheme": "static" if any(row.states for row in content.plan.attentions) else None,
@@ -171,29 +171,30 @@ class Fp8Exporter(LinearExporter):
 
 
 class Fp8Reader(LinearReader):
-    """Reads FP8 weights."""
+    """Reads the layout that `Fp8Exporter` writes."""
 
     storage = Fp8Storage()
 
     def layers(self, block: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, QLayerConfig]:
-        """As `quark.checkpoint.StorageReader.layers`."""
+        """Implement `quark.checkpoint.StorageReader.layers`."""
         config = self.layer_config(block)
         scales = (".weight_scale", ".weight_scale_inv")
         names = [name.removesuffix(suffix) for name in stored for suffix in scales if name.endswith(suffix)]
         return dict.fromkeys((name for name in names if f"{name}.weight" in stored), config)
 
     def layer_config(self, block: Mapping[str, Any]) -> QLayerConfig:
-        """As `quark.checkpoint.LayoutReader.layer_config`.
+        """Implement `quark.checkpoint.LayoutReader.layer_config`.
 
         Raises:
-            UnsupportedError: Readers of the layout differ, or none supports it.
+            UnsupportedError: Readers of the layout interpret this configuration differently, or none supports
+                it.
         """
         method, scheme, size = block.get("quant_method"), block.get("activation_scheme", "dynamic"), _block_size(block)
         scale_format = block.get("scale_fmt")
         if method != "fp8" or scale_format not in (None, "float", "ue8m0") or scheme not in ("static", "dynamic"):
             raise UnsupportedError(
-                f"this checkpoint is of the quant_method {method!r} with activation_scheme={scheme!r}, scale_fmt={scale_format!r}: use it "
-                f"as a source of quark quantize only"
+                f"quark cannot load a checkpoint with quant_method={method!r}, activation_scheme={scheme!r} and "
+                f"scale_fmt={scale_format!r}: use the checkpoint only as a source of quark quantize"
             )
         if size is not None and scheme == "static":
             raise UnsupportedError("this checkpoint has FP8 blocks and static inputs, a combination that no reader of its layout supports")
@@ -214,13 +215,13 @@ _ACTIVATION_SCALES = ("input_scale", "input_scale_ub", "activation_scale", "outp
 
 
 class Fp8Dequantizer:
-    """Dequantizes FP8 checkpoints, as `quark.checkpoint.Dequantizer`.
+    """Dequantizes FP8 checkpoints. Implements `quark.checkpoint.Dequantizer`.
 
-    Layers that are not quantized have no scales and stay as stored.
+    Layers that are not quantized have no scales; their tensors stay unchanged.
     """
 
     def float_tensors(self, block: Mapping[str, Any], stored: Mapping[str, Tensor]) -> Iterator[FloatTensor]:
-        """As `quark.checkpoint.Dequantizer.float_tensors`."""
+        """Implement `quark.checkpoint.Dequantizer.float_tensors`."""
         size, config = _block_size(block), _config(block)
         for name, tensor in stored.items():
             scale = next((name + suffix for suffix in _SCALES if name + suffix in stored), None)
@@ -238,11 +239,11 @@ def _config(block: Mapping[str, Any]) -> QLayerConfig | None:
     try:
         return Fp8Reader().layer_config(block)
     except UnsupportedError:
-        return None  # weights are dequantized, and no layer can be written again as it is
+        return None  # weights are dequantized, and no layer can be written again unchanged
 
 
 def _refuse_others(one: FloatTensor, config: QLayerConfig, stored: Mapping[str, Tensor], *, says_inputs: bool) -> None:
-    """Raise CheckpointError for tensors of a layer that contradict its configuration.
+    """Raise CheckpointError if tensors of a layer contradict the configuration of the layer.
 
     Codes may also be E5M2, and each row may have a scale. A configuration may omit input scales, and an input
     scale may have an older name.
@@ -259,9 +260,9 @@ def _refuse_others(one: FloatTensor, config: QLayerConfig, stored: Mapping[str, 
 
 
 def _layers(one: FloatTensor, config: QLayerConfig, stored: Mapping[str, Tensor]) -> tuple[LayerCodes, ...]:
-    """Return how to write a layer again.
+    """Return the codes of a layer, so that a run can write them again unchanged.
 
-    Nothing if its tensors contradict its configuration.
+    Return an empty tuple if the tensors have another form than `Fp8Storage` writes.
     """
     layer, (weight, scale) = one.name.removesuffix(".weight"), one.sources
     is_plain = (

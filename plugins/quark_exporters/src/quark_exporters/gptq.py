@@ -1,17 +1,17 @@
-"""GptqDequantizer: float weights of checkpoints of GPTQ, GPTQModel and AutoRound.
+"""GptqDequantizer: computes the float weights of checkpoints of GPTQ, GPTQModel and AutoRound.
 
 ===========  ==============================================================================================
 tensor       contents
 ===========  ==============================================================================================
 ``qweight``  int32 ``[I · bits / 32, O]``: codes of a column, as a stream of bits, lowest first
-``qzeros``   int32 ``[groups, O · bits / 32]``: zero points of a row, packed alike, often minus 1 (`_offset`)
+``qzeros``   int32 ``[groups, O · bits / 32]``: zero points, packed like codes, often minus 1 (`_offset`)
 ``scales``   ``[groups, O]``
 ``g_idx``    int32 ``[I]``: the group of each input channel; without it, neighbours share a group
 ===========  ==============================================================================================
 
-A value is ``(code − zero point) · scale``. Bits and group size may differ between layers and follow from the
-shapes. Source: ``auto_round.utils.bit_packing`` and ``auto_round_extension/torch`` of AutoRound 0.16;
-``gptqmodel/utils/model.py`` of GPTQModel.
+A value is ``(code − zero point) · scale``. The number of bits and the group size may differ between layers;
+both follow from the shapes. Source: ``auto_round.utils.bit_packing`` and ``auto_round_extension/torch`` of
+AutoRound 0.16; ``gptqmodel/utils/model.py`` of GPTQModel.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ __all__ = ["GptqDequantizer"]
 _WORD = 32
 _BITS = range(2, 9)
 _KEPT = (2, 4, 8)
-"""Bits of quark's unsigned formats: layers with these bits can stay as they are."""
+"""Bits for which quark has an unsigned format. Layers with these bits can stay quantized."""
 
 
 class GptqDequantizer:
-    """Dequantizes checkpoints of GPTQ and AutoRound, as `quark.checkpoint.Dequantizer`."""
+    """Dequantizes checkpoints of GPTQ and AutoRound. Implements `quark.checkpoint.Dequantizer`."""
 
     def float_tensors(self, block: Mapping[str, Any], stored: Mapping[str, Tensor]) -> Iterator[FloatTensor]:
-        """As `quark.checkpoint.Dequantizer.float_tensors`."""
+        """Implement `quark.checkpoint.Dequantizer.float_tensors`."""
         if "awq" in _packing(block):
             yield from AwqDequantizer().float_tensors({"bits": block.get("bits", 4), "group_size": _group_size(block)}, stored)
             return
@@ -53,15 +53,18 @@ class GptqDequantizer:
 
 
 def _packing(block: Mapping[str, Any]) -> str:
-    """Return AutoRound's packing of codes, such as ``"auto_round:auto_gptq"``; empty for other programs."""
+    """Return AutoRound's name for the packing of codes, such as ``"auto_round:auto_gptq"``.
+
+    Return an empty string if another program wrote the checkpoint.
+    """
     return str(block.get("packing_format", block.get("backend", ""))) if "round" in str(block.get("quant_method")) else ""
 
 
 def _offset(block: Mapping[str, Any]) -> int:
-    """Return the offset of stored zero points: 1 in the first form of GPTQ, otherwise 0.
+    """Return the number to add to stored zero points: 1 in the first version of GPTQ's layout, otherwise 0.
 
     Raises:
-        UnsupportedError: The checkpoint has another form.
+        UnsupportedError: The checkpoint has an unknown layout.
     """
     if packing := _packing(block):
         if packing.partition(":")[0] not in ("auto_round", "auto-round", "auto_gptq") or "fp8" in packing or "llm_compressor" in packing:
@@ -76,13 +79,13 @@ def _offset(block: Mapping[str, Any]) -> int:
 def _group_size(block: Mapping[str, Any]) -> int:
     size = block.get("group_size", 128)
     if not isinstance(size, int) or isinstance(size, bool) or (size < 1 and size != -1):
-        raise ConfigError(f"quantization_config has group_size={size!r}, which is no size of groups: write a positive number or -1")
+        raise ConfigError(f"quantization_config has group_size={size!r}, which is not a group size: write a positive number or -1")
     return size
 
 
 @attrs.frozen
 class _Layer:
-    """A quantized layer: names of its tensors, shape of its weight, and packing."""
+    """A quantized layer of a checkpoint: its name, the shape of its weight, and how its codes are packed."""
 
     name: str
     shape: tuple[int, int]
@@ -93,13 +96,13 @@ class _Layer:
 
     @classmethod
     def of(cls, name: str, stored: Mapping[str, Tensor], said: int, offset: int) -> _Layer:
-        """Return the layer from its stored tensors, or raise CheckpointError.
+        """Return the layer that the stored tensors describe. Raise CheckpointError if they do not match.
 
         Args:
-            name: Its full name.
+            name: Full name of the layer.
             stored: All tensors of the checkpoint, on the meta device.
-            said: Group size of most layers.
-            offset: Offset of stored zero points.
+            said: Group size in the configuration. Most layers have this group size.
+            offset: Number to add to stored zero points.
         """
         own = {leaf: stored.get(f"{name}.{leaf}") for leaf in ("qweight", "qzeros", "scales")}
         if missing := [leaf for leaf, tensor in own.items() if tensor is None]:
@@ -127,7 +130,10 @@ class _Layer:
         return cls(name, (rows, columns), bits, size, offset, order is not None and order.numel() > 0)
 
     def float_tensor(self, is_reordered: bool) -> FloatTensor:
-        """Return the weight; with codes if quark has a format for them and groups are consecutive channels.
+        """Return the float weight.
+
+        The result also has the codes of the layer if quark has a format for them and groups are consecutive
+        channels.
 
         Args:
             is_reordered: Whether the checkpoint says that groups are not consecutive channels.
@@ -153,7 +159,7 @@ class _Layer:
         return QLayerConfig(weight=spec_of_layout(f"uint{self.bits}", "per_group", ch_axis=-1, group_size=self.group_size, **settings))
 
     def codes(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return codes ``[O, I]``, zero points and scales ``[O, groups]``."""
+        """Return the codes ``[O, I]``, the zero points ``[O, groups]`` and the scales ``[O, groups]``."""
         codes = streamed_codes(tensors[f"{self.name}.qweight"].t().contiguous(), self.bits)
         zeros = streamed_codes(tensors[f"{self.name}.qzeros"], self.bits).t().to(torch.int32) + self.offset
         return codes, zeros.contiguous(), tensors[f"{self.name}.scales"].t().float().contiguous()
@@ -176,7 +182,7 @@ class _Layer:
         """Return codes, scales and zero points.
 
         Raises:
-            CheckpointError: A zero point is not a code, or a group is not consecutive channels.
+            CheckpointError: A zero point is not a valid code, or the channels of a group are not consecutive.
         """
         if self.has_order:
             order = tensors[f"{self.name}.g_idx"]
@@ -196,7 +202,10 @@ class _Layer:
 
 
 def _size(columns: int, groups: int, said: int) -> int | None:
-    """Return the number of neighbours that share a scale, preferably the stated one; None if none fits."""
+    """Return the number of neighbouring columns that share a scale, preferably ``said``.
+
+    Return None if no number matches the shapes.
+    """
     if groups < 1 or columns < 1:
         return None
     if groups == 1:

@@ -1,7 +1,7 @@
-"""Bases of the layouts that hold only quantized linear layers.
+"""Base classes of the layouts that store only quantized linear layers.
 
-They define the refusals, the exclusions, and the FP8 KV cache. Its scales are stored with an attention
-module; a source of only weights omits them.
+They define what an exporter refuses, which layers are excluded, and how an FP8 KV cache is stored. The scales
+of the KV cache are stored with an attention module. A run that uses only the weights of a source omits them.
 """
 
 from __future__ import annotations
@@ -27,26 +27,29 @@ __all__ = ["Cache", "LinearExporter", "LinearReader", "cache_of", "cache_scales"
 
 
 _CACHED = {"k_scale": ("k_proj", "qkv_proj"), "v_scale": ("v_proj", "qkv_proj")}
-"""Scale of an attention module → projections whose output it can scale."""
+"""Name of a scale of an attention module → projections whose output it can scale."""
 
 
 class Cache(Enum):
-    """What shares a static scale in an FP8 KV cache. Scales of heads are stored as ``[heads, 1, 1]``."""
+    """Whether an FP8 KV cache has a static scale per tensor or per head.
+
+    Heads are stored as ``[heads, 1, 1]``.
+    """
 
     per_tensor = "tensor"
     per_head = "head"
 
 
 class LinearExporter(CheckpointExporter):
-    """Writes linear layers as a `quark.checkpoint.LayerStorage` says.
+    """Base of the exporters that write linear layers with a `quark.checkpoint.LayerStorage`.
 
-    It refuses all other layers before any work.
+    It refuses all other quantized layers before a run starts.
 
-    Runs cannot resume from this layout: it may store rounded scales, and calibration needs the unrounded
-    ones.
+    A run cannot resume from such a layout, because the layout may store rounded scales, and calibration needs
+    the unrounded scales.
 
     Attributes:
-        caches: The KV caches whose scales are stored.
+        caches: The kinds of KV caches whose scales the layout can store.
     """
 
     resumes = False
@@ -54,7 +57,7 @@ class LinearExporter(CheckpointExporter):
     states_with_attention = True
 
     def reasons(self, content: CheckpointContent, options: ExportOptions) -> Iterator[tuple[str, str]]:
-        """As `CheckpointExporter.reasons`."""
+        """Implement `CheckpointExporter.reasons`."""
         reasons = list(super().reasons(content, options))
         yield from ((name, reason) for name, reason in reasons if not name)
         if names := content.config.run_time_algorithms:
@@ -64,22 +67,25 @@ class LinearExporter(CheckpointExporter):
 
 
 def coded_rows(plan: QuantPlan) -> dict[str, QLayerConfig]:
-    """Return the weight and input quantization of each layer with codes, by name."""
+    """Return a dictionary from the name of each layer with codes to its weight and input quantization."""
     rows = {row.name: row.quantized_to for row in plan.quantized if not is_float(row)}
     return {name: QLayerConfig(weight=config.weight, input_tensors=config.input_tensors) for name, config in rows.items()}
 
 
 def float_names(content: CheckpointContent) -> list[str]:
-    """Return the names of linear layers without codes, and of modules that runtimes treat like them.
+    """Return the names of linear layers without codes, and of modules that runtimes treat like linear layers.
 
-    They include the names of carried-over tensors.
+    The result includes the names of tensors that are copied unchanged from the source.
     """
     own = [row.name for row in content.plan.rows if is_float(row)] + routers(content.model, content.config, content.plan)
     return [*own, *content.plan.carried_names]
 
 
 def _cache_reasons(content: CheckpointContent, caches: Sequence[Cache]) -> Iterator[tuple[str, str]]:
-    """Yield names and reasons of attention states that a layout with these caches cannot store."""
+    """Yield the name of each attention module that the layout cannot store, and the reason.
+
+    ``caches`` are the kinds of KV caches that the layout can store.
+    """
     inside = {layer for row in content.plan.attentions for layer, _ in row.states.values()}
     first = next((cache_of(spec) for row in content.plan.attentions for _, spec in row.states.values()), None)
     for row in content.plan.attentions:
@@ -109,7 +115,7 @@ def _cache_reasons(content: CheckpointContent, caches: Sequence[Cache]) -> Itera
 
 
 def cache_of(spec: TensorSpec) -> Cache | None:
-    """Return the kind of a static FP8 cache; None for any other cache."""
+    """Return the kind of a static FP8 cache, or None if the cache is not a static FP8 cache."""
     specs = canonicalize(spec)
     first = specs[0]
     if (len(specs), first.dtype.name, bool(first.is_dynamic)) != (1, "fp8_e4m3", False):
@@ -119,10 +125,10 @@ def cache_of(spec: TensorSpec) -> Cache | None:
 
 
 class LinearReader(StorageReader):
-    """Reads such a layout; keys and values with a scale have an FP8 cache."""
+    """Base of the readers of these layouts. If keys and values have a scale, the model has an FP8 cache."""
 
     def cache(self, stored: Mapping[str, Any]) -> dict[str, QLayerConfig]:
-        """As `StorageReader.cache`."""
+        """Implement `StorageReader.cache`."""
         owners = {name.rpartition(".")[0] for name in stored}
         per_tensor = QLayerConfig(output_tensors=spec_of_layout("fp8_e4m3", "per_tensor", zero_point_type="int32"))
         per_head = QLayerConfig(output_tensors=spec_of_layout("fp8_e4m3", "per_channel", ch_axis=1, zero_point_type="int32"))
@@ -135,7 +141,7 @@ class LinearReader(StorageReader):
 
 
 def cache_scales(layer: str, stored: Container[str]) -> tuple[str, ...]:
-    """Return the names of the scales of queries, keys and values stored with a layer.
+    """Return the names of the stored scales of queries, keys and values beside a projection ``layer``.
 
     >>> cache_scales("model.layers.0.self_attn.k_proj", {"model.layers.0.self_attn.k_scale"})
     ('model.layers.0.self_attn.k_scale',)
@@ -152,10 +158,10 @@ def refuse_others(layer: str, stored: Mapping[str, Tensor], announced: Mapping[s
     """Refuse tensors of a layer that contradict its configuration.
 
     Args:
-        layer: Its full name.
+        layer: Full name of the layer.
         stored: All tensors of the checkpoint, on the meta device.
-        announced: Tensors that a reader of the layout needs, by the last part of the name.
-        may_be: The last parts of names of optional scales.
+        announced: Tensors that a reader of the layout needs. The keys are the last parts of their names.
+        may_be: The last parts of the names of optional scales.
 
     Raises:
         CheckpointError: A tensor is missing, unexpected, or has another dtype or shape.

@@ -1,6 +1,6 @@
-"""ModelOptDequantizer: float weights of checkpoints of NVIDIA ModelOpt, in FP8 and NVFP4.
+"""ModelOptDequantizer: computes the float weights of FP8 and NVFP4 checkpoints of NVIDIA ModelOpt.
 
-FP8 layers are as in `quark_exporters.fp8`, with one scale. An NVFP4 layer has:
+FP8 layers are stored as `quark_exporters.fp8` describes, with one scale. An NVFP4 layer has these tensors:
 
 ==================  ==========================================================
 tensor              contents
@@ -34,10 +34,10 @@ _GROUP = 16
 
 
 class ModelOptDequantizer:
-    """Dequantizes checkpoints of ModelOpt, as `quark.checkpoint.Dequantizer`."""
+    """Dequantizes checkpoints of ModelOpt. Implements `quark.checkpoint.Dequantizer`."""
 
     def float_tensors(self, block: Mapping[str, Any], stored: Mapping[str, Tensor]) -> Iterator[FloatTensor]:
-        """As `quark.checkpoint.Dequantizer.float_tensors`."""
+        """Implement `quark.checkpoint.Dequantizer.float_tensors`."""
         algorithm = block.get("quant_algo")
         if algorithm not in _ALGORITHMS:
             raise UnsupportedError(

@@ -1,6 +1,6 @@
-"""Mxfp4Dequantizer: MXFP4 experts of gpt-oss.
+"""Mxfp4Dequantizer: computes the float weights of the MXFP4 experts of gpt-oss.
 
-A byte has two codes, low half first, and 32 codes share an E8M0 scale.
+A byte has two codes, the first in the low half, and 32 codes share an E8M0 scale.
 
 ``<name>_blocks`` is ``[experts, O, I / 32, 16]`` and ``<name>_scales`` ``[experts, O, I / 32]``, both uint8.
 The float tensor is ``[experts, I, O]``, as in transformers' fused experts of gpt-oss. Source:
@@ -28,16 +28,16 @@ __all__ = ["Mxfp4Dequantizer"]
 
 _BLOCKS, _SCALES = "_blocks", "_scales"
 _BYTES = 16
-"""Bytes of a block of 32 codes."""
+"""Number of bytes of a block of 32 codes."""
 _WEIGHT = {"type": "float", "num_bits": 4, "strategy": "group", "group_size": 2 * _BYTES}
-"""Arguments of compressed-tensors for these weights."""
+"""Arguments of compressed-tensors that describe these weights."""
 
 
 class Mxfp4Dequantizer:
-    """Dequantizes checkpoints of gpt-oss, as `quark.checkpoint.Dequantizer`."""
+    """Dequantizes checkpoints of gpt-oss. Implements `quark.checkpoint.Dequantizer`."""
 
     def float_tensors(self, block: Mapping[str, Any], stored: Mapping[str, Tensor]) -> Iterator[FloatTensor]:
-        """As `quark.checkpoint.Dequantizer.float_tensors`."""
+        """Implement `quark.checkpoint.Dequantizer.float_tensors`."""
         for blocks, tensor in stored.items():
             if not blocks.endswith(_BLOCKS) or tensor.dtype is not torch.uint8:
                 continue
@@ -54,7 +54,10 @@ class Mxfp4Dequantizer:
 
 
 def _float_tensor(name: str, blocks: str, scales: str, stored: tuple[int, ...]) -> FloatTensor:
-    """Return the tensor of all experts. Its ``layers`` have each expert, for models with separate experts."""
+    """Return the float tensor of all experts.
+
+    Its ``layers`` list each expert for models with separate experts.
+    """
     experts, rows, groups, _ = stored
     columns = groups * 2 * _BYTES
     config = QLayerConfig(weight=spec_of(_WEIGHT, activation=False))

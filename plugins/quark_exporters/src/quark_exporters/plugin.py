@@ -1,4 +1,4 @@
-"""The plugin of quark-exporters: records of checkpoint layouts. Nothing heavy is imported."""
+"""The plugin of quark-exporters: records of checkpoint layouts. This module imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stored codes and scales of checkpoints: words, FP4 bytes, scale blocks, and their specs.
+"""Functions for the stored codes and scales of checkpoints: words, FP4 bytes, scale blocks, and tensor specs.
 
 A scale block may have any number of rows and columns; the last block may be smaller. FP4 codes (E2M1) have
 the values of the OCP Microscaling Formats, version 1.0.
@@ -44,9 +44,10 @@ class ScaleBlocks:
     """Which elements of a tensor ``[…, O, I]`` share a scale.
 
     Attributes:
-        grid: Shape of the scales, ``[…, O', I']``; leading axes equal the tensor's, or are missing.
-        rows: Rows that share a scale; the last block may have fewer.
-        columns: Columns that share a scale; the last block may have fewer.
+        grid: Shape of the scales, ``[…, O', I']``. The leading axes equal those of the tensor, or are
+            missing.
+        rows: Number of rows that share a scale. The last block may have fewer.
+        columns: Number of columns that share a scale. The last block may have fewer.
     """
 
     grid: tuple[int, ...]
@@ -59,10 +60,11 @@ class ScaleBlocks:
 
         Args:
             name: Full name of the codes, for messages.
-            shape: Their shape, ``[O, I]`` or ``[experts, O, I]``.
-            scale: Shape of the scales: one in all, per row, or per block; the same per expert.
-            block: Rows and columns of a block from the checkpoint; None divides evenly. Ignored for one scale
-                or one per row.
+            shape: Shape of the codes, ``[O, I]`` or ``[experts, O, I]``.
+            scale: Shape of the scales. There is one scale, one per row, or one per block; with experts, each
+                expert may have its own.
+            block: Number of rows and columns of a block in the checkpoint's configuration. If None, the
+                shapes must divide evenly. It is ignored if there is one scale or one scale per row.
 
         Raises:
             CheckpointError: The scales do not fit the codes.
@@ -85,9 +87,9 @@ class ScaleBlocks:
         """Compute ``(codes − zero_point) · scale`` in float32, matrix by matrix; return it in ``dtype``.
 
         Args:
-            codes: ``[…, O, I]``, of any dtype that converts to float32.
-            scale: Scales with as many elements as ``grid``; uint8 means E8M0 codes.
-            zero_point: As ``scale``, or None.
+            codes: Codes ``[…, O, I]`` of any dtype that converts to float32.
+            scale: Scales. The number of scales is the product of ``grid``. Scales in uint8 are E8M0 codes.
+            zero_point: As many zero points as scales, or None.
             dtype: Dtype of the result.
         """
         scales = _numbers(scale).reshape(self.grid)
@@ -107,7 +109,7 @@ class ScaleBlocks:
         return values.mul_(self._spread(scale, codes.shape))
 
     def _spread(self, grid: Tensor, shape: torch.Size) -> Tensor:
-        """Return the value of each element's block, broadcastable to the matrix."""
+        """Return the values of the blocks, repeated so that they broadcast to a matrix of ``shape``."""
         for axis, size in ((0, self.rows), (1, self.columns)):
             if grid.shape[axis] > 1 and size > 1:
                 grid = grid.repeat_interleave(size, axis).narrow(axis, 0, shape[axis])
@@ -115,7 +117,7 @@ class ScaleBlocks:
 
 
 def _grid(shape: tuple[int, ...], scale: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the shape of scales with an axis for rows and one for columns; None if they do not fit."""
+    """Return the shape of scales with an axis for rows and an axis for columns, or None for a mismatch."""
     lead = shape[:-2]
     if len(scale) == len(shape) and scale[:-2] == lead:
         return scale
@@ -127,7 +129,10 @@ def _grid(shape: tuple[int, ...], scale: tuple[int, ...]) -> tuple[int, ...] | N
 
 
 def _size(length: int, count: int, said: int | None) -> int | None:
-    """Return how many of ``length`` elements share one of ``count`` scales; None if none fits."""
+    """Return how many of ``length`` elements share one of ``count`` scales.
+
+    Return None if the numbers do not match.
+    """
     if said is not None:
         return said if -(-length // said) == count else None
     return length // count if count and length % count == 0 else None
@@ -144,7 +149,7 @@ _VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0,
 
 
 def e2m1_values(packed: Tensor) -> Tensor:
-    """Return the float32 values of codes; the last axis has two values per byte.
+    """Return the float32 values of packed FP4 codes. The last axis of the result has two values per byte.
 
     >>> e2m1_values(torch.tensor([[0x21, 0xF8]], dtype=torch.uint8)).tolist()
     [[0.5, 1.0, -0.0, -6.0]]
@@ -157,7 +162,7 @@ _WORD = 32
 
 
 def packed_words(codes: Tensor, bits: int) -> Tensor:
-    """Return the words of codes; works on meta tensors.
+    """Return the words that contain the codes. This works on meta tensors too.
 
     >>> [hex(word) for word in packed_words(torch.arange(10, dtype=torch.uint8)[None], 4)[0].tolist()]
     ['0x76543210', '0x98']
@@ -184,16 +189,17 @@ def unpacked_words(words: Tensor, bits: int, columns: int) -> Tensor:
 
 
 def positive_scales(codes: Tensor, zero_points: Tensor, scales: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return codes, zero points and scales of the same values, without negative scales.
+    """Return codes, zero points and scales that have the same values but no negative scales.
 
-    AutoRound writes negative scales. ``(code − zero) · scale`` is ``(top − code − (top − zero)) · −scale``,
-    where ``top`` is the largest code.
+    AutoRound writes negative scales. With the largest code ``top``, the value ``(code − zero) · scale``
+    equals ``((top − code) − (top − zero)) · −scale``.
 
     Args:
         codes: uint8 ``[O, I]``.
-        zero_points: int32 ``[O, groups]``; groups are equally many consecutive columns.
+        zero_points: int32 ``[O, groups]``. A group is a number of consecutive columns, the same for all
+            groups.
         scales: Float ``[O, groups]``.
-        bits: Bits of a code.
+        bits: Number of bits of a code.
     """
     mirrored = scales < 0
     if not bool(mirrored.any()):
@@ -204,9 +210,9 @@ def positive_scales(codes: Tensor, zero_points: Tensor, scales: Tensor, bits: in
 
 
 def streamed_codes(words: Tensor, bits: int) -> Tensor:
-    """Return the codes of rows of words; their bits are one stream from the lowest on.
+    """Return the codes in rows of words. The bits of a row form one stream, from the lowest bit.
 
-    32 codes take ``bits`` words.
+    32 codes need ``bits`` words.
 
     >>> streamed_codes(torch.tensor([[0b10_001_000, 0, 0]], dtype=torch.int32), 3)[0, :4].tolist()
     [0, 1, 2, 0]
@@ -222,7 +228,7 @@ def streamed_codes(words: Tensor, bits: int) -> Tensor:
     codes = torch.empty(*blocks.shape[:-1], _WORD, dtype=torch.uint8, device=words.device)
     for place in range(_WORD):
         word, shift = divmod(place * bits, _WORD)
-        here = min(bits, _WORD - shift)  # a shift of int32 fills up with its sign, so that each part is masked
+        here = min(bits, _WORD - shift)  # an int32 shift fills up with the sign bit, so each part is masked
         code = (blocks[..., word] >> shift) & (2**here - 1)
         if here < bits:
             code = code | ((blocks[..., word + 1] & (2 ** (bits - here) - 1)) << here)
@@ -231,26 +237,26 @@ def streamed_codes(words: Tensor, bits: int) -> Tensor:
 
 
 def qscheme_of(spec: QTensorConfig) -> str | None:
-    """Return the name of the qscheme of a spec; None if it has none."""
+    """Return the name of the qscheme of a spec, or None if the spec has none."""
     return None if spec.qscheme is None else spec.qscheme.name
 
 
 def runs_along_rows(spec: QTensorConfig) -> bool:
-    """Return whether groups of a weight run along its output channels, which only quark's layout supports."""
+    """Return whether the groups of a weight consist of output channels. Only quark's layout supports this."""
     return qscheme_of(spec) == "per_group" and spec.ch_axis == 0
 
 
 def spec_of_layout(dtype: str, qscheme: str, **settings: Any) -> QTensorConfig:
-    """Return the tensor spec that readers of a layout use.
+    """Return a tensor spec with the usual settings of other tools' layouts; ``settings`` override them.
 
-    By default it is symmetric and static, rounds half to even, and has floating-point scales.
+    The usual settings are: symmetric, static, rounding half to even, and floating-point scales.
     """
     usual = {"symmetric": True, "is_dynamic": False, "scale_type": "float", "round_method": "half_even"}
     return QTensorConfig(dtype=dtype, qscheme=qscheme, **{"observer_cls": _OBSERVERS.get(qscheme), **usual, **settings})
 
 
 def short_block(quantizer: TensorQuantizer, length: int) -> str | None:
-    """Return that the last block of a row is shorter than the others, as a predicate; else None.
+    """Return a phrase that says that the last block of a row is shorter than the others, or None.
 
     Args:
         quantizer: Quantizer of a weight or an activation.
@@ -263,7 +269,10 @@ def short_block(quantizer: TensorQuantizer, length: int) -> str | None:
 
 
 def short_block_of(config: QLayerConfig, shape: tuple[int, ...]) -> str | None:
-    """Return `short_block` of the weight, the input or the output of a layer with a weight of that shape."""
+    """Return the first message of `short_block` for the weight, the input or the output of a layer, or None.
+
+    ``shape`` is the shape of the weight.
+    """
     weight = None if config.weight is None else short_block(weight_quantizer(config), shape[-1])
     places = ((config.input_tensors, "input", shape[-1]), (config.output_tensors, "output", shape[0]))
     activations = ((name, short_block(quantizer_for(spec, activation=True), n)) for spec, name, n in places if spec is not None)

@@ -1,1 +1,1 @@
-"""The exporter ``compressed_tensors``: checkpoints as llm-compressor writes them."""
+"""The exporter ``compressed_tensors``, which writes checkpoints in the layout of llm-compressor."""

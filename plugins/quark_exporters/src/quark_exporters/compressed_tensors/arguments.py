@@ -1,4 +1,4 @@
-"""Tensor specs to ``QuantizationArgs`` of compressed-tensors, and back from its ``quantization_config``.
+"""Conversion between tensor specs and the ``quantization_config`` of compressed-tensors.
 
 Source: compressed-tensors 0.20, ``quantization/quant_args.py``.
 """
@@ -23,7 +23,7 @@ _INTEGERS = {"int4": 4, "uint4": 4, "int8": 8, "uint8": 8}
 _STRATEGIES = {"per_tensor": "tensor", "per_channel": "channel", "per_group": "group", "per_block": "block"}
 _QSCHEMES = {strategy: qscheme for qscheme, strategy in _STRATEGIES.items()} | {"token": "per_channel", "tensor_group": "per_group"}
 _FP4_GROUPS = {"group": 32, "tensor_group": 16}
-"""Strategy → group size of FP4: MXFP4, NVFP4."""
+"""Strategy of an FP4 format (MXFP4 or NVFP4) → group size."""
 
 _READ = (
     "pack-quantized",
@@ -36,7 +36,7 @@ _READ = (
     "dense",
 )
 _ENDLESS = re.compile(r"[*+}][^()]*\)[*+{]")
-"""Nested repetitions, with which matching a regular expression can take exponential time.
+"""Matches nested repetitions in a regular expression. With these, matching can need exponential time.
 """
 
 
@@ -48,7 +48,8 @@ def arguments_of(spec: TensorSpec, *, activation: bool) -> dict[str, Any]:
         activation: Whether the spec is for an input.
 
     Raises:
-        UnsupportedError: The spec has no arguments; the message is the reason, without the name of a layer.
+        UnsupportedError: compressed-tensors cannot express the spec. The message gives the reason, without
+            the name of a layer.
     """
     specs = canonicalize(spec)
     first, names = specs[0], " → ".join(level.dtype.name for level in specs)
@@ -118,10 +119,10 @@ def format_of(config: QLayerConfig) -> str:
     """Return the name of the compressed-tensors format of a layer's weight.
 
     Raises:
-        UnsupportedError: There is no format for this weight and input together.
+        UnsupportedError: There is no format for this combination of weight and input.
     """
     if config.weight is None:
-        raise UnsupportedError("its input is quantized and its weight is not")
+        raise UnsupportedError("its input is quantized but its weight is not")
     weight = arguments_of(config.weight, activation=False)
     inputs = None if config.input_tensors is None else arguments_of(config.input_tensors, activation=True)
     if weight["dynamic"]:
@@ -195,16 +196,16 @@ def _fp4_spec(strategy: str, size: object, *, is_dynamic: bool) -> TensorSpec:
 
 
 def refuse_other_transforms(block: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint with a format, sparsity or transform that cannot be undone here.
+    """Refuse a checkpoint with a format, sparsity or transform that this package cannot undo.
 
     Raises:
-        UnsupportedError: The checkpoint has one; the message names it.
+        UnsupportedError: The checkpoint has such a format, sparsity or transform. The message names it.
     """
     groups = value_of(block, "config_groups", Mapping, {})
     formats = {block.get("format"), *(group.get("format") for group in groups.values() if isinstance(group, Mapping))} - {None}
     if others := sorted(str(name) for name in formats if name not in _READ):
         raise UnsupportedError(
-            f"the format '{others[0]}' of compressed-tensors cannot be read, only {', '.join(_READ)}: give the float checkpoint"
+            f"quark cannot read the format '{others[0]}' of compressed-tensors, only {', '.join(_READ)}: give the float checkpoint"
         )
     sparsity = value_of(block, "sparsity_config", Mapping, {}).get("format")
     if sparsity not in (None, "dense"):
@@ -216,9 +217,10 @@ def refuse_other_transforms(block: Mapping[str, Any]) -> None:
 
 
 def group_of(block: Mapping[str, Any], layer: str) -> Mapping[str, Any]:
-    """Return the entry of ``config_groups`` with the weight of one layer.
+    """Return the entry of ``config_groups`` that says how the weight of one layer is quantized.
 
-    The targets of the entry name the layer, or else its type.
+    The function looks for an entry whose targets name the layer, then for one whose targets name a layer
+    type.
 
     Args:
         block: The ``quantization_config``.
@@ -237,7 +239,7 @@ def group_of(block: Mapping[str, Any], layer: str) -> Mapping[str, Any]:
 
 
 def _names(target: str, layer: str) -> bool:
-    """Return whether a target is the layer's name, or a regular expression that matches it."""
+    """Return whether ``target`` is the name ``layer``, or a regular expression that matches this name."""
     if not target.startswith("re:"):
         return target == layer
     if _ENDLESS.search(target):
@@ -258,7 +260,7 @@ def layer_config(block: Mapping[str, Any], name: str, stored: Container[str]) ->
 
     Raises:
         ConfigError: No entry targets the layer, or a value has the wrong type.
-        UnsupportedError: It is quantized in another way than readers here know.
+        UnsupportedError: The reader does not support the quantization of the layer.
     """
     if f"{name}.weight_g_idx" in stored:
         raise UnsupportedError(

@@ -1,10 +1,10 @@
-"""CompressedTensorsDequantizer: float weights of checkpoints of compressed-tensors.
+"""CompressedTensorsDequantizer: computes the float weights of checkpoints of compressed-tensors.
 
-It also handles checkpoints that the reader does not support.
+It also dequantizes checkpoints that `CompressedTensorsReader` does not support.
 
-`quark_exporters.compressed_tensors.storage` describes the tensors of a layer. This module adds packed
-integers of 1 and 2 bits, and columns grouped by activation: ``weight_g_idx`` ``[I]`` is the group of each
-column. Source: compressed-tensors 0.20, ``compressors``.
+`quark_exporters.compressed_tensors.storage` describes the tensors of a layer. This module also supports
+packed integers of 1 and 2 bits, and groups of columns that are not neighbours: ``weight_g_idx`` ``[I]`` is
+the group of each column. Source: compressed-tensors 0.20, ``compressors``.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _BESIDE = ("input_scale", "input_zero_point", "input_global_scale", "output_scal
 
 
 class CompressedTensorsDequantizer:
-    """Dequantizes checkpoints of compressed-tensors, as `quark.checkpoint.Dequantizer`."""
+    """Dequantizes checkpoints of compressed-tensors. Implements `quark.checkpoint.Dequantizer`."""
 
     def float_tensors(self, block: Mapping[str, Any], stored: Mapping[str, Tensor]) -> Iterator[FloatTensor]:
-        """As `quark.checkpoint.Dequantizer.float_tensors`."""
+        """Implement `quark.checkpoint.Dequantizer.float_tensors`."""
         refuse_other_transforms(block)
         configs: list[QLayerConfig] = []
         for name, tensor in stored.items():
@@ -56,9 +56,10 @@ class CompressedTensorsDequantizer:
 def _layers(
     block: Mapping[str, Any], layer: str, one: FloatTensor, stored: Mapping[str, Tensor], configs: list[QLayerConfig]
 ) -> tuple[LayerCodes, ...]:
-    """Return a layer's codes, to store them again unchanged; empty if the reader does not know its scheme.
+    """Return the codes of a layer, so that a run can store them again unchanged.
 
-    ``configs`` has one object for all layers with equal settings; a new setting is added to it.
+    Return an empty tuple if the reader does not support the scheme of the layer. ``configs`` has one object
+    for all layers with equal settings; new settings are added to it.
     """
     try:
         config = layer_config(block, layer, stored)
@@ -69,7 +70,7 @@ def _layers(
     announced = dict(meta_tensors(CompressedTensorsStorage(), config, one.shape))
     if value_of(group_of(block, layer)["weights"], "block_structure", list):  # `ScaleBlocks` has compared blocks with the scales
         announced["weight_scale"] = announced["weight_scale"].new_empty(stored[f"{layer}.weight_scale"].shape)
-    # Zero points of symmetric codes may be stored: they are 0.
+    # A checkpoint may store the zero points of symmetric codes, although they are 0.
     refuse_others(layer, stored, announced, may_be=("weight_zero_point",))
     inputs = [name for name in one.left_out if name.startswith(f"{layer}.input_")]
     names = {name.rpartition(".")[2]: name for name in (*one.sources, *inputs)}
@@ -93,7 +94,8 @@ def _packed(layer: str, stored: Mapping[str, Tensor], arguments: Mapping[str, An
     groups = stored[scale].shape[-1] if stored[scale].ndim == 2 else 1
     size = arguments.get("group_size")
     size = size if isinstance(size, int) and size > 0 else None
-    # For row scales, the words give the number of columns, and the stored shape must confirm it.
+    # If each row has one scale, the number of columns follows from the words; compare it with the stored
+    # shape.
     columns = codes.shape[1] * per_word if size is None else groups * size
     rows = codes.shape[0]
     if -(-columns // per_word) != codes.shape[1]:
@@ -150,7 +152,10 @@ def _unpacked(layer: str, stored: Mapping[str, Tensor], arguments: Mapping[str, 
 
 
 def _shifting(zeros: Tensor | None, *, is_symmetric: bool) -> Tensor | None:
-    """Return zero points that shift codes; raise ValueError if they are not 0 for symmetric codes."""
+    """Return ``zeros``, or None for symmetric codes.
+
+    Raise ValueError if zero points of symmetric codes are not 0.
+    """
     if is_symmetric and zeros is not None and bool((zeros != 0).any()):
         raise ValueError("its quantization_config says that it has no zero points, but it stores zero points other than 0")
     return None if is_symmetric else zeros
@@ -166,7 +171,7 @@ def _fp4(layer: str, stored: Mapping[str, Tensor]) -> FloatTensor:
 
     def make(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         scales = tensors[scale]
-        if outer in tensors:  # a divisor, which becomes a factor as it does for a model that is loaded
+        if outer in tensors:  # the stored value is a divisor; compute the factor as loading a model does
             scales = scales.float() * (1.0 / tensors[outer].float())
         return blocks.values(e2m1_values(tensors[packed]), scales, None, dtype)
 
@@ -175,7 +180,10 @@ def _fp4(layer: str, stored: Mapping[str, Tensor]) -> FloatTensor:
 
 
 def _signed_codes(words: Tensor, bits: int, columns: int) -> Tensor:
-    """Return the signed codes ``[rows, columns]`` of words ``[rows, n]``; half the code count is 0."""
+    """Return the signed codes ``[rows, columns]`` of words ``[rows, n]``.
+
+    The stored code ``2^(bits - 1)`` means 0.
+    """
     return unpacked_words(words, bits, columns).to(torch.int16).sub_(2 ** (bits - 1))
 
 

@@ -15,11 +15,14 @@ __all__ = ["CACHE", "CompressedTensorsExporter", "CompressedTensorsReader"]
 
 
 CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
-"""Arguments of an FP8 KV cache with one scale; with one per head, the strategy is ``attn_head``."""
+"""Arguments of an FP8 KV cache with one scale.
+
+With a scale per head, the strategy is ``attn_head`` instead.
+"""
 
 
 class CompressedTensorsExporter(LinearExporter):
-    """Writes the layout of compressed-tensors; `CompressedTensorsReader` reads it.
+    """Writes the layout of compressed-tensors. `CompressedTensorsReader` reads this layout.
 
     Source: compressed-tensors 0.20.
     """
@@ -29,12 +32,13 @@ class CompressedTensorsExporter(LinearExporter):
     caches = tuple(Cache)
 
     def quantization_config(self, content: CheckpointContent, options: ExportOptions) -> dict[str, Any]:
-        """As `CheckpointExporter.quantization_config`."""
+        """Implement `CheckpointExporter.quantization_config`."""
         groups: list[tuple[QLayerConfig, list[str]]] = []
         for name, config in coded_rows(content.plan).items():
             names = next((names for known, names in groups if known == config), None)
             groups.append((config, [name])) if names is None else names.append(name)
-        # The largest group names the type of its layers: readers look for exact names first.
+        # The target of the largest group is a layer type instead of names. Readers look for exact names
+        # first, so the other groups are found.
         largest = max(range(len(groups)), key=lambda i: len(groups[i][1]), default=0)
         entries = {f"group_{i}": _group(config, ["Linear"] if i == largest else names) for i, (config, names) in enumerate(groups)}
         formats = {entry["format"] for entry in entries.values()}
@@ -72,7 +76,7 @@ class CompressedTensorsReader(LinearReader):
     excluded_under = "ignore"
 
     def layers(self, block: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, QLayerConfig]:
-        """As `quark.checkpoint.StorageReader.layers`."""
+        """Implement `quark.checkpoint.StorageReader.layers`."""
         refuse_other_transforms(block)
         return {name: layer_config(block, name, stored) for name in _names(stored)}
 

@@ -1,18 +1,18 @@
-"""CompressedTensorsStorage: tensors of a layer in the formats of compressed-tensors 0.20 (``compressors``).
+"""CompressedTensorsStorage: stores the tensors of a layer in the formats of compressed-tensors 0.20.
 
 ==========================  ==================================================================================
 tensor                      contents
 ==========================  ==================================================================================
-``weight_packed``           int32 ``[O, I · bits / 32]``: codes from 0, the first in the lowest bits
+``weight_packed``           int32 ``[O, I · bits / 32]``: unsigned codes, the first in the lowest bits
                             (``pack-quantized``); or uint8 ``[O, I / 2]``: two FP4 codes, the first in the low
                             half (``mxfp4-pack-quantized``, ``nvfp4-pack-quantized``)
 ``weight``                  int8 or FP8 codes ``[O, I]`` (``int-quantized``, ``float-quantized``)
 ``weight_scale``            ``[1]``, ``[O, 1]``, ``[O, groups]`` or ``[O / rows, I / columns]``: float32, E8M0
                             (uint8) or E4M3
-``weight_zero_point``       as the scales, int8; packed along O where the weight is packed
+``weight_zero_point``       int8, with the shape of the scales; packed along O if the weight is packed
 ``weight_shape``            ``[O, I]`` as two numbers (``pack-quantized``)
-``weight_global_scale``     ``[1]``: what E4M3 scales are *divided* by
-``input_scale``             ``[1]``: of a static input; ``input_global_scale`` of NVFP4, also a divisor
+``weight_global_scale``     ``[1]``: the number by which E4M3 scales are *divided*
+``input_scale``             ``[1]``: the scale of a static input; NVFP4 has ``input_global_scale``, a divisor
 ==========================  ==================================================================================
 """
 
@@ -37,10 +37,10 @@ _INTEGERS = ("int-quantized", "pack-quantized")
 
 
 class CompressedTensorsStorage:
-    """As `quark.checkpoint.LayerStorage`."""
+    """Stores a layer in the formats of compressed-tensors. Implements `quark.checkpoint.LayerStorage`."""
 
     def why_not(self, config: QLayerConfig, shape: tuple[int, ...]) -> str | None:
-        """As `quark.checkpoint.LayerStorage.why_not`."""
+        """Implement `quark.checkpoint.LayerStorage.why_not`."""
         try:
             format_of(config)
         except UnsupportedError as error:
@@ -48,7 +48,7 @@ class CompressedTensorsStorage:
         return short_block_of(config, shape)
 
     def stored(self, layer: CodedLayer) -> dict[str, Tensor]:
-        """As `quark.checkpoint.LayerStorage.stored`."""
+        """Implement `quark.checkpoint.LayerStorage.stored`."""
         kind, quantizer = format_of(layer.config), weight_quantizer(layer.config)
         tensors = self._integers(layer, kind, quantizer) if kind in _INTEGERS else _floats(layer, kind, quantizer)
         if layer.input is not None:
@@ -73,7 +73,7 @@ class CompressedTensorsStorage:
         return tensors
 
     def restored(self, config: QLayerConfig, shape: tuple[int, ...], tensors: Mapping[str, Tensor]) -> CodedLayer:
-        """As `quark.checkpoint.LayerStorage.restored`.
+        """Implement `quark.checkpoint.LayerStorage.restored`.
 
         Raises:
             CheckpointError: The stored shape differs.
@@ -90,7 +90,7 @@ class CompressedTensorsStorage:
             return CodedLayer(config, codes, qparams, _input(tensors))
         if "weight_shape" in tensors and tensors["weight_shape"].tolist() != list(shape):
             raise CheckpointError(
-                f"'weight_shape' says {tensors['weight_shape'].tolist()} of a weight {list(shape)}: the checkpoint is damaged"
+                f"'weight_shape' is {tensors['weight_shape'].tolist()} for a weight of shape {list(shape)}: the checkpoint is damaged"
             )
         bits, dtype = int(quantizer.stored_level.format.bits), quantizer.stored_level.format.storage_dtype
         codes, zeros = _integer_codes(kind, bits, shape, tensors)
@@ -109,7 +109,10 @@ def _floats(layer: CodedLayer, kind: str, quantizer: TensorQuantizer) -> dict[st
 
 
 def _integer_codes(kind: str, bits: int, shape: tuple[int, ...], tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-    """Return codes and zero points from 0, uint8; zero points None if there are none."""
+    """Return codes and zero points as uint8, shifted so that they start at 0.
+
+    The zero points are None if the checkpoint has none.
+    """
     zeros = tensors.get("weight_zero_point")
     if kind == "int-quantized":
         half = 2 ** (bits - 1)
@@ -119,14 +122,14 @@ def _integer_codes(kind: str, bits: int, shape: tuple[int, ...], tensors: Mappin
 
 
 def _as_matrix(scale: Tensor) -> Tensor:
-    """Return scales with an axis for rows and one for columns; a single scale is ``[1]``."""
+    """Return scales with an axis for rows and an axis for columns. Return a single scale as ``[1]``."""
     return scale.reshape(1) if scale.ndim == 0 else scale.unsqueeze(1) if scale.ndim == 1 else scale
 
 
 def _reciprocal(scale: Tensor) -> Tensor:
-    """Return the divisor for a factor, or the factor for a divisor.
+    """Return ``1 / scale`` as a float32 tensor of shape ``[1]``.
 
-    ``[1]``, float32.
+    This converts a factor into a divisor, and a divisor into a factor.
     """
     return (1.0 / scale.float()).reshape(1)
 
@@ -138,5 +141,5 @@ def _input(tensors: Mapping[str, Tensor]) -> QParams | None:
 
 
 def _moved(codes: Tensor, by: int, dtype: torch.dtype) -> Tensor:
-    """Return codes or zero points plus a number."""
+    """Return ``codes + by`` in ``dtype``. The codes may also be zero points."""
     return (codes.to(torch.int16) + by).to(dtype)

@@ -1,1 +1,1 @@
-"""GGUF files for llama.cpp and programs built on it."""
+"""The exporter of GGUF files, for llama.cpp and programs that use it."""

@@ -1,4 +1,4 @@
-"""GgufExporter: one GGUF file."""
+"""GgufExporter: writes a model as one GGUF file."""
 
 from __future__ import annotations
 
@@ -43,8 +43,10 @@ class GgufExporter(Exporter):
     specification, version 3.
 
     Args:
-        float_type: Type of matrices that are not quantized: f32, f16 or bf16; ``auto`` keeps their type.
-        tokenizer_pre: How the tokenizer splits text before merging, by llama.cpp's name; empty detects it.
+        float_type: Type of matrices that are not quantized: f32, f16 or bf16. With ``auto``, types do not
+            change.
+        tokenizer_pre: llama.cpp's name for the way the tokenizer splits text before it merges tokens. If
+            empty, the exporter detects it.
         file_name: Name of the file.
     """
 
@@ -65,7 +67,7 @@ class GgufExporter(Exporter):
         self._tokenizer_pre = tokenizer_pre
 
     def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
-        """As `quark.checkpoint.Exporter.export`."""
+        """Implement `quark.checkpoint.Exporter.export`."""
         with self.stream(content, content.model, out, options) as stream:
             for block in decoder_blocks(content.model, content.plan.architecture):
                 stream.write(block)
@@ -73,7 +75,7 @@ class GgufExporter(Exporter):
             stream.finish(content)
 
     def check(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> None:
-        """As `quark.checkpoint.Exporter.check`."""
+        """Implement `quark.checkpoint.Exporter.check`."""
         tensors = self._tensors(content, options)
         _refuse_algorithms(content)
         tensors.refuse_codes_without_a_type(skeleton)
@@ -87,7 +89,7 @@ class GgufExporter(Exporter):
 
     @contextmanager
     def stream(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
-        """As `quark.checkpoint.Exporter.stream`."""
+        """Implement `quark.checkpoint.Exporter.stream`."""
         gguf = _gguf()
         self.check(content, skeleton, options)
         _warn_of_activations(content)
@@ -113,7 +115,7 @@ class GgufExporter(Exporter):
 
 @attrs.frozen(eq=False)
 class _Stream(BlockStream):
-    """A GGUF file whose header is written; the tensors follow in the order of the regions."""
+    """A GGUF file whose header is written already. `write` appends the tensors, region by region."""
 
     model: nn.Module
     tensors: TensorWriter
@@ -121,9 +123,9 @@ class _Stream(BlockStream):
     writer: GGUFWriter
 
     def write(self, block: Block | None) -> None:
-        """As `quark.checkpoint.BlockStream.write`."""
+        """Implement `quark.checkpoint.BlockStream.write`."""
         if (region := next(self.regions, None)) is None:
-            return  # the model is one block
+            return  # the model is one block, and its region is written already
         for tensor in self.tensors.tensors(self.model, region):
             values = tensor.make().cpu().contiguous()
             self.writer.write_tensor_data(values.view(torch.uint8).numpy())
@@ -135,7 +137,7 @@ class _Stream(BlockStream):
                     )
 
     def finish(self, content: CheckpointContent) -> None:
-        """As `quark.checkpoint.BlockStream.finish`; nothing is left to write."""
+        """Implement `quark.checkpoint.BlockStream.finish`. Nothing is left to write."""
 
 
 def _gguf() -> Any:
@@ -156,7 +158,7 @@ def _text_config(model: Any) -> Any:
 def _regions(content: CheckpointContent) -> list[Region]:
     """Return the parts of the model in the order in which they are written.
 
-    The blocks come first, then the tensors outside.
+    The decoder blocks come first. The tensors outside the blocks follow.
     """
     names = tuple(block.name for block in decoder_blocks(content.model, content.plan.architecture))
     return [Region()] if names == ("",) else [*map(Region, names), Region(without=names)]
@@ -180,7 +182,7 @@ def _warn_of_activations(content: CheckpointContent) -> None:
 
 
 def _file_type(tensors: list[GgufTensor]) -> int:
-    """Return the `gguf.LlamaFileType` of most of the weights."""
+    """Return the `gguf.LlamaFileType` of the type that most quantized weights have."""
     from gguf import LlamaFileType
 
     sizes: Counter[str] = Counter()

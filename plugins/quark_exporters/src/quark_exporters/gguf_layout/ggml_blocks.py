@@ -1,9 +1,10 @@
-"""Bytes of GGML's quantized tensors, from codes and scales.
+"""Conversion of codes and scales to the bytes of GGML's quantized tensors.
 
-Only scales are rounded again, to float16 if GGML needs it.
+Codes do not change. Scales are rounded to float16 if GGML needs it.
 
-A row is cut into blocks of 32 weights, each with its own scale; ``q`` below are the 32 codes of a block.
-Source: ``ggml-common.h`` and ``ggml-quants.c`` of llama.cpp; the ``gguf`` package reads the same bytes.
+A row consists of blocks of 32 weights, and each block has a scale. ``q`` below stands for the 32 codes of a
+block. Source: ``ggml-common.h`` and ``ggml-quants.c`` of llama.cpp; the ``gguf`` package reads the same
+bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from quark.numbers import PerBlock, PerGroupOfRows, QParams, TensorQuantizer
 __all__ = ["BLOCK", "BlockType", "block_type_for"]
 
 BLOCK = 32
-"""Weights in a block."""
+"""Number of weights in a block."""
 
 
 @attrs.frozen
@@ -29,14 +30,14 @@ class BlockType:
     """A quantized type of GGML.
 
     Attributes:
-        name: Name in `gguf.GGMLQuantizationType`.
-        file_type: Name in `gguf.LlamaFileType` of a file with mostly this type.
-        bytes_per_block: Bytes of 32 weights.
-        encode: From codes ``[O, I]``, and scales and zero points ``[O, I / 32]``, to bytes
+        name: Name of the type in `gguf.GGMLQuantizationType`.
+        file_type: Name in `gguf.LlamaFileType` of files that mostly have this type.
+        bytes_per_block: Number of bytes for a block of 32 weights.
+        encode: Function that converts codes ``[O, I]``, and scales and zero points ``[O, I / 32]``, to bytes
             ``[O, I / 32, bytes_per_block]``.
         format: Name of the number format that has the same codes.
-        has_zero_points: Whether its codes have zero points.
-        scale_format: Format of the scales, if it matters.
+        has_zero_points: Whether the codes have zero points.
+        scale_format: Required ``scale_format`` of the spec. None if any is allowed.
     """
 
     name: str
@@ -55,8 +56,9 @@ class BlockType:
         """Return the bytes of a weight, uint8 ``[O, row_bytes(I)]``.
 
         Args:
-            codes: ``[O, I]``, ``I`` a multiple of 32.
-            qparams: One scale for the tensor, for each row, or for each group of a multiple of 32 columns.
+            codes: Codes ``[O, I]``. ``I`` is a multiple of 32.
+            qparams: One scale for the tensor, one for each row, or one for each group of columns. The size of
+                groups is a multiple of 32.
 
         Raises:
             UnsupportedError: A scale is beyond the range of its stored type.
@@ -67,11 +69,11 @@ class BlockType:
 
 
 def block_type_for(quantizer: TensorQuantizer, shape: tuple[int, ...]) -> BlockType | None:
-    """Return the type of GGML that has exactly the codes of a weight; None if there is none.
+    """Return the type of GGML that can store the codes of a weight unchanged, or None if no type can.
 
     Args:
         quantizer: Quantizer of the weight.
-        shape: ``[O, I]`` of the weight, or of each of several that are stacked.
+        shape: Shape ``[O, I]`` of the weight, or of each weight if several are stacked.
     """
     levels = quantizer.levels if hasattr(quantizer, "levels") else (quantizer.stored_level,)
     granularity = quantizer.granularity
@@ -87,20 +89,24 @@ def block_type_for(quantizer: TensorQuantizer, shape: tuple[int, ...]) -> BlockT
 
 
 def _of_blocks(scales: Tensor, blocks: tuple[int, int]) -> Tensor:
-    """Return one scale for each block, if several blocks, rows or the whole tensor share one."""
+    """Return one scale for each block. Scales that several blocks share are repeated."""
     per_row = scales.reshape(-1, 1) if scales.ndim < 2 else scales
     return per_row.repeat_interleave(blocks[1] // per_row.shape[1], 1).expand(blocks)
 
 
 def _q4_0(codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
-    """Return blocks of ``w = d · (q − 8)``: d in float16, then 16 bytes."""
+    """Return blocks with the values ``w = d · (q − 8)``.
+
+    A block has the scale d in float16, then 16 bytes of codes.
+    """
     return torch.cat([_half(scale), _nibbles(codes.to(torch.int16) + 8)], -1)
 
 
 def _q4_1(codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
-    """Return blocks of ``w = d · q + m``: d and m = −d · zero point in float16, then 16 bytes.
+    """Return blocks with the values ``w = d · q + m``, where ``m = −d · zero point``.
 
-    m is a multiple of the stored d, so that the two float16 rounding errors do not add up.
+    A block has the scale d and m in float16, then 16 bytes of codes. m is computed from d as stored in
+    float16, so that the rounding errors of d and m do not add up.
     """
     assert zero is not None
     stored = scale.to(torch.float16).to(scale.dtype)
@@ -108,14 +114,17 @@ def _q4_1(codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
 
 
 def _q8_0(codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
-    """Return blocks of ``w = d · q``: d in float16, then 32 signed bytes."""
+    """Return blocks with the values ``w = d · q``.
+
+    A block has the scale d in float16, then 32 signed bytes of codes.
+    """
     return torch.cat([_half(scale), codes.reshape(len(codes), -1, BLOCK).view(torch.uint8)], -1)
 
 
 def _mxfp4(codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
-    """Return blocks of ``w = 2^(e − 127) · FP4 value``: e in a byte, then 16 bytes.
+    """Return blocks with the values ``w = 2^(e − 127) · FP4 value``.
 
-    Source: OCP Microscaling Formats 1.0.
+    A block has a byte e, then 16 bytes of codes. Source: OCP Microscaling Formats 1.0.
     """
     mantissa, exponent = torch.frexp(scale)
     if not bool((mantissa == 0.5).all()):
@@ -124,7 +133,10 @@ def _mxfp4(codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
 
 
 def _nibbles(codes: Tensor) -> Tensor:
-    """Return two codes per byte: the first 16 of a block in the low halves, the others in the high halves."""
+    """Return bytes with two codes each.
+
+    The first 16 codes of a block are in the low halves, the others in the high.
+    """
     low, high = codes.to(torch.uint8).reshape(len(codes), -1, 2, BLOCK // 2).unbind(2)
     return low | (high << 4)
 

@@ -1,4 +1,4 @@
-"""Metadata of a GGUF file: model family, sizes, rotary embedding, the writing tool."""
+"""Metadata of a GGUF file: model family, sizes, rotary embedding, and the tool that wrote the file."""
 
 from __future__ import annotations
 
@@ -25,13 +25,12 @@ class Family:
     """A family of models in GGUF.
 
     Attributes:
-        architecture: Name in ``general.architecture``.
-        rotates_pairs: Whether its rotary embedding rotates neighbours (0, 1), (2, 3), … of a head instead of
-            (0, d/2), (1, d/2 + 1), … as in transformers. Rows of query and key projections are then
-            reordered.
-        has_experts: Whether its feed-forward layers are mixtures of experts.
-        required: Settings of transformers' configuration that the architecture implies and a file cannot
-            change.
+        architecture: Name that is stored as ``general.architecture``.
+        rotates_pairs: Whether the rotary embedding rotates the neighbouring elements (0, 1), (2, 3), … of a
+            head. transformers rotates (0, d/2), (1, d/2 + 1), … instead, so the exporter reorders the rows of
+            query and key projections.
+        has_experts: Whether the feed-forward layers are mixtures of experts.
+        required: Settings of transformers' configuration and the only value that the architecture supports.
     """
 
     architecture: str
@@ -48,14 +47,14 @@ FAMILIES = {
     "qwen3": Family(architecture="qwen3"),
     "qwen3_moe": Family(architecture="qwen3moe", has_experts=True, required={"hidden_act": "silu", "norm_topk_prob": True}),
 }
-"""By ``model_type`` of the configuration. Source: ``convert_hf_to_gguf.py`` of llama.cpp."""
+"""``model_type`` of the configuration → family. Source: ``convert_hf_to_gguf.py`` of llama.cpp."""
 
 
 def family_of(config: Any) -> Family:
     """Return the family of a model.
 
     Args:
-        config: Config of the text model, as transformers has it.
+        config: transformers' configuration of the text model.
 
     Raises:
         UnsupportedError: There is no family for this ``model_type``, or its settings differ from the
@@ -76,7 +75,7 @@ def family_of(config: Any) -> Family:
 
 
 _ROPE_KINDS = {"default": None, "llama3": None, "linear": "linear", "yarn": "yarn"}
-"""Kinds of rotary embedding → name in GGUF; Llama 3 has a tensor of factors instead."""
+"""Kind of rotary embedding → name in GGUF. Llama 3 has a tensor of factors instead of a name."""
 
 
 def write_metadata(writer: GGUFWriter, config: Any, family: Family, quantization: QConfig, file_type: int) -> None:
@@ -84,9 +83,10 @@ def write_metadata(writer: GGUFWriter, config: Any, family: Family, quantization
 
     Args:
         writer: Writer of the GGUF file.
-        config: The configuration of the text model, as transformers has it.
+        config: transformers' configuration of the text model.
         family: Family of the model.
-        quantization: Kept as JSON under ``quark.quantization_config``, for people.
+        quantization: Configuration that is stored as JSON under ``quark.quantization_config``, for people to
+            read.
         file_type: A `gguf.LlamaFileType`.
 
     Raises:
@@ -130,9 +130,9 @@ def head_dim(config: Any) -> int:
 
 
 def rotary_factors(config: Any) -> Tensor | None:
-    """Return Llama 3's divisors of the frequencies of its rotary embedding, float32 ``[head_dim / 2]``.
+    """Return the numbers by which Llama 3 divides the frequencies of its rotary embedding.
 
-    None for other kinds.
+    They are float32 ``[head_dim / 2]``. Return None for other kinds of rotary embedding.
 
     Source: Llama 3.1's reference code; llama.cpp reads them as ``rope_freqs.weight``.
     """
@@ -142,7 +142,7 @@ def rotary_factors(config: Any) -> Tensor | None:
     frequencies = rope["rope_theta"] ** -(torch.arange(0, head_dim(config), 2, dtype=torch.float32) / head_dim(config))
     wavelengths = 2 * torch.pi / frequencies
     low, high, context = rope["low_freq_factor"], rope["high_freq_factor"], rope["original_max_position_embeddings"]
-    smooth = ((context / wavelengths - low) / (high - low)).clamp(0, 1)  # 0: long waves, divided; 1: short ones, left as they are
+    smooth = ((context / wavelengths - low) / (high - low)).clamp(0, 1)  # 0: long waves, which are divided; 1: short waves, unchanged
     return 1 / ((1 - smooth) / rope["factor"] + smooth)
 
 

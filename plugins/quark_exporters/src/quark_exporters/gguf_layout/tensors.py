@@ -33,11 +33,12 @@ class GgufTensor:
     """A tensor of a GGUF file.
 
     Attributes:
-        name: Name in the file.
-        kind: Its type, a name of `gguf.GGMLQuantizationType`.
-        block: The type of its blocks; None if it holds floating-point numbers.
-        shape: Shape of the numbers; in the file the order of axes is the reverse.
-        make: Returns the content: uint8 ``[…, bytes of a row]``, or floating-point numbers of that shape.
+        name: Name of the tensor in the file.
+        kind: Type of the tensor, a name in `gguf.GGMLQuantizationType`.
+        block: Type of the tensor's blocks. None if the tensor has floating-point numbers.
+        shape: Shape of the numbers. The file has the axes in reverse order.
+        make: Function that returns the content: uint8 ``[…, bytes of a row]``, or floating-point numbers of
+            shape ``shape``.
     """
 
     name: str
@@ -48,7 +49,7 @@ class GgufTensor:
 
     @property
     def nbytes(self) -> int:
-        """Its size in the file."""
+        """Size of the tensor in the file, in bytes."""
         rows, columns = torch.Size(self.shape[:-1]).numel(), self.shape[-1]
         return rows * (columns * FLOAT_TYPES[self.kind.lower()].itemsize if self.block is None else self.block.row_bytes(columns))
 
@@ -59,11 +60,12 @@ class TensorWriter:
 
     Attributes:
         family: Family of the model.
-        config: Config of the text model, as transformers has it.
-        names: gguf's table of names.
-        holds_codes: Whether quantized weights become blocks of codes; else floating-point numbers.
-        float_type: A key of `FLOAT_TYPES` for float matrices, or ``"auto"`` to keep their type. Vectors are
-            in f32.
+        config: transformers' configuration of the text model.
+        names: gguf's table of tensor names.
+        holds_codes: Whether quantized weights are stored as blocks of codes. Otherwise, they are stored as
+            floating-point numbers.
+        float_type: Type of matrices that are not quantized: a key of `FLOAT_TYPES`, or ``"auto"`` for their
+            own type. Vectors are stored in f32.
     """
 
     family: Family
@@ -73,7 +75,7 @@ class TensorWriter:
     float_type: str
 
     def tensors(self, model: nn.Module, region: Region) -> Iterator[GgufTensor]:
-        """Yield the tensors of a region, in the model's order; the experts of a block are one tensor.
+        """Yield the tensors of a region in the order of the model. The experts of a block become one tensor.
 
         The factors of a rotary embedding come last, with the tensors outside the blocks.
 
@@ -85,7 +87,7 @@ class TensorWriter:
         own = {f"{name}.{tensor}" for name, layer in layers.items() for tensor in ("weight", "bias", *layer.other_state())}
         quantizers = [name for name, module in modules.items() if isinstance(module, QuantizerModule)]
         inside = tuple(f"{name}." for name in (*layers, *quantizers))
-        own -= {f"{name}.weight" for name in same_weights(model, layers)}  # llama.cpp uses the embeddings as the head
+        own -= {f"{name}.weight" for name in same_weights(model, layers)}  # llama.cpp uses the embeddings as the output head
         by_name: dict[str, list[tuple[str, Tensor]]] = {}
         seen: set[int] = set()
         for name, tensor in region.state(model).items():
@@ -111,7 +113,7 @@ class TensorWriter:
         return str(found)
 
     def refuse_codes_without_a_type(self, model: nn.Module) -> None:
-        """Check the codes of a whole model.
+        """Check that GGML has a type for the codes of every layer of a model.
 
         Raises:
             UnsupportedError: GGML has no type for some tensors.
@@ -149,7 +151,7 @@ class TensorWriter:
         return GgufTensor(name, kind.upper(), None, shape, lambda: _stacked([_reordered(v, heads).to(dtype) for v in values], shape))
 
     def _float_type(self, name: str, tensor: Tensor) -> str:
-        if tensor.ndim < 2 or ".ffn_gate_inp." in name:  # routers decide: llama.cpp has them in float32
+        if tensor.ndim < 2 or ".ffn_gate_inp." in name:  # llama.cpp stores the weights of routers in float32
             return "f32"
         if self.float_type != "auto":
             return self.float_type
@@ -177,9 +179,9 @@ def _weight(layer: QuantizedLayer) -> Tensor:
 
 
 def _reordered(rows: Tensor, heads: int | None) -> Tensor:
-    """Reorder the rows of a projection or bias so that elements of one rotation are neighbours.
+    """Reorder the rows of a projection or bias so that the two elements of each rotation are neighbours.
 
-    None stays None.
+    Return ``rows`` unchanged if ``heads`` is None.
     """
     if heads is None:
         return rows

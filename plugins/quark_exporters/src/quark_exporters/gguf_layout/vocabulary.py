@@ -18,17 +18,17 @@ _SENTENCE_PIECE = "llama"
 _LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _SPLITS = {f"{_LETTERS}{{1,3}}{_REST}": "llama-bpe", f"{_LETTERS}{_REST}": "qwen2"}
-"""Pre-tokenizer's regular expression → llama.cpp's name."""
+"""Regular expression of a pre-tokenizer → llama.cpp's name for the pre-tokenizer."""
 
 
 def write_vocabulary(writer: GGUFWriter, directory: Path, size: int, pre: str | None = None) -> None:
-    """Write the tokenizer of a directory; without a directory, write that there is none.
+    """Write the tokenizer of a directory. If the directory has no tokenizer, write that there is none.
 
     Args:
         writer: Writer of the GGUF file.
-        directory: Directory with ``tokenizer.json``, and perhaps its settings.
-        size: Rows of the embedding; unused ids are padded.
-        pre: llama.cpp's name of the pre-tokenizer (``tokenizer.ggml.pre``); None detects it.
+        directory: Directory with ``tokenizer.json``, and perhaps other files of the tokenizer.
+        size: Number of rows of the embedding. Ids without a token are filled with padding tokens.
+        pre: llama.cpp's name for the pre-tokenizer (``tokenizer.ggml.pre``). If None, it is detected.
 
     Raises:
         UnsupportedError: llama.cpp has no such tokenizer, or its pre-tokenizer is unknown here.
@@ -50,7 +50,8 @@ def write_vocabulary(writer: GGUFWriter, directory: Path, size: int, pre: str | 
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     if kind == _SENTENCE_PIECE:
-        # SentencePiece numbers the pieces of a BPE model in merge order, and scores contain only that order.
+        # SentencePiece numbers the tokens of a BPE model in merge order, and the scores express only this
+        # order.
         writer.add_token_scores([-float(i) for i in range(len(tokens))])
     else:
         writer.add_tokenizer_pre(pre or _pre_of(tokenizer))
@@ -67,7 +68,7 @@ def _kind(tokenizer: dict[str, Any]) -> str:
 
 
 def _tokens(tokenizer: dict[str, Any], size: int) -> tuple[list[str], list[int]]:
-    """Return the text and the type of each token, by id."""
+    """Return the texts and the types of the tokens, both sorted by token id."""
     from gguf import TokenType
 
     vocabulary: dict[str, int] = tokenizer["model"]["vocab"]
@@ -88,7 +89,7 @@ def _tokens(tokenizer: dict[str, Any], size: int) -> tuple[list[str], list[int]]
 
 
 def _pre_of(tokenizer: dict[str, Any]) -> str:
-    """Return llama.cpp's name of a tokenizer's pre-tokenizer."""
+    """Return llama.cpp's name for the pre-tokenizer of a tokenizer."""
     steps = tokenizer.get("pre_tokenizer") or {}
     steps = steps.get("pretokenizers", [steps])
     kinds = [step.get("type") for step in steps]

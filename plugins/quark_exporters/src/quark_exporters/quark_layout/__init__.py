@@ -1,1 +1,1 @@
-"""The exporter ``safetensors``: the Quark checkpoint layout."""
+"""The exporter ``safetensors``, which writes the Quark checkpoint layout."""

@@ -1,4 +1,4 @@
-"""QuarkDequantizer: float weights of a checkpoint in the Quark layout.
+"""QuarkDequantizer: computes the float weights of a checkpoint in the Quark layout.
 
 Any tool may have written the checkpoint.
 """
@@ -27,14 +27,14 @@ from quark_exporters.quark_layout.quantization_config import read_quantization_c
 __all__ = ["QuarkDequantizer"]
 
 _SCALES = tuple(f"{part}{level}" for part in ("scale", "zero_point") for level in ("", "_2", "_3"))
-"""Suffixes of the tensors stored for a tensor with codes."""
+"""Name suffixes of the scales and zero points that are stored beside a tensor of codes."""
 
 
 class QuarkDequantizer:
-    """Dequantizes the Quark layout, as `quark.checkpoint.Dequantizer`."""
+    """Dequantizes checkpoints in the Quark layout. Implements `quark.checkpoint.Dequantizer`."""
 
     def float_tensors(self, block: Mapping[str, Any], stored: Mapping[str, Tensor]) -> Iterator[FloatTensor]:
-        """As `quark.checkpoint.Dequantizer.float_tensors`.
+        """Implement `quark.checkpoint.Dequantizer.float_tensors`.
 
         Raises:
             UnsupportedError: An algorithm runs with the model, so its weights differ from the float model's.
@@ -73,7 +73,7 @@ def _float_tensor(name: str, spec: TensorSpec, stored: Mapping[str, Tensor], ord
         return FloatTensor(
             name=name, shape=shape, sources=(name,), make=lambda tensors, dtype: cast_finite(tensors[name], dtype), left_out=scales
         )
-    # Zero points of symmetric codes are all 0, and need not be stored.
+    # Zero points of symmetric codes are all 0, so a checkpoint need not store them.
     zeros = {suffix: t for suffix, t in announced.items() if suffix.startswith("zero_point") and f"{name}_{suffix}" not in stored}
 
     def make(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
@@ -95,9 +95,9 @@ def _refuse_misfits(announced: Mapping[str, Tensor], stored: Mapping[str, Tensor
 
 
 def _scales_of_activations(layer: str, config: QLayerConfig, shape: tuple[int, ...], stored: Mapping[str, Tensor]) -> Iterator[str]:
-    """Yield the names of the stored scales of a layer's input and output, by its configuration.
+    """Yield the names of the stored scales of a layer's input and output, as ``config`` defines them.
 
-    Output scales may belong to an attention module.
+    Scales of the output may be missing, because they can be stored with an attention module.
     """
     for slot, columns in ((Slot.input_tensors, shape[-1]), (Slot.output_tensors, shape[0])):
         if (spec := getattr(config, slot)) is not None:
@@ -109,7 +109,7 @@ def _scales_of_activations(layer: str, config: QLayerConfig, shape: tuple[int, .
 
 
 def _float_shape(name: str, quantizer: TensorQuantizer, stored: Mapping[str, Tensor], order: str) -> tuple[int, ...]:
-    """Return the shape of the float tensor, whose packing has the stored shapes."""
+    """Return the shape of the float tensor, which is the shape that matches the stored codes and scales."""
     codes = stored[name]
     for shape in _shapes(codes, quantizer.stored_level.format.bits):
         if quantizer.shape_error(shape) is None:
@@ -122,9 +122,9 @@ def _float_shape(name: str, quantizer: TensorQuantizer, stored: Mapping[str, Ten
 
 
 def _shapes(packed: Tensor, bits: float) -> Iterator[tuple[int, ...]]:
-    """Yield shapes whose codes could have this stored shape.
+    """Yield the shapes of float tensors whose codes could be stored as ``packed``.
 
-    An element holds one code, or as many as its bits allow; transposed or not.
+    An element of ``packed`` has one code, or as many codes as fit. The codes may be stored transposed.
     """
     *lead, last = packed.shape
     for length in dict.fromkeys((last, round(8 * packed.itemsize * last / bits))):

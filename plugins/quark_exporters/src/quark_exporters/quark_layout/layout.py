@@ -1,4 +1,4 @@
-"""The Quark layout, in a directory in Hugging Face form: its exporter and its reader."""
+"""The exporter and the reader of the Quark layout, which is a directory in the form of Hugging Face."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["QuarkReader", "SafetensorsExporter"]
 
 
 class SafetensorsExporter(CheckpointExporter):
-    """Writes the Quark layout; `QuarkReader` reads it.
+    """Writes the Quark layout. `QuarkReader` reads this layout.
 
     Number formats define the names and the packing of tensors.
 
@@ -35,13 +35,13 @@ class SafetensorsExporter(CheckpointExporter):
     holds_branches = True
 
     def quantization_config(self, content: CheckpointContent, options: ExportOptions) -> dict[str, Any]:
-        """As `CheckpointExporter.quantization_config`."""
+        """Implement `CheckpointExporter.quantization_config`."""
         return quantization_config(content, options)
 
     def warn(self, content: CheckpointContent, options: ExportOptions) -> None:
-        """Warn of runtimes that read such a model wrongly.
+        """Warn if runtimes would read the export wrongly.
 
-        They ignore algorithms that run with the model, or take rounded values for codes.
+        Some runtimes ignore algorithms that run with the model, or interpret rounded values as codes.
         """
         if names := content.config.run_time_algorithms:
             get_logger(__name__).warning(
@@ -63,19 +63,19 @@ class QuarkReader(LayoutReader):
     """Reads the Quark layout."""
 
     def configuration(self, block: Mapping[str, Any], directory: Path) -> StoredConfig:
-        """As `quark.checkpoint.LayoutReader.configuration`."""
+        """Implement `quark.checkpoint.LayoutReader.configuration`."""
         stored = read_quantization_config(block)
         config = stored.config
         if has_static_scale(config.softmax_quant_spec) and not any(
             name.rpartition(".")[2].startswith(_OF_PROBABILITIES) for shard in check_shards(directory) for name in shard.tensors
         ):
-            # Nothing else marks such exports, whose scales could not be found.
+            # Only the missing scales show that an export keeps attention probabilities in floating point.
             get_logger(__name__).warning(f"'{directory}' holds no scales of attention probabilities, so they stay float")
             return attrs.evolve(stored, config=attrs.evolve(config, softmax_quant_spec=None))
         return stored
 
     def place_of(self, model: nn.Module, name: str) -> str:
-        """As `quark.checkpoint.LayoutReader.place_of`."""
+        """Implement `quark.checkpoint.LayoutReader.place_of`."""
         owner, _, leaf = name.rpartition(".")
         try:
             module = module_at(model, owner)
@@ -88,7 +88,8 @@ class QuarkReader(LayoutReader):
 def _packed_attribute(name: str) -> str:
     """Return the path of a checkpoint tensor inside its packed layer.
 
-    ``weight_scale`` becomes ``weight_quantizer.scale``; others stay.
+    For example, ``weight_scale`` becomes ``weight_quantizer.scale``. Names without a known prefix do not
+    change.
     """
     prefix, _, suffix = name.partition("_")
     return f"{_ATTRIBUTES[prefix]}.{suffix}" if suffix and prefix in _ATTRIBUTES else name
@@ -97,6 +98,6 @@ def _packed_attribute(name: str) -> str:
 def _attention_attribute(name: str) -> str:
     """Return the path of a stored tensor in its attention module.
 
-    ``prob_output_scale`` becomes ``prob_output_quantizer.scale``; others stay.
+    ``prob_output_scale`` becomes ``prob_output_quantizer.scale``. Names of other tensors do not change.
     """
     return f"{PROBABILITIES}.{name.removeprefix(_OF_PROBABILITIES)}" if name.startswith(_OF_PROBABILITIES) else name

@@ -1,8 +1,8 @@
-"""``quantization_config`` of a checkpoint, written and read.
+"""Functions that write and read the ``quantization_config`` of a checkpoint.
 
-It is written with exact module names instead of patterns, and never null where a reader wants a list or a
-dict. Readers take the first matching pattern, but JSON writers sort keys; exact names do not depend on the
-order. Source: AMD Quark 0.13.
+The written configuration has exact module names instead of patterns. Readers use the first pattern that
+matches, but JSON writers sort keys, and exact names do not depend on the order. It never has null where a
+reader expects a list or a dictionary. Source: AMD Quark 0.13.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ It belongs to vLLM's reader, not to a model: it has no effect on query projectio
 
 
 def read_quantization_config(block: Mapping[str, Any]) -> StoredConfig:
-    """Return the `StoredConfig` of a block, whichever tool wrote it.
+    """Return the `StoredConfig` of a ``quantization_config``. Any tool may have written it.
 
     Raises:
         ConfigError: A value has the wrong type or is out of its range.
@@ -50,14 +50,15 @@ def read_quantization_config(block: Mapping[str, Any]) -> StoredConfig:
 
 
 def quantization_config(content: CheckpointContent, options: ExportOptions) -> dict[str, Any]:
-    """Return the block to write."""
+    """Return the ``quantization_config`` to write."""
     model, config, plan = content.model, content.config, content.plan
     # A cache pattern also matches a fused projection of which only the queries are quantized.
     queries = {a.query_layer for a in plan.attentions if a.key_layer is None and a.value_layer is None}
     cached = (*config.kv_cache_quant_config, *config.kv_cache_group, *options.kv_cache_group)
     rows = [row for row in plan.quantized if row.name not in queries and any(fnmatchcase(row.name, p) for p in cached)]
     cache = {row.name: row.config for row in rows if row.config is not None}
-    # A layer with a float weight may quantize its output, which else enters a cache or attention.
+    # A layer with a float weight is not excluded if it quantizes its own output, not that of a cache or
+    # attention.
     excluded = [row.name for row in plan.rows if is_float(row) and not _rounds_its_output(row, plan, cache)]
     bare = attrs.evolve(config, exclude=[], layer_quant_config={}, layer_type_quant_config={}, kv_cache_quant_config={})
     layers = {
@@ -76,8 +77,8 @@ def quantization_config(content: CheckpointContent, options: ExportOptions) -> d
         bare,
         # The reader must know which experts stay fused.
         exclude=[*excluded, *routers(model, config, plan), *(f"{name}.*" for name in fused_mixtures(model)), *plan.carried_names],
-        # Include excluded layers whose outputs enter the cache: vLLM looks up the names of the cache group
-        # here.
+        # Include excluded layers whose outputs enter the cache: vLLM looks for the names of the cache group
+        # in this dictionary.
         layer_quant_config={**_queries_as_one(layers, plan), **{name: layer for name, layer in cache.items() if name in excluded}},
         kv_cache_quant_config={name: layer for name, layer in cache.items() if layer.output_tensors is not None},
     )
@@ -91,11 +92,10 @@ def _rounds_its_output(row: PlanRow, plan: QuantPlan, cache: Mapping[str, Any]) 
 
 
 def _queries_as_one(layers: dict[str, QLayerConfig], plan: QuantPlan) -> dict[str, QLayerConfig]:
-    """Put query projections with a quantized output under one pattern, if all are equal.
+    """Return ``layers`` with one pattern for all query projections, if all have the same quantized output.
 
-    vLLM accepts such outputs only under that key.
-
-    There are no other patterns; excluded layers stay excluded.
+    vLLM accepts such outputs only under that pattern. The result has no other patterns, and excluded layers
+    stay excluded.
     """
     queries = {row.name: row.config for row in plan.quantized if fnmatchcase(row.name, _VLLM_QUERIES) and not is_float(row)}
     first = next(iter(queries.values()), None)
@@ -105,5 +105,5 @@ def _queries_as_one(layers: dict[str, QLayerConfig], plan: QuantPlan) -> dict[st
 
 
 def _without_patterns(config: QConfig, row: PlanRow) -> QLayerConfig | None:
-    """Return the layer configuration of a row under a configuration without patterns."""
+    """Return the configuration of a layer from ``config``, which has exact names instead of patterns."""
     return layer_config_for(config, row.name, layer_types().load_layer(row.layer_type)).config

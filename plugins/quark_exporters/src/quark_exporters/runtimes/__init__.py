@@ -1,1 +1,4 @@
-"""Runtimes that load a checkpoint: `rules.toml` has the rules of their readers, `inspector` applies them."""
+"""Which runtimes load a checkpoint.
+
+`rules.toml` has the rules of their readers, and `inspector` applies them.
+"""

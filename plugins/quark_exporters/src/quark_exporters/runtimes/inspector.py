@@ -1,6 +1,6 @@
-"""RuntimeInspector: which runtimes (vLLM, SGLang) load a checkpoint, and with which methods.
+"""RuntimeInspector: reports which runtimes (vLLM, SGLang) load a checkpoint, and with which methods.
 
-It runs no runtime, since ``rules.toml`` has the rules of their readers.
+It starts no runtime: it applies the rules in ``rules.toml``.
 """
 
 from __future__ import annotations
@@ -29,14 +29,17 @@ __all__ = ["Rule", "Rules", "RuntimeInspector", "rule_for", "rules"]
 _QUARK = "safetensors"
 _EXPERTS = ".experts."
 _Reason = tuple[str, list[str]]
-"""A reason for refusal, and the names of its layers; no names if it concerns the model."""
+"""A reason for refusal, and the names of the layers with this reason.
+
+No names if the reason is about the model.
+"""
 
 
 class RuntimeInspector:
-    """Inspects safetensors layouts of this distribution, as `quark.checkpoint.inspection.Inspector`."""
+    """Inspects checkpoints in safetensors layouts. Implements `quark.checkpoint.inspection.Inspector`."""
 
     def support(self, facts: CheckpointFacts) -> Iterator[RuntimeSupport]:
-        """As `quark.checkpoint.inspection.Inspector.support`."""
+        """Implement `quark.checkpoint.inspection.Inspector.support`."""
         rows = {row.name: row for row in facts.plan.rows if not row.is_lookup and row.is_linear}
         coded = {name: row.quantized_to for name, row in rows.items() if row.config is not None and not is_float(row)}
         common = [*_whole_model(facts), *_other_layers(facts, coded), *_fused_layers(facts, rows), *_mixtures(rows)]
@@ -47,11 +50,11 @@ class RuntimeInspector:
 
 
 def _with_plugin(facts: CheckpointFacts, alone: Iterable[RuntimeSupport]) -> RuntimeSupport:
-    """Return the support by vLLM with quark-vllm, which computes any scheme with quark's layers.
+    """Return how vLLM with quark-vllm supports a checkpoint. It computes every scheme with quark's layers.
 
     Args:
         facts: The checkpoint.
-        alone: The support by vLLM without quark-vllm.
+        alone: How vLLM without quark-vllm supports the checkpoint, for each of its platforms.
     """
     refusals = []
     if facts.config.softmax_quant_spec is not None:
@@ -110,7 +113,7 @@ _CACHE_NOTES = {
         "sglang": "it ignores the scales of heads, and has a float KV cache",
     },
 }
-"""What a runtime does with an FP8 cache, by its name, and of all others."""
+"""Kind of FP8 cache → name of a runtime → what the runtime does with it. The name ``""`` means all others."""
 
 
 def _loaded_caches(facts: CheckpointFacts) -> tuple[Cache, ...]:
@@ -125,7 +128,7 @@ def _cache_notes(runtime: str, facts: CheckpointFacts) -> Iterator[str]:
 
 
 def _whole_model(facts: CheckpointFacts) -> Iterator[_Reason]:
-    """Yield reasons in the configuration for which all runtimes refuse."""
+    """Yield the reasons in the configuration for which all runtimes refuse the checkpoint."""
     config = facts.config
     if names := config.run_time_algorithms:
         yield f"the algorithm {', '.join(names)} runs with the model, and they would silently compute something else", []
@@ -142,7 +145,7 @@ def _whole_model(facts: CheckpointFacts) -> Iterator[_Reason]:
 def _inert_exclusions(facts: CheckpointFacts) -> list[str]:
     """Return float layers inside decoder blocks that runtimes treat as quantized.
 
-    Runtimes understand names and ``re:``, but no other patterns.
+    Runtimes understand exact names and patterns that start with ``re:``, but not other patterns.
     """
     patterns = [pattern for pattern in facts.config.exclude if has_wildcard(pattern) and not pattern.startswith("re:")]
     exact = {pattern for pattern in facts.config.exclude if not has_wildcard(pattern)}
@@ -154,7 +157,7 @@ def _inert_exclusions(facts: CheckpointFacts) -> list[str]:
 
 
 def _other_layers(facts: CheckpointFacts, coded: Mapping[str, QLayerConfig]) -> Iterator[_Reason]:
-    """Yield quantized layers that the runtimes keep in floating point."""
+    """Yield a reason for quantized layers or outputs that the runtimes cannot load in quantized form."""
     if names := [name for name in coded if name in facts.heads]:
         yield "the output head is quantized, but they load it in floating point", names
     if names := [row.name for row in facts.plan.quantized if row.is_lookup]:
@@ -178,7 +181,7 @@ def _other_layers(facts: CheckpointFacts, coded: Mapping[str, QLayerConfig]) -> 
 
 
 def _fused_layers(facts: CheckpointFacts, rows: Mapping[str, PlanRow]) -> Iterator[_Reason]:
-    """Yield the parts of fused layers that have different schemes."""
+    """Yield a reason for each fused layer whose parts have different schemes."""
     for kind, parts in rules().fused.items():
         for name in (name for name in rows if name.rpartition(".")[2] == parts[0] and _EXPERTS not in name):
             names = [f"{name.rpartition('.')[0]}.{part}" for part in parts]
@@ -194,7 +197,7 @@ def _fused_layers(facts: CheckpointFacts, rows: Mapping[str, PlanRow]) -> Iterat
 
 
 def _mixtures(rows: Mapping[str, PlanRow]) -> Iterator[_Reason]:
-    """Yield the expert layers of each mixture whose experts have different schemes."""
+    """Yield a reason for each mixture-of-experts layer whose experts have different schemes."""
     mixtures: dict[str, list[str]] = {}
     for name in rows:
         if _EXPERTS in name:
@@ -216,12 +219,13 @@ class Rule:
 
     Attributes:
         layout: Name of the layout.
-        method: The runtime's class for such layers.
-        weight, input: Patterns of the tensors: a table, a list of tables, one per level, ``"none"`` for
-            float, ``"any"``.
+        method: Name of the runtime's class for such layers.
+        weight, input: Patterns of the specs: a table, or a list with a table for each level. ``"none"``
+            matches a float tensor, and ``"any"`` matches everything.
         on: Runtime → its kernels and their requirements.
         refused: Runtime → why it has no kernel.
-        experts: Whether the rule is for experts, which runtimes fuse into one layer with separate methods.
+        experts: Whether the rule is for experts. Runtimes fuse experts into one layer and have other classes
+            for it.
     """
 
     layout: str
@@ -238,7 +242,7 @@ class Rules:
     """The content of ``rules.toml``.
 
     Attributes:
-        runtimes: Description of each runtime by name.
+        runtimes: Name of a runtime → description.
         fused: Name of a fused layer → names of its parts.
         rules: The rules, in the order in which runtimes try them.
     """
@@ -256,9 +260,9 @@ def rules() -> Rules:
 
 
 def rule_for(layout: str, config: QLayerConfig, *, experts: bool = False) -> Rule | None:
-    """Return the first rule that fits a layer in a layout, or an expert of a mixture.
+    """Return the first rule that matches a layer with ``config`` in the layout, or None if no rule matches.
 
-    None if no rule fits.
+    If ``experts``, the layer is an expert of a mixture-of-experts layer.
     """
     if config.weight is not None and any(map(runs_along_rows, canonicalize(config.weight))):
         return None
