@@ -55,7 +55,7 @@ class QuantConfigParser:
         return self.quant_config.global_quant_config.output_tensors is not None
 
     def get_custom_config(self) -> tuple[dict[str, Any], str]:
-        """Return an empty dictionary instead of another tool's ``quantization_config``, and the name "quark"."""
+        """Return an empty dictionary instead of another tool's ``quantization_config``, and "quark"."""
         return {}, _OURS
 
     @staticmethod

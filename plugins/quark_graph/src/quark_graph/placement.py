@@ -117,7 +117,7 @@ class _Points:
         self._inputs: dict[fx.Node, list[Point]] = {}
 
     def __iter__(self) -> Iterator[Point]:
-        """Yield the points of outputs, then the points of inputs, which may quantize the same tensors again."""
+        """Yield the points of outputs first. Points of inputs may quantize the same tensors again."""
         yield from self._outputs.values()
         for points in self._inputs.values():
             yield from points
