@@ -115,5 +115,5 @@ def test_a_stored_shape_is_that_of_the_weight_and_another_one_is_damage() -> Non
     config, storage = grouped("int4", symmetric=True), CompressedTensorsStorage()
     tensors = storage.stored(coded(config))
     assert tensors["weight_shape"].tolist() == [ROWS, COLUMNS]
-    with pytest.raises(CheckpointError, match=r"'weight_shape' says \[16, 64\] of a weight \[16, 32\]"):
+    with pytest.raises(CheckpointError, match=r"'weight_shape' is \[16, 64\] for a weight of shape \[16, 32\]"):
         storage.restored(config, (ROWS, COLUMNS // 2), tensors)
