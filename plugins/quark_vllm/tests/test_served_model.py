@@ -175,7 +175,7 @@ def test_a_cache_that_vllm_rounds_otherwise_is_refused(cache: str, dtype: str) -
     if (cache, dtype) in {("fp8", "fp8"), ("fp8", "fp8_e4m3"), ("int8", "int8_per_token_head")}:
         assert of_heads(cache).rounded_by(dtype)
         return
-    with pytest.raises(UnsupportedError, match=f"--kv-cache-dtype {dtype}, which would round it a second time"):
+    with pytest.raises(UnsupportedError, match=f"--kv-cache-dtype {dtype}, so vLLM would round the cache a second time"):
         of_heads(cache).rounded_by(dtype)
 
 

@@ -113,7 +113,7 @@ def test_rotations_that_are_learnt_are_refused_before_any_work(field: str) -> No
 
 
 def test_a_family_that_cannot_be_rotated_says_why() -> None:
-    with pytest.raises(UnsupportedError, match=r"r1: its residual stream is several streams.*; r2: its template names no value projection"):
+    with pytest.raises(UnsupportedError, match=r"r1: it has several residual streams.*; r2: its template names no value projection"):
         LLMTemplate.get("deepseek_v4").get_config("int4_wo_128", algorithm="rotation")
 
 

@@ -1,1 +1,1 @@
-"""AMD Quark's public interface: its import paths, and the parts that the core lacks."""
+"""AMD Quark's public interface: its import paths, and the parts that quark-core does not have."""

@@ -1,6 +1,6 @@
-"""Modules and names of AMD Quark's public API that this project lacks.
+"""Modules and names of AMD Quark's public API that this project does not have.
 
-Importing one raises an error that names a replacement.
+If a program imports such a module or name, an error names a replacement.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["NotOfferedError", "refuse_absent", "refuse_absent_module"]
 
 
 class NotOfferedError(QuarkError, ImportError):
-    """A module or name of AMD Quark's public API is not supported; the message names its replacement."""
+    """A module or name of AMD Quark's public API is not supported. The message names its replacement."""
 
 
 PAGE = "docs/how-to/from-amd-quark.md"
@@ -59,9 +59,9 @@ _MODULES: Mapping[str, str] = MappingProxyType(
         "quark.shapeshifter": "it is not supported",
     }
 )
-"""Replacement by module, also for its submodules."""
+"""Module → replacement. The replacement is also for the submodules of the module."""
 _MOVED = MappingProxyType({"quark.testing": "pip install quark-devkit, and import quark_devkit; the tiny model is quark_tiny_model"})
-"""New places of modules that were part of the core."""
+"""Module that was part of quark-core → its new place."""
 _NAMES: Mapping[str, str] = MappingProxyType(
     {
         "ModelPruner": _PRUNING,
@@ -83,14 +83,14 @@ _NAMES: Mapping[str, str] = MappingProxyType(
         "list_llama_cpp_export_formats": "export_gguf chooses the type by the scheme: Q4_0, Q4_1, Q8_0 or MXFP4",
     }
 )
-"""Replacement by name, in any public module."""
+"""Name in any public module → replacement."""
 
 
 def refuse_absent_module(name: str) -> None:
-    """Raise NotOfferedError (an ImportError) for a module of AMD Quark that is not supported here.
+    """Raise NotOfferedError (an ImportError) if ``name`` is an unsupported module of AMD Quark.
 
     Raises:
-        MissingPluginError: A distribution that is not installed has the module.
+        MissingPluginError: The module is part of a distribution that is not installed.
     """
     if name in _MOVED:
         raise MissingPluginError(f"the module {name} is not part of quark-core: {_MOVED[name]}", name=name)
@@ -100,11 +100,11 @@ def refuse_absent_module(name: str) -> None:
 
 
 def refuse_absent(module: str, name: str) -> None:
-    """Raise for a name of AMD Quark's public API that is not supported.
+    """Raise an error if ``name`` is a name of AMD Quark's public API that this project does not support.
 
     Raises:
-        NotOfferedError: (an ImportError) The name is imported.
-        AttributeError: The name is read in another way, so that ``hasattr`` works.
+        NotOfferedError: (an ImportError) A program imports the name.
+        AttributeError: A program reads the name in another way. This makes ``hasattr`` work.
     """
     if name in _NAMES:
         message = f"{module}.{name} of AMD Quark is not here: {_NAMES[name]} ({PAGE})"
@@ -112,7 +112,7 @@ def refuse_absent(module: str, name: str) -> None:
 
 
 def _is_imported() -> bool:
-    """Return whether the running statement outside of core and of this package is ``from … import …``."""
+    """Return whether the innermost statement outside quark and quark_amd is ``from … import …``."""
     frame: FrameType | None = sys._getframe()
     while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in ("quark", "quark_amd"):
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""AMD Quark's functions for the settings of an algorithm, from a model family or a JSON file."""
+"""AMD Quark's functions that get the settings of an algorithm from a model family or from a JSON file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["get_algo_config", "get_supported_algorithm_types", "load_quant_algo_
 
 
 def get_supported_algorithm_types() -> list[str]:
-    """Return names of the algorithms that installed distributions register."""
+    """Return the names of the algorithms that installed distributions register."""
     return algorithms().names()
 
 
@@ -26,7 +26,7 @@ def get_algo_config(algorithm_type: str, model_type: str) -> AlgoConfig | None:
         model_type: Registered name of a template.
 
     Returns:
-        The settings; None if the algorithm derives none, or no template of that name is installed.
+        The settings, or None if the algorithm derives no settings or no template has the name ``model_type``.
 
     Raises:
         UnknownNameError: (a ValueError) There is no such algorithm.
@@ -40,12 +40,12 @@ def load_quant_algo_config_from_file(file_path: str | Path) -> AlgoConfig:
     """Read the settings of one algorithm from a JSON file.
 
     Args:
-        file_path: A JSON object with the key ``"name"``; other keys are fields of that algorithm's
-            configuration class.
+        file_path: Path of a file with a JSON object. The key ``"name"`` names the algorithm. The other keys
+            are fields of the algorithm's configuration class.
 
     Raises:
-        ConfigError: (a ValueError) The file is missing or not such an object, the algorithm is unknown, or a
-            key is not one of its fields.
+        ConfigError: (a ValueError) The file is missing or does not have such an object, the algorithm is
+            unknown, or the algorithm has no field for a key.
     """
     path = Path(file_path)
     data = json_of(path, "algorithm configuration")

@@ -1,4 +1,4 @@
-"""Registered templates as plain dicts, as in AMD Quark's template module."""
+"""The registered templates as plain dictionaries, as in AMD Quark's template module."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from quark_amd.algorithm_settings import get_algo_config, get_supported_algorith
 __all__ = ["ATTENTION_TOKENS", "DEFAULT_TEMPLATES", "projection_base", "template_from_dict"]
 
 ATTENTION_TOKENS = ("self_attn", "self_attention", "attn", "attention")
-"""A pattern that contains one of these counts as attention."""
+"""Words that mark a pattern as a pattern of attention layers."""
 _KEYS = (*PATTERNS, "f2f_weight_converters")
 
 
 class _DefaultTemplates(Mapping[str, dict[str, Any]]):
-    """The registered templates by model type, each as the dict that `template_from_dict` takes.
+    """A mapping from model type to the registered template, in the form that `template_from_dict` accepts.
 
-    They are read on access.
+    Templates are loaded when they are accessed.
     """
 
     def __getitem__(self, model_type: str) -> dict[str, Any]:
@@ -45,24 +45,23 @@ class _DefaultTemplates(Mapping[str, dict[str, Any]]):
 
 
 DEFAULT_TEMPLATES: Mapping[str, dict[str, Any]] = _DefaultTemplates()
-"""The templates of plugins; as in AMD Quark, `LLMTemplate.register_template` adds only to the registry.
+"""The templates of plugins. As in AMD Quark, `LLMTemplate.register_template` does not add to this mapping.
 """
 
 
 def template_from_dict(model_type: str, config: Mapping[str, Any]) -> LLMTemplate:
-    """Return a template of an entry of `DEFAULT_TEMPLATES`, with algorithm settings for ``model_type``."""
+    """Return the template that an entry of `DEFAULT_TEMPLATES` describes, with the settings of algorithms."""
     entry = {"gate_up_layers_name": None, "f2f_weight_converters": None, **config}
     settings = {name: get_algo_config(name, model_type) for name in get_supported_algorithm_types()}
     return LLMTemplate(model_type, **{name: entry[name] for name in _KEYS}, algorithm_configs=settings)
 
 
 def projection_base(config: QConfig, pattern: str) -> QLayerConfig:
-    """Return AMD Quark's guess at the configuration of the projections behind ``pattern``.
+    """Return the configuration that AMD Quark guesses for the projections that ``pattern`` matches.
 
-    Templates use the exact `projections.base_for`.
-
-    It is the first entry of ``layer_quant_config`` whose pattern has the same ending or names attention, else
-    the global configuration.
+    This is the first entry of ``layer_quant_config`` whose pattern has the same ending or contains a word of
+    attention. If there is none, it is the global configuration. Templates do not guess: they use
+    `projections.base_for`.
     """
     leaf = pattern.rpartition(".")[2].strip("*")
     named = (

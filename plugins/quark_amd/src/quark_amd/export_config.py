@@ -1,4 +1,7 @@
-"""Configuration of exports in AMD Quark's public API: arguments of `ModelExporter` and of readers."""
+"""The configuration classes for exports in AMD Quark's public API.
+
+`ModelExporter` and readers accept them.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +18,18 @@ __all__ = ["ExporterConfig", "JsonExporterConfig", "OnnxExporterConfig"]
 @with_dataclass_view
 @attrs.define(init=False)
 class JsonExporterConfig:
-    """Layout of a safetensors export; the ``export`` block of ``quantization_config``.
+    """Layout of a safetensors export, which is stored as the block ``export`` of ``quantization_config``.
 
-    Keys that a later version may add are accepted and kept in ``extra``, since readers pass the whole block
-    as keywords.
+    Unknown keys, which a later version may add, are stored in ``extra``, since readers pass the whole block
+    as keyword arguments.
 
     Attributes:
-        weight_merge_groups: Groups of weights that share one scale, an argument of AMD Quark. An export
-            cannot merge scales, so it warns. Set ``shared_scale_groups`` of a `QConfig` instead.
+        weight_merge_groups: Groups of weights that share one scale, as in AMD Quark. This has no effect
+            except a warning, since an export cannot merge scales. Set ``shared_scale_groups`` of a `QConfig`
+            instead.
         kv_cache_group: Patterns of the key and value projections.
         min_kv_scale: Smallest scale of the KV cache.
-        weight_format: ``"real_quantized"`` stores codes, ``"fake_quantized"`` the rounded values.
+        weight_format: ``"real_quantized"`` to store codes, or ``"fake_quantized"`` to store rounded values.
         pack_method: Order of the eight 4-bit codes in a word: ``"reorder"`` (0 2 4 6 1 3 5 7) or ``"order"``.
         extra: Unknown keys with their values.
     """
@@ -53,7 +57,7 @@ class JsonExporterConfig:
         self.__attrs_init__(groups, list(value_of(values, "kv_cache_group", list, ())), min_kv_scale, weight_format, pack_method, unknown)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the ``export`` block: exactly the five keys that readers know."""
+        """Return the block ``export``, which has exactly the five keys that readers accept."""
         return {a.name: getattr(self, a.name) for a in attrs.fields(type(self)) if a.name != "extra"}
 
 
@@ -73,7 +77,7 @@ class OnnxExporterConfig:
 @with_dataclass_view
 @attrs.define
 class ExporterConfig:
-    """Argument of `ModelExporter`: one configuration for each kind of file."""
+    """Configuration of a `ModelExporter`, with a separate configuration for each kind of file."""
 
     json_export_config: JsonExporterConfig = attrs.field(factory=JsonExporterConfig)
     onnx_export_config: OnnxExporterConfig | None = None

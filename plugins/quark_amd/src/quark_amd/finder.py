@@ -1,6 +1,6 @@
 """The finder of AMD Quark's public modules.
 
-They have no source files: `quark_amd.import_paths` and the exports of plugins define their names.
+These modules have no source files: `quark_amd.import_paths` and the exports of plugins define their names.
 `quark.torch` finds this module through the entry point of quark-amd.
 """
 
@@ -31,16 +31,16 @@ _PACKAGES = {name.rsplit(".", count)[0] for name in _OWN for count in range(1, n
 
 
 def load(module: str, name: str) -> Any:
-    """Return an object of a public module by name, for its ``__getattr__``.
+    """Return the object ``name`` of a public module. The module's ``__getattr__`` calls this function.
 
-    The module caches it.
+    The module caches the object.
 
     Raises:
         AttributeError: There is no such name.
         MissingPluginError: (an ImportError) There is no such name, and a distribution of this project is not
-            active; names the fix.
-        NotOfferedError: (an ImportError) The name is imported and AMD Quark has it, but this project does
-            not; names a replacement.
+            active. The message has the fix.
+        NotOfferedError: (an ImportError) The program imports a name that AMD Quark has, but this project does
+            not. The message names a replacement.
     """
     if name == "__all__":
         return public_names(module)
@@ -60,7 +60,7 @@ def load(module: str, name: str) -> Any:
 
 
 def public_names(module: str) -> list[str]:
-    """Return the names of a public module, sorted, for its ``__dir__`` and ``__all__``."""
+    """Return the sorted names of a public module. They are used for its ``__dir__`` and ``__all__``."""
     names = {name for name in NAMES.get(module, ()) if not name.startswith("_")}
     if module in IN_EXAMPLES:
         names |= set(_example(module).__all__)
@@ -74,11 +74,11 @@ def public_names(module: str) -> list[str]:
 
 
 def refuse_incomplete(name: str) -> None:
-    """Refuse an unknown name if an inactive distribution of this project may be the cause.
+    """Raise an error for an unknown name if an inactive distribution of this project may be the cause.
 
     Raises:
-        MissingPluginError: (an ImportError) A distribution is not installed, a variable leaves its plugin
-            out, or its plugin failed.
+        MissingPluginError: (an ImportError) A distribution is not installed, an environment variable leaves
+            its plugin out, or its plugin failed.
     """
     from quark.plugins.catalog import catalog
     from quark.plugins.registries import BUILT_IN
@@ -89,9 +89,9 @@ def refuse_incomplete(name: str) -> None:
 
 
 def _of_a_plugin(module: str, name: str) -> Any:
-    """Return a plugin's object under a public name, or the public submodule.
+    """Return the object that a plugin provides under a public name, or the public submodule of this name.
 
-    Errors as for `load`.
+    It raises the same errors as `load`.
     """
     near = None
     if module in WITH_NAMES_OF_PLUGINS:
@@ -114,9 +114,9 @@ def _of_a_plugin(module: str, name: str) -> Any:
 
 
 def _modules_of_plugins() -> Mapping[str, Mapping[str, Reference]]:
-    """Return the modules that plugins provide: module → name → reference.
+    """Return the modules that plugins provide, as module → name → reference.
 
-    Names that records claim for different objects are left out.
+    A name is left out if several records use it for different objects.
     """
     modules: dict[str, dict[str, Reference]] = {}
     for (module, name), references in _exports().items():
@@ -126,7 +126,10 @@ def _modules_of_plugins() -> Mapping[str, Mapping[str, Reference]]:
 
 
 def _exports() -> dict[tuple[str, str], set[Reference]]:
-    """Return the exports of plugins, sorted: (module, name) → references; of plain names, module is empty."""
+    """Return the sorted exports of plugins, as (module, name) → references.
+
+    Plain names have an empty module.
+    """
     from quark.plugins.catalog import catalog  # plugins are read only when their names are asked for
     from quark.plugins.registry import unreplaced
 
@@ -143,9 +146,9 @@ def _exports() -> dict[tuple[str, str], set[Reference]]:
 
 
 def _example(module: str) -> ModuleType:
-    """Return the module of the examples behind a public one.
+    """Return the module of the example scripts that implements a public module.
 
-    Raises MissingPluginError if they are not installed.
+    Raise MissingPluginError if the example scripts are not installed.
     """
     target = IN_EXAMPLES[module]
     if importlib.util.find_spec(target.partition(".")[0]) is None:
@@ -162,12 +165,13 @@ def _no_attribute(module: str, name: str, hint: str = "") -> AttributeError:
 
 
 def find_spec(name: str) -> ModuleSpec | None:
-    """Return the specification of a public module; None if there is none.
+    """Return the specification of a public module, or None if there is no such module.
 
     Raises:
-        MissingPluginError: (an ImportError) A distribution of this project is not active, which may be the
-            cause.
-        NotOfferedError: (an ImportError) AMD Quark has it, but this project does not; names a replacement.
+        MissingPluginError: (an ImportError) There is no such module, and the cause may be an inactive
+            distribution of this project.
+        NotOfferedError: (an ImportError) AMD Quark has the module, but this project does not. The message
+            names a replacement.
     """
     if name not in _OWN | _PACKAGES:
         may_be_a_plugins = name.startswith(_BY_PLUGINS)
@@ -176,7 +180,7 @@ def find_spec(name: str) -> ModuleSpec | None:
                 refuse_incomplete(name)
             refuse_absent_module(name)
             return None
-    loader: Any = PublicModules()  # by protocol, to avoid the import of importlib.abc
+    loader: Any = PublicModules()  # not a subclass, to avoid the import of importlib.abc
     return ModuleSpec(name, loader, is_package=name in _PACKAGES or name not in IN_EXAMPLES)
 
 
@@ -184,18 +188,18 @@ class PublicModules:
     """Loader of the public modules."""
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """Let Python create the module."""
+        """Return None, so that Python creates the module."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Fill a new module, whose names are loaded on access."""
+        """Fill a new module with functions that load names when they are accessed."""
         name = module.__name__
         module.__doc__ = f"AMD Quark's public module `{name}`: its names are objects of this project and of plugins."
         module.__dict__.update(__getattr__=lambda attribute: load(name, attribute), __dir__=lambda: public_names(name))
 
     def get_code(self, fullname: str) -> CodeType | None:
-        """Return the code of a program for ``python -m`` with its public name.
+        """Return the code of a program, so that ``python -m`` can run it under its public name.
 
-        None if the module is not a program.
+        Return None if the module is not a program.
         """
         if fullname not in IN_EXAMPLES:
             return None

@@ -1,4 +1,4 @@
-"""AMD Quark's public modules: a reference to our object for each name.
+"""The names in AMD Quark's public modules, each with a reference to the object in this project.
 
 `quark_amd.finder` creates the modules.
 """
@@ -12,7 +12,7 @@ __all__ = ["IN_EXAMPLES", "NAMES", "WITH_NAMES_OF_PLUGINS"]
 
 
 def _of(module: str, *names: str, **renamed: str) -> dict[str, str]:
-    """Return references into a module of ours, ``"module:attribute"`` by AMD Quark's name."""
+    """Return a dictionary from AMD Quark's name to the reference ``"module:attribute"`` in this project."""
     return {name: f"{module}:{name}" for name in names} | {name: f"{module}:{ours}" for name, ours in renamed.items()}
 
 
@@ -102,7 +102,10 @@ NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         | _of("quark.models.hf.weight_converters", "Chunk", "SplitFusedExperts"),
     }
 )
-"""References by public module and name. Names with an underscore can be imported but are not listed."""
+"""Public module → name → reference.
+
+Names that start with an underscore can be imported but are not listed.
+"""
 WITH_NAMES_OF_PLUGINS = frozenset(
     {
         "quark.torch.quantization",
@@ -112,7 +115,7 @@ WITH_NAMES_OF_PLUGINS = frozenset(
         "quark.torch.quantization.observer.observer",
     }
 )
-"""Modules that also have the names that plugins' records export without a module, such as
+"""Modules that also have the names that records of plugins export without a module, such as
 ``Int4PerGroupSpec``.
 """
 IN_EXAMPLES: Mapping[str, str] = MappingProxyType(
@@ -132,6 +135,6 @@ IN_EXAMPLES: Mapping[str, str] = MappingProxyType(
         "quark.torch.utils.llm.model_preparation": "amd_quark_scripts.model_preparation",
     }
 )
-"""Public modules that AMD Quark's example scripts import, by module of the distribution in
+"""Public module that AMD Quark's example scripts import → module of the distribution in
 ``examples/from_amd_quark``.
 """

@@ -24,8 +24,8 @@ class ModelExporter:
     """AMD Quark's exporter class of older releases.
 
     Args:
-        config: The export configuration; a path here is used as ``export_dir``.
-        export_dir: The output directory, which is created if it does not exist.
+        config: The export configuration. If it is a path, it is used as ``export_dir``.
+        export_dir: The output directory. It is created if it does not exist.
     """
 
     def __init__(self, config: ExporterConfig | str | Path | None = None, export_dir: str | Path | None = None) -> None:
@@ -43,16 +43,15 @@ class ModelExporter:
         overwrite: bool = False,
         **kwargs: Any,
     ) -> None:
-        """Write a checkpoint in Hugging Face form, with its tokenizer if one is given.
+        """Write a checkpoint in the form of Hugging Face, with a tokenizer if ``tokenizer`` is given.
 
         Args:
             model: A quantized model.
-            quant_config: Part of AMD Quark's public API; without effect, since the model has its
-                configuration.
+            quant_config: This argument of AMD Quark has no effect, since the model has its configuration.
             custom_mode: Name of an exporter.
-            tokenizer: Saved beside the weights.
+            tokenizer: Tokenizer to save beside the weights.
             overwrite: As for `export_safetensors`.
-            kwargs: Arguments of older releases of AMD Quark; without effect.
+            kwargs: Arguments of older releases of AMD Quark. They have no effect.
         """
         json_config = self.config.json_export_config
         if json_config.weight_merge_groups:
@@ -88,17 +87,18 @@ class ModelExporter:
 
         Args:
             model: A quantized model.
-            input_args: Example inputs: a tensor, a tuple of arguments or a mapping of named ones. None for
-                token ids (transformers models only).
-            input_names: Names of the inputs, in order; empty for the configuration's names, or the names in
-                the model's forward.
-            output_names: Names of the outputs, in order; empty as for ``input_names``.
+            input_args: Example inputs: a tensor, a tuple of arguments, or a mapping of keyword arguments.
+                None means token ids (only for transformers models).
+            input_names: Names of the inputs, in order. If empty, the configuration's names are used, or else
+                the names in the model's ``forward``.
+            output_names: Names of the outputs, in order. If empty, the configuration's names are used, or
+                else the exporter's.
             verbose: Whether torch prints its progress.
-            opset_version: Version of ONNX's operators; None for the configuration's, or the exporter's
-                default.
-            do_constant_folding: Without effect: constants are always folded.
-            operator_export_type: Without effect: the file uses ONNX operators, and functions of them.
-            uint4_int4_flag: Without effect: codes of 4 bits always take 4 bits.
+            opset_version: Version of the ONNX operators. If None, the configuration's version is used, or
+                else the exporter's default.
+            do_constant_folding: This has no effect: constants are always folded.
+            operator_export_type: This has no effect: the file uses ONNX operators and functions of them.
+            uint4_int4_flag: This has no effect: codes of 4 bits are always stored in 4 bits.
 
         Raises:
             UnknownNameError: No installed plugin registers one.
@@ -122,9 +122,9 @@ class ModelExporter:
 
         Args:
             model: A quantized model.
-            tokenizer_path: Directory of the tokenizer, or a file in it; None for the float checkpoint's
-                tokenizer.
-            model_type: The model's ``config.model_type``, or empty.
+            tokenizer_path: Directory of the tokenizer, or a file in it. None means the tokenizer of the float
+                checkpoint.
+            model_type: The model's ``config.model_type``, or an empty string.
 
         Raises:
             UnknownNameError: No installed plugin registers one.
@@ -186,7 +186,7 @@ def export_gguf(model: nn.Module, output_dir: str | Path, model_type: str = "", 
         model: A quantized model.
         output_dir: As in `quark.checkpoint.export_safetensors`; a checkpoint that lies there stays.
         model_type: As in `ModelExporter.export_gguf_model`.
-        tokenizer_path: As in `ModelExporter.export_gguf_model`; None for the float checkpoint's tokenizer.
+        tokenizer_path: As in `ModelExporter.export_gguf_model`.
 
     Raises:
         UnknownNameError: No installed plugin registers the exporter.

@@ -1,6 +1,6 @@
 """Functions of AMD Quark's public API that this project does not have.
 
-You can import them; a call raises an error that names a replacement.
+A program can import them, but a call raises an error that names a replacement.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["RuntimeOptions", "disable_native_inference", "enable_native_inferenc
 
 
 def not_offered(name: str, instead: str) -> Callable[..., Any]:
-    """Return a function with this name that refuses every call.
+    """Return a function called ``name`` that raises an error at every call.
 
     >>> not_offered("save_params", "use export_safetensors")()
     Traceback (most recent call last):
@@ -41,12 +41,12 @@ move_quantizer_to_dict = not_offered("tensor-parallel evaluation", "evaluate the
 class RuntimeOptions:
     """AMD Quark's options of native inference.
 
-    `quark.runs.ModelQuantizer.freeze` takes them and ignores them.
+    `quark.runs.ModelQuantizer.freeze` accepts these options and ignores them.
 
     Attributes:
-        native_linear_mode: Native linear layer; without effect.
-        use_preshuffle: Without effect.
-        svdquant_overlap_streams: Without effect.
+        native_linear_mode: Kind of native linear layer. It has no effect.
+        use_preshuffle: It has no effect.
+        svdquant_overlap_streams: It has no effect.
     """
 
     native_linear_mode: str = "auto"

@@ -22,7 +22,7 @@ __all__ = ["load_params", "save_params"]
 
 _GRAPHS = "a model quantized in FX graph mode cannot be saved this way: use torch.export.save and torch.export.load, or export_onnx"
 _NAMES = {".json": "config.json", ".safetensors": "model.safetensors"}
-"""Name of each file in a checkpoint of the Quark layout, by ending."""
+"""Ending of a file of `save_params` → name of the same file in a checkpoint of the Quark layout."""
 
 
 def save_params(
@@ -35,19 +35,20 @@ def save_params(
     compressed: bool = False,
     reorder: bool = True,
 ) -> None:
-    """Write the configuration and the tensors of a quantized model, for `load_params`.
+    """Write the configuration and the tensors of a quantized model to files that `load_params` reads.
 
-    For other programs, use `export_safetensors`.
+    If other programs should read the model, use `export_safetensors`.
 
     Args:
         model: A quantized model.
         model_type: Name of the files, such as ``"llama"``.
-        args: Arguments of FX graph mode; without effect.
-        kwargs: Without effect.
-        export_dir: Directory of the files, created if missing; None for the temporary directory.
-        quant_mode: Eager mode.
+        args: Arguments of FX graph mode. They have no effect.
+        kwargs: These have no effect.
+        export_dir: Directory of the files, which is created if it is missing. None means the temporary
+            directory.
+        quant_mode: Must be eager mode.
         compressed: Whether to store codes instead of rounded values.
-        reorder: Order of 4-bit codes in a word.
+        reorder: Whether 4-bit codes are stored in the order ``"reorder"`` instead of ``"order"``.
 
     Raises:
         UnsupportedError: The model was quantized in FX graph mode.
@@ -83,21 +84,21 @@ def load_params(
     compressed: bool = False,
     reorder: bool = True,
 ) -> nn.Module:
-    """Fill a float model in place with the parameters from `save_params`, and return it.
+    """Fill a float model in place with the parameters that `save_params` wrote, and return the model.
 
     Args:
         model: A float model of the same structure.
         json_path: The file with the configuration.
         safetensors_path: The file with the tensors.
-        pth_path: Argument of FX graph mode; not supported.
-        quant_mode: Eager mode.
-        compressed: Without effect, since the files have this information.
-        reorder: Without effect, since the files have this information.
+        pth_path: Argument of FX graph mode. It is not supported.
+        quant_mode: Must be eager mode.
+        compressed: This has no effect, since the files have this information.
+        reorder: This has no effect, since the files have this information.
 
     Raises:
         UnsupportedError: FX graph mode.
         ConfigError: (a ValueError) No model is given.
-        CheckpointError: A file is missing; or as `import_model_from_safetensors` raises.
+        CheckpointError: A file is missing, or `import_model_from_safetensors` raises this error.
     """
     if quant_mode is not QuantizationMode.eager_mode or pth_path:
         raise UnsupportedError(_GRAPHS)

@@ -1,4 +1,4 @@
-"""``quark.torch.export.main_export.quant_config_parser``: configurations of layers and producers."""
+"""AMD Quark's module ``quant_config_parser``: configurations of layers, and of checkpoints of other tools."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _CACHE = QTensorConfig(dtype="fp8_e4m3", qscheme="per_tensor", observer_cls="Per
 
 
 def get_layer_quant_config(quant_config: QConfig, layer_type: type[nn.Module], layer_name: str) -> QLayerConfig | None:
-    """Return the configuration of the layer ``layer_name``, None if it stays float.
+    """Return the configuration of the layer ``layer_name``, or None if the layer stays float.
 
-    It calls `quark.models.plan.rules.layer_config_for`.
+    This calls `quark.models.plan.rules.layer_config_for`.
     """
     return layer_config_for(quant_config, layer_name, layer_type).config
 
 
 class QuantConfigParser:
-    """AMD Quark's class that reads ``quantization_config`` of other producers for transformers.
+    """AMD Quark's class that reads the ``quantization_config`` of other tools for transformers.
 
     Args:
-        quant_config: A model's configuration.
+        quant_config: The configuration of a model.
         json_config: Options of the export.
     """
 
@@ -55,7 +55,7 @@ class QuantConfigParser:
         return self.quant_config.global_quant_config.output_tensors is not None
 
     def get_custom_config(self) -> tuple[dict[str, Any], str]:
-        """Return another producer's ``quantization_config`` and its name: always none and ``"quark"``."""
+        """Return an empty dictionary instead of another tool's ``quantization_config``, and "quark"."""
         return {}, _OURS
 
     @staticmethod
@@ -68,15 +68,16 @@ class QuantConfigParser:
         """Read a ``quantization_config`` of this project, or of a uniform layout such as ``fp8`` and ``awq``.
 
         Args:
-            quant_config: The block of ``config.json``; ``"quant_method"`` names the producer.
-            is_bias_quantized: Whether biases are quantized like weights; other producers' blocks do not tell.
-            is_kv_cache: Whether the KV cache is FP8 with one scale; these blocks do not tell either.
+            quant_config: The ``quantization_config`` of ``config.json``. ``"quant_method"`` names the tool.
+            is_bias_quantized: Whether biases are quantized like weights. Other tools do not store this.
+            is_kv_cache: Whether the KV cache is FP8 with one scale. Other tools do not store this either.
             kv_layers_name: Patterns of the projections that feed the KV cache.
 
         Raises:
-            UnsupportedError: (a NotImplementedError) The layers of this layout differ, or no installed plugin
-                reads it.
-            ConfigError: (a ValueError) The block is damaged, or a KV cache has no ``kv_layers_name``.
+            UnsupportedError: (a NotImplementedError) The layers may be quantized in different ways, or no
+                installed plugin reads this layout.
+            ConfigError: (a ValueError) ``quant_config`` is damaged, or ``kv_layers_name`` is missing although
+                ``is_kv_cache`` is True.
         """
         method = quant_config.get("quant_method", _OURS)
         if method == _OURS:

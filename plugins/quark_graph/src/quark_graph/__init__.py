@@ -1,4 +1,4 @@
-"""FX graph mode: quantization of the operators in a model's graph, such as ``torch.add``."""
+"""FX graph mode, which quantizes the operators in a model's graph, such as ``torch.add``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _MODULES = {"GraphPlan": "plan", "GraphRow": "plan", "capture": "graph_capture",
 
 
 def __getattr__(name: str) -> Any:
-    # Not above: they import torch, and the module of the plugin, which is in this package, does not.
+    # Loaded here, because these modules import torch. The plugin's module in this package must not import
+    # torch.
     if name not in _MODULES:
         raise AttributeError(f"module 'quark_graph' has no attribute '{name}'", name=name)
     return LazyRef(f"quark_graph.{_MODULES[name]}:{name}").load()

@@ -1,4 +1,4 @@
-"""Example modules for the registered operators; the conformance suite captures them."""
+"""Example modules for the registered operators. The conformance suite captures them as graphs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _MODULES: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "batch_norm": (lambda: nn.BatchNorm2d(4), _IMAGE),
     "prelu": (nn.PReLU, _VECTORS),
 }
-"""Constructor and argument shape of each module, by name; an empty shape means indices."""
+"""Name of an operator → constructor of a module and shape of its argument. An empty shape means indices."""
 
 _FUNCTIONS: Mapping[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
     "add": (torch.add, (_VECTORS, _VECTORS)),
@@ -78,14 +78,14 @@ _FUNCTIONS: Mapping[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...
     "pad": (lambda x: functional.pad(x, (1, 1)), (_IMAGE,)),
     "identity": (lambda x: x.clone(), (_VECTORS,)),
 }
-"""Function and argument shapes, by name."""
+"""Name of an operator → function and shapes of its arguments."""
 
 
 def example(name: str) -> tuple[nn.Module, tuple[Any, ...]]:
-    """Return a module whose graph has the operator, and arguments of the module.
+    """Return a module whose graph has the operator ``name``, and arguments for the module.
 
     Args:
-        name: Name of a record of quark-core.
+        name: Name of a record of this distribution.
     """
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -19,7 +19,7 @@ from quark_graph.operators import arguments, schema_name
 __all__ = ["GUARDS", "capture", "refuse_unfit_graph"]
 
 GUARDS = "_guards_fn"
-"""The submodule that checks input shapes in a graph of torch.export."""
+"""Name of the submodule that checks input shapes in a graph of torch.export."""
 
 _TRAINING = {"aten::batch_norm": "training", "aten::dropout": "train", "aten::feature_dropout": "train", "aten::alpha_dropout": "train"}
 _HOW = "capture the model with quark_graph.capture(model, example_inputs), or torch.export.export(model, example_inputs).module()"
@@ -28,14 +28,16 @@ _HOW = "capture the model with quark_graph.capture(model, example_inputs), or to
 def capture(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None, *, dynamic_batch: bool = True
 ) -> fx.GraphModule:
-    """Return the graph of a model from ``torch.export``, with the model's own parameters.
+    """Capture a model with ``torch.export``, and return the graph.
+
+    The graph shares the parameters of the model.
 
     Args:
         model: The model in inference mode (``model.eval()``).
-        args: Example arguments; only their shapes matter.
+        args: Example arguments. Only their shapes matter.
         kwargs: Example keyword arguments.
-        dynamic_batch: Whether the size of axis 0 of every argument may vary, if the model allows it. An axis
-            of size 1 stays 1.
+        dynamic_batch: Whether the size of axis 0 of every argument may vary, if the model allows it. If axis
+            0 of an example has size 1, it must stay 1.
 
     Raises:
         ConfigError: The model is in training mode.
@@ -63,7 +65,7 @@ def capture(
 
 
 def refuse_unfit_graph(model: fx.GraphModule) -> None:
-    """Check that a graph has only torch operators, is in inference mode, and is not quantized.
+    """Raise an error unless a graph has only torch operators, is in inference mode, and is not quantized.
 
     Raises:
         ConfigError: The graph has other nodes, is in training mode, or has quantizers.
@@ -90,6 +92,6 @@ def _is_foreign(node: fx.Node) -> bool:
     if node.op == "call_method":
         return True
     is_of_torch = isinstance(node.target, torch._ops.OpOverload | torch._ops.HigherOrderOperator)
-    # Arithmetic on sizes is written with functions of the module operator and of torch's symbolic numbers.
+    # Graphs compute sizes with functions of Python's module ``operator`` and of torch's symbolic numbers.
     is_of_sizes = node.target is operator.getitem or not isinstance(node.meta.get("val", torch.empty(0)), Tensor)
     return node.op == "call_function" and not is_of_torch and not is_of_sizes

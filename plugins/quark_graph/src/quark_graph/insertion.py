@@ -1,7 +1,7 @@
 """Insertion of quantizers into a graph.
 
-Parameters are rounded to nearest and read through quantizers. Activation quantizers observe during
-calibration, then fake-quantize.
+Parameters are rounded to nearest, and operators read them through quantizers. Quantizers of activations
+observe values during calibration, and fake-quantize activations afterwards.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ __all__ = ["Observed", "insert", "observe", "quantized_parameters", "refuse_unfi
 
 
 class Observed(nn.Module):
-    """Replaces a quantizer during calibration: it observes the tensor and returns it unchanged.
+    """A module that replaces a quantizer during calibration. It observes the tensor and returns it unchanged.
 
     Attributes:
         quantizer: The replaced quantizer.
-        observer: Collects the range of all tensors that share the quantizer.
+        observer: Observer of all tensors that share the quantizer.
     """
 
     def __init__(self, quantizer: QuantizerModule, observer: Observer) -> None:
@@ -40,15 +40,15 @@ class Observed(nn.Module):
         self.observer = observer
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``x``."""
+        """Observe ``x``, and return it."""
         self.observer.observe(x.detach())
         return x
 
 
 def insert(model: fx.GraphModule, points: Sequence[Point]) -> list[str]:
-    """Call a submodule at each point, and return the paths of submodules to calibrate.
+    """Insert the call of a quantizer at each point, and return the paths of the quantizers to calibrate.
 
-    A submodule is named after the first operator that needs it: ``"stem.0.output_quantizer"``.
+    A quantizer is named after the first operator that needs it, for example ``"stem.0.output_quantizer"``.
     """
     paths: dict[int, str] = {}
     static = []
@@ -70,7 +70,8 @@ def insert(model: fx.GraphModule, points: Sequence[Point]) -> list[str]:
 def _call(graph: fx.Graph, point: Point, path: str, quantized: dict[fx.Node, fx.Node]) -> None:
     """Insert the call of one quantizer.
 
-    ``quantized`` has the outputs that are quantized already and feed inputs.
+    ``quantized`` maps outputs to their quantized form. If an input is such an output, the quantized form is
+    used.
     """
     tensor = quantized.get(point.tensor, point.tensor)
     readers = set(point.readers) or set(tensor.users)
@@ -83,11 +84,11 @@ def _call(graph: fx.Graph, point: Point, path: str, quantized: dict[fx.Node, fx.
 
 
 def observe(model: fx.GraphModule, paths: Iterable[str], calls: Sequence[Call]) -> None:
-    """Run the model on calibration data, then replace observers by quantizers with their ranges.
+    """Run the model on calibration data, then replace each observer by a quantizer with the observed range.
 
-    It observes the values of the model with quantized parameters and float activations. Quantized activations
-    would be closer to the finished model but have no order, since tensors that meet in a sum or concatenation
-    share a scale with its result.
+    During calibration, parameters are quantized and activations are float. Quantized activations would be
+    closer to the finished model. But there is no order in which they could be calibrated, since the inputs of
+    a sum or concatenation share a scale with its result.
 
     Raises:
         CalibrationError: The graph cannot be called with a batch.
@@ -98,7 +99,7 @@ def observe(model: fx.GraphModule, paths: Iterable[str], calls: Sequence[Call]) 
             try:
                 call.run(model)
             except QuarkError:
-                raise  # names its own cause and fix
+                raise  # the message has the cause and the fix already
             except Exception as error:
                 raise CalibrationError(
                     f"the graph cannot be called with calibration batch {number} ({type(error).__name__}: {error}). Give batches that "
@@ -130,14 +131,14 @@ def _shape(value: object) -> str:
 
 @attrs.frozen(eq=False)
 class QuantizedParameter:
-    """A quantized parameter, with all operators that read it under one spec.
+    """A quantized parameter, and the operators that read it with the same spec.
 
     Attributes:
-        node: The ``get_attr`` node.
-        slot: Whether it is a weight or a bias.
-        spec: Its quantization.
-        quantizer: Its quantizer.
-        operators: The operators that read it.
+        node: The ``get_attr`` node of the parameter.
+        slot: Whether the parameter is a weight or a bias.
+        spec: The quantization of the parameter.
+        quantizer: The quantizer of the parameter.
+        operators: The operators that read the parameter.
     """
 
     node: fx.Node
@@ -148,7 +149,7 @@ class QuantizedParameter:
 
     @property
     def argument(self) -> str:
-        """Name of the argument in the operators' schema."""
+        """Name of the parameter in the schema of the operators."""
         record = self.operators[0].record
         name = record.weight if self.slot is Slot.weight else record.bias
         assert name is not None
@@ -156,9 +157,9 @@ class QuantizedParameter:
 
 
 def quantized_parameters(operators: Sequence[Operator], configs: Mapping[str, QLayerConfig | None]) -> list[QuantizedParameter]:
-    """Return the weights and biases that are quantized.
+    """Return the weights and biases that ``configs`` quantizes.
 
-    ``configs`` as in `quark_graph.placement.place`.
+    `quark_graph.placement.place` describes ``configs``.
     """
     parameters: dict[object, QuantizedParameter] = {}
     for operator in operators:
@@ -174,7 +175,7 @@ def quantized_parameters(operators: Sequence[Operator], configs: Mapping[str, QL
 
 
 def refuse_unfit_parameters(model: fx.GraphModule, parameters: Sequence[QuantizedParameter]) -> None:
-    """Check the values of parameters before quantization.
+    """Raise an error if parameters have no values, or values that cannot be quantized.
 
     Raises:
         ConfigError: Parameters are on the meta device, without values.
@@ -194,7 +195,7 @@ def refuse_unfit_parameters(model: fx.GraphModule, parameters: Sequence[Quantize
 
 
 def round_parameters(model: fx.GraphModule, parameters: Sequence[QuantizedParameter]) -> None:
-    """Round parameters to nearest into new parameters, which operators read through quantizers.
+    """Round parameters to nearest, and let operators read the rounded parameters through quantizers.
 
     The quantizer of ``stem.0.weight`` is ``stem.0.weight_quantizer``, a `RoundedParameter`.
     """

@@ -1,4 +1,4 @@
-"""The normal form of a graph: no in-place operators, weights as parameters, folded batch norms."""
+"""The normal form of a graph: no in-place operators, weights as parameters, and folded batch norms."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class NormalForm:
     """A graph ready for quantization.
 
     Attributes:
-        model: A new graph module with the tensors of the given one.
+        model: A new graph module that shares the tensors of the original graph.
         folded: Number of folded batch norms.
     """
 
@@ -33,7 +33,7 @@ class NormalForm:
 
 
 def normal_form(model: fx.GraphModule) -> NormalForm:
-    """Return a graph that computes the same as ``model``, which does not change.
+    """Return a graph in normal form that computes the same as ``model``. ``model`` does not change.
 
     Raises:
         UnsupportedError: An operator writes to a part of a tensor.
@@ -47,7 +47,7 @@ def normal_form(model: fx.GraphModule) -> NormalForm:
     _remove_dropouts(copy.graph)
     _evaluate_weights(copy)
     count = fold_batch_norms(copy)
-    # Nodes that nothing reads go, except inputs and checks of them.
+    # Remove nodes that nothing reads, except inputs and the checks of inputs.
     copy.graph.eliminate_dead_code(lambda node: node.op == "call_module" or node.is_impure())
     copy.recompile()
     copy.delete_all_unused_submodules()
@@ -81,7 +81,7 @@ def _replace_writing(graph: fx.Graph) -> None:
 
 
 def _aliases(node: fx.Node) -> set[fx.Node]:
-    """Return the nodes whose tensors share storage with the tensor of ``node``, itself included."""
+    """Return the nodes whose tensors share storage with the tensor of ``node``, including ``node``."""
     while _is_view(node):
         node = node.all_input_nodes[0]
     aliases, open_nodes = {node}, [node]
@@ -101,7 +101,10 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def _functional(target: Any) -> Any:
-    """Return the operator of the same overload that gives a new tensor; None if there is none."""
+    """Return the operator that computes the same as an in-place operator but returns a new tensor.
+
+    Return None if there is no such operator with the same overload.
+    """
     namespace, _, name = target._schema.name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None) if name.endswith("_") else None
     return getattr(packet, target._overloadname, None)
@@ -125,7 +128,7 @@ def _evaluate_weights(model: fx.GraphModule) -> None:
 
 
 def _constant(model: fx.GraphModule, node: fx.Node) -> Tensor | None:
-    """Return the value of a node that depends only on parameters; None if it depends on inputs."""
+    """Return the value of a node if it depends only on parameters, or None if it depends on inputs."""
     if node.op == "get_attr":
         return value_of(model, node)
     if node.op != "call_function":
@@ -140,11 +143,12 @@ def _constant(model: fx.GraphModule, node: fx.Node) -> Tensor | None:
 
 
 def fold_batch_norms(model: fx.GraphModule) -> int:
-    """Fold every batch norm that is the only reader of an operator with a weight; return their number.
+    """Fold each batch norm that is the only reader of an operator with a weight; return how many were folded.
 
-    With the statistics ``μ, σ²`` and the parameters ``γ, β`` of the norm, ``W' = W · γ / √(σ² + ε)`` along
-    the output channels and ``b' = (b − μ) · γ / √(σ² + ε) + β``, computed in float64: the same function up to
-    rounding. The tensors are replaced, not changed.
+    The norm has the statistics ``μ, σ²`` and the parameters ``γ, β``. The new weight is ``W' = W · γ / √(σ² +
+    ε)`` along the output channels, and the new bias is ``b' = (b − μ) · γ / √(σ² + ε) + β``. Both are
+    computed in float64, so the graph computes the same function up to rounding. The tensors are replaced, not
+    changed.
     """
     count = 0
     for layer in operators_in(model.graph):
@@ -161,7 +165,7 @@ def _is_foldable(layer: Operator, norm: fx.Node) -> bool:
     values = arguments(norm)
     names = [values.get(name) for name in ("weight", "bias", "running_mean", "running_var")]
     tensors = [layer.argument(layer.record.weight), layer.argument(layer.record.bias), *names]
-    # A norm has its channels at axis 1, a linear layer at the last.
+    # A norm has its channels on axis 1, but a linear layer has them on the last axis.
     is_same_axis = len(shape_of(tensors[0])) > 2 or len(shape_of(norm)) == 2
     has_statistics = names[2] is not None and names[3] is not None
     return is_same_axis and has_statistics and all(node is None or node.op == "get_attr" for node in tensors)
@@ -198,11 +202,11 @@ class BatchNorm:
     """A batch norm in inference.
 
     Attributes:
-        mean: ``[channels]``, as all its tensors.
-        variance: Not negative.
-        weight: None for 1.
-        bias: None for 0.
-        eps: Added to the variance.
+        mean: The mean of each channel, ``[channels]``. The other tensors have the same shape.
+        variance: The variance of each channel.
+        weight: The factor of each channel. None means 1.
+        bias: The bias of each channel. None means 0.
+        eps: Number that is added to the variance.
     """
 
     mean: Tensor
@@ -215,14 +219,14 @@ class BatchNorm:
 def folded_parameters(
     weight: Tensor, bias: Tensor | None, norm: BatchNorm, *, is_transposed: bool = False, groups: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Return weight and bias of a layer equal to a layer followed by a batch norm.
+    """Return the weight and bias of a layer that computes the same as a layer followed by a batch norm.
 
     Args:
-        weight: ``[out, in / groups, …]``.
-        bias: ``[out]``, or None.
+        weight: Weight of the layer, ``[out, in / groups, …]``.
+        bias: Bias of the layer, ``[out]``, or None.
         norm: Batch norm with ``out`` channels.
-        is_transposed: Whether the weight is ``[in, out / groups, …]``.
-        groups: Groups of a convolution.
+        is_transposed: Whether the shape of the weight is ``[in, out / groups, …]`` instead.
+        groups: Number of groups of a convolution.
     """
     factor = torch.rsqrt(norm.variance.detach().double() + norm.eps)
     if norm.weight is not None:

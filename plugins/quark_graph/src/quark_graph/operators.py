@@ -1,4 +1,4 @@
-"""Operators in a graph: record of a node, arguments by name, tensors."""
+"""Operators in a graph: the record that describes a node, its arguments, and its tensors."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Operator:
         name: Name of the module (``"stem.0"``), followed by the node if the module has several operators
             (``"head.matmul"``).
         node: The node of the graph.
-        record: Its record.
-        names: All names for patterns: ``name``, the module's name if the module is this operator, and the
-            node's name.
+        record: The record that describes the operator.
+        names: All names that patterns can match: ``name``, the module's name if the module is this operator,
+            and the node's name.
     """
 
     name: str
@@ -40,18 +40,18 @@ class Operator:
 
     @property
     def layer_type(self) -> LayerTypeRecord | None:
-        """The layer type that computes the same; None for a function."""
+        """The layer type that computes the same as the operator. None if the operator is only a function."""
         return None if self.record.layer_type is None else layer_types().get(self.record.layer_type)
 
     @property
     def is_lookup(self) -> bool:
-        """Whether its activation is indices, as for an embedding."""
+        """Whether the operator reads indices instead of a float activation, as an embedding does."""
         return self.layer_type is not None and self.layer_type.lookup
 
     def quantizer(self, slot: Slot, spec: TensorSpec) -> TensorQuantizer:
-        """Return the quantizer of one of its tensors from the layer type.
+        """Return the quantizer for the tensors of a slot of this operator.
 
-        Channels and groups are on the same axes as in eager mode.
+        The layer type defines it, so that channels and groups are on the same axes as in eager mode.
         """
         if self.record.layer_type is None:
             return quantizer_for(spec, activation=slot.is_activation)
@@ -65,9 +65,9 @@ class Operator:
         return LayerShape(weight, groups, layer_type.transposed, layer_type.lookup)
 
     def argument(self, name: str | None) -> Any:
-        """Return the value of an argument of the schema.
+        """Return the value of the argument ``name`` of the operator's schema.
 
-        None if the operator has no such argument or it is left out.
+        Return None if the operator has no such argument, or the graph leaves the argument out.
         """
         return None if name is None else arguments(self.node).get(name)
 
@@ -80,7 +80,10 @@ class Operator:
 
     @property
     def inputs(self) -> list[fx.Node]:
-        """The float activations, each once, including weights and biases that are not parameters."""
+        """The float activations that the operator reads, each once.
+
+        They include computed weights and biases.
+        """
         values = arguments(self.node)
         of_parameters = (self.record.weight, self.record.bias)
         computed = [node for name in of_parameters for node in tensors_in(self.argument(name)) if node.op != "get_attr"]
@@ -90,9 +93,9 @@ class Operator:
 
     @property
     def outputs(self) -> list[fx.Node]:
-        """The float tensors that it returns and others read.
+        """The float tensors that the operator returns and other nodes read.
 
-        This is the node, or the nodes that unpack its results.
+        This is the node of the operator, or the nodes that unpack its results.
         """
         nodes = (
             [self.node] if isinstance(self.node.meta.get("val"), Tensor) else [n for n in self.node.users if n.target is operator.getitem]
@@ -101,7 +104,7 @@ class Operator:
 
 
 def operators_in(graph: fx.Graph) -> list[Operator]:
-    """Return the operators of a graph with a record, in order.
+    """Return the operators of a graph that have a record, in the order of the graph.
 
     Raises:
         ConfigError: Two records describe one operator.
@@ -128,7 +131,7 @@ def _operator(node: fx.Node, record: GraphOpRecord, taken: set[str]) -> Operator
 
 @lru_cache(maxsize=2)
 def _by_operator(registry: Registry[GraphOpRecord], revision: tuple[int, int]) -> dict[str | None, GraphOpRecord]:
-    """Return the records by operator; cached until the registry changes."""
+    """Return a dictionary from operator to record. It is cached until the registry changes."""
     owners: dict[str | None, str] = {}
     for name in registry.names():
         for target in registry.get(name).operators:
@@ -144,29 +147,29 @@ def _by_operator(registry: Registry[GraphOpRecord], revision: tuple[int, int]) -
 def schema_name(node: fx.Node) -> str | None:
     """Return the full name of a node's operator, such as ``"aten::add"``.
 
-    None if the node calls no torch operator.
+    Return None if the node does not call a torch operator.
     """
     target = node.target
     return str(target._schema.name) if node.op == "call_function" and isinstance(target, torch._ops.OpOverload) else None
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:
-    """Return the arguments of a node's operator, by their names in the schema."""
+    """Return a dictionary from the name of an argument in the operator's schema to its value in the node."""
     assert isinstance(node.target, torch._ops.OpOverload)
     names = [argument.name for argument in node.target._schema.arguments]
     return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
 
 
 def module_of(node: fx.Node) -> tuple[str, str]:
-    """Return the full name and class name of the innermost module whose forward called an operator.
+    """Return the full name and the class name of the innermost module whose forward pass called an operator.
 
-    Empty for the model itself.
+    Both are empty for the model itself.
     """
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     if not stack:
         return "", ""
     path, kind = stack[-1]
-    # The second call of a module is written "head@1"; the class is a full name, or the class itself.
+    # The second call of a module has the name "head@1". The class is given as its full name or as the class.
     return str(path).partition("@")[0], (kind if isinstance(kind, str) else kind.__name__).rpartition(".")[2]
 
 
@@ -188,7 +191,7 @@ def is_float(node: fx.Node) -> bool:
 def shape_of(node: fx.Node) -> tuple[int, ...]:
     """Return the shape of a node's tensor.
 
-    Variable sizes have the values of the captured example.
+    For variable sizes, the sizes of the captured example are returned.
     """
     return tuple(_size(size) for size in node.meta["val"].shape)
 

@@ -20,12 +20,13 @@ class Point:
 
     Attributes:
         tensor: The node of the tensor.
-        spec: Its quantization.
-        quantizer: Its quantizer.
-        operator: Name of the first operator that needs it.
-        slot: Whether it is an output of that operator, quantized for all readers, or an input.
-        readers: The nodes that get the quantized tensor; empty for all.
-        group: The points that share its quantizer, itself included; all of them hold the same list.
+        spec: The quantization of the tensor.
+        quantizer: The quantizer of the tensor.
+        operator: Name of the first operator that needs the quantized tensor.
+        slot: Whether the tensor is an input of that operator, or an output, which is quantized for all
+            readers.
+        readers: The nodes that get the quantized tensor. If empty, all readers get it.
+        group: The points that share the quantizer, including this point. All of them refer to the same list.
     """
 
     tensor: fx.Node
@@ -43,18 +44,20 @@ class Point:
 def place(operators: Sequence[Operator], configs: Mapping[str, QLayerConfig | None]) -> list[Point]:
     """Return the points of a graph, in the order of its nodes.
 
-    Each operator has its input spec on its inputs and its output spec on its outputs, with these rules:
+    The inputs of an operator are quantized by its input spec, and the outputs by its output spec, with these
+    rules:
 
     * A tensor between two operators is quantized once if both have the same spec. Otherwise it is quantized
       first as an output for all readers, then as an input of the operators with another spec.
     * Nothing is quantized between an operator and the ReLU that continues it (`GraphOpRecord.continues`);
       the output spec of the operator applies to the ReLU's output.
     * Inputs and outputs of an operator that moves values (`GraphOpRecord.moves_values`) share a quantizer.
-      If they have no single static scale, they cannot, and the operator gets no quantizers.
+      They can share a quantizer only if it has one static scale. Otherwise, the operator gets no quantizers.
 
     Args:
         operators: Operators of the graph, in order.
-        configs: The configuration of each by the name of its node; None if it stays float.
+        configs: Dictionary from the name of an operator's node to its configuration, or to None if it stays
+            float.
     """
     quantized = [(operator, config) for operator in operators if (config := configs[operator.node.name]) is not None]
     points = _Points()
@@ -86,14 +89,16 @@ def _asks(operator: Operator, spec: TensorSpec) -> bool:
 
 
 def _is_shareable(spec: TensorSpec) -> bool:
-    """Return whether two tensors can share a quantizer, that is, it has one static scale."""
+    """Return whether tensors with this spec can share a quantizer: it must have one static scale."""
     quantizer: TensorQuantizer = quantizer_for(spec, activation=True)
     return quantizer.has_tensor_scale and not quantizer.is_dynamic and not quantizer.is_float
 
 
 def _continued(operators: Sequence[Operator]) -> dict[fx.Node, fx.Node]:
-    """Return the tensors with one reader that belongs to the same operator, such as a ReLU, with the reader's
-    node."""
+    """Return a dictionary from a tensor to the node that continues its operator, such as a ReLU.
+
+    Only tensors with a single reader are continued.
+    """
     continuing = {operator.node for operator in operators if operator.record.continues}
     return {
         tensor: reader
@@ -105,14 +110,14 @@ def _continued(operators: Sequence[Operator]) -> dict[fx.Node, fx.Node]:
 
 
 class _Points:
-    """Collects the points of a graph."""
+    """The points of a graph that are placed so far."""
 
     def __init__(self) -> None:
         self._outputs: dict[fx.Node, Point] = {}
         self._inputs: dict[fx.Node, list[Point]] = {}
 
     def __iter__(self) -> Iterator[Point]:
-        """Yield output points first: input points quantize the results of output points."""
+        """Yield the points of outputs first. Points of inputs may quantize the same tensors again."""
         yield from self._outputs.values()
         for points in self._inputs.values():
             yield from points
@@ -131,7 +136,7 @@ class _Points:
             point.readers.append(operator.node)
 
     def share(self, operator: Operator, spec: TensorSpec | None) -> None:
-        """Let the points with this spec at an operator's inputs and outputs share a quantizer."""
+        """Let the points at the inputs and outputs of an operator share a quantizer if they have ``spec``."""
         if spec is None or not _is_shareable(spec):
             return
         quantizer = operator.quantizer(Slot.input_tensors, spec)
@@ -143,7 +148,7 @@ class _Points:
                     each.group = shared[0].group
 
     def _point(self, tensor: fx.Node, quantizer: TensorQuantizer) -> Point | None:
-        """Return the point that quantizes a tensor with this spec; None if there is none."""
+        """Return the point that quantizes a tensor with an equivalent quantizer, or None."""
         points = [*([self._outputs[tensor]] if tensor in self._outputs else []), *self._inputs.get(tensor, ())]
         return next((point for point in points if _is_same(point.quantizer, quantizer)), None)
 
@@ -151,7 +156,7 @@ class _Points:
 def _is_same(one: TensorQuantizer, other: TensorQuantizer) -> bool:
     """Return whether two quantizers are equivalent.
 
-    Quantizers with equal specs of one layer type are the same object. For a single scale, the axis does not
-    matter.
+    Quantizers of one layer type with equal specs are the same object. If quantizers have a single scale,
+    their axes need not be equal.
     """
     return one is other or (one.spec == other.spec and one.has_tensor_scale and other.has_tensor_scale)

@@ -33,9 +33,9 @@ class GraphRow:
         name: Name of the module that is this operator, or of the module and the node.
         node: Name of the node in the graph.
         operator: Name of the operator's record, such as ``"conv2d"``.
-        shape: Shape of its first output.
-        config: How it is quantized; None if it stays float.
-        reason: The rule that decided this.
+        shape: Shape of the operator's first output.
+        config: How the operator is quantized. None if it stays float.
+        reason: The rule that decided how the operator is quantized.
     """
 
     name: str
@@ -48,10 +48,10 @@ class GraphRow:
 
 @attrs.frozen
 class GraphPlan:
-    """The plan of one graph; as a string, a table.
+    """The plan of one graph. ``str(plan)`` is a table.
 
     Attributes:
-        rows: One per operator that can be quantized, in the order of the graph.
+        rows: One row for each operator that can be quantized, in the order of the graph.
         config: The configuration.
         rules: The patterns and types of the configuration, with the number of matching operators.
         notes: Remarks for the user that need no action.
@@ -66,7 +66,7 @@ class GraphPlan:
 
     @property
     def quantized(self) -> tuple[GraphRow, ...]:
-        """Rows of the operators with at least one quantized tensor."""
+        """The rows of operators that have at least one quantized tensor."""
         return tuple(row for row in self.rows if row.config is not None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -85,11 +85,11 @@ class GraphPlan:
 
 
 def make_graph_plan(form: NormalForm, config: QConfig) -> GraphPlan:
-    """Resolve the quantization of every operator and check all that needs no data.
+    """Resolve the quantization of every operator, and check everything that can be checked without data.
 
     Raises:
-        ConfigError: All errors in one message: specs that do not fit a tensor; with ``strict``, also rules
-            without effect and unknown operators.
+        ConfigError: Specs do not fit a tensor. With ``strict``, also: rules have no effect, or operators are
+            unknown. One message lists all errors.
         UnsupportedError: The configuration has algorithms or a KV cache, which graphs do not support.
         PluginError: A format or an observer fails its self-check.
     """
@@ -106,7 +106,10 @@ def make_graph_plan(form: NormalForm, config: QConfig) -> GraphPlan:
 
 
 def _described(layer: QLayerConfig | None) -> str:
-    """Return the quantized tensors; for an operator without a weight, its activations."""
+    """Return a description of the quantized tensors.
+
+    It does not mention the weight if the weight is float.
+    """
     return describe_layer(layer).removeprefix("W float, ")
 
 
@@ -172,7 +175,7 @@ def _type_rules(operators: Sequence[Operator], config: QConfig) -> Iterator[Rule
 
 
 def _unknown(graph: fx.Graph, operators: Sequence[Operator]) -> Iterator[str]:
-    """Yield a warning if operators on float tensors have no record."""
+    """Yield a warning if operators that compute with float tensors have no record."""
     known = {operator.node for operator in operators}
     nodes: dict[str, list[str]] = {}
     for node in graph.nodes:

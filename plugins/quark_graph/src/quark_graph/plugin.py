@@ -1,4 +1,4 @@
-"""The plugin of quark-graph: FX graph mode and its operators. Imports nothing heavy."""
+"""The plugin of quark-graph: FX graph mode and its operators. It imports no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ QUARK_API = (2, 2)
 
 @hookimpl
 def quark_register_quant_modes() -> Iterable[QuantModeRecord]:
-    """Yield FX graph mode."""
+    """Yield the record of FX graph mode."""
     yield QuantModeRecord(
         name="fx_graph_mode",
         summary="quantizes the operators in a model's graph, such as torch.add",
@@ -25,5 +25,5 @@ def quark_register_quant_modes() -> Iterable[QuantModeRecord]:
 
 @hookimpl
 def quark_register_graph_ops() -> Iterable[GraphOpRecord]:
-    """Yield the operators of torch."""
+    """Yield the records of torch's operators."""
     yield from operators_of_torch()

@@ -1,4 +1,4 @@
-"""Quantization in FX graph mode: normal form, plan, rounded parameters, quantizers, calibration."""
+"""Quantization in FX graph mode: normal form, plan, rounded parameters, quantizers, and calibration."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _STATIC = "activations with static scales"
 
 
 def plan_graph(model: nn.Module, config: QConfig) -> GraphPlan:
-    """Return the `GraphPlan` of a model; meta tensors are enough.
+    """Return the `GraphPlan` of a model. The tensors of the model may be on the meta device.
 
     Args:
-        model: A graph module of torch.export, such as the result of `quark_graph.capture`; it does not
+        model: A graph module of torch.export, such as the result of `quark_graph.capture`. It does not
             change.
         config: The configuration.
 
@@ -49,12 +49,14 @@ def quantize_graph(model: nn.Module, config: QConfig, data: Data = None) -> fx.G
     """Quantize a graph and return it. After an error, ``model`` is unchanged.
 
     Args:
-        model: A graph module of torch.export, which is changed in place, without its original tensors, since
-            the captured model may share them. Or another module in inference mode, which does not change: it
-            is captured with the first batch of ``data``, with a variable batch axis if possible.
+        model: A graph module of torch.export, or another module in inference mode. A graph module is changed
+            in place, but its original tensors are replaced, since the captured model may share them. Another
+            module does not change. It is captured with the first batch of ``data``, with a variable batch
+            axis if possible.
         config: The configuration.
-        data: As in `quark.calibration.batches.calls`, with only the arguments of the model; or a function
-            that returns them. Read only to capture a module or to calibrate static scales.
+        data: Batches as in `quark.calibration.batches.calls`, with only the arguments of the model, or a
+            function that returns such batches. They are read only to capture a module or to calibrate static
+            scales.
 
     Returns:
         A graph module with the attributes ``quant_config``, ``quark_plan`` (a `GraphPlan`) and
@@ -93,7 +95,7 @@ def _planned(model: fx.GraphModule, config: QConfig) -> tuple[NormalForm, GraphP
 
 
 class _Batches:
-    """Calibration data, read once on first use."""
+    """Calibration data, which are read once when they are first needed."""
 
     def __init__(self, data: Data) -> None:
         self._data = data
@@ -112,9 +114,9 @@ def _captured(model: nn.Module, batches: _Batches) -> fx.GraphModule:
 
 
 def _become(given: fx.GraphModule, result: fx.GraphModule, plan: GraphPlan) -> None:
-    """Turn ``given`` into ``result``, and set its public attributes."""
+    """Turn ``given`` into ``result``, and set the public attributes of ``given``."""
     object.__setattr__(given, "__class__", type(result))
     given.__dict__.clear()
     given.__dict__.update(result.__dict__)
-    given.graph = result.graph  # which makes ``given`` its owner
+    given.graph = result.graph  # this makes ``given`` the owner of the graph
     given.quant_config, given.quark_plan, given.quark_quantized = plan.config, plan, True  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Parameters of a graph module by the nodes that read them."""
+"""Functions that read and replace the parameters that nodes of a graph module read."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ __all__ = ["free_path", "set_parameter", "value_of"]
 
 
 def value_of(model: fx.GraphModule, node: fx.Node) -> Tensor:
-    """Return the parameter, or buffer, that a ``get_attr`` node reads."""
+    """Return the parameter or buffer that a ``get_attr`` node reads."""
     return attrgetter(str(node.target))(model)
 
 
 def set_parameter(
     model: fx.GraphModule, readers: Sequence[fx.Node], argument: fx.Node | None, name: str, path: str, value: Tensor
 ) -> fx.Node:
-    """Let some nodes read ``value`` as an argument, and return the ``get_attr`` node.
+    """Let some nodes read a new parameter as an argument, and return the ``get_attr`` node of the parameter.
 
     Args:
-        model: The graph module, which gets the parameter. The old tensor does not change.
+        model: The graph module to which the parameter is added. The old tensor does not change.
         readers: The nodes whose argument changes.
-        argument: The ``get_attr`` node that they read so far, or None. Other readers keep the old value.
-        name: Name of the argument in the operators' schema.
-        path: Full name of the parameter if ``argument`` has other readers, or there is none.
+        argument: The ``get_attr`` node that the readers read so far, or None. Other readers of this node
+            continue to read the old value.
+        name: Name of the argument in the schema of the operators.
+        path: Full name of the new parameter. It is used if ``argument`` is None or has other readers.
         value: The new value.
     """
     if argument is not None and all(reader in readers for reader in _readers(model.graph, argument)):
@@ -70,7 +71,7 @@ def _set_argument(node: fx.Node, name: str, value: Any) -> None:
 
 
 def free_path(model: nn.Module, path: str) -> str:
-    """Return ``path``, followed by a number if the name is taken."""
+    """Return ``path``, followed by a number if the model already has an attribute ``path``."""
     number, candidate = 0, path
     while not _is_free(model, candidate):
         number += 1

@@ -18,7 +18,7 @@ _LAYERS = {
     "conv_transpose2d": "ConvTranspose2d",
     "conv_transpose3d": "ConvTranspose3d",
 }
-"""Name of the operator and of the layer type: module class."""
+"""Name of an operator, which is also the name of its layer type → class of the module."""
 
 
 def operators_of_torch() -> Iterator[GraphOpRecord]:
@@ -27,7 +27,7 @@ def operators_of_torch() -> Iterator[GraphOpRecord]:
         yield _record(name, modules=module, inputs=("input",), layer_type=name, weight="weight", bias="bias")
     yield _record("embedding", modules="Embedding", inputs=("indices",), layer_type="embedding", weight="weight")
     yield from _arithmetic()
-    # These have parameters that stay float.
+    # The parameters of these operators stay float.
     yield _record("layer_norm", modules="LayerNorm", inputs=("input",))
     yield _record("rms_norm", modules="RMSNorm", inputs=("input",))
     yield _record("group_norm", modules="GroupNorm", inputs=("input",))
@@ -38,7 +38,7 @@ def operators_of_torch() -> Iterator[GraphOpRecord]:
 
 
 def _arithmetic() -> Iterator[GraphOpRecord]:
-    """Yield the operators that compute new values of all their tensors."""
+    """Yield the operators that compute new values from all of their tensors."""
     for name in ("add", "sub", "mul", "div", "mean"):
         yield _record(name)
     yield _record("softmax", modules="Softmax")
@@ -59,7 +59,7 @@ def _arithmetic() -> Iterator[GraphOpRecord]:
 
 
 def _moves() -> Iterator[GraphOpRecord]:
-    """Yield the operators whose output values are input values, or 0."""
+    """Yield the operators whose output contains only values of the input, or 0."""
 
     def moves(name: str, operators: str = "", modules: str = "", **facts: Any) -> GraphOpRecord:
         return _record(name, operators, modules, moves_values=True, **facts)
@@ -82,7 +82,7 @@ def _moves() -> Iterator[GraphOpRecord]:
 
 
 def _record(name: str, operators: str = "", modules: str = "", **facts: Any) -> GraphOpRecord:
-    """Return the record of these operators, by default the operator of the same name."""
+    """Return the record of ``operators``. The default is the operator called ``name``."""
     full_names = tuple(f"aten::{operator}" for operator in (operators or name).split())
     example = "quark_graph.examples:example"
     return GraphOpRecord(name=name, operators=full_names, modules=modules.split(), summary=" · ".join(full_names), example=example, **facts)

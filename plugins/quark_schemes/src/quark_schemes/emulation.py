@@ -3,8 +3,8 @@
 Names and shapes match the functions that runtimes without MX hardware import from AMD Quark.
 
 All functions accept any device and rank, do not change their arguments, do not synchronize with the device,
-and can be traced in one graph by ``torch.compile``. The arithmetic equals the formats' arithmetic, so a
-runtime computes exactly the calibrated and exported model.
+and can be traced in one graph by ``torch.compile``. They round exactly as the number formats of this package
+do, so a runtime computes exactly the model that was calibrated and exported.
 
 All functions view a tensor as *blocks* ``[R, N, G]``: the quantized axis is split into N blocks of G
 elements, with a zero-padded last block, and the other axes form R rows.
@@ -49,10 +49,10 @@ def dq_mxfp4(x: Tensor, scale: Tensor, float_dtype: torch.dtype) -> Tensor:
     """Return the values of packed MXFP4 codes: ``[…, K / 2] → […, K]``.
 
     Args:
-        x: Packed codes, uint8, the even element in the low nibble.
-        scale: Exponent + 127 of each block of 32, 255 for NaN: ``[…, ceil(K / 32)]`` uint8, or torch's own
-            E8M0 dtype.
-        float_dtype: Any float dtype; values it cannot hold are rounded once.
+        x: Packed codes, uint8. The element at an even index is in the low nibble.
+        scale: The exponent + 127 of each block of 32 elements, or 255 for NaN. The shape is
+            ``[…, ceil(K / 32)]``, the dtype uint8 or torch's own E8M0 dtype.
+        float_dtype: Dtype of the result: any float dtype. Values that it cannot represent are rounded once.
 
     Raises:
         ConfigError: The number of scales differs from the number of blocks.
@@ -62,7 +62,7 @@ def dq_mxfp4(x: Tensor, scale: Tensor, float_dtype: torch.dtype) -> Tensor:
     if tuple(scale.shape) != (*x.shape[:-1], blocks):
         raise ConfigError(f"dq_mxfp4: codes of shape {tuple(x.shape)} need scales {(*x.shape[:-1], blocks)}, not {tuple(scale.shape)}")
     data = torch.nn.functional.pad(x, (0, -x.shape[-1] % (_BLOCK // 2))) if length % _BLOCK else x
-    # Bfloat16 holds every product exactly: it has the exponent range of the scales.
+    # Bfloat16 represents every product exactly, because its exponents have the range of the scales.
     values = _pairs(data).reshape(*scale.shape, _BLOCK)
     values = values.mul_(decode_e8m0(scale.view(torch.uint8)).bfloat16().unsqueeze(-1))
     return values.reshape(*x.shape[:-1], blocks * _BLOCK)[..., :length].to(float_dtype).contiguous()
@@ -79,10 +79,10 @@ def _pairs(data: Tensor) -> Tensor:
 def qdq_mxfp4(x: Tensor, scale_calculation_mode: str = "even") -> Tensor:
     """Return ``x`` quantized to MXFP4 and dequantized, in blocks of 32 along the last axis.
 
-    Shape and dtype stay; there is no gradient.
+    The result has the shape and dtype of ``x``, and no gradient.
 
     Args:
-        x: Any float dtype and rank.
+        x: A tensor of any float dtype and rank.
         scale_calculation_mode: See `quark_schemes.arithmetic.shared_exponent.shared_exponent_scale`.
 
     Raises:
@@ -95,9 +95,9 @@ def qdq_mxfp4(x: Tensor, scale_calculation_mode: str = "even") -> Tensor:
 
 
 def even_round(max_abs: Tensor, dtype: str | Dtype) -> Tensor:
-    """Return the shared scale of a block, a power of two, by mode ``"even"``.
+    """Return the power of two that each block shares as its scale, in mode ``"even"``.
 
-    It is float32 in ``[2^-127, 2^127]``, of the same shape; NaN for NaN.
+    The result is float32 in ``[2^-127, 2^127]`` and has the shape of ``max_abs``. NaN stays NaN.
 
     Args:
         max_abs: Largest magnitude of each block, any float dtype.
@@ -109,15 +109,15 @@ def even_round(max_abs: Tensor, dtype: str | Dtype) -> Tensor:
     shape = _shape(dtype, _SHAPES, "even_round")
     amax = max_abs.detach().float()
     scale = shared_exponent_scale(amax, "even", shape.mantissa_bits, shape.largest_exponent)
-    # AMD Quark clamps to the ends of the E8M0 range, where this project's quantizers return a normal number
-    # and Inf.
+    # As in AMD Quark, the result is clamped to the ends of the E8M0 range. The quantizers of this project
+    # return the smallest normal number for a block of zeros, and Inf for infinite magnitudes.
     return torch.where(amax == 0, _LOWEST_SCALE, scale.clamp(max=_HIGHEST_SCALE))
 
 
 def reshape_to_blocks(x: Tensor, block_size: int, axis: int) -> Tensor:
-    """Return ``x`` as blocks ``[R, N, block_size]``: ``axis`` is swapped with the last axis and split.
+    """Return ``x`` as blocks ``[R, N, block_size]``, with unchanged dtype.
 
-    Same dtype.
+    The function swaps ``axis`` with the last axis, and splits it into blocks.
     """
     rows = x.transpose(axis, -1)
     rows = rows.reshape(math.prod(rows.shape[:-1]), rows.shape[-1])
@@ -127,7 +127,7 @@ def reshape_to_blocks(x: Tensor, block_size: int, axis: int) -> Tensor:
 
 
 def _from_blocks(blocks: Tensor, shape: torch.Size, axis: int) -> Tensor:
-    """Return blocks as a tensor of ``shape``; the inverse of `reshape_to_blocks`."""
+    """Undo `reshape_to_blocks`: return ``blocks`` as a tensor of ``shape``."""
     swapped = list(shape)
     swapped[axis], swapped[-1] = swapped[-1], swapped[axis]
     rows = blocks.reshape(blocks.shape[0], blocks.shape[1] * blocks.shape[2])
@@ -135,7 +135,10 @@ def _from_blocks(blocks: Tensor, shape: torch.Size, axis: int) -> Tensor:
 
 
 def _scale_of(blocks: Tensor, scale: Tensor, caller: str) -> Tensor:
-    """Return one scale per block as ``[R, N, 1]``, float32; raises ConfigError if their number differs."""
+    """Return one scale per block as ``[R, N, 1]``, float32.
+
+    Raise ConfigError if the number of scales differs from the number of blocks.
+    """
     rows, count, _ = blocks.shape
     if scale.numel() != rows * count:
         raise ConfigError(f"{caller}: {rows} rows of {count} blocks need as many scales, not scales of shape {tuple(scale.shape)}")
@@ -145,14 +148,15 @@ def _scale_of(blocks: Tensor, scale: Tensor, caller: str) -> Tensor:
 def fake_quantize_fp4_fp6_per_group_with_scale(
     input_tensor: Tensor, scale: Tensor, axis: int, group_size: int, quant_dtype: str | Dtype, **_: Any
 ) -> Tensor:
-    """Return ``input_tensor`` rounded, half to even and saturating, with the given scales.
+    """Return ``input_tensor``, quantized with the given scales and dequantized.
 
-    Shape and dtype stay; there is no gradient.
+    Values are rounded half to even and saturate. The result has the shape and dtype of ``input_tensor``, and
+    no gradient.
 
     Args:
-        input_tensor: Any float dtype and rank.
-        scale: One scale per block of ``group_size`` along ``axis``, in the order of blocks: ``[R, N]`` or
-            ``[R, N, 1]``; 0 means 2^-23.
+        input_tensor: A tensor of any float dtype and rank.
+        scale: One scale per block of ``group_size`` elements along ``axis``, in the order of the blocks, as
+            ``[R, N]`` or ``[R, N, 1]``. A scale of 0 is replaced by 2^-23.
         axis: The axis that is split.
         group_size: Elements that share a scale.
         quant_dtype: fp4, fp6_e2m3 or fp6_e3m2.
@@ -169,12 +173,12 @@ def fake_quantize_fp4_fp6_per_group_with_scale(
 
 
 def dequantize_fp4_fp6_per_group(inputs: Tensor, scale: Tensor, axis: int, group_size: int, **_: Any) -> Tensor:
-    """Return unpacked values times their scales, with the shape and dtype of ``inputs``.
+    """Return ``inputs`` multiplied by their scales. Shape and dtype are those of ``inputs``.
 
     Args:
         inputs: Values of codes, from ``create_pack_method(…).unpack``.
-        scale: Scales with the shape of ``inputs``, except for one element per block on ``axis``; may have an
-            axis of size 1 after it.
+        scale: Scales. The shape is the shape of ``inputs``, but with one element per block on ``axis``. An
+            additional axis of size 1 may follow ``axis``.
         axis: The axis that is split.
         group_size: Elements that share a scale.
 
@@ -190,9 +194,9 @@ def dequantize_fp4_fp6_per_group(inputs: Tensor, scale: Tensor, axis: int, group
 
 @attrs.frozen
 class PackedFloats:
-    """Packs values of a small float format along the last axis.
+    """Packs and unpacks values of a small float format along the last axis.
 
-    Two FP4 codes fill a byte, four FP6 codes three bytes.
+    Two FP4 codes fill one byte; four FP6 codes fill three bytes.
     """
 
     shape: FloatShape
@@ -205,16 +209,17 @@ class PackedFloats:
         return pack_bits(encode_small(to_pack.detach().float(), self.shape), self.shape.bits)
 
     def unpack(self, to_unpack: Tensor, reorder: bool = False, origin_packed_axis_size: int | None = None) -> Tensor:
-        """Return float32 values of bytes, the first ``origin_packed_axis_size`` on the last axis.
+        """Return the float32 values of packed bytes.
 
-        ``reorder`` is ignored.
+        The last axis of the result has ``origin_packed_axis_size`` elements if this is given. ``reorder`` is
+        ignored.
         """
         length = to_unpack.shape[-1] * 8 // self.shape.bits if origin_packed_axis_size is None else origin_packed_axis_size
         return decode_small(unpack_bits(to_unpack, self.shape.bits, length, signed=False), self.shape)
 
 
 def create_pack_method(qscheme: str | None, dtype: str | Dtype, mx_element_dtype: str | None = None) -> PackedFloats:
-    """Return the packing of ``dtype`` in a checkpoint; the other two arguments are ignored.
+    """Return the object that packs values of ``dtype`` as in a checkpoint; ignore the other arguments.
 
     Raises:
         UnsupportedError: The format is not fp4, fp6_e2m3 or fp6_e3m2.

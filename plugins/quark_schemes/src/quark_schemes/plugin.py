@@ -1,6 +1,6 @@
 """The plugin of quark-schemes: records of number formats, observers and schemes.
 
-It imports nothing heavy, since records point at code by name.
+The module imports no torch, since records name their code as text.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The number formats that this distribution registers, with the ``*Spec`` classes that come with each.
+"""The number formats that this distribution registers, each with its ``*Spec`` classes.
 
-Imports no torch.
+This module imports no torch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _EMULATION = {
     "quark.torch.quantization.utils:reshape_to_blocks": "quark_schemes.emulation:reshape_to_blocks",
     "quark.torch.utils.pack:create_pack_method": "quark_schemes.emulation:create_pack_method",
 }
-"""Functions that runtimes import to emulate MX formats, by their public module and name in AMD Quark."""
+"""Public name of a function that runtimes import from AMD Quark to emulate MX formats → the function here."""
 
 
 def _specs(module: str, *names: str) -> dict[str, str]:
@@ -59,7 +59,10 @@ _HELPERS = {
 
 
 def _format(family: str, name: str, bits: float, summary: str, **fields: Any) -> FormatRecord:
-    """Return the record of a format; its object is in its family's module, named in capitals."""
+    """Return the record of a format.
+
+    The format object is a constant in the module ``family``, named in capitals.
+    """
     reference = f"quark_schemes.formats.{family}:{name.upper()}"
     return FormatRecord(name=name, format=reference, bits=bits, summary=summary, exports=_HELPERS.get(name, {}), **fields)
 

@@ -1,4 +1,7 @@
-"""The observers that this distribution registers, under their public class names. Imports no torch."""
+"""The observers that this distribution registers, under their public class names.
+
+This module imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,12 @@ __all__ = ["OBSERVERS"]
 
 
 def _observer(name: str, place: str, summary: str, *other_names: str, **fields: Any) -> ObserverRecord:
-    """Return the record of a class.
+    """Return the record of an observer class.
 
     Args:
         name: Name of the observer.
-        place: Module and name of the class, also in AMD Quark's public API.
+        place: Module and name of the class, as ``"module:Class"``. AMD Quark's public API has the same class
+            name.
         summary: Summary of the observer.
         other_names: Further names of the class in AMD Quark's API.
         fields: Fields of the record.

@@ -1,4 +1,4 @@
-"""The schemes that this distribution registers. Imports no torch."""
+"""The schemes that this distribution registers. This module imports no torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ _EMULATED = (*_ANYWHERE, "vLLM (emulated)")
 
 
 def _scheme(name: str, class_name: str, summary: str, clients: tuple[str, ...], *aliases: str, **fields: Any) -> SchemeRecord:
-    """Return the record of a scheme: its callable has the scheme's name; the class is AMD Quark's."""
+    """Return the record of a scheme.
+
+    The callable that builds its configuration is called ``name``. ``class_name`` is the name of the class in
+    AMD Quark.
+    """
     config, exports = _MODULE + name, {class_name: _MODULE + class_name}
     return SchemeRecord(name=name, summary=summary, config=config, clients=clients, exports=exports, aliases=aliases, **fields)
 

@@ -1,4 +1,4 @@
-"""Scale formats: the number format of scales, their rounding, and their storage.
+"""Scale formats: the number formats in which scales are rounded and stored.
 
 Source: ``scale_format`` and ``scale_type`` of AMD Quark 0.13; OCP Microscaling Formats v1.0.
 """
@@ -35,9 +35,9 @@ SMALLEST_SCALE = 2.0**-23
 
 
 def smallest_scale(max_magnitude: float) -> float:
-    """Return the smallest scale of integers up to a magnitude.
+    """Return the smallest allowed scale of integers up to ``max_magnitude``.
 
-    It is `SMALLEST_SCALE`, or float32's smallest normal number for integers beyond float32's precision.
+    It is `SMALLEST_SCALE`, or float32's smallest normal number if float32 cannot represent all the integers.
     """
     return SMALLEST_SCALE if max_magnitude < 2.0**24 else float(torch.finfo(torch.float32).tiny)
 
@@ -49,9 +49,9 @@ class ScaleRounding:
     If no attribute is set, scales are not rounded.
 
     Attributes:
-        mode: ``"ceil"`` or ``"floor"``: round to powers of two.
-        shape: Round to a small float.
-        dtype: Round to ``"float16"`` or ``"bfloat16"``, at least ``smallest``.
+        mode: ``"ceil"`` or ``"floor"`` to round up or down to powers of two.
+        shape: The small float to whose values scales are rounded.
+        dtype: ``"float16"`` or ``"bfloat16"`` to round to that dtype. Scales are then at least ``smallest``.
     """
 
     mode: str | None = None
@@ -61,29 +61,29 @@ class ScaleRounding:
 
 
 class ScaleFormat(ABC):
-    """A number format of scales. Methods accept any shape."""
+    """A number format of scales. The methods accept tensors of any shape."""
 
     @property
     @abstractmethod
     def rounding(self) -> ScaleRounding:
-        """The rounding of `round`, for kernels."""
+        """Description, for kernels, of how the method `round` rounds."""
 
     @abstractmethod
     def round(self, ideal: Tensor) -> Tensor:
         """Round ideal scales (positive, float32) to scales of this format."""
 
     def encode(self, scale: Tensor) -> Tensor:
-        """Return rounded scales in their stored form."""
+        """Return rounded scales as a checkpoint stores them."""
         return scale
 
     def decode(self, stored: Tensor) -> Tensor:
-        """Undo `encode`: return the scales of codes."""
+        """Undo `encode`: return the scales that ``stored`` represents."""
         return stored
 
 
 @attrs.frozen
 class PlainScales(ScaleFormat):
-    """Scales of a torch dtype; no scale is 0."""
+    """Scales of a torch dtype. No scale becomes 0."""
 
     dtype: torch.dtype
 
@@ -99,9 +99,9 @@ class PlainScales(ScaleFormat):
 
 @attrs.frozen
 class PowerOfTwoScales(ScaleFormat):
-    """Powers of two.
+    """Scales that are powers of two.
 
-    Scales are rounded up, so that nothing saturates, unless the mode is ``"floor"``.
+    Scales are rounded up, so that nothing saturates. In mode ``"floor"`` they are rounded down.
 
     Attributes:
         mode: ``"ceil"`` or ``"floor"``.
@@ -127,7 +127,10 @@ class PowerOfTwoScales(ScaleFormat):
 
 @attrs.frozen
 class SmallFloatScales(ScaleFormat):
-    """Small floats. No scale is 0: an ideal scale that is too small becomes the smallest positive value."""
+    """Scales that are small floats.
+
+    If an ideal scale is too small, it becomes the smallest positive value, not 0.
+    """
 
     shape: FloatShape
     stored: torch.dtype = torch.uint8
@@ -138,7 +141,7 @@ class SmallFloatScales(ScaleFormat):
 
     def round(self, ideal: Tensor) -> Tensor:
         rounded = round_small_(ideal.clone(), self.shape).clamp_(min=self.shape.smallest)
-        # Inf and NaN are kept: saturated, a broken block would look like a large one.
+        # Inf and NaN stay: if they saturated, a broken block would look like a block of large values.
         return torch.where(torch.isfinite(ideal), rounded, ideal)
 
     def encode(self, scale: Tensor) -> Tensor:
@@ -159,16 +162,17 @@ _STORED_POWERS = {ScaleType.pof2: torch.float32, ScaleType.float8_e8m0fnu: torch
 
 
 def scale_error(spec: QTensorConfig) -> str | None:
-    """Return why scales cannot have the format that a spec names, and the fix; None if they can."""
+    """Return why scales cannot have the ``scale_format`` of a spec, and the fix. Return None if they can."""
     if spec.scale_format in (None, *_NAMES):
         return None
     return f"scale_format={spec.scale_format!r} is unknown to {spec.dtype.name}: use one of {', '.join(_NAMES)}, or None"
 
 
 def with_outer_scale(spec: QTensorConfig) -> TensorSpec:
-    """Return the two levels of a spec with E4M3 scales; other specs unchanged.
+    """Return the two levels of a spec with E4M3 scales. Return other specs unchanged.
 
-    E4M3 covers only magnitudes from 2^-9 to 448, so such scales are relative to a scale of the whole tensor.
+    E4M3 covers only magnitudes from 2^-9 to 448, so E4M3 scales are multiplied by one more scale for the
+    whole tensor.
     """
     if spec.scale_format != "e4m3" or spec.is_scale_quant:
         return spec
@@ -187,7 +191,7 @@ def with_outer_scale(spec: QTensorConfig) -> TensorSpec:
 def scale_format_of(spec: QTensorConfig) -> ScaleFormat:
     """Return the scale format of a spec.
 
-    It comes from ``scale_format``, else from ``scale_type``, else it is float32.
+    The field ``scale_format`` names it, or else ``scale_type``. If neither is set, the format is float32.
     """
     if spec.scale_format in _BY_FORMAT:
         return _BY_FORMAT[spec.scale_format]

@@ -1,7 +1,8 @@
-"""The named schemes: callables that build a new layer configuration, and AMD Quark's classes. No torch here.
+"""The named schemes: callables that build a new layer configuration, and AMD Quark's scheme classes.
 
-In this order: integers, FP8, OCP Microscaling (MX), two levels of scales (NVFP4, AMD FP4, INT4 of FP8), block
-floating point; then the classes of AMD Quark's public API, objects with a ``config``.
+The callables are ordered by format: integers, FP8, OCP Microscaling (MX), two levels of scales (NVFP4, AMD
+FP4, INT4 of FP8), block floating point. The classes follow; their objects have a ``config``. This module
+imports no torch.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def uint4_wo_per_channel() -> QLayerConfig:
 
 
 def _both(helper: SingleLevelSpec) -> QLayerConfig:
-    """Return a configuration with one spec for weights and activations."""
+    """Return a configuration in which weights and activations have the same spec."""
     spec = helper.to_quantization_spec()
     return QLayerConfig(weight=spec, input_tensors=spec)
 
@@ -132,16 +133,16 @@ def int8_per_token_head_cache() -> QTensorConfig:
 
 
 def nvfp4_cache() -> TensorSpec:
-    """Return a configuration of an NVFP4 cache: dynamic block scales under one static scale."""
+    """Return a configuration of an NVFP4 cache: dynamic block scales, multiplied by one static scale."""
     spec = nvfp4().input_tensors
     assert spec is not None
     return spec
 
 
 def ptpc_fp8() -> QLayerConfig:
-    """Return a configuration of E4M3 weights per output channel, dynamic E4M3 activations per token.
+    """Return a configuration of E4M3 weights and dynamic E4M3 activations.
 
-    Each channel and each token has a scale.
+    Weights have a scale for each output channel, and activations have a scale for each token.
     """
     weight = FP8E4M3PerChannelSpec(ch_axis=0, is_dynamic=False).to_quantization_spec()
     return QLayerConfig(weight=weight, input_tensors=FP8E4M3PerChannelSpec(ch_axis=1, is_dynamic=True).to_quantization_spec())
@@ -166,29 +167,29 @@ def mxfp4() -> QLayerConfig:
 
 
 def mxfp6_e3m2() -> QLayerConfig:
-    """Return a configuration of MXFP6 weights and dynamic activations of E3M2 elements."""
+    """Return a configuration of MXFP6 weights and dynamic MXFP6 activations, both with E3M2 elements."""
     return QLayerConfig(weight=_weight(OCP_MXFP6E3M2Spec), input_tensors=_activation(OCP_MXFP6E3M2Spec))
 
 
 def mxfp6_e2m3() -> QLayerConfig:
-    """Return a configuration of MXFP6 weights and dynamic activations of E2M3 elements."""
+    """Return a configuration of MXFP6 weights and dynamic MXFP6 activations, both with E2M3 elements."""
     return QLayerConfig(weight=_weight(OCP_MXFP6E2M3Spec), input_tensors=_activation(OCP_MXFP6E2M3Spec))
 
 
 def mxfp4_mxfp6_e2m3() -> QLayerConfig:
-    """Return a configuration of MXFP4 weights, dynamic MXFP6 activations of E2M3 elements."""
+    """Return a configuration of MXFP4 weights and dynamic MXFP6 activations with E2M3 elements."""
     return QLayerConfig(weight=_weight(OCP_MXFP4Spec), input_tensors=_activation(OCP_MXFP6E2M3Spec))
 
 
 def mxfp4_fp8() -> QLayerConfig:
-    """Return a configuration of MXFP4 weights, static E4M3 activations with one scale."""
+    """Return a configuration of MXFP4 weights and static E4M3 activations with one scale."""
     return QLayerConfig(weight=_weight(OCP_MXFP4Spec), input_tensors=FP8E4M3PerTensorSpec(is_dynamic=False).to_quantization_spec())
 
 
 def _fp4_under(scales: SingleLevelSpec, group_size: int) -> QLayerConfig:
-    """Return a configuration of FP4 in groups, scales in the format of ``scales``.
+    """Return a configuration of FP4 in groups. ``scales`` describes how the group scales are quantized.
 
-    Activation scales are dynamic under a static scale.
+    The group scales of activations are dynamic, and one static scale multiplies them.
     """
     weight, activation = (
         ScaleQuantSpec(FP4PerGroupSpec(ch_axis=-1, group_size=group_size, is_dynamic=dynamic, scale_type="float32"), scales)
@@ -198,12 +199,15 @@ def _fp4_under(scales: SingleLevelSpec, group_size: int) -> QLayerConfig:
 
 
 def nvfp4() -> QLayerConfig:
-    """Return a configuration of FP4 in groups of 16, E4M3 scales, one scale per tensor over them."""
+    """Return a configuration of FP4 in groups of 16 with E4M3 scales and one more scale over the tensor."""
     return _fp4_under(FP8E4M3PerTensorSpec(scale_type="float32", is_dynamic=False), 16)
 
 
 def amdfp4_with_global_scale(group_size: int) -> QLayerConfig:
-    """Return a configuration of FP4 in groups of 16 or 32, E5M3 scales, one scale per tensor over them."""
+    """Return a configuration of FP4 in groups with E5M3 scales. One more scale per tensor multiplies them.
+
+    Groups have 16 or 32 elements.
+    """
     return _fp4_under(FP8E5M3PerTensorSpec(scale_type="float32", is_dynamic=False), group_size)
 
 
@@ -213,7 +217,7 @@ amdfp4_global16, amdfp4_global32 = (partial(amdfp4_with_global_scale, size) for 
 def amdfp4_in_groups(group_size: int = 16) -> QLayerConfig:
     """Return a configuration of FP4 weights and dynamic activations in groups, with E5M3 scales.
 
-    Groups are of 16 or 32.
+    Groups have 16 or 32 elements.
     """
     weight, activation = (AmdFP4Spec(ch_axis=-1, group_size=group_size, is_dynamic=dynamic) for dynamic in (False, True))
     return QLayerConfig(weight=weight.to_quantization_spec(), input_tensors=activation.to_quantization_spec())
@@ -223,9 +227,9 @@ amdfp4, amdfp4_g32 = (partial(amdfp4_in_groups, size) for size in (16, 32))
 
 
 def int4_fp8() -> QLayerConfig:
-    """Return a configuration of weights rounded to E4M3 (one scale), then to INT4 (a scale per channel).
+    """Return a configuration of weights that are rounded first to E4M3, then to INT4.
 
-    Activations are dynamic E4M3.
+    E4M3 has one scale per tensor, and INT4 has a scale per channel. Activations are dynamic E4M3.
     """
     first = FP8E4M3PerTensorSpec(scale_type="float32", is_dynamic=False)
     weight = ProgressiveSpec(first, Int4PerChannelSpec(ch_axis=0, scale_type="float32", is_dynamic=False))
@@ -234,7 +238,7 @@ def int4_fp8() -> QLayerConfig:
 
 
 def bfp16() -> QLayerConfig:
-    """Return a configuration of BFP16 weights and activations, an exponent for eight values."""
+    """Return a configuration of BFP16 weights and activations. Eight values share an exponent."""
     return _both(BFP16Spec(ch_axis=-1))
 
 
@@ -242,7 +246,8 @@ def mx6(block_size: int = 16) -> QLayerConfig:
     """Return a configuration of MX6 weights and activations.
 
     Args:
-        block_size: Values that share an exponent: 16, as the format defines; before 0.13, the default was 32.
+        block_size: Number of values that share an exponent. The format defines 16; before version 0.13, the
+            default was 32.
     """
     return _both(MX6Spec(ch_axis=-1, block_size=block_size))
 
@@ -251,7 +256,7 @@ def mx9(block_size: int = 16) -> QLayerConfig:
     """Return a configuration of MX9 weights and activations.
 
     Args:
-        block_size: Values that share an exponent, as for `mx6`.
+        block_size: Number of values that share an exponent, as for `mx6`.
     """
     return _both(MX9Spec(ch_axis=-1, block_size=block_size))
 
@@ -285,14 +290,17 @@ CONFIGURATIONS: Mapping[str, Callable[..., QLayerConfig]] = MappingProxyType(
         "Uint4WeightOnlyScheme": uint4_weight_only,
     }
 )
-"""The function that builds the configuration of each class, with the same arguments."""
+"""Name of a class → function that builds its configuration. The class has the same arguments."""
 
 __all__ = ["CONFIGURATIONS"]
 __all__ += list(CONFIGURATIONS)
 
 
 class _Scheme(QuantizationScheme):
-    """Base of the schemes; ``config`` builds a new configuration at each access. Arguments are attributes."""
+    """Base class of the schemes.
+
+    The arguments become attributes; ``config`` builds a new configuration at each access.
+    """
 
     _build: ClassVar[Callable[..., QLayerConfig]]
 
@@ -307,9 +315,9 @@ class _Scheme(QuantizationScheme):
 
 
 def _scheme(name: str, build: Callable[..., QLayerConfig]) -> type[_Scheme]:
-    """Return the class of that name.
+    """Return a new scheme class called ``name``.
 
-    It has the summary and the arguments of the function that builds its configuration.
+    The class has the docstring and the arguments of ``build``, which builds its configuration.
     """
     members = {"_build": staticmethod(build), "__signature__": inspect.signature(build)}
     return type(name, (_Scheme,), {**members, "__doc__": build.__doc__, "__module__": __name__})
@@ -319,4 +327,4 @@ globals().update({name: _scheme(name, build) for name, build in CONFIGURATIONS.i
 
 if TYPE_CHECKING:
 
-    def __getattr__(name: str) -> type[_Scheme]: ...  # type checkers do not see the classes that the table gives
+    def __getattr__(name: str) -> type[_Scheme]: ...  # type checkers do not see the classes that are built from the table

@@ -1,1 +1,1 @@
-"""Model families of quark, one data-only file each."""
+"""Templates of model families, as files that contain only data."""

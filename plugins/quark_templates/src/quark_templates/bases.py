@@ -1,6 +1,6 @@
-"""Bases: common architectures; templates state only the differences.
+"""Bases: common architectures from which templates are made.
 
-A base has no model type and is not registered.
+A template states only what differs from its base. A base has no model type and is not registered.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ LLAMA_LIKE = Architecture(
     exclude_layers_name="lm_head",
     fused=(QKV, GATE_UP),
 )
-"""RMSNorm, attention and a gated MLP, with one layer per projection: Llama and most later families."""
+"""RMSNorm, attention and a gated MLP, with a layer for each projection: Llama and most later families."""
 
 UNGATED = attrs.evolve(LLAMA_LIKE, mlp_inputs="mlp.up_proj", mlp_value=None, fused=(QKV,))
-"""Llama's attention before an MLP of two projections. Its activation is not a plain ReLU, so no scale is
-moved through it.
+"""Llama's attention, and an MLP of two projections.
+
+The activation of the MLP is not a plain ReLU, so no scale can be moved through the MLP.
 """
 
 NORMS_AFTER = attrs.evolve(
@@ -52,8 +53,9 @@ NORMS_AFTER = attrs.evolve(
     mlp_norm=None,
     mlp_output_norm="post_feedforward_layernorm",
 )
-"""Norms after attention and after the MLP, and on keys and queries. No norm feeds a projection, so no norm
-can give up scale.
+"""Norms after attention and after the MLP, and on keys and queries.
+
+No norm feeds a projection, so no scale can be moved from a norm into a projection.
 """
 
 DENSE_OR_MIXTURE = attrs.evolve(LLAMA_LIKE, experts="mlp.experts", router="mlp.gate")
@@ -67,14 +69,14 @@ SHARED_EXPERT: dict[str, Any] = {
     "shared_expert_value": "mlp.shared_expert.up_proj",
     "shared_expert_gate": "mlp.shared_expert_gate",
 }
-"""Differences of a mixture with one shared expert whose output is gated, as Qwen names it."""
+"""Differences of a mixture of experts with one shared expert whose output is gated. The names are Qwen's."""
 
 DEEPSEEK_MOE_LIKE = attrs.evolve(
     DENSE_OR_MIXTURE,
     shared_experts=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj", "mlp.shared_experts.down_proj"),
     shared_expert_value="mlp.shared_experts.up_proj",
 )
-"""Llama's attention; dense first blocks, then mixtures with shared experts, as in the first DeepSeek-MoE.
+"""Llama's attention, with dense MLPs in the first blocks and mixtures with shared experts in the others.
 """
 
 DEEPSEEK_LIKE = attrs.evolve(
@@ -82,7 +84,7 @@ DEEPSEEK_LIKE = attrs.evolve(
     attention_inputs=("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"),
     attention_inner=("self_attn.q_b_proj", "self_attn.kv_b_proj"),
     query_projections="self_attn.q_b_proj",
-    key_projections=(),  # keys and values come from kv_b_proj together, and part of the keys from kv_a_proj_with_mqa
+    key_projections=(),  # kv_b_proj computes keys and values together, and kv_a_proj_with_mqa a part of the keys
     value_projections=(),
     attention_inner_norms=(("self_attn.q_a_layernorm", ("self_attn.q_b_proj",)), ("self_attn.kv_a_layernorm", ("self_attn.kv_b_proj",))),
     attention_value="self_attn.kv_b_proj",
@@ -159,7 +161,10 @@ TEXT_ONLY: dict[str, Any] = {
     "final_norm": LLAMA_LIKE.final_norm,
     "inserted_embeddings": (),
 }
-"""Differences of a vision-language family's decoder as a separate model: undoes `LANGUAGE_MODEL`."""
+"""Differences of the decoder of a vision-language family if it is a separate model.
+
+They undo `LANGUAGE_MODEL`.
+"""
 
 BEHIND_VISION_TOWER: dict[str, Any] = {
     **LANGUAGE_MODEL,
@@ -167,6 +172,7 @@ BEHIND_VISION_TOWER: dict[str, Any] = {
     "q_layer_name": "*language_model.*q_proj",
     "exclude_layers_name": ("*vision_tower*", "*multi_modal_projector*", "*lm_head"),
 }
-"""Differences of a decoder with ``vision_tower`` and ``multi_modal_projector``, which stay float. Patterns
-name only the decoder's projections, since the tower has a ``k_proj`` too.
+"""Differences of a decoder beside a ``vision_tower`` and a ``multi_modal_projector``.
+
+Both stay float. The patterns match only the projections of the decoder, since the tower has a ``k_proj`` too.
 """

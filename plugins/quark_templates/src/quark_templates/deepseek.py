@@ -1,6 +1,6 @@
-"""DeepSeek: mixtures with shared experts, from V2 on behind latent attention.
+"""Templates of DeepSeek: mixtures with shared experts and, since V2, latent attention.
 
-Kimi and dots.llm1 take these forms too.
+Kimi and dots.llm1 have the same architectures.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ DEEPSEEK_V4 = attrs.evolve(
     attention_inner="self_attn.q_b_proj",
     attention_output="self_attn.o_b_proj",
     query_projections="self_attn.q_b_proj",
-    key_projections=(),  # kv_proj gives keys and values
+    key_projections=(),  # kv_proj computes keys and values
     value_projections=(),
-    # In some blocks compressor and indexer read the normed input as well, so attention_inputs are not all
-    # that the norm feeds.
+    # In some blocks the compressor and the indexer also read the output of the norm, so attention_inputs are
+    # not all layers that the norm feeds.
     attention_norm=None,
     attention_value=None,
     expert_value=None,
@@ -75,7 +75,7 @@ DEEPSEEK_V4 = attrs.evolve(
         ("*ffn.gate*", "*mlp.gate"),
     ),
     fused=(GATE_UP,),
-    unsupported={"rotation.r1": "its residual stream is several streams, mixed with weights that depend on the data"},
+    unsupported={"rotation.r1": "it has several residual streams, mixed with weights that depend on the data"},
 )
 
 # AMD Quark's templates of Kimi quantize the routed experts alone. The code comes with the checkpoints and
@@ -134,7 +134,7 @@ KIMI_K3 = attrs.evolve(
         "self_attn.o_proj",
     ),
     mixer_context="self_attn.f_b_proj",
-    mlp_norm=None,  # in mixtures it feeds the projection in front of the experts, not these
+    mlp_norm=None,  # in mixtures the norm feeds the projection in front of the experts, not the experts
     mlp_value=None,
     experts="block_sparse_moe.experts",
     router="block_sparse_moe.gate",

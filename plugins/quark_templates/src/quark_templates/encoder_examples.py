@@ -48,7 +48,8 @@ _CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
 def tiny_encoder(model_type: str) -> nn.Module:
     """Return a tiny model of a family, in float32 and in evaluation mode.
 
-    Its attribute ``example_inputs`` has the arguments of a forward, unless token ids are enough.
+    The attribute ``example_inputs`` of the model has the arguments of a forward pass, unless token ids are
+    enough.
     """
     import torch
     import transformers
@@ -56,7 +57,7 @@ def tiny_encoder(model_type: str) -> nn.Module:
     name, sizes = _CLASSES[model_type]
     kind: Any = getattr(transformers, name)
     model = kind._from_config(kind.config_class(**sizes), dtype=torch.float32).eval()
-    model.requires_grad_(False)  # as after reading a checkpoint: torch chooses other kernels for what may be trained
+    model.requires_grad_(False)  # as after reading a checkpoint: torch chooses other kernels for trainable parameters
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():

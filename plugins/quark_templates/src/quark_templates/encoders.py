@@ -1,6 +1,6 @@
-"""Encoders, alone or before a decoder: of text, of speech, and of images.
+"""Templates of encoders of text, speech and images, alone or in front of a decoder.
 
-In this order: BERT, RoBERTa, DeBERTa, ModernBERT; T5, BART, Whisper; Wav2Vec2; ViT, CLIP and SigLIP.
+They are in this order: BERT, RoBERTa, DeBERTa, ModernBERT; T5, BART, Whisper; Wav2Vec2; ViT, CLIP and SigLIP.
 
 Heads, poolers and patch or frame embeddings stay float: they are small, and their error reaches every output.
 """
@@ -11,7 +11,7 @@ import attrs
 
 from quark.config.architecture import Architecture
 
-# A norm after attention feeds the MLP and the residual stream, so that no scale is taken from one.
+# A norm after attention feeds the MLP and the residual stream, so no scale can be moved from it.
 BERT = Architecture(
     model_type="bert",
     decoder_blocks="bert.encoder.layer",

@@ -1,4 +1,4 @@
-"""Tiny models of the families with random weights, to check the facts about a family."""
+"""Tiny models of the families with random weights. Tests check the facts of a template on them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ _SIZES: dict[str, Any] = {
     **_INDEXER,
     **_LINEAR,
 }
-"""Default sizes of decoders, if the configuration has the name. Groups of 32 divide both widths."""
+"""Name in a decoder's configuration → default size, if the configuration has the name.
+
+Both widths are multiples of 32.
+"""
 
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _UNGROUPED = {"num_key_value_heads": 4}
@@ -143,7 +146,7 @@ _OWN_SIZES: dict[str, dict[str, Any]] = {
     "qwen4_exp": _RUNS_OF_TOKENS,
     "qwen4_exp_text": _RUNS_OF_TOKENS,
 }
-"""Sizes of single families, which replace or extend the default sizes."""
+"""Family → sizes that replace or extend the default sizes."""
 
 _SIGHT = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4}
 _SQUARE = {**_SIGHT, "image_size": 16}
@@ -197,13 +200,13 @@ _BESIDE: dict[str, dict[str, Any]] = {
     "minimax_m3_vl": {"vision_config": _SQUARE, "projector_hidden_size": 32},
     "qwen4_exp": {"vision_config": _PLACED},
 }
-"""Configurations of other parts than the decoder, by family."""
+"""Family → configurations of the parts beside the decoder."""
 
 
 def tiny_model(model_type: str) -> nn.Module:
-    """Return a tiny model of a family that transformers knows, of random weights.
+    """Return a tiny model with random weights, of a family that transformers supports.
 
-    It has two or three blocks, in float32, and is in evaluation mode.
+    The model has two or three blocks. It is in float32 and in evaluation mode.
     """
     import torch
     import transformers
@@ -219,21 +222,21 @@ def tiny_model(model_type: str) -> nn.Module:
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float32) * 0.15 + float(parameter.ndim == 1))
         for name, table in model.named_buffers():
-            if name.endswith("tid2eid"):  # which experts a token goes to, chosen by its number
+            if name.endswith("tid2eid"):  # the experts of each token, chosen by the token id
                 table.copy_((torch.arange(len(table))[:, None] + torch.arange(table.shape[1])) % EXPERTS)
     tiny: nn.Module = model
     return tiny
 
 
 def config_of(model_type: str) -> Any:
-    """Return the configuration of that model."""
+    """Return the transformers configuration of the tiny model of a family."""
     from transformers import AutoConfig
 
     return AutoConfig.for_model(model_type, **sizes_of(model_type))
 
 
 def sizes_of(model_type: str) -> dict[str, Any]:
-    """Return the arguments of that configuration."""
+    """Return the arguments for the configuration of the tiny model of a family."""
     from transformers import AutoConfig
 
     text = AutoConfig.for_model(model_type).get_text_config()
@@ -241,4 +244,4 @@ def sizes_of(model_type: str) -> dict[str, Any]:
     sizes = {name: size for name, size in _SIZES.items() if name in known} | _OWN_SIZES.get(model_type, {})
     if model_type in _BESIDE:
         sizes = {"text_config": sizes, **_BESIDE[model_type]}
-    return copy.deepcopy(sizes)  # configurations write into what they are given
+    return copy.deepcopy(sizes)  # configurations change their arguments

@@ -1,6 +1,6 @@
-"""Separate experts for families with fused experts outside transformers' experts interface.
+"""Functions that separate fused experts of families which do not use transformers' experts interface.
 
-They are `Architecture.expert_parts`.
+Templates refer to them as `Architecture.expert_parts`.
 
 An expert computes ``down(act(gate(x)) * up(x))`` with the activation of the module. Matrices are views of the
 fused parameters.
@@ -21,12 +21,12 @@ _ACTIVATIONS = ("act_fn", "activation_fn")
 
 
 def sorted_experts(module: nn.Module, names: Sequence[str]) -> ExpertParts | None:
-    """Return experts with ``gate_up_proj`` ``[E, H, 2 I]``, gate first, and ``down_proj`` ``[E, I, H]``.
+    """Return the separate experts of a module with fused parameters, or None for another module.
 
-    None for another module.
+    ``gate_up_proj`` has the shape ``[E, H, 2 I]``, gate first; ``down_proj`` has the shape ``[E, I, H]``.
 
-    The module is called with every token once per expert, ``[E · tokens, H]``, already multiplied by the
-    router's weight, which is zero for tokens that the expert does not get.
+    The input of the module has every token once per expert, ``[E · tokens, H]``, already multiplied by the
+    router's weight. This weight is zero if the token is not routed to the expert.
     """
     fused, activation = [module._parameters.get(name) for name in ("gate_up_proj", "down_proj")], _activation(module)
     if activation is None or any(p is None or p.ndim != 3 for p in fused):
@@ -37,11 +37,12 @@ def sorted_experts(module: nn.Module, names: Sequence[str]) -> ExpertParts | Non
 
 
 def stacked_experts(module: nn.Module, names: Sequence[str]) -> ExpertParts | None:
-    """Return experts with one parameter ``[E · I, H]`` per projection, in the module or one below it.
+    """Return the separate experts of a module with one stacked parameter per projection, or None for another.
 
-    None for another module.
+    The parameters have the shape ``[E · I, H]``. They may belong to a submodule.
 
-    As in the interface, the module is called with tokens, indices and weights.
+    The module is called with tokens, expert indices and router weights, as in transformers' experts
+    interface.
     """
     count, activation = getattr(module, "num_experts", None), _activation(module)
     own = {name.rpartition(".")[2]: p for name, p in module.named_parameters()}
@@ -52,7 +53,7 @@ def stacked_experts(module: nn.Module, names: Sequence[str]) -> ExpertParts | No
 
 
 def _activation(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
-    """Return the activation function of the module, or of the module with its matrices."""
+    """Return the activation function of ``module`` or of a submodule, or None if there is none."""
     functions = (getattr(m, name) for m in module.modules() for name in _ACTIVATIONS if hasattr(m, name))
     return next(functions, None)
 
@@ -63,11 +64,13 @@ def _activated(activation: Callable[[Tensor], Tensor], outputs: Sequence[Tensor]
 
 
 class SeparateSortedExperts(SeparateExperts):
-    """Separate experts for a mixture that is called with every token once per expert.
+    """Separate experts for a mixture whose input has every token once per expert.
 
-    Tokens are weighted by the router, and zero if not routed.
+    The tokens are multiplied by the router's weights, so they are zero for experts to which they are not
+    routed.
 
-    An expert runs on the tokens that are not zero; without biases, the output of a zero token is zero.
+    An expert computes only the tokens that are not zero. Experts have no biases, so the output of a zero
+    token is zero.
     """
 
     def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
@@ -77,13 +80,13 @@ class SeparateSortedExperts(SeparateExperts):
             hidden_states: ``[experts · tokens, hidden]``, expert by expert.
 
         Returns:
-            A tensor of the same shape; zero for zero tokens.
+            A tensor of the same shape. It is zero for zero tokens.
         """
         tokens = hidden_states.view(len(self._modules), -1, hidden_states.shape[-1])
         routed = tokens.ne(0).any(-1)
         result = torch.zeros_like(tokens)
-        # The router weights of experts that are not chosen are not known here: other experts see the sum of
-        # the weighted tokens.
+        # The router weights of experts that were not chosen are unknown here. If calibration shows all tokens
+        # to all experts, these experts get the sum of the weighted tokens.
         shown = tokens.sum(0) if self.shows_all else None
         for index in range(len(self._modules)) if self.shows_all else routed.any(1).nonzero().flatten().tolist():
             expert, is_routed = self._modules[str(index)], routed[index]

@@ -1,6 +1,6 @@
-"""Gemma and Muse: Llama's block with other norms.
+"""Templates of Gemma and Muse, which have Llama's block with other norms.
 
-Norms multiply by 1 + weight until Gemma 3. From Gemma 2 on, norms are before and after attention and MLP.
+Up to Gemma 3, norms multiply by 1 + weight. Since Gemma 2, norms are before and after attention and MLP.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""GLM: ChatGLM (its own code), GLM-4 (transformers), and mixtures since GLM-4.5 (DeepSeek's forms)."""
+"""Templates of GLM: ChatGLM (its own code), GLM-4 (transformers), and the mixtures since GLM-4.5."""
 
 from __future__ import annotations
 
@@ -106,5 +106,5 @@ GLM5_NEXT = attrs.evolve(
         "*lm_head*",
         "model.language_model.layers.45.*",
     ),
-    unsupported={"rotation.r1": "its residual stream is several streams, mixed with weights that depend on the data"},
+    unsupported={"rotation.r1": "it has several residual streams, mixed with weights that depend on the data"},
 )

@@ -1,6 +1,6 @@
-"""GPT and its contemporaries: LayerNorm and ungated MLPs.
+"""Templates of GPT and its contemporaries, which have LayerNorm and ungated MLPs.
 
-GPT-OSS, with Llama's attention and a mixture, is here too.
+This file also has GPT-OSS, which has Llama's attention and a mixture of experts.
 """
 
 from __future__ import annotations

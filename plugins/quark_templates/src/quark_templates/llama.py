@@ -1,8 +1,8 @@
-"""Families with Llama's block: RMSNorm, grouped-query attention, gated MLP, no biases; and what differs.
+"""Templates of families with Llama's block (RMSNorm, grouped-query attention, gated MLP) or a variant of it.
 
-In this order: Meta's Llama and vision-language models with its decoder; SmolLM3, Helium, Seed-OSS, Hunyuan,
-Instella, StableLM, EXAONE, Arcee, Apertus, Nemotron, StarCoder2; Mistral and Mixtral; OLMo; Granite; Command
-(Cohere); ERNIE; LFM2; Phi.
+They are in this order: Meta's Llama and vision-language models with its decoder; SmolLM3, Helium, Seed-OSS,
+Hunyuan, Instella, StableLM, EXAONE, Arcee, Apertus, Nemotron, StarCoder2; Mistral and Mixtral; OLMo; Granite;
+Command (Cohere); ERNIE; LFM2; Phi.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ LLAMA = attrs.evolve(LLAMA_LIKE, model_type="llama", algorithm_defaults={"autosm
 
 LLAVA = attrs.evolve(LLAMA_LIKE, **BEHIND_VISION_TOWER, model_type="llava", inserted_embeddings="model.multi_modal_projector.linear_2")
 
-# Decoder blocks with cross-attention to an image lie among the others; text alone does not pass them. AMD
-# Quark's exclusions leave the vision model's layers to be quantized: static scales of these, and of
-# cross-attention, need calibration data with images.
+# Some decoder blocks have cross-attention to an image; text without an image skips them. AMD Quark's
+# exclusions do not contain the vision model's layers, so these are quantized. Static scales of these layers
+# and of cross-attention need calibration data with images.
 MLLAMA = attrs.evolve(
     LLAMA_LIKE,
     **LANGUAGE_MODEL,

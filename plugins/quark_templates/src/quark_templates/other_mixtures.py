@@ -1,4 +1,4 @@
-"""Mixtures of experts with unusual names: DBRX, Grok-1, MiniMax."""
+"""Templates of mixture-of-experts models with unusual names: DBRX, Grok-1 and MiniMax."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DBRX = attrs.evolve(
     key_projections=(),
     value_projections=(),
     attention_norm="norm_attn_norm.norm_1",
-    attention_value=None,  # queries, keys and values are clipped, so a scale does not pass
+    attention_value=None,  # queries, keys and values are clipped, so no scale can be moved through them
     mlp_norm="norm_attn_norm.norm_2",
     experts="ffn.experts",
     expert_parts="quark_templates.fused_experts:stacked_experts",
@@ -94,8 +94,8 @@ MINIMAX_M3_VL = attrs.evolve(
     },
     model_type="minimax_m3_vl",
     key_norms="self_attn.k_norm",
-    # In blocks with an indexer that reads the normed input as well, attention_inputs are not all that the
-    # norm feeds.
+    # In some blocks an indexer also reads the output of the norm, so attention_inputs are not all layers that
+    # the norm feeds.
     attention_norm=None,
     mlp_inputs="mlp.gate_up_proj",
     mlp_output="mlp.down_proj",

@@ -1,6 +1,6 @@
-"""The templates of this distribution, a row for each model family.
+"""The records of the templates, with one row for each model family.
 
-Rows are grouped by the way tests check them.
+The rows are grouped by the way in which tests check the families.
 
 To add a family, write its `Architecture` into the file of its lineage and add a row here. If the default
 sizes do not build a tiny model, add sizes to `quark_templates.examples`.
@@ -20,9 +20,9 @@ _TINY_MODEL = "quark_templates.examples:tiny_model"
 
 
 def _records(*rows: tuple[str, str, str], example: str | None = _TINY_MODEL) -> dict[str, TemplateRecord]:
-    """Return records by model type.
+    """Return a dictionary from model type to record.
 
-    A row is the model type, the models of the family, and a reference to the architecture.
+    A row has the model type, the models of the family, and a reference to the architecture.
     """
     return {name: TemplateRecord(name=name, summary=summary, architecture=reference, example=example) for name, summary, reference in rows}
 
@@ -166,6 +166,6 @@ ENCODERS = _records(
 
 @hookimpl
 def quark_register_templates() -> Iterator[TemplateRecord]:
-    """Yield one record per family."""
+    """Yield the record of each model family."""
     for group in (DENSE, MIXTURES, REMOTE_CODE, CONVOLUTIONAL, MULTIMODAL, OWN_FORMS, TEXT_PARTS, ENCODERS):
         yield from group.values()

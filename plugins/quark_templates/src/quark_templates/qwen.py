@@ -1,4 +1,4 @@
-"""Qwen, from the first to Qwen4, and InternVL, whose decoder is Qwen's."""
+"""Templates of Qwen, from the first to Qwen4, and of InternVL, which has Qwen's decoder."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ QWEN3_5 = attrs.evolve(
 )
 QWEN3_5_TEXT = attrs.evolve(QWEN3_5, **TEXT_ONLY, model_type="qwen3_5_text", exclude_layers_name=("lm_head", "*mtp*"))
 
-# Of the decoder, AMD Quark's template quantizes the routed experts alone.
+# In the decoder, AMD Quark's template quantizes only the routed experts.
 QWEN3_5_MOE = attrs.evolve(
     MIXTURE,
     **LANGUAGE_MODEL,
@@ -169,7 +169,7 @@ QWEN4_EXP = attrs.evolve(
         "*.ple.*",
     ),
     algorithm_defaults={},
-    unsupported={"rotation.r1": "its residual stream is several streams, mixed with weights that depend on the data"},
+    unsupported={"rotation.r1": "it has several residual streams, mixed with weights that depend on the data"},
 )
 QWEN4_EXP_TEXT = attrs.evolve(QWEN4_EXP, **TEXT_ONLY | {"final_norm": None}, model_type="qwen4_exp_text")
 

@@ -1,4 +1,4 @@
-"""A plugin of vLLM that serves checkpoints of every scheme, also if vLLM itself does not load them."""
+"""A plugin of vLLM that serves checkpoints of every scheme, even if vLLM itself cannot load them."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ __all__ = ["register"]
 
 def register() -> None:
     """Register the quantization methods with vLLM, which calls this in each of its processes."""
-    import quark_vllm.quantization  # noqa: F401 - registers them
+    import quark_vllm.quantization  # noqa: F401 - the import registers the methods

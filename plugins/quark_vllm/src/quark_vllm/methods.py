@@ -1,7 +1,8 @@
 """Quantization methods for vLLM that compute with quark's layers.
 
-vLLM creates a layer, loads its tensors and asks its method to process them. Here the tensors that vLLM loads
-are empty; the method takes the weights from the `ServedModel`.
+vLLM creates a layer, loads its tensors and asks its method to process them. The layers here have empty
+parameters, which drop the tensors that vLLM loads. The method gets the weights from the `ServedModel`
+instead.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ _STAND_INS = "quark_stand_ins"
 
 
 def _stand_in(layer: nn.Module, stored: Mapping[str, torch.dtype]) -> None:
-    """Give a layer empty parameters, which accept and drop whatever vLLM loads."""
+    """Give a layer empty parameters, which accept any tensor that vLLM loads and drop it.
+
+    ``stored`` maps the name of a parameter to its dtype.
+    """
     setattr(layer, _STAND_INS, tuple(stored))
     for name, dtype in stored.items():
         parameter = nn.Parameter(torch.empty(0, dtype=dtype), requires_grad=False)
@@ -42,7 +46,7 @@ def _stand_in(layer: nn.Module, stored: Mapping[str, torch.dtype]) -> None:
 
 
 def _without_stand_ins(layer: nn.Module) -> torch.device:
-    """Remove the empty parameters, and return the device of the layer."""
+    """Remove the empty parameters of a layer, and return the device of the layer."""
     device = torch.get_default_device()
     for name in getattr(layer, _STAND_INS):
         device = layer._parameters.pop(name).device  # type: ignore[union-attr]
@@ -50,11 +54,11 @@ def _without_stand_ins(layer: nn.Module) -> torch.device:
 
 
 class ServedLinear(LinearMethodBase):
-    """Computes a linear layer of vLLM with the checkpoint's layers that form it.
+    """Computes a linear layer of vLLM with one or several layers of the checkpoint.
 
     Args:
         served: The checkpoint.
-        parts: The layers, by name.
+        parts: The checkpoint's layers that form the linear layer: name → layer.
     """
 
     def __init__(self, served: ServedModel, parts: Mapping[str, nn.Module]) -> None:
@@ -99,7 +103,7 @@ class ServedLinear(LinearMethodBase):
             self._product = UnquantizedLinearMethod()
             self._product.process_weights_after_loading(layer)
             for part in layers:
-                part._parameters.clear()  # `layer` has copies
+                part._parameters.clear()  # ``layer`` has copies of these parameters
             if reads_all:
                 self._announce(layer, Operation(shared, self._columns, self._dtype))
             return
@@ -119,9 +123,10 @@ class ServedLinear(LinearMethodBase):
         announce(layer.prefix, operation)
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Return the output: vLLM's product with the quantized input, or the outputs of the parts.
+        """Return the output of the layer.
 
-        The parts include the bias.
+        The result is vLLM's matrix product with the quantized input, or the outputs of the parts. The parts
+        add the bias themselves.
         """
         if self._gathers:
             x = tensor_model_parallel_all_gather(x)
@@ -131,7 +136,7 @@ class ServedLinear(LinearMethodBase):
 
 
 def _stacked(layer: Any, parts: list[nn.Module], sizes: list[int]) -> tuple[list[nn.Module], list[slice]]:
-    """Return the layer and the rows of each part of a vLLM layer."""
+    """Return the checkpoint's layer, and its rows on this rank, for each part of a vLLM layer."""
     widths = [_everything(part)[0].stop for part in parts]
     if len(parts) == len(sizes):
         rows = [rows_of_rank([w], [s], layer.tp_rank, layer.tp_size)[0] for w, s in zip(widths, sizes, strict=True)]
@@ -148,7 +153,7 @@ def _stacked(layer: Any, parts: list[nn.Module], sizes: list[int]) -> tuple[list
 
 
 def _everything(layer: Any) -> tuple[slice, slice]:
-    """Return all rows and columns of the weight of a layer, `Packed` or not."""
+    """Return slices of all rows and of all columns of a layer's weight. The layer may be `Packed`."""
     if isinstance(layer, PackedLayer):
         shape: Any = layer.weight_shape
     else:
@@ -162,8 +167,8 @@ class ServedEmbedding(QuantizeMethodBase):
 
     Args:
         served: The checkpoint.
-        is_embedding: Whether it looks up tokens. Models with tied embeddings also ask it for logits; these
-            come from the checkpoint's head.
+        is_embedding: Whether the layer looks up tokens. A model with tied embeddings also asks this layer for
+            logits; the checkpoint's output head computes them.
     """
 
     def __init__(self, served: ServedModel, *, is_embedding: bool) -> None:
@@ -175,7 +180,7 @@ class ServedEmbedding(QuantizeMethodBase):
         _stand_in(layer, {k: dtype for k, dtype in self._served.stored.get(self._name, {}).items() if k != "bias"})
 
     def tie_weights(self, layer: nn.Module, embed_tokens: nn.Module) -> nn.Module:
-        """Return the embedding if the checkpoint ties its head to it, else the head itself."""
+        """Return ``embed_tokens`` if the checkpoint ties its output head to its embedding, else ``layer``."""
         return embed_tokens if have_same_weight(self._served.head, self._served.embedding) else layer
 
     def process_weights_after_loading(self, layer: Any) -> None:
@@ -188,29 +193,29 @@ class ServedEmbedding(QuantizeMethodBase):
             announce(f"{self._name} as embedding", self._lookup)
         layer.quark_head = cut_layer(self._served.head, *own, **options)
         if self._is_embedding and have_same_weight(self._served.head, self._served.embedding):
-            share_codes(layer.quark_head, layer.quark_lookup)  # one weight in memory
+            share_codes(layer.quark_head, layer.quark_lookup)  # both use one weight in memory
         padding = rows - (own[0].stop - own[0].start)
         self._head = Operation(lambda x: functional.pad(layer.quark_head(x), (0, padding)), rows, self._dtype)
         announce(f"{self._name} as head", self._head)
 
     def embedding(self, layer: Any, ids: Tensor) -> Tensor:
-        """Return the rows of tokens."""
+        """Return the embeddings of token ids."""
         return call(f"{self._name} as embedding", ids)
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Return logits."""
+        """Return the logits of hidden states."""
         return call(f"{self._name} as head", x)
 
 
 class ServedExperts(FusedMoEMethodBase):
-    """Computes a mixture of experts of vLLM with the checkpoint's layers, expert by expert.
+    """Computes a mixture-of-experts layer of vLLM with the checkpoint's layers, expert by expert.
 
     Each rank has the same number of whole experts.
 
     Args:
         served: The checkpoint.
-        mixture: The mixture.
-        moe: vLLM's configuration of the mixture.
+        mixture: The mixture-of-experts layer of the checkpoint.
+        moe: vLLM's configuration of the mixture-of-experts layer.
     """
 
     def __init__(self, served: ServedModel, mixture: nn.Module, moe: Any) -> None:
@@ -242,7 +247,7 @@ class ServedExperts(FusedMoEMethodBase):
         layer.quark_mixture = mixture
 
     def get_fused_moe_quant_config(self, layer: Any) -> None:
-        """Return None: no kernel of vLLM is called."""
+        """Return None, because no kernel of vLLM is called."""
 
     def apply(
         self, layer: Any, x: Tensor, topk_weights: Tensor, topk_ids: Tensor, shared_experts: Any, shared_experts_input: Tensor | None
@@ -254,12 +259,12 @@ class ServedExperts(FusedMoEMethodBase):
 class ServedAttention(BaseKVCacheMethod):
     """Rotates and quantizes keys and values for vLLM's cache, like quark's attention.
 
-    An FP8 cache of vLLM gets the scales of the checkpoint. Another cache is simulated, and vLLM's own stays
-    float.
+    An FP8 cache of vLLM gets the scales of the checkpoint. Any other quantized cache is simulated: keys and
+    values are quantized and dequantized, and vLLM stores them in floating point.
 
     Args:
         config: vLLM's configuration of the quantization.
-        states: The functions of quark's attention.
+        states: The functions that quark's attention applies to queries, keys and values.
     """
 
     def __init__(self, config: Any, states: CachedStates) -> None:

@@ -1,4 +1,7 @@
-"""The torch operator for all layers: a compiled model calls it instead of tracing a number format."""
+"""The torch operator that runs quark's layers.
+
+A compiled model calls it instead of tracing a number format.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,14 @@ __all__ = ["Operation", "announce", "call"]
 
 @attrs.define(eq=False, slots=False)
 class Operation:
-    """A function that a compiled model calls by name: one tensor in, one out.
+    """A function that a compiled model calls by name. It has one tensor as input and one as output.
 
     Attributes:
-        function: Returns a new tensor, ``[…, width]``.
-        width: Size of the result's last axis.
+        function: The function. It returns a new tensor ``[…, width]``.
+        width: Size of the last axis of the result.
         dtype: Dtype of the result.
-        adds_axis: Whether this axis is added to the input's axes, as in a lookup, instead of replacing the
-            last.
+        adds_axis: Whether the result has one axis more than the input, as in a lookup. Otherwise, the last
+            axis of the input is replaced.
     """
 
     function: Callable[[Tensor], Tensor]
@@ -34,12 +37,15 @@ _OPERATIONS: WeakValueDictionary[str, Operation] = WeakValueDictionary()
 
 
 def announce(name: str, operation: Operation) -> None:
-    """Register an operation for `call` under a unique name while a reference exists."""
+    """Register an operation under a unique name, so that `call` can run it.
+
+    The operation stays registered as long as something else references it.
+    """
     _OPERATIONS[name] = operation
 
 
 def call(name: str, x: Tensor) -> Tensor:
-    """Run an operation by name and return its result."""
+    """Run the operation that is registered as ``name`` on ``x``, and return the result."""
     result: Tensor = torch.ops.quark_vllm.call(x, name)
     return result
 

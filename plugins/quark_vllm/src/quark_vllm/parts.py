@@ -1,4 +1,4 @@
-"""Parts of quantized layers: the rows and columns of a weight on one rank."""
+"""Functions that cut quantized layers into the rows and columns that one rank has."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ __all__ = ["cut_layer", "cut_weight", "reads_whole_input", "rows_of_rank", "shar
 
 
 def rows_of_rank(widths: Sequence[int], sizes: Sequence[int], rank: int, ranks: int) -> list[slice]:
-    """Return the rows of a stacked weight on one rank, one slice for each part.
+    """Return the rows of a stacked weight that one rank has, as one slice for each part.
 
     Args:
-        widths: Rows of each part on all ranks together.
-        sizes: Rows of each part on one rank. If they exceed the part's share for one rank, several ranks have
-            the same rows, as for key-value heads.
-        rank: The rank.
+        widths: Number of rows of each part on all ranks together.
+        sizes: Number of rows of each part on one rank. If this is more than the rows divided by the ranks,
+            several ranks have the same rows, as for key-value heads.
+        rank: Index of the rank.
         ranks: The number of ranks.
     """
     starts = [0, *accumulate(widths)]
@@ -35,14 +35,14 @@ def rows_of_rank(widths: Sequence[int], sizes: Sequence[int], rank: int, ranks: 
 
 
 def reads_whole_input(layer: nn.Module) -> bool:
-    """Return whether a layer needs its whole input: to rotate or quantize it, or for a branch."""
+    """Return whether a layer needs its whole input, in order to rotate or quantize it, or for a branch."""
     return bool(layer._forward_pre_hooks) or any(getattr(layer, name, None) is not None for name in ("input_quantizer", "branch"))
 
 
 def shared_input(layers: Sequence[nn.Module]) -> Callable[[Tensor], Tensor] | None:
-    """Return the common input function of layers; their outputs are products with its result.
+    """Return the function that all layers apply to their input before the matrix product.
 
-    It rotates, quantizes, and selects columns. None if the layers have different input functions, change
+    It rotates, quantizes, and selects columns. Return None if the layers apply different functions, change
     their outputs, or are not linear.
     """
     first, *others = layers
@@ -64,23 +64,26 @@ def shared_input(layers: Sequence[nn.Module]) -> Callable[[Tensor], Tensor] | No
 
 
 def _of_input(layer: nn.Module) -> object:
-    """Return the object that quantizes a layer's input, shared by layers with equal dynamic scales."""
+    """Return the object that quantizes a layer's input.
+
+    Layers with equal dynamic scales share this object.
+    """
     module: Any = getattr(layer, "input_quantizer", None)
     return module.quantizer if isinstance(module, QuantizerModule) and not module.is_static else module
 
 
 @torch.no_grad()
 def cut_layer(layer: nn.Module, rows: slice, columns: slice, *, keeps_codes: bool, dtype: torch.dtype, device: torch.device) -> nn.Module:
-    """Return a layer with some rows and columns of another layer's weight; that layer does not change.
+    """Return a new layer with some rows and columns of the weight of ``layer``. ``layer`` does not change.
 
-    It takes the whole input if `reads_whole_input`, else only the input of its columns.
+    The new layer reads the whole input if `reads_whole_input`, otherwise only the channels of its columns.
 
     Args:
-        layer: A linear layer or an embedding, float, quantized, or `Packed`.
-        rows: Output channels, or tokens of an embedding.
-        columns: Input channels.
-        keeps_codes: Whether the weight stays packed, if possible.
-        dtype: Dtype of the weight's values and the bias.
+        layer: A linear layer or an embedding. It may be float, quantized, or `Packed`.
+        rows: Output channels of a linear layer, or tokens of an embedding.
+        columns: Input channels of a linear layer.
+        keeps_codes: Whether the weight stays packed if possible.
+        dtype: Dtype of the values of the weight and of the bias.
         device: Device of the result.
 
     Raises:
@@ -104,7 +107,7 @@ def cut_layer(layer: nn.Module, rows: slice, columns: slice, *, keeps_codes: boo
         part.out_features, part.in_features = rows.stop - rows.start, columns.stop - columns.start
         if part.in_features < whole.in_features and reads_whole_input(part):
             _take_columns(part, columns)
-    if isinstance(part, nn.Embedding):  # a class that multiplies the rows by a constant; vLLM's models do so themselves
+    if isinstance(part, nn.Embedding):  # the class may multiply the rows by a constant, but vLLM's models do this themselves
         part.__class__ = QuantEmbedding if isinstance(part, QuantEmbedding) else nn.Embedding
     if packed is not None:
         part = runs_from_codes(part, attrs.evolve(packed, dtype=dtype))
@@ -116,7 +119,7 @@ def _parameter(values: Tensor, dtype: torch.dtype) -> nn.Parameter:
 
 
 def _take_columns(layer: nn.Module, columns: slice) -> None:
-    """Let a layer multiply only some channels of its rotated and quantized input."""
+    """Change a layer so that it uses only the channels ``columns`` of its rotated and quantized input."""
     quantizer: Any = getattr(layer, "input_quantizer", None)
     taken = _Columns(columns)
     if quantizer is not None or getattr(layer, "branch", None) is not None:
@@ -126,7 +129,10 @@ def _take_columns(layer: nn.Module, columns: slice) -> None:
 
 
 class _BranchPart(Branch):
-    """One rank's rows of a branch; if ranks divide the columns, only the first rank adds the branch."""
+    """The rows of a branch on one rank.
+
+    If ranks divide the columns of the weight, only the first rank adds it.
+    """
 
     def __init__(self, branch: Branch, rows: slice, *, adds: bool) -> None:
         super().__init__()
@@ -152,16 +158,16 @@ class _Columns(nn.Module):
 
 @torch.no_grad()
 def cut_weight(weight: PackedWeight, rows: slice, columns: slice) -> PackedWeight | None:
-    """Return some rows and columns of a weight, packed.
+    """Return some rows and columns of a packed weight, as a packed weight.
 
-    None if codes or scales cannot be cut there.
+    Return None if the codes or scales cannot be cut at these rows and columns.
     """
     if (rows, columns) == (slice(0, weight.shape[0]), slice(0, weight.shape[1])):
         return weight
     try:
         part = _cut_columns(weight.part(rows), columns)
         return part if torch.equal(part.values(), weight.values()[rows, columns]) else None
-    except Exception:  # whatever a format does with rows or columns that its groups do not divide
+    except Exception:  # a format may raise any error if its groups do not divide these rows or columns
         return None
 
 

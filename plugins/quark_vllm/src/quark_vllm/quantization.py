@@ -1,6 +1,6 @@
-"""vLLM configurations that serve checkpoints.
+"""Quantization configurations for vLLM that serve checkpoints of quark.
 
-They are ``quark_simulate``, ``quark_packed``, and ``quark_mixed``.
+Their names are ``quark_simulate``, ``quark_packed`` and ``quark_mixed``.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ __all__ = ["QuarkMixed", "QuarkPacked", "QuarkSimulate"]
 
 @register_quantization_config("quark_simulate")
 class QuarkSimulate(QuantizationConfig):
-    """Serves checkpoints whose weights are unpacked once.
+    """Serves checkpoints by unpacking their weights once, when vLLM loads the model.
 
-    By default, it takes quark checkpoints that vLLM itself does not load.
+    By default, vLLM uses this configuration for quark checkpoints that vLLM itself cannot load.
     """
 
     name: ClassVar[str] = "quark_simulate"
@@ -51,7 +51,7 @@ class QuarkSimulate(QuantizationConfig):
 
     @classmethod
     def override_quantization_method(cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, hf_config: Any = None, **_: Any) -> Any:
-        """Return the name of this method for checkpoints that it takes, else None."""
+        """Return the name of this method if it serves the checkpoint, else None."""
         if user_quant is None and hf_quant_cfg.get("quant_method") == "quark":
             support = _support_by_vllm(str(hf_config.name_or_path))
             chosen = None if support.loads else QuarkMixed if support.own_layers else QuarkSimulate
@@ -60,7 +60,7 @@ class QuarkSimulate(QuantizationConfig):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> QuarkSimulate:
-        """Return the configuration; the checkpoint is read later."""
+        """Return a new configuration. The checkpoint is read later."""
         return cls()
 
     def get_name(self) -> Any:
@@ -78,16 +78,16 @@ class QuarkSimulate(QuantizationConfig):
         return []
 
     def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
-        """Remember the checkpoint."""
+        """Store which checkpoint to serve."""
         self._served = ServedModel(directory_of(model_name, revision), self.keeps_codes)
 
     def apply_vllm_mapper(self, hf_to_vllm_mapper: WeightsMapper) -> None:
-        """Remember vLLM's names of modules."""
+        """Store how vLLM renames modules."""
         self.served.renamed = lambda name: (hf_to_vllm_mapper.apply_list([name]) or [name])[0]
 
     @property
     def served(self) -> ServedModel:
-        """The checkpoint."""
+        """The served checkpoint."""
         assert self._served is not None
         self._served.fused = self.packed_modules_mapping
         return self._served
@@ -98,11 +98,11 @@ class QuarkSimulate(QuantizationConfig):
         return WeightsMapper(orig_to_new_regex={re.compile(f"^(?:{names})$"): None} if names else {})
 
     def dropped(self) -> Iterable[str]:
-        """Return the names of stored tensors that no layer of vLLM takes."""
+        """Return the names of stored tensors that no layer of vLLM loads."""
         return self.served.unread()
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> QuantizeMethodBase | None:
-        """Return the method of a layer; vLLM's own for a float layer."""
+        """Return the method that computes a layer. For a float layer, this is vLLM's own method."""
         if isinstance(layer, LinearBase):
             parts = self.served.parts(prefix)
             return ServedLinear(self.served, parts) if parts else UnquantizedLinearMethod()
@@ -120,7 +120,7 @@ class QuarkSimulate(QuantizationConfig):
 
 @register_quantization_config("quark_packed")
 class QuarkPacked(QuarkSimulate):
-    """Serves checkpoints with packed weights in memory; each forward unpacks them."""
+    """Serves checkpoints with packed weights in memory. Each forward pass unpacks them."""
 
     name = "quark_packed"
     keeps_codes = True
@@ -128,9 +128,10 @@ class QuarkPacked(QuarkSimulate):
 
 @register_quantization_config("quark_mixed")
 class QuarkMixed(QuarkSimulate):
-    """Serves checkpoints with vLLM's kernels if they exist, and simulates the other layers.
+    """Serves checkpoints with vLLM's kernels for the layers that have one, and simulates the other layers.
 
-    By default, it takes quark checkpoints that vLLM alone refuses.
+    By default, vLLM uses this configuration for quark checkpoints of which vLLM alone can load only some
+    layers.
     """
 
     name = "quark_mixed"
@@ -148,7 +149,7 @@ class QuarkMixed(QuarkSimulate):
         self._own_layers = _support_by_vllm(model_name, revision).own_layers
 
     def dropped(self) -> Iterable[str]:
-        # vLLM's own layers take no scales of the cache, which `ServedAttention` has already.
+        # vLLM's own layers do not load the scales of the cache; `ServedAttention` has them already.
         return [*super().dropped(), *self.served.output_scales(self._own_layers)]
 
     def apply_vllm_mapper(self, hf_to_vllm_mapper: WeightsMapper) -> None:
@@ -170,12 +171,12 @@ class QuarkMixed(QuarkSimulate):
 
 @lru_cache(maxsize=8)
 def _support_by_vllm(model: str, revision: str | None = None) -> RuntimeSupport:
-    """Return the support of a checkpoint by vLLM alone, on this machine.
+    """Return how vLLM alone supports a checkpoint on this machine.
 
-    A checkpoint that quark neither wrote nor reads is left to vLLM.
+    If quark neither wrote the checkpoint nor can read it, report that vLLM loads it.
 
     Raises:
-        QuarkError: Quark wrote the checkpoint but cannot read it: it is damaged, or a plugin is missing.
+        QuarkError: Quark wrote the checkpoint but cannot read it. It is damaged, or a plugin is missing.
     """
     runtime = f"vllm_{'rocm' if current_platform.is_rocm() else 'cuda' if current_platform.is_cuda() else 'cpu'}"
     directory = directory_of(model, revision)

@@ -1,6 +1,6 @@
-"""ServedModel: the layers of a checkpoint, as a source for a runtime's layers.
+"""ServedModel: the layers of a checkpoint, from which the layers of a runtime are made.
 
-Quark's own reader reads every layout. Weights stay packed, and a layer is unpacked when the runtime needs it.
+Quark's own reader reads every layout. Weights stay packed until the runtime needs a layer.
 This module imports no runtime.
 """
 
@@ -28,7 +28,10 @@ __all__ = ["CachedStates", "ServedModel", "directory_of"]
 
 
 def directory_of(model: str, revision: str | None = None) -> Path:
-    """Return the directory of a checkpoint, downloaded from the Hugging Face Hub if needed."""
+    """Return the directory of a checkpoint.
+
+    If ``model`` is no directory, download it from the Hugging Face Hub.
+    """
     if not Path(model).is_dir():
         from huggingface_hub import snapshot_download
 
@@ -38,13 +41,13 @@ def directory_of(model: str, revision: str | None = None) -> Path:
 
 @attrs.define(eq=False)
 class ServedModel:
-    """The layers of a checkpoint, by the runtime's names.
+    """The layers of a checkpoint. Methods accept and return the runtime's names of layers.
 
     Attributes:
-        directory: The checkpoint.
+        directory: Directory of the checkpoint.
         keeps_codes: Whether weights stay packed.
-        renamed: Returns the runtime's name of a module for its name in transformers.
-        fused: Last part of a fused layer's name → last parts of its parts' names.
+        renamed: Function that converts transformers' name of a module to the runtime's name.
+        fused: Last part of the name of a fused layer → last parts of the names of the layers in it.
     """
 
     directory: Path
@@ -54,10 +57,10 @@ class ServedModel:
 
     @cached_property
     def model(self) -> Any:
-        """The model, its quantized layers `Packed`."""
+        """The model of the checkpoint. Its quantized layers are `Packed`."""
         content = packed_content(self.directory)
         for hook in content.model._forward_pre_hooks.values():
-            hook(content.model, ())  # rotations take over their loaded matrices
+            hook(content.model, ())  # the hooks of rotations read the loaded matrices
         if content.config.softmax_quant_spec is not None:
             raise UnsupportedError(
                 f"'{self.directory}' quantizes attention probabilities, which fused kernels never store: quantize it without "
@@ -71,7 +74,7 @@ class ServedModel:
 
     @cached_property
     def stored(self) -> dict[str, dict[str, torch.dtype]]:
-        """Dtype of each stored tensor, by module name, then by the last part of the name."""
+        """Name of a module → last part of a tensor's name → dtype of the stored tensor."""
         owners: dict[str, dict[str, torch.dtype]] = {}
         for name, dtype in self._tensors.items():
             owner, _, leaf = name.rpartition(".")
@@ -80,13 +83,13 @@ class ServedModel:
 
     @cached_property
     def _tensors(self) -> dict[str, torch.dtype]:
-        """The dtype of each stored tensor, by its name in the checkpoint."""
+        """Name of a stored tensor in the checkpoint → dtype."""
         return {name: DTYPES[dtype] for shard in check_shards(self.directory) for name, (dtype, _) in shard.tensors.items()}
 
     def parts(self, name: str) -> dict[str, nn.Module]:
-        """Return the checkpoint's layers that form a layer of the runtime, by name, in order.
+        """Return the checkpoint's layers that form the runtime's layer ``name``, as name → layer, in order.
 
-        Empty if all of them are float, or unknown.
+        The result is empty if all of these layers are float, or if the checkpoint has no such layer.
         """
         holder, dot, last = name.rpartition(".")
         names = [name] if name in self._modules else [f"{holder}{dot}{part}" for part in self.fused.get(last, ())]
@@ -95,13 +98,13 @@ class ServedModel:
         return layers if changed else {}
 
     def experts(self, name: str) -> nn.Module | None:
-        """Return a mixture of experts; None if all of its layers are float."""
+        """Return a mixture-of-experts layer, or None if all layers in it are float."""
         mixture = self._modules.get(name)
         return mixture if mixture is not None and any(isinstance(m, Packed) for m in mixture.modules()) else None
 
     @property
     def embedding(self) -> nn.Module:
-        """The token embeddings."""
+        """The token embedding of the model."""
         return self.model.get_input_embeddings()
 
     @property
@@ -123,14 +126,20 @@ class ServedModel:
                 yield name
 
     def output_scales(self, layers: Container[str]) -> Iterator[str]:
-        """Yield names of stored scales of the outputs of layers, all by their names in the checkpoint."""
+        """Yield the names of the stored output scales of ``layers``.
+
+        All names are those in the checkpoint.
+        """
         for name in self._tensors:
             layer, _, leaf = name.rpartition(".")
             if layer in layers and leaf.startswith("output_"):
                 yield name
 
     def states(self, attention: str) -> CachedStates | None:
-        """Return the functions of queries, keys and values of an attention; None if there is none."""
+        """Return the functions that an attention layer applies to its queries, keys and values.
+
+        Return None if the layer has no such functions.
+        """
         module = self._modules.get(attention)
         if module is None:
             return None
@@ -141,13 +150,13 @@ class ServedModel:
 
 
 _ROUNDED = ("fp8", "int8", "int4", "nvfp4", "turboquant", "ultraquant")
-"""How the names of vLLM's quantized caches begin."""
+"""Prefixes of the names of vLLM's quantized caches."""
 _CACHES = {
     "int8_per_token_head": ("int8", PerToken()),
     "fp8_per_token_head": ("fp8_e4m3", PerToken()),
     "fp8": ("fp8_e4m3", PerTensor()),
 }
-"""Caches of vLLM whose rounding is quark's: format of the elements, and granularity of their scales."""
+"""Cache of vLLM that rounds like quark → format of the elements and granularity of their scales."""
 
 
 def _kind(quantizer: TensorQuantizer) -> tuple[str, Granularity] | None:
@@ -170,11 +179,11 @@ def _of_rank(quantizer: Any, rank: int, ranks: int) -> Any:
 
 @attrs.frozen(eq=False)
 class CachedStates:
-    """Functions of the queries, keys and values of attention, each a callable or None.
+    """The functions that attention applies to queries, keys and values. Each is a callable or None.
 
     Attributes:
-        basis: Rotation of queries and keys of each head.
-        query, key, value: Quantize them, ``[1, heads, tokens, d]``.
+        basis: Rotates the queries and keys of each head.
+        query, key, value: Quantize the queries, keys and values, ``[1, heads, tokens, d]``.
     """
 
     basis: Callable[[Tensor], Tensor] | None
@@ -197,7 +206,7 @@ class CachedStates:
             dtype: vLLM's ``--kv-cache-dtype``.
 
         Raises:
-            UnsupportedError: It rounds them otherwise, so that they would be rounded twice.
+            UnsupportedError: The cache rounds them in another way, so they would be rounded twice.
         """
         quantizers = [function.quantizer for function in (self.key, self.value) if function is not None]
         if not quantizers or not dtype.startswith(_ROUNDED):
@@ -205,13 +214,18 @@ class CachedStates:
         wanted = next((kind for name, kind in _CACHES.items() if dtype.startswith(name)), None)
         if wanted is None or any(_kind(quantizer) != wanted for quantizer in quantizers):
             raise UnsupportedError(
-                f"the checkpoint's cache ({quantizers[0].stored_level.format.name}) has other scales than --kv-cache-dtype {dtype}, which "
-                "would round it a second time. Start vLLM without --kv-cache-dtype, and quark-vllm simulates the checkpoint's cache"
+                f"the checkpoint's KV cache ({quantizers[0].stored_level.format.name}) has other scales than vLLM with --kv-cache-dtype "
+                f"{dtype}, so vLLM would round the cache a second time. Start vLLM without --kv-cache-dtype; quark-vllm then simulates the "
+                "checkpoint's cache"
             )
         return True
 
     def changed(self, x: Tensor, heads: int, state: str) -> Tensor:
-        """Return a state, ``[tokens, heads · d]`` or ``[tokens, heads, d]``, changed, in the same shape."""
+        """Return the queries, keys or values ``x`` after the functions were applied, in the same shape.
+
+        The shape is ``[tokens, heads · d]`` or ``[tokens, heads, d]``. ``state`` is "query", "key" or
+        "value".
+        """
         by_head = x.reshape(len(x), heads, -1).transpose(0, 1)[None]
         basis = self.basis if state != "value" else None
         for function in (basis, getattr(self, state)):

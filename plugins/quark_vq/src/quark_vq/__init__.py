@@ -1,1 +1,1 @@
-"""Vector quantization at 2 and 3 bits: one code for four neighbouring weights, in a learned codebook."""
+"""Vector quantization at 2 and 3 bits: a code of a learned codebook stands for four or two neighbours."""

@@ -16,13 +16,16 @@ from quark_vq.learning import FAR, learned, nearest
 __all__ = ["VQ2", "VQ3", "Codebook", "CodebookPacking", "LearnedCodebook"]
 
 _LANES = 8
-"""Codes of elements that are packed together: with b bits each, they fill b bytes."""
+"""Number of codes that are packed together. With b bits each, they fill b bytes."""
 _LARGEST_ENTRY = float(torch.finfo(torch.float16).max)
 
 
 @attrs.frozen
 class CodebookPacking(Packing):
-    """Codes of ``bits`` bits, eight to as many bytes, scales in bfloat16 and the codebook in float16."""
+    """Packs eight codes of ``bits`` bits into ``bits`` bytes.
+
+    Scales are bfloat16, and the codebook is float16.
+    """
 
     bits: int
 
@@ -51,15 +54,15 @@ class CodebookPacking(Packing):
 
 @attrs.frozen(kw_only=True)
 class Codebook(NumberFormat):
-    """``vector`` neighbouring weights are one of the entries of a codebook that is learned for each weight.
+    """A format in which ``vector`` neighbouring elements are replaced by the nearest entry of a codebook.
 
-    The observer finds the scale, such as the root of the mean square of a channel. Entries are in units of
-    the scale.
+    A codebook is learned for each weight. The observer finds the scale, such as the root mean square of a
+    channel. Entries are in units of the scale.
 
     Attributes:
         name: Registered name.
-        bits: Bits of an element: a codebook has ``2 ** (bits * vector)`` entries.
-        vector: Elements of a vector.
+        bits: Number of bits per element. A codebook has ``2 ** (bits * vector)`` entries.
+        vector: Number of elements of a vector.
     """
 
     name: str
@@ -71,11 +74,11 @@ class Codebook(NumberFormat):
 
     @property
     def table_shape(self) -> tuple[int, ...]:  # type: ignore[override]
-        """``[entries, vector]``."""
+        """Shape of the codebook, ``[entries, vector]``."""
         return (1 << self.bits * self.vector, self.vector)
 
     def max_magnitude(self, spec: QTensorConfig) -> float:
-        """Return 1: a codebook is learned in units of the scale."""
+        """Return 1, since a codebook is learned in units of the scale."""
         return 1.0
 
     def spec_error(self, spec: QTensorConfig) -> str | None:
@@ -90,7 +93,7 @@ class Codebook(NumberFormat):
         limits = torch.finfo(torch.bfloat16)
         size = torch.maximum(-low, high)
         scale = size.clamp(limits.tiny, limits.max).to(torch.bfloat16).float()
-        return QParams(torch.where(size.isfinite(), scale, size))  # an infinite value keeps an infinite scale
+        return QParams(torch.where(size.isfinite(), scale, size))  # the scale of an infinite value stays infinite
 
     def learned_table(self, t: Tensor, importance: Tensor) -> Tensor:
         vectors, weight = t.reshape(-1, self.vector), importance.expand_as(t).reshape(-1, self.vector)
@@ -116,10 +119,10 @@ def _without_entries() -> NotImplementedError:
 
 @attrs.frozen(kw_only=True, eq=False)
 class LearnedCodebook(Codebook):
-    """A `Codebook` with its entries.
+    """A `Codebook` whose entries are learned.
 
     Attributes:
-        entries: ``[entries, vector]``, float32.
+        entries: The entries, float32 ``[entries, vector]``.
     """
 
     entries: Tensor
@@ -149,7 +152,7 @@ class LearnedCodebook(Codebook):
         return self.entries[(parts << shifts).sum(1)].view(codes.shape)
 
     def _numbers(self, t: Tensor) -> Tensor:
-        """Return the number of the nearest entry for each vector."""
+        """Return the index of the nearest entry for each vector."""
         return nearest(t.reshape(-1, self.vector).clamp(-FAR, FAR), self.entries)
 
 

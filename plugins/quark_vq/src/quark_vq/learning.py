@@ -1,6 +1,7 @@
-"""Learns the codebook of a weight by k-means of its vectors, weighted by the importance of each element.
+"""Learns the codebook of a weight by k-means on its vectors.
 
-The only loop is over iterations. Each iteration is a few operations on all vectors.
+The importance of each element weights its error. The only loop is over the iterations of k-means. Each
+iteration is a few operations on all vectors.
 """
 
 from __future__ import annotations
@@ -11,32 +12,38 @@ from torch import Tensor
 __all__ = ["FAR", "SAMPLE", "STEPS", "learned", "nearest"]
 
 SAMPLE = 1 << 15
-"""Largest number of vectors that a codebook is learned from."""
+"""Largest number of vectors from which a codebook is learned."""
 STEPS = 16
-"""Iterations of k-means."""
+"""Number of iterations of k-means."""
 PIECE = 1 << 20
-"""Number of distances that are computed at a time; they fit a second-level cache."""
+"""Number of distances that are computed at a time. They fit into a second-level cache."""
 FAR = 2.0**40
-"""Scaled values are clamped to this magnitude, far beyond all entries, so that products stay finite."""
+"""Magnitude to which scaled values are clamped, so that products stay finite.
+
+It is far beyond all entries.
+"""
 _LEAST = 1e-4
-"""Lowest importance of an element, as a share of the mean, for channels that are always 0."""
+"""Lowest importance of an element, as a fraction of the mean.
+
+Channels that are always 0 have this importance.
+"""
 
 
 def nearest(vectors: Tensor, entries: Tensor) -> Tensor:
-    """Return the number of the nearest of ``entries [K, d]`` for each of ``vectors [n, d]``, int64."""
+    """Return the int64 index of the nearest of ``entries [K, d]`` for each of ``vectors [n, d]``."""
     offset = entries.square().sum(1).mul_(-0.5)
     pieces = vectors.split(max(1, PIECE // len(entries)) if vectors.device.type == "cpu" else max(1, len(vectors)))
     return torch.cat([torch.addmm(offset, piece, entries.t()).argmax(1) for piece in pieces])
 
 
 def learned(vectors: Tensor, importance: Tensor, count: int) -> Tensor:
-    """Return ``count`` entries for vectors, ``[count, d]``, float32, one of them 0.
+    """Return a codebook with ``count`` entries for ``vectors``, float32 ``[count, d]``. One entry is 0.
 
-    The same arguments give the same entries. Elements that are not finite, or whose importance is not, are
-    ignored.
+    The same arguments give the same entries. An element is ignored if its value or its importance is not
+    finite.
 
     Args:
-        vectors: ``[n, d]``, float32.
+        vectors: float32 ``[n, d]``.
         importance: Factor of the squared error of each element, ``[n, d]``, at least 0.
         count: Number of entries.
     """
@@ -59,5 +66,5 @@ def learned(vectors: Tensor, importance: Tensor, count: int) -> Tensor:
         is_empty = total[:, :1] == 0
         place = (is_empty.cumsum(0) - 1).clamp_(min=0).squeeze(1) % len(x)
         entries = torch.where(is_empty, farthest[place], sums / total.clamp(min=least))
-        entries[entries.square().sum(1).argmin()] = 0  # weights that were pruned stay 0
+        entries[entries.square().sum(1).argmin()] = 0  # pruned weights stay 0
     return entries

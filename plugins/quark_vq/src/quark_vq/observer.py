@@ -1,4 +1,4 @@
-"""RMSObserver: the root of the mean square of the values that share a scale, as a range about 0."""
+"""RMSObserver: uses the root mean square of the values that share a scale as a symmetric range."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ __all__ = ["RMSObserver"]
 
 
 class RMSObserver(Observer):
-    """The root of the mean square. Outliers may lie outside: a codebook has entries for them."""
+    """Uses the root mean square as the range.
+
+    Outliers may be outside the range: a codebook has entries for them.
+    """
 
     def __init__(self, spec: QTensorConfig, granularity: Granularity) -> None:
         super().__init__(spec, granularity)

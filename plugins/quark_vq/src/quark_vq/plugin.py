@@ -1,4 +1,4 @@
-"""The plugin of quark-vq: records of two number formats, an observer and their schemes. Imports no torch."""
+"""The plugin of quark-vq: records of two number formats, an observer and schemes. It imports no torch."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from quark.plugins import FormatRecord, ObserverRecord, SchemeRecord, hookimpl
 __all__ = ["QUARK_API", "quark_register_formats", "quark_register_observers", "quark_register_schemes"]
 
 QUARK_API = (2, 2)
-"""Versions of the plugin API that this plugin is written for."""
+"""Versions of the plugin API that this plugin supports."""
 
 
 @hookimpl
 def quark_register_formats() -> Iterator[FormatRecord]:
-    """Yield the number formats."""
+    """Yield the records of the number formats."""
     yield FormatRecord(name="vq2", bits=2, format="quark_vq.codebook:VQ2", summary="four weights, one of 256 learned vectors")
     yield FormatRecord(name="vq3", bits=3, format="quark_vq.codebook:VQ3", summary="two weights, one of 64 learned vectors")
 
 
 @hookimpl
 def quark_register_observers() -> Iterator[ObserverRecord]:
-    """Yield the observer of the scales."""
+    """Yield the record of the observer that finds the scales."""
     yield ObserverRecord(
         name="rms", class_name="RMSObserver", observer="quark_vq.observer:RMSObserver", summary="the root of the mean square, both ways"
     )
@@ -29,7 +29,7 @@ def quark_register_observers() -> Iterator[ObserverRecord]:
 
 @hookimpl
 def quark_register_schemes() -> Iterator[SchemeRecord]:
-    """Yield the schemes."""
+    """Yield the records of the schemes."""
     for bits, vector in ((2, "four"), (3, "two")):
         yield SchemeRecord(
             name=f"vq{bits}",

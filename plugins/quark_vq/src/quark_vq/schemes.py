@@ -1,4 +1,4 @@
-"""The schemes quantize only weights, with a scale for each output channel or for each group of 64 columns."""
+"""Schemes that quantize only weights, with a scale for each output channel or for each group of columns."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from quark.config.tensor import QTensorConfig
 __all__ = ["vq2", "vq2_g64", "vq3", "vq3_g64"]
 
 _GROUP = 64
-"""Columns of a group. The scale is the largest magnitude, so that entries lie near it.
+"""Number of columns in a group. The scale of a group is the largest magnitude in it.
 
-With the root of the mean square as the scale, the few large weights would be far from all entries.
+With the root mean square as the scale, the few large weights of a group would be far from all entries.
 """
 
 
 def vq2() -> QLayerConfig:
-    """Return a configuration of weights in 2-bit codebooks, a scale for each output channel."""
+    """Return a configuration of weights in 2-bit codebooks, with a scale for each output channel."""
     return _per_channel("vq2")
 
 
 def vq3() -> QLayerConfig:
-    """Return a configuration of weights in 3-bit codebooks, a scale for each output channel."""
+    """Return a configuration of weights in 3-bit codebooks, with a scale for each output channel."""
     return _per_channel("vq3")
 
 
 def vq2_g64() -> QLayerConfig:
-    """Return a configuration of weights in 2-bit codebooks, in groups of 64."""
+    """Return a configuration of weights in 2-bit codebooks, with a scale for each group of 64 columns."""
     return _per_group("vq2")
 
 
 def vq3_g64() -> QLayerConfig:
-    """Return a configuration of weights in 3-bit codebooks, in groups of 64."""
+    """Return a configuration of weights in 3-bit codebooks, with a scale for each group of 64 columns."""
     return _per_group("vq3")
 
 

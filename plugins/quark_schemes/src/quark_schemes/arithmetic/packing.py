@@ -1,4 +1,4 @@
-"""Codes ↔ words and bytes of a checkpoint, as pure functions on tensors.
+"""Pure functions that pack codes into the words and bytes of a checkpoint, and unpack them.
 
 Packing and unpacking are exact inverses of each other, for meta tensors too.
 
@@ -32,10 +32,10 @@ __all__ = [
 
 ORDERS = ("reorder", "order")
 _PART = 1 << 19
-"""Codes packed by one thread at a time: less than the second-level cache."""
+"""Number of codes that one thread packs at a time; they fit into the second-level cache."""
 _WORD = 8
 _BYTES = {"order": ((0, 1), (2, 3), (4, 5), (6, 7)), "reorder": ((0, 2), (4, 6), (1, 3), (5, 7))}
-"""Elements in the low and the high nibble of each byte of a word."""
+"""Packing order → for each byte of a word, the indices of the codes in its low and its high nibble."""
 
 
 def check_order(order: str) -> None:
@@ -50,9 +50,9 @@ def pack_nibbles(codes: Tensor, order: str) -> Tensor:
     Missing codes are 0.
 
     Args:
-        codes: int8 or uint8; the low four bits count, so two's complement is kept.
-        order: ``"order"`` puts element *k* of a word in its bits 4k…4k+3; ``"reorder"`` puts elements 0 2 4 6
-            1 3 5 7 there.
+        codes: int8 or uint8. Only the low four bits of each code are packed, in two's complement.
+        order: ``"order"`` puts code *k* of a word into bits 4k to 4k + 3 of the word. ``"reorder"`` fills the
+            same places with the codes 0, 2, 4, 6, 1, 3, 5, 7.
     """
     check_order(order)
     if uses_kernels(codes.device):
@@ -72,11 +72,12 @@ def pack_nibbles(codes: Tensor, order: str) -> Tensor:
 
 
 def pack_nibbles_across(codes: Tensor, order: str) -> Tensor:
-    """Return ``pack_nibbles(codes.T)`` of a matrix ``[O, I]`` without transposing single bytes.
+    """Return ``pack_nibbles(codes.T, order)`` for codes ``[O, I]``, without transposing single bytes.
 
     The result is ``[I, ceil(O / 8)]``.
 
-    It combines rows in place and transposes only the words, an eighth as many as codes.
+    The function combines rows in place and transposes only the words. There are eight times fewer words than
+    codes.
     """
     check_order(order)
     if uses_kernels(codes.device):
@@ -98,7 +99,10 @@ def pack_nibbles_across(codes: Tensor, order: str) -> Tensor:
 
 
 def _combined(nibbles: Tensor, order: str, out: Tensor) -> None:
-    """Write words from bytes ``[n, 8, I]``, one nibble from each of eight rows, to ``out [n, I]``."""
+    """Combine the low nibbles of eight rows into words.
+
+    ``nibbles`` has the shape ``[n, 8, I]``; the words are written to ``out``, ``[n, I]``.
+    """
     for byte, (low, high) in enumerate(_BYTES[order]):
         pair = nibbles[:, high].bitwise_left_shift(4).bitwise_or_(nibbles[:, low]).view(torch.uint8)
         if byte == 0:
@@ -108,9 +112,9 @@ def _combined(nibbles: Tensor, order: str, out: Tensor) -> None:
 
 
 def _by_parts(work: Callable[[slice], object], rows: int, length: int, device: torch.device) -> None:
-    """Call ``work`` on slices of rows of that length, in several threads.
+    """Call ``work`` on slices of ``rows`` rows, in several threads. Each row has ``length`` elements.
 
-    Temporaries of a slice stay in the caches.
+    Slices are so small that their temporary tensors stay in the processor's caches.
     """
     parallel_map(work, row_slices(rows, length, _PART if device.type == "cpu" else rows * length), device)
 
@@ -141,7 +145,8 @@ def unpack_nibbles_across(words: Tensor, order: str, rows: int, *, signed: bool)
         from quark_schemes.kernels.packing import NIBBLES, REORDERED_NIBBLES, unpacked_across
 
         return unpacked_across(words, REORDERED_NIBBLES if order == "reorder" else NIBBLES, rows, signed=signed)
-    # The words are transposed, an eighth as many as codes; each then gives one code to each of eight rows.
+    # Transpose the words: there are eight times fewer words than codes. Each word then gives one code to each
+    # of eight rows.
     lines = words.t().contiguous()
     codes = torch.empty(lines.shape[0], _WORD, lines.shape[1], dtype=torch.int8 if signed else torch.uint8, device=words.device)
 
@@ -158,7 +163,7 @@ def unpack_nibbles_across(words: Tensor, order: str, rows: int, *, signed: bool)
 
 
 def pack_two(codes: Tensor) -> Tensor:
-    """Pack two 4-bit codes to a byte along the last axis, the even one in the low nibble.
+    """Pack two 4-bit codes into a byte along the last axis. The code at an even index is in the low nibble.
 
     ``[…, K] → […, ceil(K / 2)]`` uint8.
     """
@@ -166,8 +171,8 @@ def pack_two(codes: Tensor) -> Tensor:
         from quark_schemes.kernels.packing import PAIRS, packed
 
         return packed(codes, PAIRS)
-    # In two bytes as one little-endian number, the odd code is eight bits above the even one; it must be four
-    # bits above.
+    # Read two bytes as one little-endian number. The odd code is eight bits above the even code in this
+    # number, and must be four bits above it.
     pairs = _whole(codes, 2).contiguous().view(torch.int16)
     result = torch.empty(pairs.shape, dtype=torch.uint8, device=codes.device)
     flat, target = pairs.view(-1), result.view(-1)
@@ -181,10 +186,10 @@ def pack_two(codes: Tensor) -> Tensor:
 
 
 def pack_bits(codes: Tensor, bits: int) -> Tensor:
-    """Pack codes of 2 to 6 bits into bytes along the last axis; missing codes of the last bytes are 0.
+    """Pack codes of 2 to 6 bits into bytes along the last axis. The last bytes are filled up with codes 0.
 
-    Two bits: four codes to a byte, the first in the highest bits. Other sizes: groups of codes that fill
-    whole bytes, little endian. ``[…, K] → […, bits K / 8]`` uint8.
+    Four 2-bit codes share a byte, with the first code in the highest bits. Codes of other sizes form groups
+    that fill whole bytes, little endian. The result is uint8, ``[…, bits K / 8]`` for codes ``[…, K]``.
     """
     if bits == 4:
         return pack_two(codes)
@@ -199,13 +204,14 @@ def pack_bits(codes: Tensor, bits: int) -> Tensor:
 
 
 def _folded(codes: Tensor, bits: int) -> Tensor:
-    """Return the lowest bits of byte-sized codes in sequence, little endian.
+    """Return the lowest ``bits`` bits of byte-sized codes as one sequence of bits, little endian.
 
-    Missing codes of the last eight are 0. ``[…, K] → […, bits ceil(K / 8)]`` uint8.
+    The codes are filled up with 0 to a multiple of eight. ``[…, K] → […, bits ceil(K / 8)]`` uint8.
     """
     # Eight codes are one number. Adjacent fields of 8 bits move together, then fields of 16 and of 32 bits.
     whole = _whole(codes.view(torch.uint8), 8).contiguous()
-    # As one row: torch calls a transposed row of any stride contiguous, but only casts it if the stride is 1.
+    # Use one row: torch calls a transposed row of any stride contiguous, but views it as another dtype only
+    # if the stride is 1.
     eights = whole.view(-1).view(torch.int64).view(*whole.shape[:-1], -1)
     for width in (8, 16, 32):
         used = bits * width // 8
@@ -233,7 +239,7 @@ def unpack_bits(data: Tensor, bits: int, length: int, *, signed: bool) -> Tensor
 
 
 _PERIODS = {2: 4, 3: 8, 5: 8, 6: 4}
-"""Bits of a code → the number of codes that fill whole bytes."""
+"""Bits of a code → the smallest number of codes that fill whole bytes."""
 
 
 def _whole(codes: Tensor, period: int) -> Tensor:
@@ -242,7 +248,7 @@ def _whole(codes: Tensor, period: int) -> Tensor:
 
 
 def pack_flags(flags: Tensor) -> Tensor:
-    """Pack eight flags (uint8, 0 or 1) to a byte along the last axis, the first in the lowest bit.
+    """Pack eight flags (uint8, 0 or 1) into a byte along the last axis. The first flag is in the lowest bit.
 
     ``[…, 8 K] → […, K]``.
     """
@@ -250,7 +256,7 @@ def pack_flags(flags: Tensor) -> Tensor:
 
 
 def unpack_flags(data: Tensor) -> Tensor:
-    """Undo `pack_flags`: return flags, uint8."""
+    """Undo `pack_flags`: return the flags as uint8."""
     return _unfolded(data, 1)
 
 

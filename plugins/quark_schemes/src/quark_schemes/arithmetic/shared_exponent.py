@@ -1,4 +1,4 @@
-"""Powers of two that blocks share: choice of the exponent, and E8M0, the byte that stores it.
+"""Powers of two that the elements of a block share: the choice of the exponent, and its byte (E8M0).
 
 Source: OCP Microscaling Formats v1.0, §5.4.1 and §6.3.
 """
@@ -14,25 +14,25 @@ from quark.errors import ConfigError
 __all__ = ["MODES", "decode_e8m0", "encode_e8m0", "power_of_two", "shared_exponent_scale"]
 
 MODES = ("even", "floor", "ceil", "rceil")
-"""How the power of two of an MX block is chosen; see `shared_exponent_scale`."""
+"""Names of the ways to choose the power of two of an MX block; see `shared_exponent_scale`."""
 
 _BIAS = 127
-"""Bias of float32's exponents, and of E8M0."""
+"""Exponent bias of float32 and of E8M0."""
 _MANTISSA = 23
 """Mantissa bits of float32."""
 
 
 def shared_exponent_scale(amax: Tensor, mode: str, mantissa_bits: int, largest_exponent: int, largest: float = 1.0) -> Tensor:
-    """Return the power of two that a block shares, float32, in ``[2^-127, 2^127]``.
+    """Return the power of two that each block shares, as float32 in ``[2^-127, 2^127]``.
 
     Args:
         amax: Largest magnitude of each block, float32, any shape.
-        mode: ``"even"`` rounds ``amax`` to the element's mantissa first, ``"floor"`` takes its exponent,
-            ``"ceil"`` the next power of two; ``"rceil"`` is the smallest power of two with which nothing
-            saturates.
+        mode: ``"even"`` first rounds ``amax`` to the mantissa bits of the element format. ``"floor"`` uses
+            the exponent of ``amax``, and ``"ceil"`` uses the next power of two above it. ``"rceil"`` uses the
+            smallest power of two with which nothing saturates.
         mantissa_bits: Mantissa bits of the element format.
         largest_exponent: Largest exponent of the element format, such as 2 for E2M1 (largest value 6).
-        largest: Largest value of the element format; for ``"rceil"`` only.
+        largest: Largest value of the element format. Only mode ``"rceil"`` uses it.
 
     Raises:
         ConfigError: The mode is unknown.
@@ -51,26 +51,26 @@ def shared_exponent_scale(amax: Tensor, mode: str, mantissa_bits: int, largest_e
     # A block of zeros gets the smallest normal number, as in AMD Quark: processors that flush subnormal
     # numbers can divide by it.
     scale = torch.where(amax == 0, 2.0 ** (1 - _BIAS), scale)
-    # Inf and NaN are kept, so that broken blocks stay visible: a shared exponent cannot express either.
+    # Inf and NaN stay in the scale, so that broken blocks stay visible: a power of two cannot express them.
     return torch.where(torch.isfinite(amax), scale, amax)
 
 
 def power_of_two(exponent: Tensor) -> Tensor:
     """Return ``2^exponent`` as float32 for int32 exponents in [-127, 127].
 
-    The lowest is a subnormal number.
+    The result for the exponent -127 is a subnormal number.
     """
     normal = (exponent + _BIAS) << _MANTISSA
     return torch.where(exponent == -_BIAS, 1 << (_MANTISSA - 1), normal).to(torch.int32).view(torch.float32)
 
 
 def encode_e8m0(scale: Tensor) -> Tensor:
-    """Return bytes of E8M0 scales: the exponent + 127; 255 is NaN."""
+    """Return the E8M0 bytes of scales. A byte is the exponent + 127; the byte 255 means NaN."""
     exponent = (scale.contiguous().view(torch.int32) >> _MANTISSA) & 0xFF
     return torch.where(torch.isnan(scale), 0xFF, exponent).to(torch.uint8)
 
 
 def decode_e8m0(data: Tensor) -> Tensor:
-    """Return float32 scales of E8M0 bytes; the inverse of `encode_e8m0`."""
+    """Undo `encode_e8m0`: return the float32 scales of E8M0 bytes."""
     scale = power_of_two(data.to(torch.int32) - _BIAS)
     return torch.where(data == 0xFF, torch.nan, scale)

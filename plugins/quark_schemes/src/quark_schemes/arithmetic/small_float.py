@@ -1,9 +1,9 @@
 """Small floats: rounding, encoding and decoding as pure functions.
 
-A `FloatShape` is the layout of a small float. Rounding adds and subtracts a power of two so large that only
-the mantissa bits of the format survive the sum, which the processor rounds half to even. Codes are looked up
-by the upper half of a float32: one gather is cheaper than arithmetic on subnormal numbers, which are fifty
-times slower.
+A `FloatShape` is the layout of a small float. Rounding adds a large power of two and subtracts it again. The
+processor rounds the sum half to even, and only the mantissa bits of the format survive. A table look-up by
+the upper half of a float32 finds the codes: one gather is cheaper than arithmetic on subnormal numbers, which
+is fifty times slower.
 
 Source: OCP 8-bit Floating Point Specification v1.0; OCP Microscaling Formats v1.0.
 """
@@ -43,10 +43,10 @@ class FloatShape:
 
     Attributes:
         exponent_bits, mantissa_bits, bias: Parameters of the format.
-        largest: Largest finite value, to which larger ones saturate.
-        signed: Whether there is a sign bit; without, negative values become 0.
-        keeps_signed_zero: Whether −0, and small negative values that round to it, stay −0.
-        nan_codes, infinite_codes: Positive codes that are not numbers.
+        largest: Largest finite value. Larger values saturate to it.
+        signed: Whether codes have a sign bit. Without a sign bit, negative values become 0.
+        keeps_signed_zero: Whether −0 stays −0, and small negative values are rounded to −0.
+        nan_codes, infinite_codes: Codes of NaN and of infinity, without the sign bit.
     """
 
     exponent_bits: int
@@ -99,9 +99,9 @@ _EXPONENT = 0x7F800000
 
 
 def round_small_(t: Tensor, shape: FloatShape) -> Tensor:
-    """Round float32 values in place to the nearest values of ``shape``, halfway to even codes, saturating.
+    """Round float32 values in place to the nearest values of ``shape``; return ``t``.
 
-    NaN stays. Returns ``t``.
+    A value halfway between two codes becomes the even code. Values beyond the format saturate, and NaN stays.
 
     Args:
         t: Values, any shape.
@@ -121,7 +121,7 @@ def round_small_(t: Tensor, shape: FloatShape) -> Tensor:
 def _spacing_exponent(t: Tensor, shape: FloatShape) -> Tensor:
     """Return each value's exponent field, but at least the field of the smallest normal number.
 
-    Subnormal numbers have the spacing of that number.
+    Subnormal numbers have the same spacing as the smallest normal number.
     """
     smallest = (1 - shape.bias + FLOAT32_BIAS) << FLOAT32_MANTISSA
     return t.view(torch.int32).bitwise_and(_EXPONENT).clamp_(min=smallest)
@@ -134,12 +134,13 @@ def encode_small(t: Tensor, shape: FloatShape, *, is_rounded: bool = True, out: 
         t: Values, any shape. NaN gets the first code of NaN, or, in a format without one, the code of the
             largest value.
         shape: The format.
-        is_rounded: Whether the values are in the format already (−0 keeps its sign); else they are rounded as
-            in `round_small_`.
-        out: Optional output for the codes; contiguous, of the same shape.
+        is_rounded: Whether all values are values of the format already; then −0 keeps its sign. Otherwise,
+            the values are rounded as in `round_small_`.
+        out: Optional tensor that receives the codes. It must be contiguous and have the shape of ``t``.
     """
-    # The upper half of a float32 has more mantissa bits than the format and its ties. So it decides the code,
-    # if its last bit is set when the lower half is not 0 (round to odd). A bfloat16 is such an upper half.
+    # The upper half of a float32 has enough mantissa bits for the format and for its halfway values. It
+    # therefore decides the code, if its last bit is set whenever the lower half is not 0 (rounding to odd). A
+    # bfloat16 is such an upper half.
     if t.dtype is torch.bfloat16:
         upper = t.contiguous().view(torch.int16).to(torch.int32)
     else:
@@ -151,7 +152,7 @@ def encode_small(t: Tensor, shape: FloatShape, *, is_rounded: bool = True, out: 
 
 
 def decode_small(codes: Tensor, shape: FloatShape) -> Tensor:
-    """Return float32 values of uint8 codes; the inverse of `encode_small`.
+    """Undo `encode_small`: return the float32 values of uint8 codes.
 
     Codes that are not numbers become NaN or Inf.
     """
@@ -161,7 +162,10 @@ def decode_small(codes: Tensor, shape: FloatShape) -> Tensor:
 
 
 def _may_be_special(codes: Tensor, shape: FloatShape) -> bool:
-    """Return whether a code may not be a number; True on devices where the test would synchronize."""
+    """Return whether ``codes`` can contain codes of NaN or infinity.
+
+    Return True without a test on devices where the test would synchronize.
+    """
     if codes.device.type != "cpu" or codes.numel() == 0:
         return True
     magnitudes = codes.bitwise_and((1 << (shape.bits - shape.signed)) - 1)
@@ -173,7 +177,8 @@ def _decode_numbers(codes: Tensor, shape: FloatShape) -> Tensor:
     if not shape.signed:
         bits.bitwise_left_shift_(place)
     else:
-        # Shift left to the sign bit, then right to float32's exponent and mantissa; clear the sign's copies.
+        # Shift left to the sign bit, then right to float32's exponent and mantissa. Clear the copies of the
+        # sign bit.
         magnitude_bits = shape.bits - 1
         up = 31 - magnitude_bits
         bits.bitwise_left_shift_(up).bitwise_right_shift_(up - place)
@@ -185,11 +190,12 @@ def _decode_numbers(codes: Tensor, shape: FloatShape) -> Tensor:
 def _code_table(shape: FloatShape, is_rounded: bool, device: torch.device) -> Tensor:
     """Return the codes, uint8 ``[65536]``, of all float32 values whose lower half is 0.
 
-    They are in the order of their bits as int32.
+    The values are sorted by their bits, read as int32.
     """
     values = (torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32) << 16).view(torch.float32)
     rounded = values if is_rounded else round_small_(values.clone(), shape)
-    # Codes without their sign are in the order of their values; codes that are not numbers come last.
+    # Codes without their sign bit have the same order as their values; the codes of NaN and infinity come
+    # last.
     magnitudes = _decode_numbers(torch.arange(1 << (shape.bits - shape.signed), dtype=torch.uint8), shape)
     codes = torch.searchsorted(magnitudes, rounded.abs()).clamp_(max=len(magnitudes) - 1).to(torch.uint8)
     if shape.signed:

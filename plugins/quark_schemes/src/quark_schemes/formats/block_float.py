@@ -1,13 +1,14 @@
-"""Block floating point: integer mantissas with a power of two per block. MXINT8, BFP16, MX6, MX9.
+"""The block floating-point formats MXINT8, BFP16, MX6 and MX9: integer mantissas, a power of two per block.
 
-A value is ``mantissa · 2^(E − fraction bits)``; ``E`` is the exponent of the block's largest magnitude,
-stored as a byte, E + 127. There are no zero points.
+A value is ``mantissa · 2^(E − fraction bits)``. ``E`` is the exponent of the block's largest magnitude; a
+checkpoint stores it as the byte E + 127. There are no zero points.
 
-MX6 and MX9 have shared microexponents: a block shares an exponent E, and each pair of neighbours has one more
-bit. The bit is set if both values are below 2^E, and halves the pair's step. An element has a sign and four
-(MX6) or seven (MX9) bits; with its shares of the exponent and the pair's bit, it has six or nine bits. A
-checkpoint stores the mantissas of a block in two's complement, little endian, then the pairs' bits from the
-lowest place; the exponents, E + 127, are the scales.
+MX6 and MX9 have shared microexponents: a block shares an exponent E, and each pair of neighbouring elements
+shares one more bit. The bit is set if both values of the pair are below 2^E, and then the step of the pair is
+half as large. An element has a sign bit and four (MX6) or seven (MX9) more bits. Together with its parts of
+the exponent and of the pair's bit, an element needs six or nine bits. A checkpoint stores the mantissas of a
+block in two's complement, little endian; then the bits of the pairs, the first pair in the lowest bit. The
+scales of the checkpoint are the bytes E + 127.
 
 Source: OCP Microscaling Formats v1.0 (MXINT8); Darvish Rouhani et al., arXiv 2302.08007 (MX6, MX9); AMD Quark
 0.13 (BFP16, MX6, MX9).
@@ -44,13 +45,13 @@ __all__ = [
 
 
 PAIR_BITS = 8
-"""Pairs whose bits fill a byte."""
+"""Number of pairs whose bits fill a byte."""
 
 
 @attrs.frozen
 class SharedExponentPacking(Packing):
-    """Stores mantissas unchanged. The scale of a block, ``2^(E − fraction_bits)``, is the byte of its
-    exponent E.
+    """Stores mantissas unchanged. The scale of a block is ``2^(E − fraction_bits)``; it is stored as the byte
+    of the exponent E.
     """
 
     fraction_bits: int
@@ -66,10 +67,10 @@ class SharedExponentPacking(Packing):
 
 @attrs.frozen
 class MicroexponentPacking(SharedExponentPacking):
-    """Packs blocks of mantissas and of pairs' bits.
+    """Packs blocks of mantissas together with the bits of their pairs.
 
-    A block has mantissas of ``mantissa_bits`` bits in two's complement, little endian, then a bit for each
-    pair of neighbours.
+    A packed block starts with mantissas of ``mantissa_bits`` bits in two's complement, little endian. A bit
+    for each pair of neighbouring elements follows.
     """
 
     mantissa_bits: int
@@ -98,7 +99,7 @@ def _block(granularity: Granularity) -> int:
 
 
 _SMALLEST = 2.0**-126
-"""Smallest scale, float32's smallest normal number: its reciprocal is finite."""
+"""Smallest scale. It is float32's smallest normal number, because the reciprocal of this number is finite."""
 
 
 @attrs.frozen(kw_only=True)
@@ -111,10 +112,10 @@ class BlockFloat(WholeNumbers):
         block: Default size of a block.
         grows: Whether the exponent increases if the largest value would round beyond ``high``; otherwise the
             value saturates.
-        modes: Accepted values of ``scale_calculation_mode``, the default first. If empty, the largest value
-            sets the exponent.
+        modes: Accepted values of ``scale_calculation_mode``, the default first. If empty, the exponent is
+            that of the largest magnitude.
         even_bits: Mantissa bits to which mode ``"even"`` rounds the largest value.
-        pads: Whether the last block of a row may be shorter.
+        pads: Whether the last block of a row may be shorter than ``block``.
     """
 
     name: str
@@ -138,8 +139,8 @@ class BlockFloat(WholeNumbers):
             ch_axis=-1 if spec.ch_axis is None else spec.ch_axis,
             group_size=self.block if spec.group_size is None else spec.group_size,
             is_dynamic=spec.is_dynamic is not False,
-            # If the exponent can grow, it depends on which end of the range is the largest, so observers must
-            # find both ends.
+            # If the exponent can grow, it depends on which end of the range has the larger magnitude, so
+            # observers must find both ends.
             symmetric=not self.grows,
             observer_cls=spec.observer_cls or self.default_observer,
         )
@@ -150,7 +151,7 @@ class BlockFloat(WholeNumbers):
         if spec.scale_calculation_mode not in (None, *(self.modes or MODES)):
             return f"scale_calculation_mode={spec.scale_calculation_mode!r} is unknown: use one of {', '.join(self.modes or MODES)}"
         if spec.scale_format not in (None, "e8m0"):
-            return f"{self.name} has powers of two as scales, not scale_format={spec.scale_format!r}: leave it out"
+            return f"{self.name} has powers of two as scales, not scale_format={spec.scale_format!r}: leave scale_format out"
         return None
 
     def granularity(self, spec: QTensorConfig, *, activation: bool) -> Granularity:
@@ -158,7 +159,7 @@ class BlockFloat(WholeNumbers):
         return PerPaddedGroup.of(found) if self.pads else found
 
     def by_reciprocal(self, spec: QTensorConfig) -> bool:
-        return True  # exact: scales are powers of two, none so small that its reciprocal overflows
+        return True  # exact: scales are powers of two, and no scale is so small that its reciprocal overflows
 
     def device_code(self, spec: QTensorConfig) -> DeviceCode | None:
         from quark_schemes.kernels.integer import block_float_code
@@ -177,7 +178,7 @@ class BlockFloat(WholeNumbers):
     def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
         amax = torch.maximum(-low, high)
         mode = self._mode(spec)
-        # In units of the mantissa's last place the largest value is 2^fraction_bits, or more.
+        # In units of the last mantissa bit, the largest value of a block is at least 2^fraction_bits.
         scale = shared_exponent_scale(amax, mode, self.even_bits, 0, self.high / (1 << self.fraction_bits))
         scale = (scale * 2.0**-self.fraction_bits).clamp(min=_SMALLEST)
         if self.grows:
@@ -220,11 +221,11 @@ def _bits(value: float) -> int:
 
 @attrs.frozen(kw_only=True)
 class Microexponent(BlockFloat):
-    """Block floating point with a bit of exponent for each pair along the last axis.
+    """Block floating point with one additional exponent bit for each pair of neighbours along the last axis.
 
     The axis therefore has an even length.
 
-    A code holds the mantissa above the pair's bit: ``2 · mantissa + bit``. Blocks are stored whole.
+    A code is ``2 · mantissa + bit``, with the bit of the pair. Checkpoints store only whole blocks.
     """
 
     pads: bool = False
@@ -234,24 +235,24 @@ class Microexponent(BlockFloat):
 
     @property
     def _limit(self) -> float:
-        """Bound in units of the wider step; a pair below it has half the step."""
+        """Bound in full steps. If both values of a pair are below this bound, the pair has half the step."""
         return float(1 << self.fraction_bits)
 
     def spec_error(self, spec: QTensorConfig) -> str | None:
         if spec.group_size is None or spec.group_size % (2 * PAIR_BITS):
-            return f"{self.name} has blocks of a multiple of 16, not {spec.group_size}: use 16 or 32"
+            return f"{self.name} needs a block size that is a multiple of 16, not {spec.group_size}: use 16 or 32"
         if spec.ch_axis not in (-1, 1):
             return f"{self.name} packs blocks along the last axis: use ch_axis=-1, not {spec.ch_axis}"
         return super().spec_error(spec)
 
     def device_code(self, spec: QTensorConfig) -> DeviceCode | None:
-        return None  # neighbours decide together; `element_format` has device code
+        return None  # a code depends on two neighbours, so no device code per element; `element_format` has device code
 
     def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
         halved = self._halved(t)
         high = (_bits(float(self.high)) - halved).view(torch.float32)
         torch.clamp(t, -high, high, out=t)
-        # Adding 1.5 · 2^23 steps leaves whole numbers of them, rounded half to even.
+        # Adding and subtracting 1.5 · 2^23 steps rounds to whole steps, half to even.
         magic = halved.neg_().add_(_bits(1.5 * 2.0**23)).view(torch.float32)
         return t.add_(magic).sub_(magic)
 
@@ -262,12 +263,13 @@ class Microexponent(BlockFloat):
         return BlockFloat(**attrs.asdict(self, recurse=False))
 
     def _halved(self, t: Tensor) -> Tensor:
-        """Return one exponent step of float32 (``1 << 23``, int32) if the pair's step is halved, else 0.
+        """Return ``1 << 23`` (int32, one in float32's exponent) for elements whose step is halved, else 0.
 
         The result has the shape of ``t``.
         """
         below = t.view(torch.int32).bitwise_and(_MAGNITUDE).sub_(_bits(self._limit))
-        # Two neighbours as one 64-bit number: the AND of both sign bits, moved to bit 0 and spread.
+        # Read two neighbours as one 64-bit number. Compute the AND of both sign bits, and copy it to all
+        # bits.
         pair = below.view(torch.int64)
         both = pair.bitwise_left_shift(32).bitwise_and_(pair).bitwise_right_shift_(63)
         return both.view(torch.int32).bitwise_and_(_ONE_EXPONENT)
@@ -282,7 +284,8 @@ class Microexponent(BlockFloat):
         return mantissa.bitwise_left_shift_(1).bitwise_or_(halved.bitwise_right_shift_(23).to(torch.int16))
 
     def decode(self, codes: Tensor) -> Tensor:
-        # In halves of a step: a unit of the mantissa is one half if the pair's bit is set, else two.
+        # Count in half steps: a unit of the mantissa is one half step if the pair's bit is set, else two half
+        # steps.
         return codes.bitwise_and(1).neg_().add_(2).mul_(codes >> 1).float().mul_(0.5)
 
 

@@ -1,10 +1,10 @@
-"""Floating-point formats: FP8, FP6 and FP4 (`MiniFloat`), E8M0, and casts to 16 bits; how they are packed.
+"""The floating-point formats FP8, FP6 and FP4 (`MiniFloat`), E8M0, and casts to 16 bits, and their packing.
 
-The arithmetic of small floats is `arithmetic.small_float`. E8M0 is a byte that holds the exponent of a power
-of two from 2^-127 to 2^127, for scales. Source: OCP Microscaling Formats v1.0, §5.4.1.
+The arithmetic of small floats is in `arithmetic.small_float`. E8M0 is a format of scales: a byte that stores
+the exponent of a power of two from 2^-127 to 2^127. Source: OCP Microscaling Formats v1.0, §5.4.1.
 
-In a checkpoint two FP4 codes are a byte, four FP6 codes are three bytes, and FP8 codes are stored as they
-are; scales are in the spec's format.
+A checkpoint stores two FP4 codes in a byte, four FP6 codes in three bytes, and FP8 codes unchanged. Scales
+have the scale format of the spec.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
 
 @attrs.frozen
 class SmallFloatPacking(Packing):
-    """Codes of ``bits`` bits along the last axis; scales in the spec's scale format, no zero points."""
+    """Packs codes of ``bits`` bits along the last axis. Scales have the scale format of the spec."""
 
     bits: int
 
@@ -70,9 +70,9 @@ class MiniFloat(NumberFormat):
     """A floating-point number of few bits.
 
     Attributes:
-        shape: Its exponent, mantissa and special codes.
-        torch_dtype: Torch's own dtype of these codes, in which checkpoints store them; None if they are
-            packed into bytes.
+        shape: Exponent, mantissa and special codes of the format.
+        torch_dtype: Torch's own dtype for the codes, which checkpoints also use. None if the codes are packed
+            into bytes.
     """
 
     name: str
@@ -87,11 +87,11 @@ class MiniFloat(NumberFormat):
 
     @property
     def storage_dtype(self) -> torch.dtype:  # type: ignore[override]
-        """Codes are bytes, or torch's own 8-bit floats."""
+        """Dtype of the codes: torch's own 8-bit float, or uint8."""
         return self.torch_dtype or torch.uint8
 
     def canonicalize(self, spec: QTensorConfig) -> TensorSpec:
-        # There is no zero point, whether a configuration says so or not.
+        # These formats have no zero point, even if a configuration leaves ``symmetric`` open.
         return with_outer_scale(spec if spec.symmetric is not None else attrs.evolve(spec, symmetric=True))
 
     def spec_error(self, spec: QTensorConfig) -> str | None:
@@ -132,7 +132,7 @@ class MiniFloat(NumberFormat):
         if spec.scale_format == "e8m0":
             mode, shape = spec.scale_calculation_mode or "even", self.shape
             return QParams(shared_exponent_scale(amax, mode, shape.mantissa_bits, shape.largest_exponent, shape.largest))
-        # The quotient of a subnormal magnitude may be 0, which is no scale.
+        # The quotient of a subnormal magnitude may be 0, but a scale must be positive.
         ideal = torch.where(amax == 0, SMALLEST_SCALE, divided(amax, self.shape.largest).clamp_(min=_SMALLEST_QUOTIENT))
         return QParams(scale_format_of(spec).round(ideal))
 
@@ -140,7 +140,7 @@ class MiniFloat(NumberFormat):
         return round_small_(t, self.shape)
 
     def encode(self, t: Tensor) -> Tensor:
-        # Torch's cast is faster than a table; decoding is faster by table.
+        # For encoding, torch's cast is faster than a table; for decoding, a table is faster.
         return t.to(self.torch_dtype) if self.torch_dtype is not None else encode_small(t, self.shape)
 
     def codes(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
@@ -209,7 +209,10 @@ FP8_E8M0 = PowerOfTwo(name="fp8_e8m0")
 
 @attrs.frozen(kw_only=True)
 class CastFormat(NumberFormat):
-    """float16 or bfloat16: "codes" are values in that dtype; finite values saturate at its largest value."""
+    """float16 or bfloat16.
+
+    The codes are values of that dtype, and finite values saturate at its largest value.
+    """
 
     name: str
     bits: int

@@ -1,7 +1,8 @@
-"""Integers between two bounds, with a scale, and a zero point for asymmetric ranges.
+"""The integer formats: integers between two bounds, with a scale, and a zero point for asymmetric ranges.
 
-In a checkpoint eight 4-bit codes are a word, 2-bit and 3-bit codes fill bytes, and grouped weights are
-transposed. Source: AMD Quark 0.13 and its checkpoints (``int4_wo_128``, ``int8``, ``uint4_wo_128``).
+A checkpoint stores eight 4-bit codes in a word, packs 2-bit and 3-bit codes into bytes, and transposes
+weights that have a scale per group. Source: AMD Quark 0.13 and its checkpoints (``int4_wo_128``, ``int8``,
+``uint4_wo_128``).
 """
 
 from __future__ import annotations
@@ -55,16 +56,16 @@ __all__ = [
 ]
 
 _EXACT_BITS = 24
-"""Bits of the largest integer up to which float32 is exact."""
+"""Number of bits up to which float32 represents every integer exactly."""
 
 
 @attrs.frozen
 class IntegerPacking(Packing):
-    """Integers of ``bits`` bits, signed or not.
+    """Packs integers of ``bits`` bits, signed or not.
 
-    With a scale per group a weight and its scales are stored transposed, ``[I, O]``; four-bit codes are eight
-    to an int32 word along the last axis. Unsigned 16-bit codes are stored as int16, since torch cannot index
-    rows of uint16. Zero points are packed like codes.
+    If a weight has a scale per group, the weight and its scales are stored transposed, ``[I, O]``. Eight
+    4-bit codes form an int32 word along the last axis. Unsigned 16-bit codes are stored as int16, since torch
+    cannot index rows of uint16. Zero points are packed like codes.
     """
 
     bits: int
@@ -127,23 +128,23 @@ class IntegerPacking(Packing):
 
 @lru_cache(maxsize=1024)
 def _packed_kind(packing: IntegerPacking, shape: tuple[int, ...], order: str) -> tuple[torch.Size, torch.dtype]:
-    """Return shape and dtype of packed zero points for scales of that shape."""
+    """Return the shape and dtype of packed zero points whose scales have the shape ``shape``."""
     zero = torch.empty(shape, dtype=packing.storage_dtype, device="meta")
     packed = packing._pack(zero, order) if shape or packing.bits >= 8 else zero
     return packed.shape, packed.dtype
 
 
 def _laid_out(x: Tensor, granularity: Granularity) -> Tensor:
-    """Return ``x``, transposed if it belongs to a grouped integer weight.
+    """Return ``x``, transposed if ``x`` belongs to an integer weight with a scale per group.
 
-    It is its own inverse.
+    A second call undoes the first.
     """
     return x.t() if isinstance(granularity, PerGroup) and x.ndim == 2 else x
 
 
 @attrs.frozen(kw_only=True)
 class WholeNumbers(NumberFormat):
-    """Base of formats with integer values: integers, and mantissas of block floating point."""
+    """Base of the formats whose codes are whole numbers: integers and block floating point."""
 
     def encode(self, t: Tensor) -> Tensor:
         return t.to(self.storage_dtype)
@@ -153,13 +154,13 @@ class WholeNumbers(NumberFormat):
 
 
 def _half_up(t: Tensor) -> Tensor:
-    """Round to whole numbers in place, halfway values upwards."""
+    """Round to whole numbers in place. Halfway values are rounded up."""
     # floor(t + 0.5) would also round up the largest number below 0.5.
     return torch.where(t - t.floor() >= 0.5, t.ceil(), t.floor(), out=t)
 
 
 def _half_away(t: Tensor) -> Tensor:
-    """Round to whole numbers in place, halfway values away from zero."""
+    """Round to whole numbers in place. Halfway values are rounded away from zero."""
     down = t.trunc()
     return torch.where((t - down).abs_() >= 0.5, down + t.sign(), down, out=t)
 
@@ -169,10 +170,11 @@ _ROUNDINGS: dict[RoundType, Callable[[Tensor], Tensor]] = {
     RoundType.round: _half_up,
     RoundType.floor: _half_away,
 }
-"""Rounds to the nearest integers in place; methods differ for halfway values.
+"""Rounding method → function that rounds to the nearest integers in place.
 
-Source: the kernel of AMD Quark 0.13 for one scale per tensor on a GPU. AMD Quark's other code, and all its
-exports, round half to even for every method; nothing truncates.
+They differ only for halfway values. Source: the kernel of AMD Quark 0.13 for one scale per tensor on a GPU.
+The other code of AMD Quark, and all of its exports, round half to even whatever the method; no method
+truncates.
 """
 
 
@@ -180,12 +182,12 @@ exports, round half to even for every method; nothing truncates.
 class IntegerFormat(WholeNumbers):
     """An integer of ``bits`` bits, signed or not.
 
-    INT32, which float32 cannot represent exactly, has power-of-two scales and no zero points, so that codes
-    and values are exact.
+    Float32 cannot represent every INT32 number. INT32 therefore has power-of-two scales and no zero points,
+    so that codes and values are exact.
 
     Attributes:
-        signed: Whether half of the codes are negative.
-        rounding: Rounding of values halfway between two integers.
+        signed: Whether codes can be negative.
+        rounding: How values halfway between two integers are rounded.
     """
 
     name: str
@@ -204,7 +206,7 @@ class IntegerFormat(WholeNumbers):
 
     @property
     def high(self) -> int:
-        """The largest code that float32 holds."""
+        """The largest code that float32 represents exactly."""
         magnitude_bits = self.bits - self.signed
         return (1 << magnitude_bits) - (1 << max(0, magnitude_bits - _EXACT_BITS))
 
@@ -234,7 +236,7 @@ class IntegerFormat(WholeNumbers):
 
     def device_code(self, spec: QTensorConfig) -> DeviceCode | None:
         if self.rounding is not RoundType.half_even or self.bits > _EXACT_BITS or self.storage_dtype is torch.uint16:
-            return None  # torch rounds the last two: no kernel for them has been run on a GPU
+            return None  # torch rounds these: no kernel for int32, uint16 or another halfway rule has been run on a GPU
         from quark_schemes.kernels.integer import integer_code
 
         zero = "none" if spec.symmetric else "real" if spec.zero_point_type is ZeroPointType.float32 else "whole"
@@ -252,8 +254,8 @@ class IntegerFormat(WholeNumbers):
             return self._real_zero_point(low, high, spec)
         low, high = low.clamp(max=0), high.clamp(min=0)
         if spec.symmetric:
-            # Unsigned formats have zero point 0 here too, as in AMD Quark: negative values become 0. If an
-            # observer centres the zero point, `canonicalize` has made the spec asymmetric.
+            # Symmetric specs of unsigned formats have the zero point 0 too, as in AMD Quark: negative values
+            # become 0. If an observer centres the zero point, `canonicalize` has made the spec asymmetric.
             scale = divided(torch.maximum(-low, high), self.max_magnitude(spec))
             return QParams(scale_format_of(spec).round(scale.clamp_(min=smallest_scale(self.max_magnitude(spec)))))
         scale = scale_format_of(spec).round(divided(high - low, self.high - self.low).clamp_(min=SMALLEST_SCALE))
@@ -270,7 +272,8 @@ class IntegerFormat(WholeNumbers):
         return QParams(scale, -low / scale.float())
 
     def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
-        # A whole zero point moves codes, not ties: halfway values round to even as they do without it.
+        # An integer zero point shifts codes but does not change which values are halfway: round them to even
+        # before the shift.
         round_whole_ = _ROUNDINGS[self.rounding]
         if zero is not None and zero.is_floating_point():
             round_whole_(t.add_(zero))
@@ -281,7 +284,8 @@ class IntegerFormat(WholeNumbers):
         return t.clamp_(self.low, self.high)
 
     def write_codes(self, t: Tensor, zero: Tensor | None, out: Tensor) -> None:
-        # Torch converts to int8 much faster than to uint8; codes below 128 are the same bytes in both.
+        # Torch converts to int8 much faster than to uint8. Codes below 128 have the same bytes in both
+        # dtypes.
         (out.view(torch.int8) if out.dtype is torch.uint8 and self.high < 128 else out).copy_(self.round_(t, zero))
 
 

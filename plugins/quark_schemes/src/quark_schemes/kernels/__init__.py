@@ -1,4 +1,4 @@
 """Device code of number formats, as Triton functions.
 
-Formats give it to the kernels of `quark.numbers.kernels`.
+The kernels of `quark.numbers.kernels` call the device code of the format that they quantize to.
 """

@@ -1,4 +1,4 @@
-"""Device code of small floats and of scales, as Triton functions: `quark_schemes.formats.floats`.
+"""Device code of the formats in `quark_schemes.formats.floats` and of scales, as Triton functions.
 
 The arithmetic is the same as in `quark_schemes.arithmetic` and `quark_schemes.scale_formats`, for any
 `FloatShape`.
@@ -20,9 +20,9 @@ __all__ = ["at_least", "device_code", "encode_small", "round_small", "rounded_sc
 
 @triton.jit
 def round_small(t, SHAPE: tl.constexpr):
-    """Return ``t`` rounded to values of a small float, half to even, saturating; NaN stays NaN."""
+    """Return ``t`` rounded half to even to values of a small float. Large values saturate; NaN stays NaN."""
     low: tl.constexpr = -SHAPE.largest if SHAPE.signed else 0.0
-    smallest: tl.constexpr = (1 - SHAPE.bias + 127) << 23  # exponent of the smallest normal number: subnormal ones share its spacing
+    smallest: tl.constexpr = (1 - SHAPE.bias + 127) << 23  # exponent of the smallest normal number; subnormal numbers have the same spacing
     t = bounded(t, low, SHAPE.largest)
     exponent = tl.maximum(bits_of(t) & 0x7F800000, smallest)
     # 1.5 · 2^(exponent + 23 − mantissa bits): adding it keeps exactly the mantissa bits of the format.
@@ -33,7 +33,10 @@ def round_small(t, SHAPE: tl.constexpr):
 
 @triton.jit
 def encode_small(t, SHAPE: tl.constexpr, NAN_CODE: tl.constexpr):
-    """Return the codes, int32, of values of a small float; NaN has the code ``NAN_CODE`` and its sign."""
+    """Return the int32 codes of values of a small float.
+
+    NaN becomes ``NAN_CODE`` with the sign bit of the NaN.
+    """
     smallest: tl.constexpr = (1 - SHAPE.bias + 127) << 23
     magnitude = bits_of(t) & 0x7FFFFFFF
     normal = (magnitude >> (23 - SHAPE.mantissa_bits)) - ((127 - SHAPE.bias) << SHAPE.mantissa_bits)
@@ -74,7 +77,7 @@ def shared_exponent(amax, MODE: tl.constexpr, MANTISSA_BITS: tl.constexpr, LARGE
 
 @triton.jit
 def rounded_scale(ideal, S: tl.constexpr):
-    """Return ideal scales rounded to the format of scales ``S``.
+    """Return ideal scales, rounded as ``S`` describes.
 
     ``S`` is a `quark_schemes.scale_formats.ScaleRounding`.
     """
@@ -96,10 +99,11 @@ def rounded_scale(ideal, S: tl.constexpr):
 
 @attrs.frozen
 class _Parameters:
-    """Parameters P of the functions below: the format, its NaN code, and the scales.
+    """Parameters that the functions below receive as ``P``.
 
     Attributes:
-        mode: Mode of the power of two that a group shares; None for scales in the format ``scales``.
+        mode: How to choose the power of two that a group shares. None if scales are rounded as ``scales``
+            describes.
     """
 
     shape: FloatShape
@@ -130,7 +134,7 @@ def _scales(low, high, P: tl.constexpr):
     if mode is not None:
         scale = shared_exponent(amax, mode, shape.mantissa_bits, shape.largest_exponent, shape.largest)
     else:
-        # The quotient of a subnormal magnitude may be 0, which is no scale.
+        # The quotient of a subnormal magnitude may be 0, but a scale must be positive.
         ideal = at_least(tl.div_rn(amax, shape.largest), 1.1754943508222875e-38)  # 2^-126
         scale = rounded_scale(tl.where(amax == 0, P.smallest_scale, ideal), formats)
     return scale
@@ -141,8 +145,8 @@ def device_code(shape: FloatShape, mode: str | None, scales: ScaleRounding) -> D
 
     Args:
         shape: The format.
-        mode: ``scale_calculation_mode`` of power-of-two scales that groups share; None for other scales.
-        scales: The format of these other scales.
+        mode: The ``scale_calculation_mode`` of power-of-two scales that groups share. None for other scales.
+        scales: Rounding of scales if ``mode`` is None.
     """
     nan_code = shape.nan_codes[-1] if shape.nan_codes else (1 << (shape.bits - shape.signed)) - 1
     return DeviceCode(round=_round, encode=_encode, scales=_scales, parameters=_Parameters(shape, nan_code, mode, scales))

@@ -19,10 +19,10 @@ __all__ = ["block_float_code", "integer_code"]
 
 @attrs.frozen
 class _IntegerParameters:
-    """Parameters P of integer functions: bounds of codes, kind of zero points, format of scales.
+    """Parameters that the functions of integers receive as ``P``.
 
     Attributes:
-        zero: ``"none"``, ``"whole"`` or ``"real"``.
+        zero: Kind of the zero points: ``"none"``, ``"whole"`` (integers) or ``"real"``.
     """
 
     low: float = attrs.field(converter=float)
@@ -34,7 +34,8 @@ class _IntegerParameters:
 
 @triton.jit
 def _round_integer(t, zero, P: tl.constexpr):
-    # A whole zero point moves codes, not ties: halfway values round to even as they do without it.
+    # An integer zero point shifts codes but does not change which values are halfway: round them to even
+    # before the shift.
     if P.zero == "real":
         t = round_whole(t + zero)
     else:
@@ -78,9 +79,9 @@ def integer_code(low: int, high: int, zero: str, scales: ScaleRounding) -> Devic
     """Return the device code of an integer, rounding half to even.
 
     Args:
-        low, high: Its smallest and largest code.
-        zero: Zero points of the spec: ``"none"``, ``"whole"`` or ``"real"``.
-        scales: The format of scales.
+        low, high: The smallest and the largest code.
+        zero: Kind of the spec's zero points: ``"none"``, ``"whole"`` (integers) or ``"real"``.
+        scales: How scales are rounded.
     """
     zeros = None if zero == "none" else _zeros
     return DeviceCode(
@@ -90,9 +91,10 @@ def integer_code(low: int, high: int, zero: str, scales: ScaleRounding) -> Devic
 
 @attrs.frozen
 class _BlockFloatParameters:
-    """Parameters P of block-float functions.
+    """Parameters that the functions of block floating point receive as ``P``.
 
-    Attributes are as in `quark_schemes.formats.block_float.BlockFloat`; ``unit`` is the last place.
+    `quark_schemes.formats.block_float.BlockFloat` describes the attributes. ``unit`` is the value of the last
+    mantissa bit.
     """
 
     low: float = attrs.field(converter=float)
@@ -121,7 +123,10 @@ def _scales_of_block_float(low, high, P: tl.constexpr):
 
 
 def block_float_code(low: int, high: int, fraction_bits: int, mode: str, even_bits: int, grows: bool) -> DeviceCode:
-    """Return the device code of block floating point, rounding half to even; arguments as in `BlockFloat`."""
+    """Return the device code of block floating point, which rounds half to even.
+
+    `quark_schemes.formats.block_float.BlockFloat` describes the arguments.
+    """
     return DeviceCode(
         round=_round_block_float,
         encode=_encode,

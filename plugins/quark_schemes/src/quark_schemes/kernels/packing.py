@@ -18,7 +18,10 @@ from quark.numbers.kernels import launching_on
 __all__ = ["NIBBLES", "PAIRS", "REORDERED_NIBBLES", "TWO_BITS", "WordLayout", "packed", "packed_across", "unpacked", "unpacked_across"]
 
 TILE_ROWS, TILE_WORDS = 64, 16
-"""Words of a program: across rows, it reads 64 bytes of codes and writes 64 bytes of words at a time."""
+"""Number of words that one program handles in a row.
+
+If it packs across rows, the program reads 64 bytes of codes and writes 64 bytes of words at a time.
+"""
 
 
 @attrs.frozen
@@ -26,10 +29,10 @@ class WordLayout:
     """Layout of the codes in a word.
 
     Attributes:
-        bits: Bits of a code.
-        codes: Codes of a word.
+        bits: Number of bits of a code.
+        codes: Number of codes in a word.
         dtype: Dtype of a word.
-        is_interleaved: Whether even codes come first, in the lower half: 0 2 4 6 1 3 5 7.
+        is_interleaved: Whether the codes at even indices are in the lower half of the word: 0 2 4 6 1 3 5 7.
         is_reversed: Whether the first code is in the highest bits.
     """
 
@@ -74,7 +77,7 @@ def pack_words(
     ROWS: tl.constexpr,
     WORDS: tl.constexpr,
 ):
-    """Put ``CODES`` consecutive codes of a row into each of its words."""
+    """Pack each row of codes into words of ``CODES`` consecutive codes."""
     blocks = tl.cdiv(words, WORDS)
     row = tl.program_id(0) // blocks * ROWS + tl.arange(0, ROWS)
     word = tl.program_id(0) % blocks * WORDS + tl.arange(0, WORDS)
@@ -83,7 +86,7 @@ def pack_words(
     is_inside = (row < rows)[:, None] & (number < count)[None, :]
     codes = tl.load(codes_ptr + place, mask=is_inside, other=0).to(tl.int32) & ((1 << BITS) - 1)
     position = _position(number % CODES, CODES, IS_INTERLEAVED, IS_REVERSED)
-    # No two codes share a bit: their sum is their union.
+    # No two codes share a bit, so the sum of the shifted codes is the word.
     packed = tl.sum(tl.reshape(codes << (position * BITS)[None, :], [ROWS, WORDS, CODES]), 2)
     target = row.to(tl.int64)[:, None] * words + word[None, :]
     is_word = (row < rows)[:, None] & (word < words)[None, :]
@@ -108,7 +111,7 @@ def unpack_words(
     ROWS: tl.constexpr,
     WORDS: tl.constexpr,
 ):
-    """Undo `pack_words`; the highest bit of a signed code is its sign."""
+    """Undo `pack_words`. If ``IS_SIGNED``, the highest bit of a code is its sign."""
     blocks = tl.cdiv(count, WORDS * CODES)
     row = tl.program_id(0) // blocks * ROWS + tl.arange(0, ROWS)
     number = tl.program_id(0) % blocks * WORDS + tl.arange(0, WORDS)
@@ -128,7 +131,7 @@ def unpack_words(
 
 
 def _constants(layout: WordLayout) -> dict[str, Any]:
-    """Return the constants and the launch parameters of both kernels."""
+    """Return the constants and the launch parameters of both kernels for this layout."""
     return {
         "BITS": layout.bits,
         "CODES": layout.codes,
@@ -141,13 +144,16 @@ def _constants(layout: WordLayout) -> dict[str, Any]:
 
 
 def packed(codes: Tensor, layout: WordLayout) -> Tensor:
-    """Return codes of one byte, packed along the last axis: ``[…, K] → […, ceil(K / layout.codes)]``."""
+    """Return byte-sized codes, packed into words along the last axis.
+
+    The shape changes from ``[…, K]`` to ``[…, ceil(K / layout.codes)]``.
+    """
     length = codes.shape[-1]
     return _packed(codes.reshape(-1, length), layout).reshape(*codes.shape[:-1], -1)
 
 
 def packed_across(codes: Tensor, layout: WordLayout) -> Tensor:
-    """Return ``packed(codes.T)`` of a matrix ``[O, I]``, which is not copied first.
+    """Return ``packed(codes.T, layout)`` for a matrix of codes ``[O, I]``, without copying the matrix first.
 
     The result is ``[I, ceil(O / layout.codes)]``.
     """
@@ -169,7 +175,7 @@ def unpacked_across(words: Tensor, layout: WordLayout, rows: int, *, signed: boo
 
 
 def _unpack(words: Tensor, codes: Tensor, layout: WordLayout, signed: bool) -> None:
-    """Fill a matrix of codes, of any strides, from the words of its rows."""
+    """Fill ``codes``, a matrix of any strides, by unpacking each row of ``words``."""
     rows, count = codes.shape
     grid = (triton.cdiv(rows, TILE_ROWS) * triton.cdiv(count, TILE_WORDS * layout.codes),)
     with launching_on(words.device):

@@ -1,4 +1,7 @@
-"""Observers, one file for each family. This file has their base, which refuses unsupported specs."""
+"""Observers, with one file for each family.
+
+This file has their base class, which refuses unsupported specs.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +19,17 @@ __all__ = ["ServingObserver"]
 
 
 class ServingObserver(Observer):
-    """Base of the observers here.
+    """Base class of the observers in this package.
 
     You can also use them alone, as in AMD Quark: create one from a spec, call it with tensors, and read the
     scales.
 
     Args:
-        spec: As in `quark.numbers.Observer`; without a granularity, any supported spec.
+        spec: The spec, as in `quark.numbers.Observer`. If ``granularity`` is not given, any supported spec.
         granularity: The elements that share a range; None or a device means the spec's granularity.
 
     Attributes:
-        qschemes: The supported granularities; empty for all.
+        qschemes: The supported granularities. If empty, all are supported.
 
     Example:
         >>> from quark_schemes.observers.min_max import PerTensorMinMaxObserver
@@ -54,13 +57,19 @@ class ServingObserver(Observer):
     forward = __call__
 
     def calculate_qparams(self, min_val: Tensor, max_val: Tensor) -> tuple[Tensor, Tensor]:
-        """Return scales and zero points of ranges; zero points are 0 if the format has none."""
+        """Return the scales and zero points for ranges.
+
+        The zero points are 0 if the format has no zero points.
+        """
         qparams = format_of(self.spec).qparams(min_val.float(), max_val.float(), self.spec)
         zero = qparams.zero_point
         return qparams.scale, torch.zeros_like(qparams.scale, dtype=torch.int32) if zero is None else zero
 
     def _calculate_qparams(self) -> tuple[Tensor, Tensor]:
-        """Return scales and zero points of the observed data, under AMD Quark's name."""
+        """Return the scales and zero points for the observed data.
+
+        AMD Quark calls this method by this name.
+        """
         return self.calculate_qparams(*self.range())
 
     @classmethod
@@ -77,5 +86,5 @@ class ServingObserver(Observer):
 
     @staticmethod
     def nothing_observed() -> CalibrationError:
-        """Return the error for a range without data."""
+        """Return the error to raise if a range is requested before any data was observed."""
         return CalibrationError("the observer has seen no data, so there is no range: run calibration data through the layer")

@@ -1,9 +1,9 @@
-"""Histograms that merge exactly, and the base of observers that choose one range per tensor from them.
+"""Histograms that merge exactly, and the base of the observers that choose one range from a histogram.
 
-Bins on either side of 0 have the width ``2^k / BINS``, where ``2^k`` is the smallest power of two above every
-observed magnitude; zeros have a bin of their own. When ``k`` grows, neighbouring bins merge pairwise, so that
-no bin is split. The counts therefore depend on the data only, not on order or batches: merging two
-histograms gives the same counts as filling one with both data sets, bit for bit.
+Bins on either side of 0 have the width ``2^k / BINS``. ``2^k`` is the smallest power of two above every
+observed magnitude. Zeros have a separate bin. When ``k`` grows, neighbouring bins merge pairwise, so that no
+bin is split. The counts therefore depend only on the data, not on the order of the data or on the batches.
+Merging two histograms gives exactly the same counts as filling one histogram with both data sets.
 """
 
 from __future__ import annotations
@@ -24,25 +24,27 @@ __all__ = ["BINS", "Distribution", "Histogram", "HistogramObserver"]
 
 
 BINS = 1 << 13
-"""Bins on either side of 0; a power of two. The largest magnitude is in the upper half of its side, so a bin
-is at most 1/4096 of it.
+"""Number of bins on either side of 0, a power of two.
+
+The largest magnitude is in the upper half of the bins of a side, so the width of a bin is at most 1/4096 of
+the largest magnitude.
 """
 
 _LOG_BINS = BINS.bit_length() - 1
-_SMALLEST_EXPONENT = -100  # below, the factor from values to bins would overflow float32; such values share the bins next to 0
+_SMALLEST_EXPONENT = -100  # a smaller exponent would overflow the factor from values to bins; smaller values share the bins next to 0
 
 
 @attrs.frozen(eq=False)
 class Distribution:
-    """The non-empty bins of a histogram, ascending.
+    """The non-empty bins of a histogram, in ascending order.
 
     The outer edges are clipped to the smallest and largest value.
 
     Attributes:
-        left, right: Edges, float64 ``[bins]``; the bin of zeros has width 0.
+        left, right: Edges of the bins, float64 ``[bins]``. The bin of zeros has width 0.
         counts: Number of values in each bin, int64 ``[bins]``.
-        low, high: Smallest and largest value; for magnitudes of values on both sides of 0, ``low`` is the
-            left edge of the first bin.
+        low, high: Smallest and largest value. If the distribution is one of magnitudes and the values were on
+            both sides of 0, ``low`` is the left edge of the first bin.
     """
 
     left: Tensor
@@ -58,12 +60,12 @@ class Distribution:
 
     @property
     def row(self) -> Tensor:
-        """Centres as a row of values, float32 ``[1, bins]``."""
+        """Centres of the bins as one row of values, float32 ``[1, bins]``."""
         return self.centres.float().unsqueeze(0)
 
     @property
     def weights(self) -> Tensor:
-        """Counts as weights of the values of `row`, float64 ``[bins]``."""
+        """Weights of the values of `row`, which are the counts of the bins, float64 ``[bins]``."""
         return self.counts.double()
 
     def full_range(self) -> tuple[Tensor, Tensor]:
@@ -72,17 +74,17 @@ class Distribution:
         return low, high
 
     def quantile(self, fraction: float) -> float:
-        """Return the quantile ``fraction``, 0 to 1; it is within a bin's width of ``torch.quantile``.
+        """Return the quantile ``fraction`` (0 to 1).
 
-        The result is interpolated between neighbouring values, as in torch, and the position of a value in
-        its bin is interpolated too.
+        It differs from ``torch.quantile`` by at most a bin's width. The result is interpolated between
+        neighbouring values, as in torch, and the position of a value in its bin is interpolated too.
         """
         rank = fraction * (int(self.counts.sum()) - 1)
         below = math.floor(rank)
         return self._ranked(below) * (1 - (rank - below)) + self._ranked(math.ceil(rank)) * (rank - below)
 
     def _ranked(self, rank: int) -> float:
-        """Return the value of a rank, counted from 0 in ascending order."""
+        """Return the value at index ``rank`` if all values were sorted in ascending order."""
         until = self.counts.cumsum(0)
         if rank in (0, int(until[-1]) - 1):
             return self.high if rank else self.low
@@ -97,8 +99,8 @@ class Histogram:
     """Counts of values in bins, and the exact smallest and largest value.
 
     Attributes:
-        low, high: Float32 ``[]`` on the CPU; None before the first value. They keep NaN and Inf; tensors with
-            such values are not counted.
+        low, high: Smallest and largest value, float32 ``[]`` on the CPU; None before the first value. They
+            become NaN or Inf if a tensor has such values, and the values of that tensor are not counted.
     """
 
     def __init__(self) -> None:
@@ -109,12 +111,12 @@ class Histogram:
 
     @property
     def device(self) -> torch.device:
-        """Device of the counts and the data."""
+        """Device of the counts and of the observed data."""
         return torch.device("cpu") if self._counts is None else self._counts.device
 
     @property
     def is_finite(self) -> bool:
-        """Whether values were observed, neither NaN nor Inf among them."""
+        """Whether values were observed and all of them were finite."""
         return self.low is not None and self.high is not None and bool(torch.isfinite(self.low) & torch.isfinite(self.high))
 
     def observe(self, x: Tensor) -> None:
@@ -130,8 +132,8 @@ class Histogram:
         values = x.reshape(-1)
         for start in range(0, values.numel(), TILE_ELEMENTS):
             tile = values[start : start + TILE_ELEMENTS].float()
-            # Conversion truncates towards 0, so that a bin includes its edge nearer to 0; the sign reserves
-            # index 0 for zeros.
+            # The conversion truncates towards 0, so that a bin includes its edge nearer to 0. Adding the sign
+            # reserves index 0 for zeros.
             index = (tile * bins_per_unit).to(torch.int32).add_(tile.sign().to(torch.int32)).add_(BINS)
             counts += torch.bincount(index, minlength=2 * BINS + 1)
 
@@ -157,7 +159,8 @@ class Histogram:
             low, high = max(low, -high, 0.0), max(-low, high)
         place = counts.nonzero().squeeze(1)
         width = math.ldexp(1.0, self._exponent - _LOG_BINS)
-        # Bin 3 holds [2w, 3w), bin -3 holds (-3w, -2w], bin 0 the zeros.
+        # With the bin width w, bin 3 contains [2w, 3w), bin -3 contains (-3w, -2w], and bin 0 contains the
+        # zeros.
         outer = (place + first).double() * width
         left = torch.where(outer > 0, outer - width, outer).clamp(low, high)
         right = torch.where(outer < 0, outer + width, outer).clamp(low, high)
@@ -168,9 +171,9 @@ class Histogram:
         self.high = high if self.high is None else torch.maximum(self.high, high)
 
     def _grown(self, exponent: int, device: torch.device) -> Tensor:
-        """Return the counts, rebinned for magnitudes below ``2^exponent``.
+        """Return the counts, in bins wide enough for magnitudes below ``2^exponent``.
 
-        The caller adds to them in place.
+        The caller adds to the returned counts in place.
         """
         if self._counts is None:
             self._counts = torch.zeros(2 * BINS + 1, dtype=torch.int64, device=device)
@@ -181,7 +184,7 @@ class Histogram:
 
 
 def _exponent_above(magnitude: float) -> int:
-    """Return the smallest ``k``, not below `_SMALLEST_EXPONENT`, with ``magnitude < 2^k``."""
+    """Return the smallest ``k`` with ``magnitude < 2^k``, but at least `_SMALLEST_EXPONENT`."""
     return max(math.frexp(magnitude)[1], _SMALLEST_EXPONENT) if magnitude else _SMALLEST_EXPONENT
 
 
@@ -196,7 +199,7 @@ def _rebinned(counts: Tensor, doublings: int) -> Tensor:
 
 
 class HistogramObserver(ServingObserver):
-    """Fills a histogram, from which subclasses choose the range; merging is exact."""
+    """Base of the observers that fill a histogram and choose the range from it. Merging is exact."""
 
     qschemes = (QSchemeType.per_tensor,)
 
@@ -216,7 +219,7 @@ class HistogramObserver(ServingObserver):
         if not histogram.is_finite:
             return histogram.low.to(histogram.device), histogram.high.to(histogram.device)
         if self._chosen is None:
-            # Cached, since a search is slow.
+            # The range is cached, since the search is slow.
             low, high = self._choose(histogram)
             self._chosen = (_scalar(low, histogram.device), _scalar(high, histogram.device))
         return self._chosen
@@ -229,13 +232,16 @@ class HistogramObserver(ServingObserver):
     def is_symmetric(self) -> bool:
         """Whether ranges are symmetric about 0.
 
-        Also true for formats without a zero point, whose specs may leave ``symmetric`` open.
+        This is also true for formats without a zero point, even if ``symmetric`` is None in the spec.
         """
         return self.spec.symmetric is not False
 
     @abstractmethod
     def _choose(self, histogram: Histogram) -> tuple[Tensor | float, Tensor | float]:
-        """Return low and high, one value each; called only if values were observed and all are finite."""
+        """Return the low and the high end of the range, one value each.
+
+        The observer calls this only if it has observed values and all of them are finite.
+        """
 
 
 def _scalar(value: Tensor | float, device: torch.device) -> Tensor:

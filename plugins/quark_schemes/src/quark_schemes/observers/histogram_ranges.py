@@ -1,9 +1,9 @@
-"""Histogram observers that narrow the range from both ends, to the smallest expected squared error.
+"""Histogram observers that narrow the range from both ends until the expected squared error is smallest.
 
-They do so bin by bin.
+The ends of a range are edges of bins.
 
-Source: PyTorch's ``HistogramObserver`` for the loss: squared distance to the range for clipped values,
-rounding error for all others.
+Source: PyTorch's ``HistogramObserver`` for the loss. Its error is the squared distance to the range for
+clipped values, and the rounding error for all other values.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ from quark_schemes.observers.mse import best_range, has_real_zero_point
 __all__ = ["CLIPPED_SHARES", "ExpectedError", "PerTensorHistogramObserver", "PerTensorHistogramObserverPro"]
 
 CLIPPED_SHARES = (0.0, *(2.0 ** (-i / 4) for i in range(80, 11, -1)))
-"""Shares of all values that are clipped.
+"""Shares of the values that may be clipped.
 
-They are 0, then a millionth to an eighth with four steps per doubling.
+The first share is 0. The others go from a millionth to an eighth, with four steps per doubling.
 """
 
 
 _COARSE = 256
-"""Number of starts and of ends in the first round of `_least`, which compares all pairs."""
+"""Number of starts, and number of ends, in the first round of `_least`. That round compares all pairs."""
 
 
 class PerTensorHistogramObserver(HistogramObserver):
-    """One range per tensor: the narrowest range for one of `CLIPPED_SHARES`, with the smallest squared error.
+    """One range per tensor. The candidates are the narrowest ranges for each of `CLIPPED_SHARES`.
 
-    The narrowest range for a share is the shortest between bin edges that clips no more than that share of
-    the values. Symmetric ranges clip the largest magnitudes. The squared error uses the spec's own format.
+    The observer chooses the candidate with the smallest squared error in the number format of the spec. The
+    narrowest range for a share is the shortest range between bin edges that clips at most that share of the
+    values. Symmetric ranges clip the largest magnitudes.
     """
 
     def _choose(self, histogram: Histogram) -> tuple[Tensor | float, Tensor | float]:
@@ -47,7 +48,7 @@ class PerTensorHistogramObserver(HistogramObserver):
         return best_range(values.row, candidates, self.spec, values.weights)
 
     def _narrowest(self, histogram: Histogram) -> tuple[Tensor, Tensor]:
-        """Return the narrowest range for each share, float64 ``[shares]``."""
+        """Return the low and the high ends of the narrowest range for each share, float64 ``[shares]``."""
         values = histogram.distribution(magnitudes=self.is_symmetric)
         until = values.counts.cumsum(0)
         total = int(until[-1])
@@ -55,8 +56,8 @@ class PerTensorHistogramObserver(HistogramObserver):
         if self.is_symmetric:
             threshold = values.right[torch.searchsorted(until, inside)]
             return -threshold, threshold
-        # For each start, the end is the first bin that includes enough values; there is none after the last
-        # bin.
+        # For each start, the end is the first bin with which the range contains enough values. Late starts
+        # have no such bin.
         end = torch.searchsorted(until, (until - values.counts) + inside.unsqueeze(1))
         width = torch.cat([values.right, values.right.new_full((1,), torch.inf)])[end] - values.left
         start = width.argmin(dim=1)
@@ -66,11 +67,11 @@ class PerTensorHistogramObserver(HistogramObserver):
 class PerTensorHistogramObserverPro(HistogramObserver):
     """One range per tensor: the pair of start and end bin with the smallest expected squared error.
 
-    For integers, whose steps are uniform.
+    The observer supports only integers, because their steps are uniform.
 
-    The error of a clipped value is its squared distance to the range, of any other value ``step² / 12``, and
-    of zeros 0 if the format represents 0. Pairs are compared in two rounds: 256 starts with as many ends,
-    then all pairs around the best.
+    The error of a clipped value is its squared distance to the range. The error of any other value is ``step²
+    / 12``, but zeros have no error if the format represents 0. Pairs are compared in two rounds: first 256
+    starts with 256 ends, then all pairs near the best pair.
     """
 
     @classmethod
@@ -101,8 +102,8 @@ class ExpectedError:
     """Computes the expected squared error of quantizing a distribution, for many ranges at once.
 
     Args:
-        values: The distribution, without zeros if the format represents 0.
-        steps: Number of steps of a range.
+        values: The distribution. The caller removes zeros if the format represents 0.
+        steps: Number of quantization steps in a range.
     """
 
     def __init__(self, values: Distribution, steps: float) -> None:
@@ -124,15 +125,18 @@ class ExpectedError:
 
 
 def _clipping_error(moments: Tensor, end: Tensor) -> Tensor:
-    """Return Σ (value − end)² of clipped values, from their number, sum and sum of squares."""
+    """Return Σ (value − end)² of clipped values.
+
+    ``moments`` are the number, the sum and the sum of squares of these values.
+    """
     number, total, squares = moments
     return (squares - 2 * end * total + end.square() * number).clamp_(min=0)
 
 
 def _least(cost: ExpectedError, starts: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the pair with the smallest error.
+    """Return the start and the end with the smallest error.
 
-    Starts and ends are in order, outermost first, and many are searched in two rounds.
+    ``starts`` and ``ends`` are sorted. If there are many, the function searches in two rounds.
     """
     strides = [max(1, -(-len(edges) // _COARSE)) for edges in (starts, ends)]
     coarse = cost(starts[:: strides[0]], ends[:: strides[1]])

@@ -1,4 +1,4 @@
-"""Min-max observers: the range runs from the smallest to the largest value; and one that observes nothing.
+"""Min-max observers, which use the smallest and the largest value, and an observer that observes nothing.
 
 The min-max classes differ only in the granularities they accept. Source: the observers of AMD Quark 0.13.
 """
@@ -29,7 +29,7 @@ __all__ = [
 
 
 class MinMaxObserver(ServingObserver):
-    """Keeps the smallest and the largest value of each set of elements that share a scale.
+    """Records the smallest and the largest value of each set of elements that share a scale.
 
     It supports every granularity.
     """
@@ -67,13 +67,14 @@ class MinMaxObserver(ServingObserver):
 
 
 def _row_ranges(rows: Tensor, *, symmetric: bool) -> tuple[Tensor, Tensor]:
-    """Return the smallest and largest value of each row, ``[rows, elements] → [rows]``, float32.
+    """Return the smallest and the largest value of each row, ``[rows, elements] → [rows]``, float32.
 
-    If ``symmetric``, ∓ the largest magnitude.
+    If ``symmetric``, return minus the largest magnitude and the largest magnitude instead.
 
-    On CPUs two reductions are much faster than one fused reduction, and faster in 32 bits than in 16: tiles
-    are converted while in cache. Without the sign, floats sort like their bits as integers, NaN last, which
-    is faster still.
+    On CPUs, two reductions are much faster than one fused reduction, and reductions in 32 bits are faster
+    than in 16 bits. The function therefore converts tiles while they are in the cache. Magnitudes are
+    compared as integers, which is faster still: positive floats have the same order as their bits, and NaN
+    comes last.
     """
     low, high = (torch.empty(rows.shape[0], dtype=torch.float32, device=rows.device) for _ in range(2))
     step = max(1, TILE_ELEMENTS // rows.shape[1])
@@ -124,9 +125,10 @@ class PerBlockMXBufferReuseObserver(PerBlockMXObserver):
 
 
 class PerBlockMXDiffsObserver(PerBlockMXObserver):
-    """See `PerBlockMXObserver`.
+    """`PerBlockMXObserver` under another name of AMD Quark.
 
-    The exponent is not searched: it follows the spec's ``scale_calculation_mode``, as in runtimes.
+    The observer does not search the exponent. The ``scale_calculation_mode`` of the spec sets it, as in
+    runtimes.
     """
 
 
@@ -141,7 +143,7 @@ class PerBlock2DMinMaxObserver(MinMaxObserver):
 
 
 class PlaceholderObserver(ServingObserver):
-    """Observer of formats that only cast."""
+    """Observer of formats that only cast, which need no range. It observes nothing."""
 
     @classmethod
     def spec_error(cls, spec: QTensorConfig) -> str | None:

@@ -1,12 +1,12 @@
-"""MSE observers: the range with the smallest squared error of rounding and clipping, and the search for it.
+"""MSE observers, which search the range with the smallest squared error of rounding and clipping.
 
-The full range is shrunk while the gain of finer steps exceeds the loss by clipping. The functions work on
-rows ``[rows, elements]`` with one range per row: the rows of a weight, or one row of histogram bins with
+The search shrinks the full range. A smaller range has finer steps but clips more values. The functions work
+on rows ``[rows, elements]`` with one range per row: the rows of a weight, or one row of histogram bins with
 counts.
 
-Per tensor the error is computed at the histogram's bin centres, and differs from the data's error by at most
-half a bin's width, root mean square: the distance to the nearest value of a format changes no faster than the
-value itself. Per channel and per group, the error is computed on the data itself.
+For one range per tensor, the error is computed at the centres of the histogram's bins. Its root mean square
+differs from that of the data by at most half a bin's width, because the distance to the nearest value of a
+format changes no faster than the value itself. For channels and groups, the error is computed on the data.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 
 
 Range = tuple[Tensor, Tensor]
-"""Low and high, float32 ``[rows]``."""
+"""The low ends and the high ends of ranges, each float32 ``[rows]``."""
 
 
 def has_real_zero_point(spec: QTensorConfig) -> bool:
@@ -52,10 +52,10 @@ def error_norms(values: Tensor, low: Tensor, high: Tensor, spec: QTensorConfig, 
     """Return the root of the summed squared error of quantizing each row with its range, float64 ``[rows]``.
 
     Args:
-        values: Float32 ``[rows, elements]``.
-        low, high: Ranges, float32 ``[rows]``.
+        values: The values to quantize, float32 ``[rows, elements]``.
+        low, high: The ends of the ranges, float32 ``[rows]``.
         spec: The quantization.
-        weights: Weight of each element in the error, float64 ``[elements]``; None for 1.
+        weights: Weight of each element in the error, float64 ``[elements]``. None means weights of 1.
     """
     number_format = format_of(spec)
     qparams = number_format.qparams(low, high, spec)
@@ -74,7 +74,7 @@ def error_norms(values: Tensor, low: Tensor, high: Tensor, spec: QTensorConfig, 
 def best_range(values: Tensor, candidates: Iterable[Range], spec: QTensorConfig, weights: Tensor | None = None) -> Range:
     """Return the candidate with the smallest error for each row.
 
-    Of candidates with equal errors, it returns the first, so pass wide ranges first.
+    If several candidates have the same error, the first is returned, so pass wide ranges first.
     """
     remaining = iter(candidates)
     low, high = next(remaining)
@@ -90,18 +90,19 @@ def best_range(values: Tensor, candidates: Iterable[Range], spec: QTensorConfig,
 def shrunk_range(
     values: Tensor, low: Tensor, high: Tensor, spec: QTensorConfig, factors: Sequence[float], weights: Tensor | None = None
 ) -> Range:
-    """Return the range with the smallest error among the full range shrunk by ``factors``.
+    """Shrink the full range of each row by each of ``factors``, and return the range with the smallest error.
 
-    Symmetric ranges have one factor. For asymmetric ranges, a common factor of both ends is searched first,
-    then a factor of the low end, then one of the high end. Ends shrink towards 0, or, if the range need not
-    contain 0, towards the row's median.
+    A symmetric range has one factor. For asymmetric ranges, the function first searches a common factor for
+    both ends, then a factor for the low end, then a factor for the high end. Ends shrink towards 0. If the
+    range need not contain 0, they shrink towards the row's median.
 
     Args:
-        values: Float32 ``[rows, elements]``.
-        low, high: The rows' full ranges, float32 ``[rows]``.
+        values: The values to quantize, float32 ``[rows, elements]``.
+        low, high: The ends of the full ranges, float32 ``[rows]``.
         spec: The quantization.
-        factors: Descending from 1.
-        weights: Weight of each element in the error, float64 ``[elements]``, only with one row; None for 1.
+        factors: Factors in descending order. The first is 1.
+        weights: Weight of each element in the error, float64 ``[elements]``; allowed only with one row. None
+            means weights of 1.
     """
     if spec.symmetric is not False:
         amax = torch.maximum(-low, high)
@@ -119,7 +120,7 @@ def shrunk_range(
 
 def _shrunk(end: Tensor, centre: Tensor, factors: Sequence[float]) -> list[Tensor]:
     """Return one end of the range shrunk by each factor."""
-    # Factor 1 returns the full range unchanged, since the formula could change its last bit.
+    # For factor 1, return the end unchanged, since the formula could change its last bit.
     return [end if factor == 1 else centre + (end - centre) * factor for factor in factors]
 
 
@@ -131,12 +132,12 @@ def _medians(values: Tensor, weights: Tensor | None) -> Tensor:
 
 
 class RowSearchObserver(ServingObserver):
-    """Searches one range per row when it observes a tensor.
+    """Base of the observers that search one range per row as soon as they observe a tensor.
 
-    The tensor is not stored, so it can observe only one tensor, once.
+    The observer does not store the tensor, so it can observe only one tensor.
 
-    A histogram per row, which could merge several tensors, would be larger than the weight. Dynamic
-    activations work too, since they get a new observer each time. Merging with an empty observer is exact.
+    A histogram per row could merge several tensors, but would be larger than the weight. Dynamic activations
+    work too, since each of them gets a new observer. Merging with an observer without data is exact.
     """
 
     def __init__(self, spec: QTensorConfig, granularity: Granularity | torch.device | str | None = None) -> None:
@@ -169,7 +170,7 @@ class RowSearchObserver(ServingObserver):
         return self._range
 
     def merge(self, other: Observer) -> None:
-        """Take over the ranges of the other observer.
+        """Use the ranges of the other observer if it has observed a tensor.
 
         Raises:
             CalibrationError: Both have observed a tensor.
@@ -181,32 +182,34 @@ class RowSearchObserver(ServingObserver):
 
     def _seen_twice(self) -> CalibrationError:
         return CalibrationError(
-            f"{type(self).__name__} got a second tensor, but it is for weights: for static activations, use a min-max observer or "
-            f"PerTensorMSEObserver"
+            f"{type(self).__name__} got a second tensor, but this observer is for weights: for static activations, use a min-max "
+            f"observer or PerTensorMSEObserver"
         )
 
     @abstractmethod
     def _search(self, rows: Tensor, low: Tensor, high: Tensor) -> Range:
         """Return the range of each row of ``[rows, elements]``, float32.
 
-        ``low`` and ``high`` are its extremes. NaN and Inf stay.
+        ``low`` and ``high`` are the smallest and the largest value of each row. Ends that are NaN or Inf
+        stay.
         """
 
 
 _STEPS_TO_HALF = 16
-"""Candidates per halving of the range: neighbours differ by 4 %."""
+"""Number of candidates per halving of the range. Neighbouring candidates differ by 4 %."""
 TENSOR_FACTORS = tuple(2 ** (-i / _STEPS_TO_HALF) for i in range(10 * _STEPS_TO_HALF + 1))
-"""Factors of the range of a tensor: 16 steps per halving, ten halvings, since activations can have outliers
-1000 times the others.
+"""Factors for the range of a tensor: 16 steps per halving, and ten halvings.
+
+So many are needed because activations can have outliers that are 1000 times as large as the other values.
 """
 ROW_FACTORS = TENSOR_FACTORS[: 3 * _STEPS_TO_HALF + 1]
-"""Factors of the range of a channel or group of a weight, down to an eighth."""
+"""Factors for the range of a channel or group of a weight, from 1 to an eighth."""
 
 
 class PerTensorMSEObserver(HistogramObserver):
     """One range per tensor, with the smallest squared error in the spec's own format.
 
-    `shrunk_range` has the candidates.
+    `shrunk_range` describes the candidates.
     """
 
     def _choose(self, histogram: Histogram) -> tuple[Tensor | float, Tensor | float]:

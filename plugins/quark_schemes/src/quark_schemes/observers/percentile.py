@@ -13,11 +13,12 @@ __all__ = ["PerTensorPercentileObserver"]
 
 
 class PerTensorPercentileObserver(HistogramObserver):
-    """One range per tensor, which contains ``percentile`` percent of the values.
+    """One range per tensor, from percentiles of the values.
 
-    Symmetric: ``(-t, t)`` where ``t`` is that percentile of the magnitudes. Asymmetric: from the
-    ``100 - percentile`` to the ``percentile`` of the values; so each side may be clipped. Zeros count like
-    any value. The option ``percentile`` replaces AMD Quark's default, which is close to the largest value.
+    A symmetric range is ``(-t, t)``; ``t`` is the percentile ``percentile`` of the magnitudes. An asymmetric
+    range goes from the percentile ``100 - percentile`` of the values to the percentile ``percentile``, so
+    both sides may be clipped. Zeros are values like any other. The default of the option ``percentile`` is
+    AMD Quark's; that percentile is close to the largest value.
 
     Attributes:
         percentile: Percentile above 0 and up to 100; at least 50 for asymmetric ranges.

@@ -1,9 +1,10 @@
 """Observers whose scales are powers of two for every scale type.
 
-Their ranges are chosen so that the scale is exact.
+They choose ranges for which the scale is exactly a power of two.
 
-Min-max uses the power of two nearest to the min-max scale, as in AMD Quark; it may clip. Min-MSE also tries
-two more on either side. Source: AMD Quark 0.13's observers of the same names, for the choice of exponents.
+The min-max observers use the power of two nearest to the min-max scale, as in AMD Quark, so they may clip.
+The min-MSE observers also try two larger and two smaller powers of two. Source: AMD Quark 0.13's observers of
+the same names, for the choice of exponents.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ __all__ = [
     "PerTensorPowOf2MinMaxObserver",
 ]
 
-_OFFSETS = (2, 1, 0, -1, -2)  # wide ranges first: of equally good ranges the widest is used
+_OFFSETS = (2, 1, 0, -1, -2)  # wide ranges come first: if ranges are equally good, the widest is used
 _LARGEST = float(torch.finfo(torch.float32).max)
 
 
 class _PowOf2Observer(ServingObserver):
-    """Refuses specs for which no range yields a power of two as the scale.
+    """Base of these observers. It refuses specs for which no range yields a power of two as the scale.
 
     Attributes:
-        centred: Whether the zero point is always the middle code, as for symmetric specs of unsigned formats
-            in AMD Quark.
+        centred: Whether the zero point is always the middle code. AMD Quark does this for symmetric specs of
+            unsigned formats.
     """
 
     centred = False
@@ -53,14 +54,14 @@ class _PowOf2Observer(ServingObserver):
         if has_real_zero_point(spec):
             return f"{cls.__name__} needs integer zero points: set zero_point_type=ZeroPointType.int32"
         if spec.scale_format == "e8m0":
-            return f"{cls.__name__} does not fit scales that are powers of two already: use a min-max observer with scale_format='e8m0'"
+            return f"{cls.__name__} does not support scales that are powers of two already: use a min-max observer with scale_format='e8m0'"
         return None
 
 
 class _Powers:
-    """Computes the ranges whose scales are powers of two near the min-max scale, for ranges of any shape.
+    """Computes ranges whose scales are powers of two near the min-max scale. Ranges may have any shape.
 
-    Asymmetric ranges keep the zero point of the min-max scale, so that both ends change in proportion.
+    Asymmetric ranges have the same zero point as the min-max range, so that both ends change in proportion.
     """
 
     def __init__(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> None:
@@ -82,14 +83,17 @@ class _Powers:
         self._largest = math.floor(math.log2(_LARGEST / math.ceil(2 * max_magnitude)))  # both ends and their distance are finite
 
     def range(self, offset: int) -> Range:
-        """Return the range, float32, whose scale is the nearest power of two times ``2^offset``, exactly."""
+        """Return the float32 range whose scale is exactly ``2^(n + offset)``.
+
+        ``2^n`` is the power of two nearest to the min-max scale.
+        """
         exponent = (self._nearest + offset).clamp_(self._smallest, self._largest)
         scale = power_of_two(exponent.to(torch.int32))
         return -self._below * scale, self._above * scale
 
 
 def _where_finite(best: Range, low: Tensor, high: Tensor) -> Range:
-    """Return the best ranges; keep ``low`` and ``high`` if one of them is NaN or Inf."""
+    """Return the ranges of ``best``, or ``low`` and ``high`` for rows in which one of these is not finite."""
     finite = torch.isfinite(low) & torch.isfinite(high)
     return torch.where(finite, best[0], low), torch.where(finite, best[1], high)
 

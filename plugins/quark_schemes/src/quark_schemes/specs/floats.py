@@ -1,4 +1,4 @@
-"""``*Spec`` helpers of the FP8 formats, and of the 16-bit floats, which only cast."""
+"""``*Spec`` helpers of the FP8 formats and of the 16-bit floats. The 16-bit formats only cast."""
 
 from __future__ import annotations
 
@@ -36,20 +36,23 @@ class _E4M3Like(SingleLevelSpec):
 
 
 class FP8E4M3PerTensorSpec(_E4M3Like):
-    """FP8 E4M3, one scale."""
+    """FP8 E4M3 with one scale per tensor."""
 
     dtype = Dtype.fp8_e4m3
 
 
 class FP8E5M3PerTensorSpec(_E4M3Like):
-    """Unsigned FP8 E5M3, one scale: for two-level scales."""
+    """Unsigned FP8 E5M3 with one scale per tensor.
+
+    It is a format for the scales of two-level quantization.
+    """
 
     dtype = Dtype.fp8_e5m3
 
 
 @attrs.define
 class FP8E5M2PerTensorSpec(SingleLevelSpec):
-    """FP8 E5M2, one scale."""
+    """FP8 E5M2 with one scale per tensor."""
 
     dtype = Dtype.fp8_e5m2
     fixed = {"qscheme": QSchemeType.per_tensor}
@@ -72,13 +75,16 @@ class _PerChannel(SingleLevelSpec):
 
 
 class FP8E4M3PerChannelSpec(_PerChannel):
-    """FP8 E4M3, a scale for each channel; for each token if activations are dynamic and ``ch_axis`` is 1."""
+    """FP8 E4M3 with a scale for each channel.
+
+    With ``ch_axis=1``, dynamic activations have a scale for each token.
+    """
 
     dtype = Dtype.fp8_e4m3
 
 
 class FP8E5M2PerChannelSpec(_PerChannel):
-    """FP8 E5M2, a scale for each channel."""
+    """FP8 E5M2 with a scale for each channel."""
 
     dtype = Dtype.fp8_e5m2
 
@@ -97,24 +103,24 @@ class PerGroupFloatSpec(SingleLevelSpec):
 
 
 class FP8E4M3PerGroupSpec(PerGroupFloatSpec):
-    """FP8 E4M3, a scale for each group."""
+    """FP8 E4M3 with a scale for each group."""
 
     dtype = Dtype.fp8_e4m3
 
 
 class FP8E5M2PerGroupSpec(PerGroupFloatSpec):
-    """FP8 E5M2, a scale for each group."""
+    """FP8 E5M2 with a scale for each group."""
 
     dtype = Dtype.fp8_e5m2
 
 
 class Float16Spec(SingleLevelSpec):
-    """float16."""
+    """A cast to float16."""
 
     dtype, fixed = Dtype.float16, {"observer_cls": "PlaceholderObserver"}
 
 
 class Bfloat16Spec(SingleLevelSpec):
-    """bfloat16."""
+    """A cast to bfloat16."""
 
     dtype, fixed = Dtype.bfloat16, {"observer_cls": "PlaceholderObserver"}

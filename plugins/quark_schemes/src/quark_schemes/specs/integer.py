@@ -39,7 +39,7 @@ _SYMMETRIC = attrs.Factory(lambda self: self.symmetric_by_default, takes_self=Tr
 class _Integer(SingleLevelSpec):
     """Base of all helpers of integer formats.
 
-    The fields are in the bases below, in AMD Quark's order.
+    The base classes below define the fields, in the order of AMD Quark.
     """
 
     symmetric_by_default: ClassVar[bool]
@@ -85,7 +85,7 @@ class _PerGroup(_Integer):
 
 @attrs.define
 class _FourBitPerGroup(_Integer):
-    """`_PerGroup` with ``is_dynamic`` before the options of the scale.
+    """Base of the 4-bit helpers with a scale per group. ``is_dynamic`` comes before the options of the scale.
 
     AMD Quark's signatures of these two helpers have this order.
     """
@@ -100,56 +100,59 @@ class _FourBitPerGroup(_Integer):
 
 
 class Int4PerTensorSpec(_PerTensor):
-    """INT4, one scale."""
+    """INT4 with one scale per tensor."""
 
     dtype, symmetric_by_default = Dtype.int4, True
 
 
 class Uint4PerTensorSpec(_PerTensor):
-    """UINT4, one scale and zero point."""
+    """UINT4 with one scale and one zero point per tensor."""
 
     dtype, symmetric_by_default = Dtype.uint4, False
 
 
 class Int8PerTensorSpec(_PerTensor):
-    """INT8, one scale."""
+    """INT8 with one scale per tensor."""
 
     dtype, symmetric_by_default = Dtype.int8, True
 
 
 class Uint8PerTensorSpec(_PerTensor):
-    """UINT8, one scale and zero point."""
+    """UINT8 with one scale and one zero point per tensor."""
 
     dtype, symmetric_by_default = Dtype.uint8, False
 
 
 class Int3PerChannelSpec(_PerChannel):
-    """INT3, a scale and a zero point for each channel."""
+    """INT3 with a scale and a zero point for each channel."""
 
     dtype, symmetric_by_default = Dtype.int3, False
 
 
 class Int4PerChannelSpec(_PerChannel):
-    """INT4, a scale for each channel."""
+    """INT4 with a scale for each channel."""
 
     dtype, symmetric_by_default = Dtype.int4, True
 
 
 class Int8PerChannelSpec(_PerChannel):
-    """INT8, a scale and a zero point for each channel."""
+    """INT8 with a scale and a zero point for each channel."""
 
     dtype, symmetric_by_default = Dtype.int8, False
 
 
 class Uint8PerChannelSpec(_PerChannel):
-    """UINT8, a scale for each channel."""
+    """UINT8 with a scale for each channel."""
 
     dtype, symmetric_by_default = Dtype.uint8, True
 
 
 @attrs.define
 class Uint4PerChannelSpec(_Integer):
-    """UINT4, a scale and a zero point for each channel. ``is_dynamic`` has no default, as in AMD Quark."""
+    """UINT4 with a scale and a zero point for each channel.
+
+    ``is_dynamic`` has no default, as in AMD Quark.
+    """
 
     dtype, symmetric_by_default = Dtype.uint4, False
     fixed = _PerChannel.fixed
@@ -162,36 +165,36 @@ class Uint4PerChannelSpec(_Integer):
 
 
 class Int2PerGroupSpec(_PerGroup):
-    """INT2, a scale for each group."""
+    """INT2 with a scale for each group."""
 
     dtype, symmetric_by_default = Dtype.int2, True
 
 
 class Int3PerGroupSpec(_PerGroup):
-    """INT3, a scale for each group."""
+    """INT3 with a scale for each group."""
 
     dtype, symmetric_by_default = Dtype.int3, True
 
 
 class Int8PerGroupSpec(_PerGroup):
-    """INT8, a scale for each group."""
+    """INT8 with a scale for each group."""
 
     dtype, symmetric_by_default = Dtype.int8, True
 
 
 class Uint8PerGroupSpec(_PerGroup):
-    """UINT8, a scale and a zero point for each group."""
+    """UINT8 with a scale and a zero point for each group."""
 
     dtype, symmetric_by_default = Dtype.uint8, False
 
 
 class Int4PerGroupSpec(_FourBitPerGroup):
-    """INT4, a scale for each group."""
+    """INT4 with a scale for each group."""
 
     dtype, symmetric_by_default = Dtype.int4, True
 
 
 class Uint4PerGroupSpec(_FourBitPerGroup):
-    """UINT4, a scale and a zero point for each group."""
+    """UINT4 with a scale and a zero point for each group."""
 
     dtype, symmetric_by_default = Dtype.uint4, False

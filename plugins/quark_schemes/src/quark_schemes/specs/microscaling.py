@@ -35,19 +35,19 @@ _AMD_GROUPS = (16, 32)
 
 
 class FP4PerGroupSpec(PerGroupFloatSpec):
-    """FP4 E2M1, a scale for each group."""
+    """FP4 E2M1 with a scale for each group."""
 
     dtype = Dtype.fp4
 
 
 class FP6E2M3PerGroupSpec(PerGroupFloatSpec):
-    """FP6 E2M3, a scale for each group."""
+    """FP6 E2M3 with a scale for each group."""
 
     dtype = Dtype.fp6_e2m3
 
 
 class FP6E3M2PerGroupSpec(PerGroupFloatSpec):
-    """FP6 E3M2, a scale for each group."""
+    """FP6 E3M2 with a scale for each group."""
 
     dtype = Dtype.fp6_e3m2
 
@@ -93,44 +93,44 @@ class OCP_MXSpec(SingleLevelSpec):  # noqa: N801 - AMD Quark's name
 
 
 class OCP_MXFP8E4M3Spec(OCP_MXSpec):  # noqa: N801
-    """MXFP8 of E4M3 elements."""
+    """MXFP8 with E4M3 elements."""
 
     dtype = Dtype.fp8_e4m3
 
 
 class OCP_MXFP8E5M2Spec(OCP_MXSpec):  # noqa: N801
-    """MXFP8 of E5M2 elements."""
+    """MXFP8 with E5M2 elements."""
 
     dtype = Dtype.fp8_e5m2
 
 
 class OCP_MXFP6E3M2Spec(OCP_MXSpec):  # noqa: N801
-    """MXFP6 of E3M2 elements."""
+    """MXFP6 with E3M2 elements."""
 
     dtype = Dtype.fp6_e3m2
 
 
 class OCP_MXFP6E2M3Spec(OCP_MXSpec):  # noqa: N801
-    """MXFP6 of E2M3 elements."""
+    """MXFP6 with E2M3 elements."""
 
     dtype = Dtype.fp6_e2m3
 
 
 class OCP_MXFP4Spec(OCP_MXSpec):  # noqa: N801
-    """MXFP4."""
+    """MXFP4: FP4 E2M1 elements, of which 32 share a power of two."""
 
     dtype = Dtype.fp4
 
 
 class OCP_MXINT8Spec(OCP_MXSpec):  # noqa: N801
-    """MXINT8; the spec of the format ``mx`` also has the element format."""
+    """MXINT8. The spec has the format ``mx`` and names INT8 as the element format."""
 
     dtype, fixed = Dtype.mx, OCP_MXSpec.fixed | {"mx_element_dtype": Dtype.int8}
 
 
 @attrs.define
 class OCP_MXFP4DiffsSpec(SingleLevelSpec):  # noqa: N801
-    """MXFP4 under the name of AMD Quark's differentiable variant; static by default."""
+    """MXFP4 under the name of AMD Quark's differentiable variant. It is static by default."""
 
     ch_axis: int | None = None
     is_dynamic: bool | None = False
@@ -158,20 +158,20 @@ class _Microexponent(SingleLevelSpec):
 
 
 class MX6Spec(_Microexponent):
-    """MX6: shared microexponents, six bits an element."""
+    """MX6: shared microexponents, with six bits per element."""
 
     dtype = Dtype.mx6
 
 
 class MX9Spec(_Microexponent):
-    """MX9: shared microexponents, nine bits an element."""
+    """MX9: shared microexponents, with nine bits per element."""
 
     dtype = Dtype.mx9
 
 
 @attrs.define
 class BFP16Spec(SingleLevelSpec):
-    """BFP16: eight mantissas of eight bits that share an exponent of eight bits."""
+    """BFP16: eight mantissas of eight bits share an exponent of eight bits."""
 
     ch_axis: int | None = None
     scale_calculation_mode: str | None = "even"

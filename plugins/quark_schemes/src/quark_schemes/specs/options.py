@@ -41,14 +41,14 @@ _CHOICES: dict[str, Mapping[str, Any]] = {
     "round_method": _ROUND_METHODS,
     "zero_point_type": _ZERO_POINT_TYPES,
 }
-"""Field of a helper → value of each option string."""
+"""Field of a helper → dictionary from option string to value."""
 
 
 def _choice(option: str, value: Any, choices: Mapping[str, Any]) -> Any:
-    """Return the value of an option string, an enum member, or None.
+    """Return the value of an option string. Return None and members of the enumeration unchanged.
 
     Raises:
-        ConfigError: (a ValueError) ``value`` is not one of these.
+        ConfigError: ``value`` is neither a known option string nor one of these. It is also a ValueError.
     """
     if value is None or (isinstance(value, Enum) and value in choices.values()):
         return value
@@ -62,28 +62,28 @@ class DataTypeSpec:
     """Base of all ``*Spec`` helpers."""
 
     def to_quantization_spec(self) -> QTensorConfig | list[QTensorConfig]:
-        """Return the tensor's quantization, or its levels."""
-        raise TypeError(f"{type(self).__name__} builds nothing: use one of its subclasses")
+        """Return the quantization of a tensor, or a list of its levels."""
+        raise TypeError(f"{type(self).__name__} cannot build a configuration: use one of its subclasses")
 
 
 class SingleLevelSpec(DataTypeSpec):
-    """Base of the helpers that describe one level.
+    """Base of the helpers that describe one level of quantization.
 
-    Their fields are settings of `QTensorConfig` with the same names, except ``observer_method`` for
+    The fields have the names of the settings of `QTensorConfig`, except that ``observer_method`` sets
     ``observer_cls``.
 
     Attributes:
         dtype: The number format.
-        fixed: Settings common to all objects of a class.
+        fixed: Settings that all objects of a class share.
     """
 
     dtype: ClassVar[Dtype]
     fixed: ClassVar[Mapping[str, Any]] = {}
 
     def to_quantization_spec(self) -> QTensorConfig:
-        """Return the tensor's quantization."""
+        """Return the quantization of a tensor."""
         if not hasattr(self, "dtype"):
-            raise TypeError(f"{type(self).__name__} builds nothing: use one of its subclasses")
+            raise TypeError(f"{type(self).__name__} cannot build a configuration: use one of its subclasses")
         settings = attrs.asdict(self, recurse=False)
         for name, choices in _CHOICES.items():
             if name in settings:
@@ -102,7 +102,7 @@ def _level(value: SingleLevelSpec | QTensorConfig) -> QTensorConfig:
 
 @attrs.define
 class ProgressiveSpec(DataTypeSpec):
-    """Quantizes with ``first_stage``, then quantizes those codes with ``second_stage``."""
+    """Quantizes a tensor with ``first_stage``, then quantizes the resulting codes with ``second_stage``."""
 
     first_stage: SingleLevelSpec | QTensorConfig
     second_stage: SingleLevelSpec | QTensorConfig
@@ -113,7 +113,7 @@ class ProgressiveSpec(DataTypeSpec):
 
 @attrs.define
 class ScaleQuantSpec(DataTypeSpec):
-    """Quantizes with ``first_stage``, and its scales with ``second_stage``."""
+    """Quantizes a tensor with ``first_stage``, and the scales of the tensor with ``second_stage``."""
 
     first_stage: SingleLevelSpec | QTensorConfig
     second_stage: SingleLevelSpec | QTensorConfig
