@@ -48,9 +48,9 @@ def test_specs_that_need_more_than_the_defaults_are_refused_with_the_fix() -> No
     spec = LLMTemplate.get("llama").get_config(scheme=SCHEME).global_quant_config.weight
     cases = {
         "has no zero point": {"symmetric": False},
-        "leave out scale_format": {"scale_format": "e4m3"},
-        "leave out scale_calculation_mode": {"scale_calculation_mode": "even"},
-        "leave out round_method": {"round_method": "floor"},
+        "Leave out scale_format": {"scale_format": "e4m3"},
+        "Leave out scale_calculation_mode": {"scale_calculation_mode": "even"},
+        "Leave out round_method": {"round_method": "floor"},
         "needs is_dynamic": {"is_dynamic": None},
     }
     for words, changes in cases.items():

@@ -21,7 +21,7 @@ else:
     import fcntl
 
 _CHUNK = 1 << 24
-"""Bytes that are written at once."""
+"""Number of bytes that are read or written at once."""
 _LOCKED_BYTE = 1 << 30
 """Position of the byte that is locked on Windows: after the end of the file, since locked bytes cannot be
 read.
@@ -34,9 +34,9 @@ def open_file(path: Path, flags: int, mode: int = 0o777) -> int:
 
 
 def open_own(path: Path) -> int | None:
-    """Return a descriptor of a file, to read and to write.
+    """Open a file for reading and writing, and return its descriptor.
 
-    None if it is missing, is a link, or belongs to another user.
+    Return None if the file cannot be opened, is a link, or belongs to another user.
     """
     try:
         file = open_file(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
@@ -110,7 +110,7 @@ def regular_bytes(path: Path) -> bytes:
 
 
 def state_of(file: Path | int) -> dict[str, int]:
-    """Return size, time and inode of a file or descriptor; at least one differs if the file has changed."""
+    """Return size, time and inode of a file. At least one of them differs if the file has changed."""
     status = os.stat(file)
     return {"bytes": status.st_size, "time of change in ns": status.st_mtime_ns, "inode": status.st_ino}
 
@@ -145,7 +145,7 @@ def sync(path: Path) -> None:
 
 
 def allocated_bytes(path: Path) -> int:
-    """Return the bytes that a file takes on the disk, or its size if the system does not tell."""
+    """Return how many bytes a file occupies on the disk, or the size of the file if that is unknown."""
     status = path.stat()
     return 512 * status.st_blocks if hasattr(status, "st_blocks") else status.st_size
 
@@ -206,9 +206,9 @@ def leads_out(path: Path, directory: Path) -> bool:
 
 
 def move_directory(directory: Path, target: Path) -> None:
-    """Rename a directory; an empty directory with the new name is replaced.
+    """Rename ``directory`` to ``target``. If ``target`` is an empty directory, it is replaced.
 
-    Windows refuses while a file in it is open.
+    Windows refuses to rename a directory while a file in it is open.
     """
     if sys.platform == "win32" and target.is_dir():
         target.rmdir()
@@ -221,11 +221,10 @@ _UNSUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP}
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Exchange the names of two directories of one file system.
+    """Exchange the names of two directories of one file system, and return True.
 
-    Returns False, and changes nothing, if this system cannot do it.
-
-    Linux can, on most of its file systems. Source: ``renameat2(2)``.
+    Return False and change nothing if the system cannot do this. Linux can do it on most of its file systems.
+    Source: ``renameat2(2)``.
 
     Raises:
         OSError: A directory is missing, or may not be renamed.
@@ -249,6 +248,9 @@ def release_cached(file: int, size: int) -> None:
 
 
 def release_pages(memory: mmap.mmap) -> None:
-    """Drop the pages of a mapped file from memory, if the system can; the file keeps them."""
+    """Drop the pages of a mapped file from memory, if the system can do this.
+
+    The file itself does not change.
+    """
     if hasattr(memory, "madvise") and hasattr(mmap, "MADV_DONTNEED"):
         memory.madvise(mmap.MADV_DONTNEED)

@@ -1,4 +1,7 @@
-"""References to code: `LazyRef` imports nothing until it is loaded, `ObjectRef` holds an object."""
+"""References to code.
+
+A `LazyRef` imports nothing until it is loaded. An `ObjectRef` refers to an existing object.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ class LazyRef:
 
     @property
     def module(self) -> str:
-        """The module's dotted name."""
+        """The dotted name of the module."""
         return self.target.partition(":")[0]
 
     @property
@@ -107,7 +110,7 @@ Reference = LazyRef | ObjectRef
 
 
 def as_reference(value: str | Reference) -> Reference:
-    """Convert ``"module:attr"`` to a LazyRef; leave references as they are."""
+    """Convert a string ``"module:attr"`` to a `LazyRef`. Return a reference unchanged."""
     return value if isinstance(value, (LazyRef, ObjectRef)) else LazyRef(value)
 
 
@@ -117,7 +120,7 @@ def as_optional_reference(value: str | Reference | None) -> Reference | None:
 
 
 def make_callable(module: str, call: Callable[[], Any]) -> None:
-    """Make the imported module ``module`` answer calls with ``call()``.
+    """Make the imported module ``module`` callable. A call of the module returns ``call()``.
 
     ``import quark.algorithms`` binds that package to ``quark.algorithms`` and hides the registry function of
     the same name, so the package itself must be callable. Python allows a module's class to be replaced (data

@@ -1,4 +1,5 @@
-"""`tracing`: gives back what torch.export changes in a process, and drops the traces that torch keeps."""
+"""`tracing` restores the state that torch.export changes in a process, and drops the traces that torch
+keeps."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ _TRACE_LOGGER = "torch.__trace"
 
 @contextmanager
 def tracing() -> Iterator[list[ExportedProgram]]:
-    """Run a body that traces a model with torch, and give back the state of the process that torch changes.
+    """Run a ``with`` block that traces a model, and restore the state of the process that torch changes
+    meanwhile.
 
     The state is environment variables of torch's compiler, the handlers of torch's logger of traces, and the
     thread that watches progress bars. Torch also keeps the last trace, with all parameters of the model, in

@@ -10,7 +10,7 @@ from quark.errors import EnvironmentConflictError
 VERSION = "1.0.0a1"
 
 TRANSFORMERS = ">=5.4,<6"
-"""The versions of transformers that this project works with.
+"""The versions of transformers that this project supports.
 
 Up to 5.3, the loader of transformers needs the scale of a quantized layer under two names at once: the name
 in the checkpoint and the name in the module. Version 4 has no loader that converts tensors, which reading
@@ -24,7 +24,7 @@ def refuse_rival() -> None:
     """Raise if amd-quark, which owns the import name ``quark`` too, is installed in this environment.
 
     Raises:
-        EnvironmentConflictError: It is installed; the message says how to separate the two.
+        EnvironmentConflictError: amd-quark is installed. The message says how to separate it from quark-core.
     """
     version = _installed(_RIVAL)
     if version is not None:
@@ -52,7 +52,7 @@ def refuse_unfit_environment() -> None:
 
 
 def transformers_version() -> str | None:
-    """Return the version of the installed transformers, for messages; None if it is not installed."""
+    """Return the version of the installed transformers, or None if transformers is not installed."""
     return _installed("transformers")
 
 

@@ -1,7 +1,7 @@
-"""ProgressiveQuantizer: two levels, for instance FP8 and INT4; the second quantizes the codes of the first.
+"""`ProgressiveQuantizer` has two levels, for instance FP8 and INT4.
 
-``value = code · second scale · first scale``; a checkpoint holds the codes of the second level. Source: AMD
-Quark 0.13's ``ProgressiveSpec``.
+The second level quantizes the codes of the first. It computes ``value = code · second scale · first scale``.
+A checkpoint stores the codes of the second level. Source: AMD Quark 0.13's ``ProgressiveSpec``.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class ProgressiveQuantizer(TensorQuantizer):
     `QParams` hold the second level's scale and zero point; ``outer_scale`` is the first level's scale.
 
     Attributes:
-        first_level: Has one scale over the whole tensor.
-        second_level: Quantizes the codes of the first level; its own codes are stored.
+        first_level: The quantizer of the tensor. It has one scale for the whole tensor.
+        second_level: The quantizer of the first level's codes. A checkpoint stores the codes of this level.
     """
 
     first_level: SingleLevelQuantizer
@@ -60,7 +60,10 @@ class ProgressiveQuantizer(TensorQuantizer):
         return self.first_level.observer()
 
     def qparams_from(self, observer: Observer) -> QParams:
-        """Return only the first level's scale: the second's is found from the tensor itself."""
+        """Return only the scale of the first level.
+
+        The second level computes its scales from the tensor itself.
+        """
         return self.first_level.qparams_from(observer)
 
     def outer_scale(self, x: Tensor, shared: Observer | None = None) -> Tensor:
@@ -123,7 +126,7 @@ class ProgressiveQuantizer(TensorQuantizer):
 
 
 def _by_level(qparams: QParams) -> tuple[QParams, QParams]:
-    """Return the scales of the first level and the scales of the second."""
+    """Return the scales of the first level and the scales of the second level."""
     assert qparams.outer_scale is not None
     return QParams(qparams.outer_scale), attrs.evolve(qparams, outer_scale=None)
 

@@ -1,4 +1,7 @@
-"""RoundedGrid: the grid of rounded weights, with their scales and the neighbours of each weight."""
+"""`RoundedGrid` is the grid of weights that are rounded already.
+
+It computes new scales and neighbours of each weight.
+"""
 
 from __future__ import annotations
 
@@ -47,9 +50,9 @@ class RoundedGrid(WeightGrid):
         return self.fixed is None and not self.has_subscales
 
     def rescaled(self, factor: Tensor) -> GroupScales:
-        """Return the current scales times ``factor [groups, N]``, in the form that the spec stores.
+        """Return the current scales multiplied by ``factor [groups, N]``, in the form that the spec stores.
 
-        Zero points stay.
+        The zero points do not change.
         """
         scale = self.current.scale * factor
         if self.current.zero is None:
@@ -61,7 +64,8 @@ class RoundedGrid(WeightGrid):
         return self.scales_of_ranges(low * scale, high * scale)
 
     def neighbours(self, qt: Tensor, toward: Tensor) -> Tensor:
-        """Return, for each of ``qt [K, N]``, the next value of the grid in the direction of ``toward``.
+        """Return the neighbour of each value in ``qt [K, N]``: the next value of the grid in the direction of
+        ``toward``.
 
         At the end of the grid, a value is its own neighbour.
         """

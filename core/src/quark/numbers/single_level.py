@@ -35,7 +35,8 @@ MOST_STEPS = 256
 """
 
 Tile = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]
-"""Source and result ``[rows, elements]``; scales, factors or divisors ``[rows, 1]``; zero points or None."""
+"""Source ``[rows, elements]``, result ``[rows, elements]``, scales ``[rows, 1]``, factors or divisors
+``[rows, 1]``, and zero points or None."""
 
 
 @attrs.frozen(eq=False)
@@ -56,12 +57,15 @@ class SingleLevelQuantizer(TensorQuantizer):
 
     @property
     def is_float(self) -> bool:
-        """Whether the format has no scales and only casts."""
+        """Whether the format has no scales, so that this quantizer only casts."""
         return self.format.is_cast
 
     @property
     def has_tensor_scale(self) -> bool:
-        """Whether one scale spans the whole tensor, so that input groups may share it; False with a table."""
+        """Whether the whole tensor has one scale, which the layers of an input group may share.
+
+        It is False for formats with a table.
+        """
         return isinstance(self.granularity, PerTensor) and not self.is_float and self.format.table_shape is None
 
     @property
@@ -92,7 +96,8 @@ class SingleLevelQuantizer(TensorQuantizer):
         return error or self._vector_error(shape)
 
     def _vector_error(self, shape: tuple[int, ...]) -> str | None:
-        """Return why elements of a tensor of that shape cannot be rounded together, or None."""
+        """Return why the elements of a tensor with shape ``shape`` cannot be rounded together, or None if
+        they can be."""
         vector, columns = self.format.vector, shape[-1] if shape else 1
         if vector == 1:
             return None
@@ -144,7 +149,10 @@ class SingleLevelQuantizer(TensorQuantizer):
         return attrs.evolve(qparams, table=table)
 
     def _format(self, qparams: QParams) -> NumberFormat:
-        """Return the format of values under these scales: with their table, if there is one."""
+        """Return the number format for ``qparams``.
+
+        If ``qparams`` has a table, the format uses the values of that table.
+        """
         return self.format if qparams.table is None else self.format.with_table(qparams.table)
 
     def _observed(self, x: Tensor) -> QParams:
@@ -182,7 +190,10 @@ class SingleLevelQuantizer(TensorQuantizer):
         return self._rounded(x, qparams, result, rescale=True)
 
     def in_scales(self, x: Tensor, qparams: QParams) -> Tensor:
-        """Return the values of the codes of ``x`` before scaling, float32; only for symmetric specs."""
+        """Return the float32 values of the codes of ``x`` before they are multiplied by scales.
+
+        The spec must be symmetric.
+        """
         return self._rounded(x, qparams, torch.empty(x.shape, dtype=torch.float32, device=x.device), rescale=False)
 
     def _rounded(self, x: Tensor, qparams: QParams, result: Tensor, *, rescale: bool) -> Tensor:
@@ -273,7 +284,10 @@ class SingleLevelQuantizer(TensorQuantizer):
         return attrs.evolve(qparams, table=torch.zeros(shape_of_table, dtype=torch.float32, device=device))
 
     def _filled(self, x: Tensor, result: Tensor, qparams: QParams, work: Callable[[Sequence[Tile]], None]) -> Tensor:
-        """Fill ``result`` tile by tile and return it; several threads call ``work``, each with some tiles."""
+        """Fill ``result`` tile by tile, and return ``result``.
+
+        Several threads call ``work``, each with a part of the tiles.
+        """
         rows = self.granularity.rows(result)
         tiles = list(self._tiles(x, rows, qparams))
         count = max(1, CHUNK_ELEMENTS // max(TILE_ELEMENTS, 1))
@@ -282,18 +296,18 @@ class SingleLevelQuantizer(TensorQuantizer):
         return result
 
     def _put_back(self, rows: Tensor, result: Tensor) -> None:
-        """Copy the ``rows`` of a result into it, if they are no view of it."""
+        """Copy ``rows`` into ``result`` if ``rows`` is not a view of ``result``."""
         if rows.data_ptr() != result.data_ptr():
             result.copy_(self.granularity.restore(rows, tuple(result.shape)))
 
     def _scaled(self, source: Tensor, factor: Tensor, out: Tensor) -> Tensor:
-        """Write the scaled values of one tile to ``out``, float32, and return it."""
+        """Write the scaled values of one tile to ``out``, and return them."""
         # If dtypes differ, torch would allocate a converted operand.
         values = out.copy_(source) if source.dtype.itemsize < out.dtype.itemsize else source
         return torch.mul(values, factor, out=out) if self.format.by_reciprocal(self.spec) else torch.div(values, factor, out=out)
 
     def _tiles(self, x: Tensor, target: Tensor, qparams: QParams) -> Iterator[Tile]:
-        """Yield the tiles of ``x`` and of ``target``, which has a row for each scale."""
+        """Yield the tiles of ``x`` and ``target``. ``target`` is a matrix with one row for each scale."""
         if x.numel() == 0:
             return
         rows = self.granularity.rows(x)
@@ -314,7 +328,10 @@ class SingleLevelQuantizer(TensorQuantizer):
 
 
 def _are_powers_of_two(qparams: QParams) -> bool:
-    """Return whether all scales are powers of two: scaled values then keep the mantissas of the tensor."""
+    """Return whether all scales are powers of two.
+
+    If so, the scaled values have the same mantissas as the tensor.
+    """
     if qparams.outer_scale is not None or qparams.scale.dtype is not torch.float32:
         return False
     return not bool((qparams.scale.contiguous().view(torch.int32) & 0x7FFFFF).any())

@@ -1,4 +1,4 @@
-"""TensorQuantizer: the base of all quantizers of tensors.
+"""`TensorQuantizer` is the base class of all quantizers of tensors.
 
 `quantize`, `dequantize` and `fake_quantize` agree exactly.
 """
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 
 class TensorQuantizer(ABC):
-    """Interface of a tensor's quantization, of one level or several, for modules, algorithms, checkpoints.
+    """Base class of quantizers. Modules, algorithms and checkpoints quantize tensors through its methods.
 
-    A new kind of quantizer, with several levels or its own scale structure, derives from it and defines the
-    abstract methods. There is one outer scale for the whole tensor, or one for each row of a weight. A number
-    format returns the quantizer from `quark.numbers.NumberFormat.quantizer`.
+    A new kind of quantizer, for instance with several levels or its own scale structure, derives from this
+    class and defines the abstract methods. There is one outer scale for the whole tensor, or one for each row
+    of a weight. A number format returns the quantizer from `quark.numbers.NumberFormat.quantizer`.
     """
 
     @property
     @abstractmethod
     def levels(self) -> tuple[SingleLevelQuantizer, ...]:
-        """The levels, in the order of the spec; each has its own scales."""
+        """The quantizers of the levels, in the order of the spec. Each level has its own scales."""
 
     @property
     @abstractmethod
@@ -47,36 +47,40 @@ class TensorQuantizer(ABC):
 
     @property
     def granularity(self) -> Granularity:
-        """The elements that share a scale of the stored level."""
+        """The granularity of the stored level. It says which elements share a scale."""
         return self.stored_level.granularity
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether ranges are found at run time."""
+        """Whether the ranges are computed at run time."""
         return bool(self.levels[0].spec.is_dynamic)
 
     @property
     def is_float(self) -> bool:
-        """Whether quantization is only a cast (float16, bfloat16)."""
+        """Whether this quantizer only casts to another dtype, such as float16 or bfloat16."""
         return False
 
     @property
     def has_tensor_scale(self) -> bool:
-        """Whether one scale, or an outer scale, spans the whole tensor, so that input groups may share it."""
+        """Whether the whole tensor has one scale or one outer scale.
+
+        The layers of an input group may share it.
+        """
         return False
 
     @property
     def has_one_product(self) -> bool:
-        """Whether a value is one product, ``(code − zero_point) · scale``.
+        """Whether a value is the single product ``(code − zero_point) · scale``.
 
-        If not (two scales, an offset), the last bit depends on the order of operations, and `WeightGrid`
-        computes its values from codes.
+        If it is not, for instance with two scales or an offset, the last bit depends on the order of the
+        operations. So `WeightGrid` then computes the values from codes.
         """
         return False
 
     @abstractmethod
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
-        """Return why a tensor of that shape cannot be quantized, and the fix, or None. Needs no data."""
+        """Return why a tensor with shape ``shape`` cannot be quantized, with the fix, or None if it can
+        be."""
 
     @abstractmethod
     def observer(self) -> Observer:
@@ -84,14 +88,15 @@ class TensorQuantizer(ABC):
 
     @abstractmethod
     def qparams_from(self, observer: Observer) -> QParams:
-        """Return the scales of the ranges that an observer has found."""
+        """Return the scales for the ranges that ``observer`` has computed."""
 
     @abstractmethod
     def outer_scale(self, x: Tensor, shared: Observer | None = None) -> Tensor | None:
-        """Return the scale above the stored level's, ``[]`` or ``[O]`` for a weight ``[O, I]``, or None.
+        """Return the scale that multiplies the scales of the stored level, or None if there is no such scale.
 
-        Whether it is None does not depend on ``x``. Parts of a row cannot have their own outer scales
-        (`QParams.outer_scale`). Arguments are as in `find_qparams`.
+        The shape is ``[]``, or ``[O]`` for a weight ``[O, I]``. Parts of a row cannot have outer scales of
+        their own (`QParams.outer_scale`). Whether the result is None does not depend on ``x``. `find_qparams`
+        documents the arguments.
         """
 
     @abstractmethod
@@ -99,26 +104,28 @@ class TensorQuantizer(ABC):
         """Return scales and zero points of the stored level, as in `QParams`, for ranges of a weight.
 
         Args:
-            low: Lower ends of the ranges, float32, of any shape, in units of the weight, not of ``outer``.
-            high: Upper ends, likewise.
+            low: The lower ends of the ranges, as a float32 tensor of any shape. They are not divided by
+                ``outer``.
+            high: The upper ends of the ranges, in the same form as ``low``.
             outer: The `outer_scale`, broadcast over ``low``.
-            observed: Whether the ends are values of the weight, so that an earlier level rounds them first;
-                if not, a search chose them.
+            observed: Whether the ends are values of the weight. If so, an earlier level rounds them first. If
+                not, a search has chosen the ends.
         """
 
     @abstractmethod
     def find_qparams(self, x: Tensor, shared: Observer | None = None) -> QParams:
-        """Return scales of ``x`` itself, by the spec's observer.
+        """Return the scales of ``x``, which the spec's observer computes from ``x``.
 
         Args:
             x: The tensor.
-            shared: An `observer` of several tensors, including ``x``, that share the scale of a whole tensor.
+            shared: An `observer` that has observed several tensors, including ``x``. These tensors share the
+                scale that spans a whole tensor.
         """
 
     def fake_quantize(self, x: Tensor, qparams: QParams | None = None, *, out: Tensor | None = None) -> Tensor:
-        """Return ``dequantize(quantize(x))`` in ``x``'s dtype, in few passes.
+        """Return ``dequantize(quantize(x))`` in the dtype of ``x``.
 
-        If ``qparams`` is None, scales are found from ``x``. ``out`` may be ``x`` itself.
+        If ``qparams`` is None, the scales are computed from ``x``. ``out`` may be ``x`` itself.
         """
         if qparams is None:
             return self.round_to_nearest(x, out=out)[0]
@@ -126,62 +133,74 @@ class TensorQuantizer(ABC):
         return cast_finite(values, x.dtype) if out is None else out.copy_(cast_finite(values, out.dtype))
 
     def round_to_nearest(self, x: Tensor, *, out: Tensor | None = None) -> tuple[Tensor, QParams]:
-        """Find scales of ``x`` and round it; return its values and scales. ``out`` may be ``x``."""
+        """Compute the scales of ``x``, round ``x``, and return the rounded values and the scales.
+
+        ``out`` may be ``x``.
+        """
         qparams = self.find_qparams(x)
         return self.fake_quantize(x, qparams, out=out), qparams
 
     @abstractmethod
     def quantize(self, x: Tensor, qparams: QParams) -> Tensor:
-        """Return the codes of ``x``, in its shape."""
+        """Return the codes of ``x``. They have the shape of ``x``."""
 
     def codes_of(self, values: Tensor, qparams: QParams) -> Tensor:
-        """Return the codes of values from `fake_quantize` with the same ``qparams``: undo `dequantize`."""
+        """Undo `dequantize`: return the codes of values that `fake_quantize` returned with the same
+        ``qparams``."""
         return self.quantize(values, qparams)
 
     def recovers_codes(self, dtype: torch.dtype, qparams: QParams) -> bool:
-        """Return whether rounded values in that dtype give the same codes as the float values.
+        """Return whether rounded values that are cast to ``dtype`` have the same codes as the float values.
 
-        If so, codes of a float tensor can be stored without its rounded values.
+        If so, the codes of a float tensor can be computed and stored without its rounded values.
         """
         return False
 
     @abstractmethod
     def dequantize(self, codes: Tensor, qparams: QParams) -> Tensor:
-        """Return float32 values of codes."""
+        """Return the float32 values of ``codes``."""
 
     def dequantize_to(self, codes: Tensor, qparams: QParams, out: Tensor) -> None:
-        """Write the values of codes to ``out``, of their shape and any floating dtype.
+        """Write the values of ``codes`` to ``out``, which has the same shape and any floating-point dtype.
 
-        These are the values of `dequantize`, in that dtype as `quark.numbers.cast_finite` casts them.
+        The values are those that `dequantize` returns, cast to the dtype of ``out`` by
+        `quark.numbers.cast_finite`.
         """
         out.copy_(cast_finite(self.dequantize(codes, qparams), out.dtype))
 
     def pack(self, codes: Tensor, qparams: QParams, *, order: str = "reorder") -> dict[str, Tensor]:
-        """Return checkpoint tensors by suffix; also for meta tensors.
+        """Return the tensors that a checkpoint stores, as a dictionary from suffix to tensor.
 
-        ``""`` is the codes; the others are ``scale``, ``zero_point``, ``scale_2``, ….
+        The suffix of the codes is ``""``. The other suffixes are ``scale``, ``zero_point``, ``scale_2`` and
+        so on. The arguments may be meta tensors.
         """
         packing = self.stored_level.format.packing
         return {"": packing.pack(codes, self.granularity, order), **self.pack_qparams(qparams, order=order)}
 
     @abstractmethod
     def pack_qparams(self, qparams: QParams, *, order: str = "reorder") -> dict[str, Tensor]:
-        """Return the tensors of `pack` without the codes, as stored for a static activation quantizer."""
+        """Return the tensors of `pack` without the codes.
+
+        A checkpoint stores them for a static activation quantizer.
+        """
 
     def unpack(self, tensors: dict[str, Tensor], shape: tuple[int, ...], *, order: str = "reorder") -> tuple[Tensor, QParams]:
-        """Undo `pack` for a tensor of that shape."""
+        """Undo `pack`: return the codes and the scales of a tensor with shape ``shape``."""
         codes = self.stored_level.format.packing.unpack(tensors[""], self.granularity, order, shape)
         return codes, self.unpack_qparams(tensors, shape, order=order)
 
     @abstractmethod
     def unpack_qparams(self, tensors: dict[str, Tensor], shape: tuple[int, ...], *, order: str = "reorder") -> QParams:
-        """Undo `pack_qparams`."""
+        """Undo `pack_qparams`: return the scales of a tensor with shape ``shape``."""
 
     @abstractmethod
     def empty_qparams(self, shape: tuple[int, ...], device: str) -> QParams:
-        """Return scales of the right shapes and dtypes with arbitrary values, for meta models and readers."""
+        """Return scales with the right shapes and dtypes but arbitrary values.
+
+        Meta models and checkpoint readers use them.
+        """
 
     def empty_codes(self, shape: tuple[int, ...]) -> tuple[Tensor, QParams]:
-        """Return codes and scales of a tensor of that shape, on the meta device."""
+        """Return codes and scales of a tensor with shape ``shape``, all on the meta device."""
         qparams = self.empty_qparams(shape, "meta")
         return self.quantize(torch.empty(shape, dtype=torch.float32, device="meta"), qparams), qparams

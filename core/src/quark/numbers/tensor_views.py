@@ -30,16 +30,17 @@ class TensorView(Protocol):
     """
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the arrangement of a tensor of that shape."""
+        """Return the shape of the arrangement of a tensor whose shape is ``shape``."""
 
     def arranged(self, x: Tensor) -> Tensor:
-        """Return the elements of ``x`` in that arrangement; a view or a copy."""
+        """Return the elements of ``x`` in this arrangement. The result is a view or a copy of ``x``."""
 
     def restored(self, arranged: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Undo `arranged` for a tensor of that shape."""
+        """Undo `arranged`: return the elements as a tensor whose shape is ``shape``."""
 
     def error(self, granularity: Granularity) -> str | None:
-        """Return why scales of that granularity do not fit the arrangement, with the fix, or None."""
+        """Return why scales of ``granularity`` do not fit this arrangement, with the fix, or None if they
+        fit."""
 
 
 def output_first_shape(shape: tuple[int, ...], groups: int = 1) -> tuple[int, ...]:
@@ -63,7 +64,7 @@ class KernelMatrix:
     Attributes:
         is_transposed: Whether the weight is ``[in, out / groups, *kernel]`` instead of
             ``[out, in / groups, *kernel]``.
-        groups: Groups of the convolution.
+        groups: The number of groups of the convolution.
     """
 
     is_transposed: bool = False
@@ -97,7 +98,7 @@ class KernelMatrix:
 def _exchanged(weight: Tensor, groups: int) -> Tensor:
     """Return a weight ``[in, out / groups, …]`` as ``[out, in / groups, …]``, or the other way round.
 
-    The result is a view for one group, else a copy.
+    The result is a view if there is one group; otherwise it is a copy.
     """
     if groups == 1:
         return weight.transpose(0, 1)
@@ -129,7 +130,10 @@ class ChannelsLast:
 
 
 def viewed(quantizer: TensorQuantizer, view: TensorView) -> TensorQuantizer:
-    """Return a quantizer of tensors through a view; ``quantizer`` itself if it only casts."""
+    """Return a quantizer that applies ``quantizer`` through ``view``.
+
+    If ``quantizer`` only casts, return it unchanged.
+    """
     return quantizer if quantizer.is_float else _viewed(quantizer, view)  # type: ignore[arg-type]  # quantizers are hashed by identity
 
 
@@ -150,8 +154,8 @@ class ViewedQuantizer(TensorQuantizer):
     arrangement.
 
     Attributes:
-        inner: Quantizes arranged tensors.
-        view: The arrangement.
+        inner: The quantizer of the arranged tensors.
+        view: The arrangement of the elements.
     """
 
     inner: TensorQuantizer

@@ -41,7 +41,10 @@ def scratch(shape: Sequence[int], dtype: torch.dtype, device: torch.device, use:
 
 
 def kept_room(shape: Sequence[int], dtype: torch.dtype, device: torch.device, use: str) -> Tensor:
-    """Return memory as `scratch` does, of any size and on any device; a thread keeps the largest piece."""
+    """Return scratch memory of any size on any device, as `scratch` does.
+
+    A thread keeps the largest piece.
+    """
     rooms: dict[tuple[str, torch.device], Tensor] = _LOCAL.__dict__.setdefault("rooms", {})
     size = math.prod(shape) * dtype.itemsize
     room = rooms.get((use, device))
@@ -89,15 +92,18 @@ it.
 
 
 def cast_finite(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Cast ``values`` to ``dtype``; larger values become its largest finite value. NaN stays NaN."""
+    """Cast ``values`` to ``dtype``.
+
+    Values beyond its range become its largest finite value, and NaN stays NaN.
+    """
     limit = torch.finfo(dtype).max
     return values.to(dtype) if limit > _LARGEST_OF_NARROW else values.clamp(-limit, limit).to(dtype)
 
 
 def keep_finite_(x: Tensor) -> Tensor:
-    """Replace infinities in ``x`` by the largest finite value of its dtype, in place; NaN stays NaN.
+    """Replace infinities in ``x`` in place by the largest finite value of its dtype, and return ``x``.
 
-    Returns ``x``.
+    NaN stays NaN.
     """
     limit = torch.finfo(x.dtype).max
     return x if limit > _LARGEST_OF_NARROW else x.clamp_(-limit, limit)

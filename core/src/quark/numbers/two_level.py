@@ -21,21 +21,23 @@ from quark.numbers.tensor_quantizer import TensorQuantizer
 from quark.numbers.tiles import in_parts
 
 OUTER_SCALE_OF_ZEROS = 2.0**-23
-"""Outer scale of a tensor of zeros, whose ideal scale is 0: float32's machine epsilon, as in AMD Quark.
+"""The outer scale of a tensor of zeros, whose ideal scale would be 0.
+
+The value is float32's machine epsilon, as in AMD Quark.
 """
 
 
 @attrs.frozen(eq=False)
 class TwoLevelQuantizer(TensorQuantizer):
-    """Quantizer with quantized scales; `quark.numbers.TensorQuantizer` documents the methods.
+    """A quantizer whose scales are quantized too. `quark.numbers.TensorQuantizer` documents the methods.
 
     `QParams` hold the block scales as values of the scale level's format, and the outer scale. For
     activations with dynamic blocks, only the outer scale is kept, as ``scale``: block scales are found at
     each call.
 
     Attributes:
-        element_level: Quantizes the elements in blocks; its own scales are in float32.
-        scale_level: Quantizes the block scales; it has one scale over the whole tensor.
+        element_level: The quantizer of the elements, which computes float32 scales of blocks.
+        scale_level: The quantizer of the block scales. It has one scale for the whole tensor.
     """
 
     element_level: SingleLevelQuantizer
@@ -53,7 +55,7 @@ class TwoLevelQuantizer(TensorQuantizer):
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether every scale, including the outer one, is found at run time."""
+        """Whether every scale, including the outer scale, is computed at run time."""
         return self.scale_level.is_dynamic
 
     @property

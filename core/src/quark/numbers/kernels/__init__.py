@@ -1,4 +1,5 @@
-"""Triton kernels that round a tensor in one pass; the device code of formats, and devices that use it.
+"""Triton kernels that round a tensor in one pass, the device code of formats, and the choice of devices that
+use kernels.
 
 `quark.numbers.kernels` imports no Triton. The modules with kernels are imported when a tensor is first
 rounded on a device that uses them.
@@ -58,7 +59,8 @@ class DeviceCode:
 VARIABLE = "QUARK_KERNELS"
 """Environment variable with the device types that use kernels, separated by commas.
 
-If it is not set, ``cuda`` (including AMD's GPUs); if it is empty, none.
+If the variable is not set, ``cuda`` devices use kernels, which includes AMD's GPUs. If it is empty, no device
+does.
 """
 _DEFAULT = "cuda"
 
@@ -86,7 +88,7 @@ def _types(named: str) -> frozenset[str]:
 
 @cache
 def _has_triton() -> bool:
-    """Return whether the installed Triton compiles the kernels; log the reason if not."""
+    """Return whether the installed Triton can compile the kernels. If it cannot, log the reason."""
     if importlib.util.find_spec("triton") is None:
         return False
     try:
@@ -104,9 +106,9 @@ def _has_triton() -> bool:
 
 
 def launching_on(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context in which kernels are launched on that device.
+    """Return a context in which kernels are launched on ``device``.
 
-    Triton uses the current device, wherever its arguments are.
+    Without it, Triton would use the current device, even if the arguments are on another device.
     """
     return nullcontext() if device.type == "cpu" else torch.get_device_module(device).device(device)
 
