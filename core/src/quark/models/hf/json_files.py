@@ -1,4 +1,4 @@
-"""Reading of a checkpoint's files: JSON within bounds, and errors of other libraries converted."""
+"""Functions that read a checkpoint's JSON files with size limits and convert errors of other libraries."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _FOLLOWED = ContextVar("links are followed", default=False)
 
 @contextmanager
 def links_followed() -> Iterator[None]:
-    """Let the body read the targets of links, wherever they are: the program made the links."""
+    """Inside this ``with`` block, allow links to files anywhere, because the program made the links."""
     token = _FOLLOWED.set(True)
     try:
         yield
@@ -53,10 +53,10 @@ def links_followed() -> Iterator[None]:
 
 
 def refuse_link_out(path: Path, checkpoint: Path) -> None:
-    """Raise if a file of a checkpoint links to a place outside it: its content would get into a result.
+    """Refuse a file that links to a place outside the checkpoint, so that no result contains its content.
 
     Raises:
-        CheckpointError: The file links to such a place.
+        CheckpointError: ``path`` links to a place outside the checkpoint.
     """
     if not _FOLLOWED.get() and leads_out(path, checkpoint):
         raise CheckpointError(
@@ -104,7 +104,7 @@ def bounded_bytes(path: Path) -> bytes:
 
 
 def refuse_many_values(data: bytes, path: Path) -> None:
-    """Raise CheckpointError if parsing needs more time and memory than for any real file.
+    """Raise CheckpointError if parsing would need more time and memory than any real file needs.
 
     ``path`` is for the message.
     """
@@ -124,7 +124,7 @@ _LONGEST = 400
 
 @contextmanager
 def reading(path: Path, cure: str) -> Iterator[None]:
-    """Raise errors of the body as a CheckpointError that names ``path``.
+    """Convert an error of the ``with`` block to a CheckpointError that names ``path``.
 
     The body must only pass the path to transformers. The exceptions of transformers and its dependencies for
     bad files are undocumented and change between releases, so all are caught.

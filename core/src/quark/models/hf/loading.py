@@ -1,7 +1,7 @@
-"""A checkpoint's model with its weights, loaded by transformers.
+"""Functions that load the model of a checkpoint and its weights with transformers.
 
-Dtypes and devices have the names that users write. transformers is imported inside the functions, so that
-importing this package, and with it ``quark.runs``, stays fast.
+The functions take dtypes and devices by the names that users write. transformers is imported inside the
+functions, so that the import of this package stays fast. ``quark.runs`` imports this package.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 def torch_dtype(name: str) -> torch.dtype | None:
-    """Return the torch dtype of that name; None for ``auto``. Raises ConfigError for others."""
+    """Return the torch dtype called ``name``, or None for ``auto``. Raise ConfigError for any other name."""
     if name != "auto" and name not in _DTYPES:
         raise ConfigError(f"the dtype {name!r} cannot be used: use auto, {', '.join(_DTYPES)}")
     return _DTYPES.get(name)
 
 
 def torch_device(name: str) -> torch.device:
-    """Return the device of that name. Raises ConfigError if it cannot be used."""
+    """Return the device called ``name``. Raise ConfigError if torch cannot use this device here."""
     try:
         target = torch.device(name)
         torch.empty(0, device=target)
@@ -49,7 +49,7 @@ def torch_device(name: str) -> torch.device:
 
 
 def first_dtype(path: Path) -> torch.dtype:
-    """Return the dtype of a checkpoint's first tensor that does not hold codes; float32 if there is none."""
+    """Return the dtype of a checkpoint's first tensor without codes, or float32 if all hold codes."""
     stored = (DTYPES.get(name, torch.uint8) for shard in check_shards(path) for name, _ in shard.tensors.values())
     return next((dtype for dtype in stored if dtype.is_floating_point and dtype.itemsize > 1), torch.float32)
 
@@ -59,7 +59,7 @@ _KEEPS_CODES = ContextVar("keeps_codes", default=False)
 
 @contextmanager
 def running_from_codes(wanted: bool = True) -> Iterator[None]:
-    """In the body, ``from_pretrained`` of transformers returns models that keep their weights as stored.
+    """Make ``from_pretrained`` of transformers keep weights as stored, inside this ``with`` block.
 
     transformers has no option for this, so a context variable is set to ``wanted``. Such models run from
     codes, as after ``import_model_from_safetensors(…, packed=True)``.
@@ -72,7 +72,7 @@ def running_from_codes(wanted: bool = True) -> Iterator[None]:
 
 
 def keeps_codes() -> bool:
-    """Return whether a body of `running_from_codes` is running."""
+    """Return whether the program is inside ``with running_from_codes()``."""
     return _KEEPS_CODES.get()
 
 
@@ -87,7 +87,7 @@ def load_model(path: Path, dtype: str = "auto", device: str = "cpu", *, trust_re
         packed: Whether layers of a quantized checkpoint run from codes, if one of quark's readers loads it.
 
     Raises:
-        ConfigError: An unknown dtype or device.
+        ConfigError: The dtype or the device is unknown.
         CheckpointError: A shard is missing, truncated, outside the directory, or changes during reading; or
             weights and config.json do not belong together.
     """
