@@ -2,7 +2,7 @@
 
     python -m tools.train_tiny_kinds mixture kjv.txt devil.txt --out tiny_model/src/quark_tiny_model/mixture
 
-The tiny Llama gives texts, split and tokenizer, and must be in a folder beside the new one. Everything is
+Texts, split and tokenizer come from the folder of the tiny Llama beside the output. Everything is
 seeded, so the same texts, torch build and number of threads give the same files. The script keeps a model
 only if its held-out perplexity is below a third of a unigram model's perplexity.
 """

@@ -1,4 +1,4 @@
-"""Quantize by llm-compressor (`measuring.measured`).
+"""Quantize with llm-compressor, and measure the run with `measuring.measured`.
 
 ``python llm_compressor.py MODEL ALGORITHM SCHEME TOKENS``
 """

@@ -185,7 +185,7 @@ class _Backend:
 
     @classmethod
     def see(cls, inside: Tensor) -> None:
-        """Count the memory of a tensor until no tensor uses it."""
+        """Count the memory behind a tensor as used until the last tensor that shares it is gone."""
         storage = inside.untyped_storage()
         key = storage._cdata
         if key in cls.sizes:
@@ -360,7 +360,7 @@ def _multiply_by_reciprocal(x: Tensor, number: Any) -> Tensor:
 
 
 def _product_in(a: Tensor, b: Tensor, out_dtype: torch.dtype) -> Tensor:
-    """Return ``a b`` of 16-bit matrices in float32, an operator that only GPUs have."""
+    """Return the product of two 16-bit matrices in float32. Only GPUs have this operator."""
     return a.to(out_dtype) @ b.to(out_dtype)
 
 

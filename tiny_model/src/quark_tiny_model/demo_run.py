@@ -107,7 +107,7 @@ class Bench:
             return cls(tokenizer, tiny.tiny_model(DTYPE), windows, tiny.calibration_batches(8, 128), new_tokens)
 
     def jobs(self) -> list[tuple[str, str | None]]:
-        """Return pairs of a scheme and a cache scheme or None.
+        """Return pairs of a scheme and a cache scheme, which may be None.
 
         Every scheme is run, and one also with a KV cache.
         """

@@ -30,7 +30,7 @@ class TensorView(Protocol):
     """
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the arrangement of a tensor whose shape is ``shape``."""
+        """Return the shape that a tensor of shape ``shape`` has after it is rearranged."""
 
     def arranged(self, x: Tensor) -> Tensor:
         """Return the elements of ``x`` in this arrangement. The result is a view or a copy of ``x``."""

@@ -346,7 +346,7 @@ class QuarkHooks(ModelHooks):
         """Measure tensors of a run while they are in memory, and add figures to the report of the run.
 
         quark calls this hook in every process, also for a run that is part of another run. The run waits
-        until the hook returns. If the hook raises, quark logs the first exception and ignores all of them.
+        until the hook returns. Exceptions of the hook do not stop the run. quark logs only the first one.
 
         Args:
             moment: An instance of a subclass of `quark.plugins.measuring.Moment`. Ignore moments of a class

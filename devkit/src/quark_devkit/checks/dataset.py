@@ -79,7 +79,7 @@ def yields_the_same_again(subject: Subject) -> None:
 
 @check("dataset", since=2)
 def reads_twice_at_once(subject: Subject) -> None:
-    """Two readers that take samples in turn get the same samples as one reader. A sample does not change
+    """If two readers read alternately, each gets the samples that one reader gets. A sample does not change
     after it was yielded."""
     samples = subject.load("samples")
     with files_of(subject) as files:

@@ -132,7 +132,7 @@ def _base_scheme(config: ConfigOptions, selection: SelectionOptions) -> str | No
             f"--scheme {config.scheme} sets one scheme for all layers, but --mixed chooses among several: leave one of them out"
         )
     if config.scheme_option:
-        raise ConfigError("--scheme-option needs --scheme and has no effect on --mixed: leave it out")
+        raise ConfigError("--scheme-option has no effect with --mixed, only with --scheme. Leave out --scheme-option")
     if is_one_of_many():
         raise ConfigError("--mixed measures and chooses in one process: run it without torchrun")
     return selection.base_scheme

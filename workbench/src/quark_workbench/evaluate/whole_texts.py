@@ -212,7 +212,9 @@ def text_kind(path: Path, model_class: type, config: Any, tokenizer: Any, length
 
 
 def kendall_tau(one: Tensor, other: Tensor) -> float:
-    """Return Kendall's tau-b of two rankings, −1 to 1, for scores ``[N]``; 0 if all scores of one are equal.
+    """Return Kendall's tau-b of two rankings, between −1 and 1. Each ranking is given as scores ``[N]``.
+
+    The result is 0 if all scores of one ranking are equal.
 
     Source: Kendall 1945, The treatment of ties in ranking problems.
 

@@ -36,7 +36,7 @@ class SelectionProblem:
         architecture: Facts about the family; None for an unknown family.
         groups: The groups of layers, in the model's order.
         candidates: The candidates by name.
-        sizes: Bytes of each group in each candidate that fits all its layers.
+        sizes: Bytes of each group in each candidate, if the candidate fits all layers of the group.
         other_bytes: Bytes of all other tensors of the checkpoint.
         budget: The budget.
         data: Inputs of the forward passes for calibration.

@@ -124,7 +124,7 @@ def select_schemes(
 def _planned(model: nn.Module, source: BlockSource, base: QConfig) -> tuple[PlanRow, ...]:
     """Return the plan of every layer under ``base``.
 
-    Quantized experts become separate layers, and the source learns the blocks.
+    Quantized experts become separate layers, and the source is told which blocks the model has.
     """
     separate_experts(model, base)
     architecture = architecture_of(model)

@@ -1,4 +1,4 @@
-"""Functions that find the settings of an algorithm by its name, from a JSON form or for a model family.
+"""Functions that look up the settings of an algorithm, read them from JSON, or find them for a model family.
 
 The algorithms are provided by plugins.
 """

@@ -149,7 +149,7 @@ def _bordered(q: int) -> Tensor:
 
 
 def _squares(p: int, n: int) -> Tensor:
-    """Return the numbers of the nonzero squares in the field of order ``p ** n``.
+    """Return the indices of the nonzero squares in the field of order ``p ** n``.
 
     The number of an element has the coefficients of the element as its digits in base p. The field is
     constructed with a polynomial of degree n. A polynomial is suitable if half of all nonzero elements are

@@ -2,8 +2,8 @@
 
 The ends of a range are edges of bins.
 
-Source: PyTorch's ``HistogramObserver`` for the loss. Its error is the squared distance to the range for
-clipped values, and the rounding error for all other values.
+The loss is that of PyTorch's ``HistogramObserver``: the squared distance to the range for clipped values, and
+the squared rounding error for all other values.
 """
 
 from __future__ import annotations
