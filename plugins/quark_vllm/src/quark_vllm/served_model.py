@@ -214,9 +214,9 @@ class CachedStates:
         wanted = next((kind for name, kind in _CACHES.items() if dtype.startswith(name)), None)
         if wanted is None or any(_kind(quantizer) != wanted for quantizer in quantizers):
             raise UnsupportedError(
-                f"the checkpoint's KV cache ({quantizers[0].stored_level.format.name}) has other scales than vLLM uses for --kv-cache-"
-                f"dtype {dtype}, so vLLM would round the cache a second time. Start vLLM without --kv-cache-dtype; quark-vllm then simulates the "
-                "checkpoint's cache"
+                f"the checkpoint's KV cache ({quantizers[0].stored_level.format.name}) has other scales than vLLM uses for "
+                f"--kv-cache-dtype {dtype}, so vLLM would round the cache a second time. Start vLLM without --kv-cache-dtype; quark-vllm "
+                "then simulates the checkpoint's cache"
             )
         return True
 
