@@ -140,7 +140,7 @@ FIXES = {
     "no hook at all": "each marked with @hookimpl",
     "wrong record type": "yield SchemeRecord(",
     "not records at all": "yield each SchemeRecord",
-    "one name twice": "give each its own name",
+    "one name twice": "give each record its own name",
     "misspelt hook": "perhaps 'quark_register_schemes' is meant",
     "misspelt hook without its mark": "perhaps 'quark_register_schemes' is meant",
     "forgotten mark": "write @hookimpl (from quark.plugins) above 'def quark_register_schemes'",

@@ -76,8 +76,8 @@ PERCENT = Option("percent", float, 99.9, "Of the values.")
         ({"capabilities": ["sparse"]}, "'sparse' is not a capability.*a vendor's own, 'vendor.name'"),
         ({"capabilities": ["acme.calibration", "acme.Sparse"]}, "'acme.Sparse' is not a capability"),
         ({"capabilities": ["acme.sparse.weights"]}, "'acme.sparse.weights' is not a capability"),
-        ({"options": ["percent"]}, r"options holds 'percent': write Option\(name, type, default, help\)"),
-        ({"options": [PERCENT, PERCENT]}, "options holds 'percent' twice"),
+        ({"options": ["percent"]}, r"options contains 'percent': write Option\(name, type, default, help\)"),
+        ({"options": [PERCENT, PERCENT]}, "options contains the option 'percent' twice"),
     ],
 )
 def test_a_declaration_that_cannot_be_is_refused(fields: dict[str, Any], message: str) -> None:

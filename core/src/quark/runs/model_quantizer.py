@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -145,9 +146,7 @@ class ModelQuantizer:
             refuse_non_finite(state_of(whole), buffers_of(whole), lambda _: _NOT_FINITE)
             quantize_run(run, whole, InPlaceSink(whole), InMemorySource(coded))
             put_back(whole, model)
-        config: Any = getattr(model, "config", None)
-        if config is not None and is_tied_apart(model):
-            config.tie_word_embeddings = False  # otherwise tie_weights() would replace the rounded head by the embeddings
+        _untie(model)
         return model
 
     def _planned(self, model: nn.Module) -> tuple[Run, Mapping[str, CodedLayer]]:
@@ -236,6 +235,22 @@ class ModelQuantizer:
         if not getattr(model, "quark_quantized", False):
             raise ConfigError("freeze needs a model that quantize_model has returned. Quantize this model first")
         return model.requires_grad_(False)
+
+
+def _untie(model: nn.Module) -> None:
+    """Give a model whose head got its own weight a configuration that does not tie the head.
+
+    Otherwise ``tie_weights()`` of transformers would replace the rounded weight of the head. The given
+    configuration does not change, because other models may use it.
+    """
+    tied: Any = getattr(model, "config", None)
+    if tied is None or not is_tied_apart(model):
+        return
+    config = copy(tied)
+    config.tie_word_embeddings = False
+    for module in model.modules():
+        if vars(module).get("config") is tied:
+            module.config = config
 
 
 def several_devices(wish: str) -> str:

@@ -343,7 +343,7 @@ def _planned(subject: Subject, name: str, settings: AlgoConfig) -> None:
     config.algo_config = [settings]
     with complaining(f"cannot be planned with the algorithm '{name}', but unsupported states no reason", QuarkError):
         run = plan_run(model, config)
-    told = [line for line in run.plan.warnings if f"'{name}' names layers" in line]
+    told = [line for line in run.plan.warnings if f"'{name}' name layers" in line]
     require(not told, f"leads to settings that name missing layers: {told[0] if told else ''}")
 
 
