@@ -181,7 +181,7 @@ def test_a_third_partys_scheme_is_served_where_its_distribution_is_installed(
     (metadata.parent / "acme_quant").symlink_to(EXAMPLE / "src/acme_quant")
     out, path = tmp_path / "out", {**os.environ, "PYTHONPATH": str(metadata.parent)}
     subprocess.run([sys.executable, "-c", EXPORT_IN_ACME, str(out), str(root)], env=path, check=True, capture_output=True)
-    with pytest.raises(ClientError, match=r"was written with the format 'acme_nf3' of acme-quant 0\.1\.0: install that"):
+    with pytest.raises(ClientError, match=r"was written with the format 'acme_nf3' of acme-quant 0\.1\.0\. Install that"):
         generate(vllm_with_quark, out, "auto", torch.bfloat16)
     site = shown_packages(tmp_path / "site")
     environ = {**vllm_with_quark.environment, "PYTHONPATH": f"{site}{os.pathsep}{metadata.parent}"}
