@@ -120,7 +120,7 @@ def test_named_layers_keep_their_scheme(
         (("--mixed", "fp8,mxfp4", "--target-bits", 5, "--selector", "bets"), "bets"),
         (("--mixed", "fp8,mxfp4", "--target-bits", 5, "--selector-option", "sensitivty=kl"), "Did you mean 'sensitivity'?"),
         (("--mixed", "fp8,mxfp4", "--target-bits", 5, "--curve", "curve.png"), "must end in one of .svg, .json"),
-        (("--mixed", "fp8,mxfp4", "--target-bits", 5, "--scheme-option", "group_size=32"), "--scheme-option needs --scheme"),
+        (("--mixed", "fp8,mxfp4", "--target-bits", 5, "--scheme-option", "group_size=32"), "--scheme-option has no effect with --mixed"),
         (("--mixed", "fp8,int4_wo_per_channel", "--target-bits", 5, "--runtime", "vLLM"), "'vLLM' does not load the scheme"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
