@@ -263,6 +263,11 @@ def test_the_text_gathers_layers_that_differ_only_in_their_block() -> None:
     assert sum("q_proj" in line for line in lines) == 1
 
 
+def test_printing_the_plan_shows_the_text() -> None:
+    plan = make_plan(model(), QConfig(GLOBAL, exclude=["lm_head"]))
+    assert str(plan).splitlines() == plan_lines(plan)
+
+
 def test_the_plan_is_json() -> None:
     import json
 

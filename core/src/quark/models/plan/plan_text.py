@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from quark.base.names import fold_names, without_numbers
 from quark.config.describe import describe_activation, describe_layer
 from quark.models.layers.attention import KEY, QUERY, VALUE
 from quark.models.plan.plan_row import PlanRow
-from quark.models.plan.quant_plan import QuantPlan
+
+if TYPE_CHECKING:
+    from quark.models.plan.quant_plan import QuantPlan
 
 _STATES = {"queries": QUERY, "keys": KEY, "values": VALUE}
 _MOST_RULES = 16

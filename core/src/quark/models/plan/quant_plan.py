@@ -24,6 +24,7 @@ from quark.models.plan.family import stated_family
 from quark.models.plan.layer_notes import layer_notes, nothing_quantized
 from quark.models.plan.mixtures import fused_parameters
 from quark.models.plan.plan_row import PlanRow
+from quark.models.plan.plan_text import plan_lines
 from quark.models.plan.rules import Rule, layer_config_for, rules_of
 from quark.numbers import quantizer_for
 from quark.numbers.self_check import refuse_broken
@@ -57,6 +58,10 @@ class QuantPlan:
     warnings: tuple[str, ...] = ()
     carried: tuple[str, ...] = ()
     carried_names: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Return the plan as aligned lines of text."""
+        return "\n".join(plan_lines(self))
 
     def carrying(self, names: Sequence[str], model: nn.Module) -> Self:
         """Return this plan of ``model`` with tensors ``names`` that an export copies from the source."""
