@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -71,6 +72,18 @@ with ThreadPoolExecutor(6) as pool:
     answers["together"] = list(pool.map(complete, prompts * 2))
 with open(out, "w") as file:
     json.dump(answers, file)
+"""
+OWN_CODE = """
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
+
+class OwnConfig(LlamaConfig):
+    model_type = "own_code"
+
+class OwnModel(LlamaModel):
+    config_class = OwnConfig
+
+class OwnForCausalLM(LlamaForCausalLM):
+    config_class = OwnConfig
 """
 METHODS = """
 import json
@@ -169,6 +182,20 @@ def test_checkpoints_of_other_layouts_are_served_where_that_is_asked_for(tmp_pat
                 generate(vllm_with_quark, out, "auto", torch.bfloat16)
         for method in ("quark_simulate", "quark_packed"):
             is_computed_by_vllm(vllm_with_quark, out, "auto", torch.bfloat16, own_layers=True, quantization=method)
+
+
+def test_a_model_with_its_own_code_is_served_if_that_is_allowed(tmp_path: Path, vllm_with_quark: ClientProcess) -> None:
+    plain, out = exported("mx6", tmp_path / "plain"), tmp_path / "out"
+    shutil.copytree(plain, out)
+    (out / "modeling_own.py").write_text(OWN_CODE)
+    config = json.loads((out / "config.json").read_text())
+    own = {"AutoConfig": "modeling_own.OwnConfig", "AutoModel": "modeling_own.OwnModel", "AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}
+    config |= {"model_type": "own_code", "architectures": ["OwnForCausalLM"], "auto_map": own}
+    (out / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ClientError, match="trust_remote_code"):
+        generate(vllm_with_quark, out, "auto", torch.bfloat16)
+    texts = generate(vllm_with_quark, out, "auto", torch.float32, trust_remote_code=True)
+    assert compared(*of_the_last_text(texts, plain))["error"] < 0.001
 
 
 def test_a_third_partys_scheme_is_served_where_its_distribution_is_installed(

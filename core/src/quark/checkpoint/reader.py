@@ -109,13 +109,13 @@ def _refuse_lost_buffers(model: nn.Module) -> None:
 
 
 @attributed("reading a checkpoint")
-def packed_content(model_dir: str | Path) -> CheckpointContent:
+def packed_content(model_dir: str | Path, *, trust_remote_code: bool = False) -> CheckpointContent:
     """Return the content of an export of a transformers model, with packed layers.
 
     The layers are `quark.models.layers.layers_from_codes.Packed`, so the model needs no more memory than its
     files. The errors are those of `import_model_from_safetensors`.
     """
-    return _packed_content(empty_model(Path(model_dir), None), Path(model_dir))
+    return _packed_content(empty_model(Path(model_dir), None, trust_remote_code=trust_remote_code), Path(model_dir))
 
 
 def _packed_content(float_model: nn.Module, directory: Path) -> CheckpointContent:

@@ -83,6 +83,24 @@ def test_the_command_refuses_it_without_the_option(source: Path, tmp_path: Path,
     assert "model.layers" in capsys.readouterr().out
 
 
+def test_every_command_that_reads_an_export_runs_its_code_only_with_the_option(source: Path, tmp_path: Path) -> None:
+    text, out = tmp_path / "text.txt", tmp_path / "out"
+    text.write_text("In the beginning God created the heaven and the earth.\n" * 40)
+    few = ["--num-calib", "2", "--seq-len", "16"]
+    quantize_checkpoint(source, out, LLMTemplate.get("llama").get_config("int4_wo_64"), trust_remote_code=True)
+    for arguments in (
+        ["inspect", str(out)],
+        ["evaluate", str(out), "--text", str(text), "--seq-len", "16", "--limit", "2"],
+        ["report", str(out), "--to", str(tmp_path / "to"), "--float", str(source), "--calib", str(text), *few],
+    ):
+        with pytest.raises(QuarkError, match=REFUSED):
+            program()(arguments, standalone_mode=False)
+        program()([*arguments, "--trust-remote-code"], standalone_mode=False)
+    contents = json.loads((tmp_path / "to" / "quark_report.json").read_text())
+    assert contents["depth"]["blocks"]
+    assert contents["evaluation"]
+
+
 def test_a_known_config_with_a_model_of_its_own_is_refused_too(source: Path) -> None:
     changed(source / "config.json", model_type="llama", auto_map={"AutoModelForCausalLM": AUTO_MAP["AutoModelForCausalLM"]})
     with pytest.raises(UnsupportedError, match=REFUSED):

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from vllm.config import get_current_vllm_config_or_none
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.fused_moe import RoutedExperts
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
@@ -27,6 +28,7 @@ from quark.checkpoint.inspection import RuntimeSupport, inspect_checkpoint
 from quark.checkpoint.layout_reader import quantization_block
 from quark.checkpoint.provenance import KEY as PLUGINS
 from quark.errors import CheckpointError, QuarkError
+from quark.models.hf.custom_code import code_files
 from quark.models.layers.layers_from_codes import Packed
 from quark_vllm.methods import ServedAttention, ServedEmbedding, ServedExperts, ServedLinear
 from quark_vllm.served_model import ServedModel, directory_of
@@ -47,13 +49,14 @@ class QuarkSimulate(QuantizationConfig):
     def __init__(self) -> None:
         super().__init__()
         self._served: ServedModel | None = None
+        self._hf_config: Any = None
         self._mapper: Any = None
 
     @classmethod
     def override_quantization_method(cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, hf_config: Any = None, **_: Any) -> Any:
         """Return the name of this method if it serves the checkpoint, else None."""
         if user_quant is None and hf_quant_cfg.get("quant_method") == "quark":
-            support = _support_by_vllm(str(hf_config.name_or_path))
+            support = _support_by_vllm(str(hf_config.name_or_path), None, _trusts_code(hf_config))
             chosen = None if support.loads else QuarkMixed if support.own_layers else QuarkSimulate
             return cls.name if cls is chosen else None
         return cls.name if user_quant == cls.name else None
@@ -79,6 +82,7 @@ class QuarkSimulate(QuantizationConfig):
 
     def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
         """Store which checkpoint to serve."""
+        self._hf_config = hf_config
         self._served = ServedModel(directory_of(model_name, revision), self.keeps_codes)
 
     def apply_vllm_mapper(self, hf_to_vllm_mapper: WeightsMapper) -> None:
@@ -90,6 +94,7 @@ class QuarkSimulate(QuantizationConfig):
         """The served checkpoint."""
         assert self._served is not None
         self._served.fused = self.packed_modules_mapping
+        self._served.trust_remote_code = _trusts_code(self._hf_config)
         return self._served
 
     def get_checkpoint_weight_mapper(self) -> WeightsMapper:
@@ -146,7 +151,7 @@ class QuarkMixed(QuarkSimulate):
 
     def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
         super().maybe_update_config(model_name, hf_config, revision)
-        self._own_layers = _support_by_vllm(model_name, revision).own_layers
+        self._own_layers = _support_by_vllm(model_name, revision, _trusts_code(hf_config)).own_layers
 
     def dropped(self) -> Iterable[str]:
         # vLLM's own layers do not load the scales of the cache; `ServedAttention` has them already.
@@ -169,11 +174,23 @@ class QuarkMixed(QuarkSimulate):
         return super().get_quant_method(layer, prefix)
 
 
+def _trusts_code(hf_config: Any) -> bool:
+    """Return whether the user of vLLM allows code that comes with the checkpoint.
+
+    vLLM's own setting is not known before the model is built. Until then, code is allowed if vLLM has already
+    run the code that defines ``hf_config``.
+    """
+    current = get_current_vllm_config_or_none()
+    is_allowed = current is not None and current.model_config is not None and current.model_config.trust_remote_code
+    return is_allowed or type(hf_config).__module__.startswith("transformers_modules.")
+
+
 @lru_cache(maxsize=8)
-def _support_by_vllm(model: str, revision: str | None = None) -> RuntimeSupport:
+def _support_by_vllm(model: str, revision: str | None, trust_remote_code: bool) -> RuntimeSupport:
     """Return how vLLM alone supports a checkpoint on this machine.
 
-    If quark neither wrote the checkpoint nor can read it, report that vLLM loads it.
+    Report that vLLM loads the checkpoint if quark cannot tell: quark neither wrote nor can read it, or its
+    code is not allowed to run.
 
     Raises:
         QuarkError: Quark wrote the checkpoint but cannot read it. It is damaged, or a plugin is missing.
@@ -181,11 +198,12 @@ def _support_by_vllm(model: str, revision: str | None = None) -> RuntimeSupport:
     runtime = f"vllm_{'rocm' if current_platform.is_rocm() else 'cuda' if current_platform.is_cuda() else 'cpu'}"
     directory = directory_of(model, revision)
     try:
-        inspection = inspect_checkpoint(directory)
+        inspection = inspect_checkpoint(directory, trust_remote_code=trust_remote_code)
         if inspection.damage:
             raise CheckpointError(f"the checkpoint is damaged: {'; '.join(inspection.damage)}. Export or download it again")
     except QuarkError:
-        if PLUGINS in quantization_block(directory):
+        needs_code = not trust_remote_code and bool(code_files(directory / "config.json"))
+        if PLUGINS in quantization_block(directory) and not needs_code:
             raise
         return RuntimeSupport(runtime, "vLLM", {})
     unknown = RuntimeSupport(runtime, "vLLM", {}, refusals=("quark has no rules for this layout",))

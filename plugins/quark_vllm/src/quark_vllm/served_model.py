@@ -48,17 +48,19 @@ class ServedModel:
         keeps_codes: Whether weights stay packed.
         renamed: Function that converts transformers' name of a module to the runtime's name.
         fused: Last part of the name of a fused layer → last parts of the names of the layers in it.
+        trust_remote_code: Whether code that comes with the checkpoint may run.
     """
 
     directory: Path
     keeps_codes: bool
     renamed: Callable[[str], str] = str
     fused: Mapping[str, Sequence[str]] = attrs.field(factory=dict)
+    trust_remote_code: bool = False
 
     @cached_property
     def model(self) -> Any:
         """The model of the checkpoint. Its quantized layers are `Packed`."""
-        content = packed_content(self.directory)
+        content = packed_content(self.directory, trust_remote_code=self.trust_remote_code)
         for hook in content.model._forward_pre_hooks.values():
             hook(content.model, ())  # the hooks of rotations read the loaded matrices
         if content.config.softmax_quant_spec is not None:

@@ -10,7 +10,7 @@ import typer
 
 from quark_workbench.commands.event_lines import print_result
 from quark_workbench.commands.given_options import command
-from quark_workbench.commands.run_options import CalibrationChoices
+from quark_workbench.commands.run_options import CalibrationChoices, TrustRemoteCode
 
 __all__ = ["report"]
 
@@ -44,6 +44,7 @@ def report(
             help="Directory for the two files of the report. The default is OUT, where they replace the files of an earlier report."
         ),
     ] = None,
+    trust_remote_code: TrustRemoteCode = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON lines: the events of the run, and the findings on the last line.")
     ] = False,
@@ -58,12 +59,13 @@ def report(
 
     samples = None
     if data.calib and float_model is not None:
-        samples = data.of(float_model, meta_model(float_model), "auto", trust_remote_code=False)("hidden states")
+        skeleton = meta_model(float_model, trust_remote_code=trust_remote_code)
+        samples = data.of(float_model, skeleton, "auto", trust_remote_code=trust_remote_code)("hidden states")
     elif data.calib:
         raise typer.BadParameter("--calib compares hidden states with the float model: add --float MODEL")
-    contents = export_report(out, float_model, samples)
+    contents = export_report(out, float_model, samples, trust_remote_code=trust_remote_code)
     if samples is not None and float_model is not None:
-        contents["evaluation"] = reported_metrics(out, float_model, data)
+        contents["evaluation"] = reported_metrics(out, float_model, data, trust_remote_code=trust_remote_code)
     target = to or out
     target.mkdir(parents=True, exist_ok=True)
     write_contents(contents, target)

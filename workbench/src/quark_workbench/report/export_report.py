@@ -33,7 +33,9 @@ from quark_workbench.report.layer_figures import LayerFigures
 __all__ = ["export_report"]
 
 
-def export_report(directory: Path, float_model: Path | None = None, samples: Iterable[Any] | None = None) -> dict[str, Any]:
+def export_report(
+    directory: Path, float_model: Path | None = None, samples: Iterable[Any] | None = None, *, trust_remote_code: bool = False
+) -> dict[str, Any]:
     """Return the contents of an export's report.
 
     Args:
@@ -43,6 +45,7 @@ def export_report(directory: Path, float_model: Path | None = None, samples: Ite
             Memory holds the packed export, one float block and one unpacked layer.
         samples: Calibration data, with ``float_model``, to compare hidden states on the first samples;
             unpacks the whole export.
+        trust_remote_code: Whether code that comes with the checkpoints may run.
 
     Raises:
         CheckpointError: The export or the float checkpoint cannot be read, or they belong to different
@@ -56,15 +59,15 @@ def export_report(directory: Path, float_model: Path | None = None, samples: Ite
             raise ConfigError("the comparison of hidden states needs the float model: give its directory too")
         if float_model is None and earlier is not None:
             return with_flags(earlier)
-        content, report = packed_content(directory), CalibrationReport()
+        content, report = packed_content(directory, trust_remote_code=trust_remote_code), CalibrationReport()
         if float_model is not None and not _is_transformed(content.config):
-            _measure(_opened(float_model, content), content.model, report, events)
+            _measure(_opened(float_model, content, trust_remote_code), content.model, report, events)
         events.phase("report")
         contents = contents_of(content, report, directory, Facts(is_probed=False))
         if float_model is not None and samples is not None:
             events.phase("compare")
-            source = _opened(float_model, content)
-            quantized = import_model_from_safetensors(None, directory, device="cpu")
+            source = _opened(float_model, content, trust_remote_code)
+            quantized = import_model_from_safetensors(None, directory, device="cpu", trust_remote_code=trust_remote_code)
             hidden = hidden_errors(source, source.model, quantized, calls(samples, model=source.model))
             rows = [{"block": name, **row} for name, row in hidden.items()]
             contents["depth"] = {"measured": "afterwards", "blocks": rows} | ({} if rows else {"reason": NOT_COMPARABLE})
@@ -82,9 +85,9 @@ def _merged(earlier: Mapping[str, Any], contents: Mapping[str, Any]) -> dict[str
     return {**earlier, "layers": layers, "depth": depth, "histograms": earlier["histograms"] or contents["histograms"]}
 
 
-def _opened(float_model: Path, content: CheckpointContent) -> CheckpointSource:
+def _opened(float_model: Path, content: CheckpointContent, trust_remote_code: bool) -> CheckpointSource:
     """Return the float checkpoint on the meta device; experts are separate as in the export."""
-    _, source = opened_checkpoint(float_model)
+    _, source = opened_checkpoint(float_model, trust_remote_code=trust_remote_code)
     separate_experts(source.model, content.config)
     source.prepare(content.plan)
     return source
