@@ -189,7 +189,8 @@ def test_a_model_with_its_own_code_is_served_if_that_is_allowed(tmp_path: Path, 
     shutil.copytree(plain, out)
     (out / "modeling_own.py").write_text(OWN_CODE)
     config = json.loads((out / "config.json").read_text())
-    own = {"AutoConfig": "modeling_own.OwnConfig", "AutoModel": "modeling_own.OwnModel", "AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}
+    kinds = {"Config": "Config", "Model": "Model", "ModelForCausalLM": "ForCausalLM"}
+    own = {f"Auto{kind}": f"modeling_own.Own{name}" for kind, name in kinds.items()}
     config |= {"model_type": "own_code", "architectures": ["OwnForCausalLM"], "auto_map": own}
     (out / "config.json").write_text(json.dumps(config))
     with pytest.raises(ClientError, match="trust_remote_code"):
