@@ -1,9 +1,10 @@
-"""quark: post-training quantization for PyTorch, in which everything that varies is a plugin.
+"""quark is a library for post-training quantization in PyTorch. Plugins provide its schemes, formats and
+algorithms.
 
-This package re-exports registries such as `quark.plugins.formats`, as in ``quark.schemes().get("fp8")``. A
-registry looks for plugins when it is first used, so importing this package imports almost nothing else.
-``quark.algorithms`` is a package that can also be called (see `quark.base.lazy.make_callable`). `quark.torch`
-imports its contents from the distribution that provides AMD Quark's import paths.
+This package re-exports registries such as `quark.plugins.schemes`: ``quark.schemes().get("fp8")`` returns the
+scheme "fp8". A registry looks for plugins when it is first used, so importing this package imports almost
+nothing else. ``quark.algorithms`` is a package that can also be called (see `quark.base.lazy.make_callable`).
+`quark.torch` imports its contents from the distribution that provides AMD Quark's import paths.
 """
 
 from __future__ import annotations

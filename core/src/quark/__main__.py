@@ -1,4 +1,5 @@
-"""The entry point of ``python -m quark``, which ``torchrun --nproc-per-node N -m quark …`` needs too."""
+"""The entry point of ``python -m quark``. The command ``torchrun --nproc-per-node N -m quark …`` also starts
+here."""
 
 import sys
 from importlib.metadata import entry_points

@@ -26,7 +26,7 @@ __all__ = [
 class QuarkError(Exception):
     """Base class of all errors that quark raises on purpose.
 
-    The command line prints the message as one paragraph and exits with 2.
+    The command line prints the message as one paragraph and exits with the code 2.
     """
 
 
@@ -50,21 +50,21 @@ class UnknownNameError(ConfigError):
         self.known = tuple(known)
 
     def saying(self, message: str) -> UnknownNameError:
-        """Return a copy of this error with another message, for instance one that says which setting has the
-        unknown name."""
+        """Return a copy of this error with the message ``message``. It can say, for instance, which setting
+        has the unknown name."""
         return UnknownNameError(message, kind=self.kind, name=self.name, known=self.known)
 
 
 class AmbiguousNameError(ConfigError):
-    """Several distributions provide the same name. The error is raised only when the name is looked up."""
+    """Several distributions provide the same name. This error is raised only if this name is looked up."""
 
 
 class PluginError(QuarkError):
     """A plugin is broken: its code cannot be loaded, raised an error, or returned something invalid.
 
     The message names the plugin, its distribution and its version. If the plugin raised an error, that error
-    is the ``__cause__``. While quark collects plugins, it raises this error only in strict mode. In other
-    modes it records the error and warns about it once.
+    is the ``__cause__``. While quark collects plugins, it raises this error only in strict mode. In the other
+    modes, it records the error and logs one warning.
     """
 
 
@@ -81,7 +81,7 @@ class RankError(QuarkError):
 
 
 class MissingPluginError(QuarkError, ImportError):
-    """A module or a name belongs to a distribution that is not active.
+    """A module or a name belongs to a distribution that is not installed, is disabled, or cannot be imported.
 
     The message says why, and how to activate it.
     """
@@ -92,13 +92,14 @@ class CheckpointError(QuarkError):
 
 
 class CalibrationError(QuarkError, ValueError):
-    """Calibration data are missing or empty, or no model can be called with data of this type."""
+    """Calibration data are missing or empty, or they have a type that no model accepts as input."""
 
 
 class RoundingError(QuarkError):
     """A rounding algorithm cannot choose codes for some layers.
 
-    The pipeline rounds these layers to nearest and logs this.
+    The pipeline then rounds the weights of these layers to the nearest values, and logs the names of the
+    layers.
     """
 
 
@@ -124,7 +125,8 @@ class OutputError(QuarkError, OSError):
 
 
 class ResumeError(OutputError):
-    """An interrupted run left finished blocks, or the run cannot continue from them.
+    """An interrupted run left finished blocks in the output directory, or a run cannot continue from such
+    blocks.
 
     The message says how to resume and how to restart.
 

@@ -49,9 +49,9 @@ def open_own(path: Path) -> int | None:
 
 
 def try_lock(file: int) -> bool:
-    """Lock a file, and return False if another process has locked it.
+    """Lock a file, and return True. Return False if another process has locked the file.
 
-    The lock ends when the descriptor is closed or the process ends. Others may read the file meanwhile.
+    The lock ends when the descriptor is closed or the process ends. Other processes can still read the file.
 
     Raises:
         OSError: The file system has no locks.
@@ -71,13 +71,14 @@ if sys.platform == "win32":
     _position = threading.Lock()
 
     def pread(file: int, length: int, offset: int) -> bytes:
-        """Return up to ``length`` bytes of a file from a position on."""
+        """Return up to ``length`` bytes of a file, starting at the position ``offset``."""
         with _position:
             os.lseek(file, offset, os.SEEK_SET)
             return os.read(file, length)
 
     def pwrite(file: int, data: bytes | memoryview, offset: int) -> int:
-        """Write data at a position of a file, and return how many bytes were written."""
+        """Write ``data`` to a file, starting at the position ``offset``, and return the number of bytes
+        written."""
         with _position:
             os.lseek(file, offset, os.SEEK_SET)
             return os.write(file, data)
@@ -86,7 +87,7 @@ else:
 
 
 def read_at(file: int, buffer: memoryview, offset: int) -> int:
-    """Fill a buffer with bytes of a file from ``offset`` on, and return the number of bytes read."""
+    """Fill a buffer with the bytes of a file that start at ``offset``, and return the number of bytes read."""
     done = 0
     while done < buffer.nbytes:
         part = buffer[done : done + _CHUNK]
@@ -103,14 +104,16 @@ def read_at(file: int, buffer: memoryview, offset: int) -> int:
 
 
 def regular_bytes(path: Path) -> bytes:
-    """Return the content of a regular file. Raises OSError for a pipe or a device, which may have no end."""
+    """Return the content of a regular file. Raise OSError for a pipe or a device, because reading it may
+    never end."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     return path.read_bytes()
 
 
 def state_of(file: Path | int) -> dict[str, int]:
-    """Return size, time and inode of a file. At least one of them differs if the file has changed."""
+    """Return the size, the time of the last change and the inode of a file. If the file changes, at least one
+    of these values changes."""
     status = os.stat(file)
     return {"bytes": status.st_size, "time of change in ns": status.st_mtime_ns, "inode": status.st_ino}
 
@@ -118,7 +121,8 @@ def state_of(file: Path | int) -> dict[str, int]:
 def write_at(file: int, data: memoryview, offset: int) -> None:
     """Write all of ``data``, a part at a time.
 
-    Threads that write to one file wait for each other; after each part, another thread can write.
+    The system lets only one thread at a time write to a file. Because ``data`` is written in parts, other
+    threads can write after each part.
     """
     done = 0
     while done < data.nbytes:
@@ -126,14 +130,14 @@ def write_at(file: int, data: memoryview, offset: int) -> None:
 
 
 def sync_data(file: int) -> None:
-    """Wait until the content of an open file is on the disk."""
+    """Wait until the system has written the content of an open file to the disk."""
     getattr(os, "fdatasync", os.fsync)(file)
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a directory, are on the disk.
+    """Wait until the system has written a file, or the names of the files in a directory, to the disk.
 
-    Windows can do so only for files that may be written to.
+    On Windows, this function does nothing for directories and for files that this process may not write.
     """
     if sys.platform == "win32" and (path.is_dir() or (path.exists() and not os.access(path, os.W_OK))):
         return
@@ -153,7 +157,7 @@ def allocated_bytes(path: Path) -> int:
 def replace_text(path: Path, text: str) -> None:
     """Write a text to a file in one step: a reader sees the earlier file or the complete new one.
 
-    A link of that name is replaced; the file that it points to is not touched.
+    If ``path`` is a link, the link is replaced, and the file that the link points to does not change.
     """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     unfinished.unlink(missing_ok=True)  # of a process with the same numbers that was killed
@@ -170,7 +174,8 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def link_or_copy(path: Path, target: Path) -> None:
-    """Give a file a second name: a hard link, or a copy if the file system allows no link."""
+    """Make ``target`` a hard link to the file ``path``, or a copy of the file if the file system has no hard
+    links."""
     try:
         os.link(path.resolve(), target)
     except OSError:
@@ -180,7 +185,8 @@ def link_or_copy(path: Path, target: Path) -> None:
 def represent(path: Path, target: Path) -> None:
     """Make ``target`` a symbolic link to a file.
 
-    If links are not allowed, as for most users of Windows, make a hard link or a copy.
+    If this process may not make symbolic links (most users of Windows may not), make a hard link or a copy
+    instead.
     """
     try:
         target.symlink_to(path.resolve())
@@ -189,10 +195,11 @@ def represent(path: Path, target: Path) -> None:
 
 
 def leads_out(path: Path, directory: Path) -> bool:
-    """Return whether a path in a directory leads to a file outside it, through one link or several.
+    """Return whether ``path``, which is in ``directory``, leads to a file outside ``directory`` through
+    links.
 
-    The store of a hub cache counts as inside: ``models--NAME/snapshots/REVISION`` has links to
-    ``models--NAME/blobs``. A directory of any other form has no store.
+    If ``directory`` is a snapshot in a hub cache (``models--NAME/snapshots/REVISION``), its files are links
+    to ``models--NAME/blobs``. Such links do not lead outside.
     """
     root = directory.resolve()
     stores = [
@@ -242,7 +249,7 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def release_cached(file: int, size: int) -> None:
-    """Drop the first ``size`` bytes of a file from the system's cache, if it can."""
+    """Drop the first ``size`` bytes of a file from the system's file cache, if the system can do this."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(file, 0, size, os.POSIX_FADV_DONTNEED)
 

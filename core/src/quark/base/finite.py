@@ -50,15 +50,15 @@ def state_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def buffers_of(model: nn.Module) -> frozenset[str]:
-    """Return the full names of the buffers of a model."""
+    """Return the set of the full names of a model's buffers."""
     return frozenset(name for name, _ in model.named_buffers(remove_duplicate=False))
 
 
 def is_finite(x: Tensor) -> bool:
     """Return whether all elements are finite.
 
-    In most cases the tensor is read once: if an element is NaN or Inf, the sum is not finite. A sum of finite
-    elements can overflow too, so each element is tested if the sum is not finite.
+    This function first computes the sum of the elements. If the sum is finite, all elements are finite. A sum
+    of finite elements can overflow, so if the sum is not finite, each element is tested.
     """
     return bool(torch.isfinite(_sum(x))) or bool(torch.isfinite(x).all())
 

@@ -1,6 +1,6 @@
 """Handling of SIGINT and SIGTERM.
 
-SIGTERM raises an exception, as Ctrl-C does, and critical sections delay both signals.
+With `termination_unwinds`, SIGTERM raises an exception, like Ctrl-C. `uninterrupted` delays both signals.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _ENDING = (signal.SIGINT, signal.SIGTERM)
 def termination_unwinds() -> Iterator[None]:
     """Make SIGTERM raise ``SystemExit(143)`` inside the ``with`` block.
 
-    Shells report 143 for a program that SIGTERM ends.
-    Because of the exception, unfinished output is removed, as it is after Ctrl-C.
+    Shells report the exit code 143 for a program that SIGTERM has ended. Because SIGTERM raises an exception,
+    the code that removes unfinished output runs, like after Ctrl-C.
 
     This context has no effect outside the main thread, or if the program already handles or ignores SIGTERM.
     """

@@ -20,7 +20,7 @@ _GRAMMAR = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w
 
 @attrs.frozen
 class LazyRef:
-    """A reference to an object by module and attribute, loaded on demand.
+    """A reference that names an object by its module and attribute. `load` imports the module.
 
     Example:
         >>> LazyRef("json:dumps").load()([1])
@@ -48,7 +48,7 @@ class LazyRef:
         return self.target.partition(":")[2]
 
     def load(self) -> Any:
-        """Import the module, as `imported` does, and return the object.
+        """Import the module with `imported`, and return the object.
 
         Raises:
             ImportError: The module cannot be imported.
@@ -67,10 +67,12 @@ class LazyRef:
 
 
 def imported(module: str) -> ModuleType:
-    """Import a module under torch's default state, whatever state the caller has set.
+    """Import a module under torch's default state, even if the caller has set another default device or
+    dtype.
 
     A plugin's module may first be imported while transformers builds a model on the meta device in bfloat16.
-    Its tensors would then be on that device, in that dtype, for the rest of the process.
+    Without this function, tensors that such a module creates would be meta tensors in bfloat16 until the
+    process ends.
 
     Raises:
         ImportError: The module cannot be imported.

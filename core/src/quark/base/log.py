@@ -1,4 +1,5 @@
-"""The log of quark: its logger, log lines next to a progress bar, and the escaping of control characters.
+"""Functions for the log of quark. They provide its logger, write log lines above a progress bar, and escape
+control characters.
 
 The logger ``quark`` writes lines such as ``[QUARK-INFO]: …`` to stderr. If the application configures
 logging, its handlers get the lines, and quark does not write to stderr. Control characters in texts of
@@ -19,7 +20,7 @@ from contextlib import contextmanager, suppress
 class _StderrUnlessConfigured(logging.Handler):
     """A log handler that writes to stderr if the root logger has no handlers.
 
-    If it has some, the application writes the log.
+    If the root logger has handlers, they write the log instead.
 
     Attributes:
         write: The function that writes a line.
@@ -32,7 +33,7 @@ class _StderrUnlessConfigured(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Write the lines of a record with control characters escaped.
 
-        If stderr is closed, the error is ignored and the run goes on.
+        If stderr is closed, the error is ignored, and the run continues.
         """
         if writes_to_stderr():
             with suppress(OSError):
@@ -50,7 +51,7 @@ _LEVELS = {name: getattr(logging, name.upper()) for name in ("debug", "info", "w
 
 
 def get_logger(name: str = "quark") -> logging.Logger:
-    """Return the logger ``name``, which is the logger ``quark`` or one of its descendants.
+    """Return the logger ``name``, which must be ``quark`` or start with ``quark.``.
 
     The first call adds a handler to the logger ``quark``. If the application has not set the level of that
     logger, the call also sets it from the environment variable ``QUARK_LOG_LEVEL``.
@@ -110,8 +111,8 @@ class _Silence:
 def silenced(level: int = logging.ERROR) -> Iterator[None]:
     """Log nothing below ``level`` inside the ``with`` block.
 
-    Use it for a trial that would log the same warnings again. If contexts are nested or run in several
-    threads, the level of the first context applies until the last one ends.
+    Use this context for a trial run that would log the same warnings again. If several contexts are open, in
+    one thread or several, the level of the first context applies until the last context ends.
     """
     with _Silence.lock:
         if _Silence.contexts == 0:
@@ -140,7 +141,7 @@ def unprintable(text: str) -> str | None:
 
 
 def shown(text: str) -> str:
-    """Return ``text`` with every `unprintable` character escaped, as Python does in a string literal.
+    """Return ``text`` with every `unprintable` character escaped like in a string literal of Python.
 
     >>> print(shown("red \\x1b[31m and\\nnew"))
     red \\x1b[31m and\\nnew

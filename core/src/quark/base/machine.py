@@ -1,4 +1,5 @@
-"""Memory and processors of the machine, and memory of this process. All sizes are in bytes."""
+"""Functions that return the memory and the processors of the machine, and the memory of this process. All
+sizes are in bytes."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def resident_bytes() -> int:
 
 
 def peak_bytes() -> int:
-    """Return the largest resident memory that this process has had."""
+    """Return the largest resident memory that this process has had since its start."""
     return max(_highest_bytes(), resident_bytes())  # Linux counts the peak some pages late
 
 
@@ -72,10 +73,10 @@ def processor() -> str:
 def return_freed() -> None:
     """Return freed memory of this process to the system with ``malloc_trim`` of glibc.
 
-    Without glibc, do nothing. glibc keeps free memory between live allocations. Without this call, replaced
-    float weights would stay resident. `quark.runs.memory.FreedMemory` decides when to call it, because the
-    system clears each page before it is used again. When it was called after each block of a small model,
-    this took 5 % of GPTQ's time.
+    Without glibc, do nothing. glibc does not return freed memory that lies between live allocations. Without
+    this call, float weights that were replaced would stay resident. The call has a cost, because the system
+    clears each returned page before the page is used again. When it was called after each block of a small
+    model, it took 5 % of GPTQ's time. `quark.runs.memory.FreedMemory` decides when to call it.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:

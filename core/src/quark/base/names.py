@@ -1,4 +1,5 @@
-"""Functions for names: validity, the most similar name, shell patterns, and folding of names for messages."""
+"""Functions that check names, find the most similar name, match shell patterns, and fold many names into a
+few patterns for messages."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ def is_valid_name(name: object) -> bool:
 def is_vendor_name(name: object) -> bool:
     """Return whether ``name`` is a string ``vendor.name`` whose two parts follow `NAME_RULE`.
 
-    Plugins add such names to a fixed set of names in the core. The vendor prefix prevents two plugins from
-    using the same name. It also shows that a name is not a misspelt name of the core.
+    The core has a fixed set of names, and plugins add names of this form. The vendor prefix prevents two
+    plugins from using the same name. It also shows that the name is not a misspelt name of the core.
 
     >>> is_vendor_name("acme.sparse"), is_vendor_name("sparse"), is_vendor_name("acme.")
     (True, False, False)
@@ -47,8 +48,8 @@ def has_wildcard(pattern: str) -> bool:
 def matches(name: str, pattern: str) -> bool:
     """Return whether a shell pattern matches a name. Upper and lower case differ.
 
-    A pattern without wildcards is compared directly, because configurations of checkpoints contain thousands
-    of full names, which is more than `fnmatch` caches.
+    A pattern without wildcards is compared directly. `fnmatch` would be slow for the thousands of full names
+    in the configuration of a checkpoint, because it caches fewer patterns.
 
     >>> matches("layers.0.up_proj", "*.up_proj"), matches("layers.0.up_proj", "up_proj")
     (True, False)
@@ -67,7 +68,7 @@ def closest(name: str, known: Iterable[str]) -> str | None:
 
 
 def fold_names(names: Iterable[str]) -> list[str]:
-    """Return patterns such as ``layers.{0-2}.q`` that stand for exactly the given names.
+    """Return patterns such as ``layers.{0-2}.q`` that match the given names and no other names.
 
     Dotted names that differ only in their numbers are folded into one pattern.
 
@@ -90,7 +91,7 @@ def fold_names(names: Iterable[str]) -> list[str]:
 def folded(names: Iterable[str], most: int = 8) -> str:
     """Return folded names for a message, separated by commas.
 
-    At most ``most`` patterns are listed, and the others are counted.
+    The result lists at most ``most`` patterns, and ends with the number of patterns that are not listed.
 
     >>> folded([f"layers.{i}.{p}" for i in range(80) for p in "qkv"], most=2)
     'layers.{0-79}.q, layers.{0-79}.k and 1 more'
@@ -101,7 +102,8 @@ def folded(names: Iterable[str], most: int = 8) -> str:
 
 
 def without_numbers(name: str) -> str:
-    """Return ``name`` with each number replaced by ``*``. Names that have the same result can be folded.
+    """Return ``name`` with each number replaced by ``*``. Names for which this function returns the same text
+    can be folded.
 
     >>> without_numbers("layers.0.mlp.experts.7.up_proj")
     'layers.*.mlp.experts.*.up_proj'
@@ -115,7 +117,7 @@ def _part(text: str) -> _Part:
 
 
 def _fold_at(names: Iterable[tuple[_Part, ...]], place: int) -> list[tuple[_Part, ...]]:
-    """Merge the names that differ only in the numbers of the part with the index ``place``."""
+    """Merge names that differ only in the numbers at the index ``place``. Each name is a tuple of its parts."""
     merged: dict[tuple[_Part | None, ...], list[tuple[_Part, ...]]] = {}
     for name in names:
         has_number = len(name) > place and not isinstance(name[place], str)

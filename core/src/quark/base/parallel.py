@@ -1,9 +1,10 @@
-"""Independent pieces of work, spread over threads that compute with one torch thread each.
+"""Functions that spread independent pieces of work over threads. Each thread computes with one torch thread.
 
-The rows of a layer are independent of each other. With one call for each layer, all processors are busy, and
-threads wait for each other once, at its end. Parallelism inside small operations waits at the end of every
-operation, thousands of times for a layer, each time until the system schedules the last thread. Here, a
-thread that other programs hold up takes fewer pieces, and no thread waits for it.
+An example of independent pieces are the rows of a layer. `parallel_map` is called once for each layer, and
+its threads wait for each other once, at the end of this call. Torch's own parallelism would wait for the
+slowest thread at the end of every small operation, which is thousands of times for a layer. With
+`parallel_map`, a thread that is slow because of other programs processes fewer pieces, and the other threads
+process the rest.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ _LOCAL = threading.local()
 def parallel_map(work: Callable[[Item], Result], items: Sequence[Item], device: torch.device = CPU) -> list[Result]:
     """Return ``[work(item) for item in items]``, computed by ``torch.get_num_threads()`` threads.
 
-    The calling thread is one of them.
+    The calling thread is one of these threads.
 
-    Results do not depend on the number of threads: every item is computed by one torch thread. Give more
-    items than threads, and let each do few operations on many numbers, because two threads never run Python
-    at once. A nested call runs in the thread that makes it. On devices other than the CPU, the calling thread
-    computes everything.
+    One torch thread computes each item, so the results do not depend on the number of threads. Pass more
+    items than threads. ``work`` should call few operations on large tensors, because only one thread at a
+    time runs Python code. If ``work`` calls `parallel_map` itself, this inner call uses only its own thread.
+    On devices other than the CPU, the calling thread computes everything.
 
     Args:
         work: A function of one item. Its result must not depend on other items. It runs in the caller's grad
@@ -50,8 +51,8 @@ def parallel_map(work: Callable[[Item], Result], items: Sequence[Item], device: 
         device: The device of the tensors.
 
     Raises:
-        BaseException: ``work`` raised this error. If it failed for several items, this is the error of the
-            first of them. Later items may not have been computed.
+        BaseException: ``work`` raised this error. If ``work`` failed for several items, the error of the
+            first of these items is raised. Items after this item may not have been computed.
     """
     if device.type != "cpu" or _threads() == 1:
         return list(map(work, items))
@@ -80,7 +81,7 @@ def beside(work: Callable[[], Result], device: torch.device = CPU) -> Callable[[
 
 @contextmanager
 def one_thread(device: torch.device = CPU) -> Iterator[None]:
-    """Inside the ``with`` block, let torch compute on the CPU in the calling thread only."""
+    """Inside the ``with`` block, torch operations on the CPU use only the calling thread."""
     before = torch.get_num_threads()
     if device.type != "cpu" or before == 1:
         yield
@@ -96,8 +97,9 @@ def one_thread(device: torch.device = CPU) -> Iterator[None]:
 def coarsely(elements: int, device: torch.device = CPU) -> Iterator[None]:
     """Inside the ``with`` block, compute torch operations in one thread.
 
-    `parallel_map` still uses all threads. Use this context for a sequence of many operations on matrices of
-    up to ``elements`` elements. If ``elements`` is more than `SMALL`, the context has no effect.
+    `parallel_map` still uses all threads. Use this context for many operations, one after another, on
+    matrices that have at most ``elements`` elements. If ``elements`` is more than `SMALL`, the context has no
+    effect.
     """
     before = _threads()
     if device.type != "cpu" or before == 1 or elements > SMALL:
@@ -122,10 +124,10 @@ def _threads_set(number: int) -> Iterator[None]:
 
 
 def row_slices(rows: int, length: int, elements: int) -> list[slice]:
-    """Return slices of a matrix's rows, to be used as items of `parallel_map`.
+    """Split the rows of a matrix into slices, and return them. A slice can be an item of `parallel_map`.
 
-    The slices have nearly equal sizes.
-    A slice has at most ``elements`` elements, but at least one row.
+    The slices have nearly equal sizes. A slice has at most ``elements`` elements, or one row if a row is
+    longer.
     """
     most = max(1, elements // max(1, length))
     size = max(1, -(-rows // max(1, -(-rows // most))))
@@ -166,7 +168,8 @@ class _Pool:
         self.forget()
 
     def forget(self) -> None:
-        """Drop all threads. This is called in a forked process, which has none of its parent's threads."""
+        """Drop all threads. A forked process calls this method, because the threads of its parent do not run
+        in it."""
         self._lock = threading.Lock()
         self._executor: ThreadPoolExecutor | None = None
         self._size = 0

@@ -3,9 +3,10 @@
 A run of one process uses the same code, but exchanges nothing.
 
 Every exchange is collective: all ranks call the same methods in the same order.
-`quark.calibration.sample_grid` divides the calibration samples, and the sums over samples, among the ranks.
-The program that starts the processes connects them by a `Group`; with ``torchrun``, this is
-`quark_workbench.process_group` of the distribution quark-workbench.
+`quark.calibration.sample_grid` decides which rank processes which calibration samples, and which rank adds
+which terms of the sums over samples. The program that starts the processes connects them with a `Group`. For
+``torchrun``, the module `quark_workbench.process_group` of the distribution quark-workbench provides the
+`Group`.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ class Group(Protocol):
     """
 
     def gather(self, data: bytes) -> list[bytes]:
-        """Return a list of the data of all ranks, sorted by rank."""
+        """Send ``data`` to all ranks, and return a list of the data from all ranks, sorted by rank."""
 
     def gather_tensors(self, x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-        """Return the uint8 tensors of all ranks on the device of ``x``.
+        """Send the uint8 tensor ``x`` to all ranks, and return a list of the tensors from all ranks, sorted
+        by rank.
 
-        Tensor *i* has the shape ``[sizes[i]]``.
-        ``x`` is the tensor of this rank.
+        The tensor of rank *i* has the shape ``[sizes[i]]``. All returned tensors are on the device of ``x``.
         """
 
     def sum_(self, x: Tensor) -> None:
@@ -53,8 +54,8 @@ class Ranks:
     Attributes:
         rank: The number of this rank. The first rank is 0.
         size: The number of ranks.
-        is_deterministic: Whether sums over calibration samples are added in an order that does not depend on
-            ``size``. If so, they have the same bits for any number of ranks.
+        is_deterministic: Whether the terms of a sum over calibration samples are added in an order that does
+            not depend on ``size``. If so, the sum has the same bits for any number of ranks.
         group: The object that transfers data between ranks, or None for a run of one rank.
 
     Example:
@@ -69,11 +70,12 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank makes directories, writes tensors outside the blocks, and prints."""
+        """Whether this is the rank that makes directories, prints, and writes the tensors outside the decoder
+        blocks."""
         return self.rank == 0
 
     def gather(self, value: T) -> list[T]:
-        """Return a list of the values of all ranks, sorted by rank.
+        """Send ``value`` to all ranks, and return a list of the values from all ranks, sorted by rank.
 
         A value can be any object that can be pickled. Received tensors are on the device of this rank.
 
@@ -100,7 +102,7 @@ class Ranks:
         return next((each for each in self.gather(value) if each is not None), None)
 
     def sum(self, number: int) -> int:
-        """Return the sum of a number over all ranks."""
+        """Return the sum of ``number`` over all ranks."""
         return sum(self.gather(number))
 
     def sum_(self, x: Tensor) -> None:
@@ -124,9 +126,9 @@ class Ranks:
         self.gather(None)
 
     def part(self, count: int) -> slice:
-        """Return the slice of ``count`` items that this rank processes.
+        """Divide ``count`` items among the ranks, and return the slice of the items that this rank processes.
 
-        All ranks get slices of about the same size.
+        The slices of all ranks have about the same size.
         """
         return slice(self.rank * count // self.size, (self.rank + 1) * count // self.size)
 
@@ -136,7 +138,8 @@ ALONE = Ranks()
 
 
 def owners(sizes: Sequence[int], ranks: int, first: int = 0) -> list[int]:
-    """Return a list that contains the rank of each piece of work. The work of all ranks is nearly equal.
+    """Assign pieces of work to ranks, and return the rank of each piece. All ranks get nearly the same amount
+    of work.
 
     Pieces are assigned in order of size, the largest first. Each piece goes to the rank with the least work
     so far.
@@ -156,9 +159,10 @@ def owners(sizes: Sequence[int], ranks: int, first: int = 0) -> list[int]:
 
 @attrs.frozen(eq=False)
 class _Place:
-    """Place of a tensor's bytes in a message, with its dtype, shape and kind of device.
+    """A record of where a message has the bytes of a tensor. It also has the tensor's dtype, shape and device
+    type.
 
-    The kind is stored without the device's number, which differs from rank to rank.
+    The device type has no index, because the index differs from rank to rank.
     """
 
     start: int
@@ -167,20 +171,22 @@ class _Place:
     device: str
 
     def read(self, data: Tensor) -> Tensor:
-        """Return the tensor. ``data`` contains the bytes of all tensors of the message."""
+        """Return the tensor of this record. ``data`` contains the bytes of all tensors of the message."""
         size = self.dtype.itemsize * math.prod(self.shape)
         return data[self.start : self.start + size].view(self.dtype).reshape(self.shape).to(self.device, copy=True)
 
 
 class _Message:
-    """A value as bytes, with its tensors apart, so that tensors on GPUs go from GPU to GPU.
+    """A value as bytes for another rank. The tensors in the value are stored separately, so that tensors on
+    GPUs are sent from GPU to GPU.
 
     Args:
         value: Anything that can be pickled.
 
     Attributes:
-        data: Pickled bytes: the value, with a number in place of each tensor, and the places of the tensors.
-        tensors: The bytes of all tensors, uint8, on the GPU if one of them is there.
+        data: The pickled value, in which a number replaces each tensor, together with the `_Place` of each
+            tensor. tensors: A uint8 tensor with the bytes of all tensors. If at least one of the tensors is
+            on a GPU, this tensor is on that GPU.
     """
 
     def __init__(self, value: object) -> None:
@@ -201,14 +207,15 @@ _ALIGNMENT = 16
 
 
 class _Pickler(pickle.Pickler):
-    """Writes a value with a number instead of each tensor, and appends the tensors to a list."""
+    """A pickler that writes a number instead of each tensor of a value, and appends the tensors to a list."""
 
     def __init__(self, file: io.BytesIO, tensors: list[Tensor]) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self._tensors = tensors
 
     def persistent_id(self, part: object) -> int | None:
-        """Return the number of a tensor, and None for any other object."""
+        """If ``part`` is a tensor, append it to the list and return its number. Return None for any other
+        object."""
         if type(part) is not Tensor or part.layout is not torch.strided:
             return None
         self._tensors.append(part)
@@ -216,7 +223,7 @@ class _Pickler(pickle.Pickler):
 
 
 def _received(group: Group, message: _Message) -> Iterator[Any]:
-    """Yield the values of all ranks' messages, in rank order."""
+    """Send ``message`` to all ranks, and yield the values of the messages from all ranks, sorted by rank."""
     headers = [_Unpickler(data, ()).load() for data in group.gather(message.data)]
     sizes = [size for _, _, size, _ in headers]
     device = next((kind for _, _, size, kind in headers if size and kind != "cpu"), "cpu")
@@ -226,7 +233,8 @@ def _received(group: Group, message: _Message) -> Iterator[Any]:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads a value from another rank; of the standard library and torch, it allows only data types."""
+    """An unpickler that reads a value from another rank. From the standard library and torch, it accepts only
+    data types."""
 
     def __init__(self, body: bytes, tensors: Sequence[Tensor]) -> None:
         super().__init__(io.BytesIO(body))
@@ -237,10 +245,10 @@ class _Unpickler(pickle.Unpickler):
         return self._tensors[number]
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return the class or function that a message names, if it is allowed.
+        """Return the class or function with this name, if messages between ranks may contain it.
 
         Raises:
-            RankError: The class or function is not allowed.
+            RankError: Messages may not contain the class or function.
         """
         package = module.partition(".")[0]
         is_foreign = package in sys.stdlib_module_names or package == "torch" or module not in sys.modules

@@ -1,5 +1,5 @@
-"""Functions for scalars and tensors: division that all devices round alike, and reading several numbers at
-once."""
+"""Functions for scalars and tensors. One divides with the same rounding on all devices, one reads several
+numbers from a device at once, and one computes decibels."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor
 
 
 def divided(x: Tensor, number: float) -> Tensor:
-    """Return ``x / number``, rounded once.
+    """Return the correctly rounded quotient ``x / number``.
 
-    If ``number`` is a Python number, CUDA computes ``x · (1 / number)``, which may differ in the last bit. So
-    this function copies ``number`` to the device first.
+    For a divisor that is a Python number, CUDA computes ``x · (1 / number)``, which may differ from the
+    quotient in the last bit. So this function first copies ``number`` to the device of ``x``.
 
     Args:
         x: A floating-point tensor. The quotient is computed in its dtype.
@@ -23,9 +23,9 @@ def divided(x: Tensor, number: float) -> Tensor:
 
 
 def numbers(*tensors: Tensor) -> list[float]:
-    """Return the values of scalar tensors of one device. The host waits for the device only once.
+    """Return the values of scalar tensors that are on one device. Pass at least one tensor.
 
-    Reading each tensor separately would wait each time. At least one tensor is needed.
+    The host waits for the device only once. If it read each tensor separately, it would wait for each one.
 
     Args:
         tensors: Scalars of any real dtype. Booleans become 0 and 1.

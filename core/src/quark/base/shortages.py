@@ -1,5 +1,5 @@
-"""Advice for errors that occur because memory, threads, files, space, a permission or a library is
-missing."""
+"""Functions that give advice on an error with a cause outside quark. Such causes are: too little memory or
+disk space, too many threads or open files, a missing permission, and a library that cannot be imported."""
 
 from __future__ import annotations
 
@@ -37,12 +37,13 @@ _OF_MESSAGE = {
     ): _MEMORY,
     re.compile(r"too many open files", re.IGNORECASE): _FILES,
 }
-"""Dictionary from message to advice, for errors of torch, Python and other libraries that have no type of
-their own."""
+"""A dictionary from message to advice. It is for errors that can only be recognized by their message, because
+torch, Python or another library has no exception type for them."""
 
 
 def shortage(error: BaseException) -> str | None:
-    """Return advice if a shortage of the machine caused ``error``. Return None for any other error.
+    """Return advice if ``error`` occurred because the machine lacks a resource. Return None for any other
+    error.
 
     >>> shortage(RuntimeError("can't start new thread")).partition(":")[0]
     'No more threads can be started'
@@ -61,8 +62,8 @@ def shortage(error: BaseException) -> str | None:
 
 
 def advise(error: BaseException) -> None:
-    """Add the advice of `shortage` to ``error`` as a note if a shortage caused the error and it has no such
-    note yet."""
+    """If `shortage` returns advice for ``error``, add the advice to the error as a note. Do this only once
+    for each error."""
     advice = shortage(error)
     if advice is not None and advice not in getattr(error, "__notes__", ()):
         error.add_note(advice)
@@ -84,8 +85,7 @@ _CODE_OF_CHECKPOINTS = "transformers_modules"
 
 @contextmanager
 def needs_libraries(what: str) -> Iterator[None]:
-    """Call `refuse_failed_import` if the ``with`` block raises an error, for instance because it cannot
-    import a library."""
+    """Run the ``with`` block, and call `refuse_failed_import` if the block raises an error."""
     try:
         yield
     except Exception as error:
@@ -94,14 +94,15 @@ def needs_libraries(what: str) -> Iterator[None]:
 
 
 def refuse_failed_import(error: BaseException, what: str) -> None:
-    """Raise an error if a library that cannot be imported, and no `shortage`, caused ``error``.
+    """Raise EnvironmentConflictError if ``error`` occurred because a library cannot be imported.
 
-    Otherwise do nothing. An import may fail with any type of error, because it runs the code of a module. For
-    instance, a library that does not fit the installed torch may raise a RuntimeError.
+    Do nothing if the error has another cause, or if `shortage` has advice for it. An import may fail with any
+    type of error, because it runs the code of a module. For instance, the import of a library that does not
+    fit the installed torch may raise a RuntimeError.
 
     Args:
         error: An error that was raised by code that may import something.
-        what: The failure, as the message names it, such as ``"'config.json' cannot be read"``.
+        what: A clause for the message that says what failed, such as ``"'config.json' cannot be read"``.
 
     Raises:
         EnvironmentConflictError: A library cannot be imported. The message names the library and the first

@@ -1,4 +1,4 @@
-"""Contexts that set torch's default state for a run or an import, whatever the caller has set."""
+"""Contexts that set torch's default state for a run or an import, even if the caller has set another state."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def own_torch_state(*, takes_turns: bool = True) -> Iterator[None]:
 def plain_torch_state() -> Iterator[None]:
     """Run the ``with`` block under torch's default state.
 
-    It is `own_torch_state`, but with gradients and without turns.
+    This context is like `own_torch_state`, but it also enables gradients, and threads do not take turns.
     """
     with own_torch_state(takes_turns=False), torch.enable_grad():
         yield
@@ -53,8 +53,9 @@ def plain_torch_state() -> Iterator[None]:
 
 @contextmanager
 def building() -> Iterator[None]:
-    """Let one thread at a time run the ``with`` block, which builds a model. transformers then changes the
-    default dtype."""
+    """Let only one thread at a time run the ``with`` block, which must build a model. Threads must not build
+    models at the same time, because transformers changes the default dtype of the process while it builds a
+    model."""
     with _DEFAULT_DTYPE:
         yield
 

@@ -23,17 +23,15 @@ _TRACE_LOGGER = "torch.__trace"
 
 @contextmanager
 def tracing() -> Iterator[list[ExportedProgram]]:
-    """Run a ``with`` block that traces a model, and restore the state of the process that torch changes
-    meanwhile.
+    """Run a ``with`` block that traces a model, and undo what torch changes in the process during the trace.
 
-    The state is environment variables of torch's compiler, the handlers of torch's logger of traces, and the
-    thread that watches progress bars. Torch also keeps the last trace, with all parameters of the model, in
-    caches of its modules, which are emptied.
+    This context restores the environment variables of torch's compiler and the handlers of torch's trace
+    logger. It prevents torch from starting a thread that watches progress bars. It also empties the caches in
+    which torch keeps the last trace with all parameters of the model.
 
-    Yields:
-        A list, to which the body adds the programs that it gets from torch. Each program has a cycle of
-        references through C++, which Python's garbage collector does not find. The cycles are broken when
-        the body ends.
+    Yields: An empty list. The ``with`` block must append each program that torch returns. A program is part
+    of a reference cycle through C++ objects, which Python's garbage collector cannot find. These cycles are
+    broken when the ``with`` block ends.
     """
     programs: list[ExportedProgram] = []
     logger, random_states = logging.getLogger(_TRACE_LOGGER), _random_states()
@@ -56,7 +54,7 @@ def _variables() -> dict[str, str]:
 
 
 def _random_states() -> Any:
-    """Return the class that keeps the tensors of random states of the last trace."""
+    """Return the class of torch that stores the random states of the last trace as tensors."""
     return import_module("torch._decomp.decompositions_for_rng").PhiloxStateTracker
 
 
@@ -70,7 +68,8 @@ def _restore(random_states: Any, seeds: dict[str, Any]) -> None:
 
 @contextmanager
 def _no_watched_bars() -> Iterator[None]:
-    """Prevent that a progress bar of torch, even one that is off, starts a thread that watches it."""
+    """Inside the ``with`` block, keep torch's progress bars from starting a thread. Even a disabled bar would
+    start one."""
     bar: Any = import_module("torch.hub").tqdm  # of the package tqdm, or torch's own without it
     interval = getattr(bar, "monitor_interval", None)
     if interval is None:
@@ -84,7 +83,8 @@ def _no_watched_bars() -> Iterator[None]:
 
 
 def _break_cycles(programs: Iterable[ExportedProgram]) -> None:
-    """Empty the lists of example inputs. An input has symbolic sizes in C++, and a size leads to the list."""
+    """Empty the list of example inputs in each program. Otherwise there is a reference cycle: the list refers
+    to an input, the input to its symbolic sizes in C++, and a size refers to the list."""
     for program in programs:
         for value in [node.meta.get("val") for node in program.graph.nodes]:
             environment = getattr(getattr(value, "fake_mode", None), "shape_env", None) if isinstance(value, Tensor) else None

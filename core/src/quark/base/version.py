@@ -21,7 +21,8 @@ _RIVAL = "amd-quark"
 
 
 def refuse_rival() -> None:
-    """Raise if amd-quark, which owns the import name ``quark`` too, is installed in this environment.
+    """Raise an error if amd-quark is installed in this environment, because it has the same import name
+    ``quark``.
 
     Raises:
         EnvironmentConflictError: amd-quark is installed. The message says how to separate it from quark-core.
@@ -35,10 +36,11 @@ def refuse_rival() -> None:
 
 
 def refuse_unfit_environment() -> None:
-    """Raise if this project cannot work in this environment.
+    """Raise an error if quark cannot work in this environment.
 
     Raises:
-        EnvironmentConflictError: amd-quark is installed, or a version of transformers that is not supported.
+        EnvironmentConflictError: amd-quark is installed, or the installed version of transformers is not
+            supported.
     """
     from packaging.specifiers import SpecifierSet  # not above, as in `_installed`
 
