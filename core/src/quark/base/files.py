@@ -87,7 +87,8 @@ else:
 
 
 def read_at(file: int, buffer: memoryview, offset: int) -> int:
-    """Fill a buffer with the bytes of a file that start at ``offset``, and return the number of bytes read."""
+    """Fill ``buffer`` with the bytes of a file from the position ``offset``, and return how many bytes were
+    read."""
     done = 0
     while done < buffer.nbytes:
         part = buffer[done : done + _CHUNK]

@@ -117,7 +117,7 @@ def _part(text: str) -> _Part:
 
 
 def _fold_at(names: Iterable[tuple[_Part, ...]], place: int) -> list[tuple[_Part, ...]]:
-    """Merge names that differ only in the numbers at the index ``place``. Each name is a tuple of its parts."""
+    """Merge names that differ only in the numbers at the index ``place``. A name is a tuple of its parts."""
     merged: dict[tuple[_Part | None, ...], list[tuple[_Part, ...]]] = {}
     for name in names:
         has_number = len(name) > place and not isinstance(name[place], str)

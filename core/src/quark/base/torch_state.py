@@ -1,4 +1,4 @@
-"""Contexts that set torch's default state for a run or an import, even if the caller has set another state."""
+"""Contexts that set torch's default state for a run or an import, even if the caller has set another one."""
 
 from __future__ import annotations
 

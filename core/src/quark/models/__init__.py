@@ -1,1 +1,2 @@
-"""Models as quantization sees them: `layers` that quantize, the `plan`, and `hf` for transformers."""
+"""Packages for models: `layers` has the layers that quantize, `plan` decides what is quantized, and `hf` uses
+transformers."""

@@ -1,4 +1,5 @@
 """All code that depends on the library transformers.
 
-It loads models, reads checkpoints in the form of transformers, and replaces attention functions.
+This package loads models, reads checkpoints in the form that transformers uses, and replaces attention
+functions.
 """

@@ -1,6 +1,6 @@
-"""Functions that let a transformers model use quark's attention functions, which can quantize tensors.
+"""Functions that make a transformers model use quark's attention functions, which can quantize tensors.
 
-They use the registries of transformers. No function of torch is replaced.
+This module registers the attention functions with transformers. It replaces no function of torch.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _BASES = {"eager": "eager", "sdpa": "sdpa", _EAGER: "eager", _SDPA: "sdpa"}
 
 
 def why_unswitchable(model: nn.Module, attentions: Sequence[str]) -> str | None:
-    """Return why the modules ``attentions`` of ``model`` cannot use quark's attention functions, or None.
+    """Return the reason why the modules ``attentions`` of ``model`` cannot use quark's attention functions.
 
-    The result includes a fix.
+    The text includes a fix. The result is None if the modules can use quark's attention functions.
     """
     cause = None
     if not hasattr(model, "set_attn_implementation"):
@@ -44,7 +44,7 @@ def why_unswitchable(model: nn.Module, attentions: Sequence[str]) -> str | None:
 def refuse_unswitchable(model: nn.Module, attentions: Sequence[str]) -> None:
     """Raise UnsupportedError if the modules ``attentions`` cannot use quark's attention functions.
 
-    Call this before any work.
+    Call this function at the start of a run, before it does any work.
     """
     reason = why_unswitchable(model, attentions) if attentions else None
     if reason is not None:
@@ -54,13 +54,15 @@ def refuse_unswitchable(model: nn.Module, attentions: Sequence[str]) -> None:
 def switch_attention(model: nn.Module, attentions: Sequence[str], *, eager: bool) -> None:
     """Let the modules ``attentions`` of ``model`` use the functions in `quark.models.layers.attention`.
 
-    A saved config does not show this, because transformers does not save the attention implementation.
+    This change has no effect on a saved config, because transformers does not save the attention
+    implementation.
 
     Args:
         model: A transformers model on any device, which is changed in place.
         attentions: Full names of attention modules of the model.
-        eager: Whether attention must compute its probabilities in memory, so that they can be quantized. If
-            False, each module keeps its kind of implementation, "sdpa" or "eager".
+        eager: Whether all modules use the kind "eager", which computes the attention probabilities as a
+            tensor that can be quantized. If False, each module keeps its kind of implementation, "sdpa" or
+            "eager".
 
     Raises:
         UnsupportedError: A module cannot use quark's attention functions.
@@ -85,8 +87,8 @@ def _implementation(model: nn.Module, name: str) -> Any:
 def _register() -> None:
     """Register quark's attention functions with transformers.
 
-    Each one gets the mask function of the implementation that it replaces. This happens on first use, because
-    the import of transformers is slow.
+    Each attention function gets the mask function of the implementation that it replaces. This function
+    imports transformers, which is slow, so it is called when attention is first switched.
     """
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS

@@ -1,8 +1,9 @@
-"""A checkpoint's tensors after weight converters.
+"""Classes that apply weight converters to the tensors of a checkpoint.
 
-Names, shapes and dtypes come from headers alone; values are computed on reading. A converter's pattern
-matches the end of a tensor's name, after a dot: ``gate_up_proj`` matches ``….experts.gate_up_proj``, but not
-``….fused_gate_up_proj``. A star in a pattern stands for the number of an expert.
+Names, shapes and dtypes are computed from the headers of the files. Values are computed when they are read. A
+converter's pattern matches a tensor whose full name ends with the pattern, after a dot. For instance,
+``gate_up_proj`` matches ``….experts.gate_up_proj``, but not ``….fused_gate_up_proj``. A star in a pattern
+stands for the number of an expert.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from quark.models.hf.file_tensors import ReadTensor, TensorFiles
 
 @attrs.frozen(eq=False)
 class Conversion:
-    """One application of a converter, which computes new tensors from some tensors of one module.
+    """One application of a weight converter. It computes new tensors from some tensors of one module.
 
     Attributes:
         converter: transformers' ``WeightConverter``.
-        prefix: The part of the tensors' names before the patterns.
-        names: Full names by source pattern and number of the expert; the number is None if names have none.
+        prefix: The part of the tensors' full names that comes before the match of the pattern.
+        names: A dictionary from source pattern to a dictionary from the number of an expert to the full name
+            of its tensor. The number is None if the pattern has no star.
     """
 
     converter: Any
@@ -42,20 +44,29 @@ class Conversion:
 
     @property
     def sources(self) -> list[str]:
-        """Full names of the tensors to convert."""
+        """The full names of the tensors that are converted."""
         return [name for numbered in self.names.values() for name in numbered.values()]
 
     def fits_as_stored(self, has_place: Callable[[str], bool]) -> bool:
-        """Return whether the model has a place for all sources, and no result reuses the name of a source."""
+        """Return whether the model can use the sources without conversion.
+
+        This is so if the model has tensors with the names of all sources, and no target pattern of the
+        converter equals a source pattern.
+
+        Args:
+            has_place: A function that returns whether the model has a tensor with this full name.
+        """
         keeps_a_name = not set(self.converter.source_patterns).isdisjoint(self.converter.target_patterns)
         return not keeps_a_name and all(map(has_place, self.sources))
 
     def make(self, tensors: Mapping[str, Tensor], model: Any = None) -> dict[str, Tensor]:
-        """Return the results by full name.
+        """Apply the converter, and return a dictionary from full name to computed tensor.
 
         Args:
-            tensors: The sources, by full name; meta tensors give meta tensors.
-            model: The transformers model, or its configuration and tensors, which some operations use.
+            tensors: A dictionary from full name to tensor, with all sources. If they are meta tensors, the
+                results are meta tensors too.
+            model: The transformers model, or an object with its configuration and tensors. Some operations
+                use it.
 
         Raises:
             CheckpointError: Sources of the converter are missing.
@@ -76,11 +87,13 @@ class Conversion:
 
 
 def find_conversions(names: Iterable[str], converters: Sequence[Any]) -> list[Conversion]:
-    """Return the applications of converters, in the order of their first tensors.
+    """Return a `Conversion` for each place where a converter applies, sorted by the position of its first
+    name.
 
     Args:
         names: Full names of tensors.
-        converters: transformers' ``WeightConverter``; the first that matches a name takes it.
+        converters: ``WeightConverter`` objects of transformers. If several match a name, the first of them
+            converts the tensor.
     """
     expressions = [(i, pattern, _expression(pattern)) for i, one in enumerate(converters) for pattern in one.source_patterns]
     places: dict[tuple[int, str], dict[str, dict[int | None, str]]] = {}
@@ -101,29 +114,33 @@ def _expression(pattern: str) -> re.Pattern[str]:
 
 
 def _in_order(tensors: Mapping[str, Tensor], names: Mapping[int | None, str]) -> Tensor | list[Tensor]:
-    """Return the tensor of a name without a number, or the tensors of all experts in order."""
+    """Return the tensors of all experts, sorted by the number of the expert. Without numbers, return the one
+    tensor."""
     return tensors[names[None]] if None in names else [tensors[names[i]] for i in range(len(names))]
 
 
 class ConvertedTensors:
     """The tensors of a checkpoint, some of them converted.
 
-    A converter is applied to stored tensors that the model has no place for, and to tensors whose name it
-    keeps. For example, if both model and checkpoint have fused experts, they are read as stored: a plan
-    separates them later.
+    A converter is applied to stored tensors whose names do not occur in the model, and to tensors whose names
+    the converter does not change. Other tensors are read as stored. For example, if both the model and the
+    checkpoint have fused experts, no converter is applied to them, and a plan separates them later.
 
     Args:
         files: The tensors to convert.
-        directory: The checkpoint, for messages.
-        converters: transformers' ``WeightConverter``, from the user or the model's template.
-        has_place: Whether the model has a place for a tensor of that name.
-        model: The transformers model, or its configuration and tensors, which some operations use.
+        directory: The checkpoint directory. Messages name it.
+        converters: ``WeightConverter`` objects of transformers, from the user or from the model's template.
+        has_place: A function that returns whether the model has a tensor with this full name.
+        model: The transformers model, or an object with its configuration and tensors. Some operations use
+            it.
 
     Attributes:
-        meta: As in `quark.models.hf.file_tensors.TensorFiles`.
+        meta: A dictionary from full name to a meta tensor with the shape and dtype, for every tensor after
+            conversion.
 
     Raises:
-        CheckpointError: Sources of a converter are missing, or the model has no place for its results.
+        CheckpointError: Sources of a converter are missing, or the model has no tensor with the name of a
+            result.
         ConfigError: A converter does not fit the tensors, or two tensors would have the same name.
     """
 
@@ -151,7 +168,8 @@ class ConvertedTensors:
         _log_applied(converters, conversions, applied)
 
     def _shapes(self, conversion: Conversion, directory: Path) -> dict[str, Tensor]:
-        """Return the results of a conversion of meta tensors; errors name the converter and its tensors."""
+        """Convert meta tensors, and return the results. Errors name the converter and the tensors that it
+        converts."""
         try:
             return conversion.make(self._files.meta, self._model)
         except CheckpointError:
@@ -163,12 +181,12 @@ class ConvertedTensors:
             ) from error
 
     def sources(self, name: str) -> list[str]:
-        """Return the names, before conversion, of the tensors that give the tensor ``name``."""
+        """Return the full names of the stored tensors from which the tensor ``name`` is computed."""
         return self._conversion_of[name].sources if name in self._conversion_of else [name]
 
     @contextmanager
     def reading(self, device: torch.device) -> Iterator[ReadTensor]:
-        """See `quark.models.hf.file_tensors.TensorFiles.reading`.
+        """Do as `quark.models.hf.file_tensors.TensorFiles.reading` says.
 
         Raises:
             CheckpointError: A file has changed or cannot be read.

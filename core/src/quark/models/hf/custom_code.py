@@ -56,7 +56,7 @@ def sentence_modules(directory: Path) -> list[tuple[str, str]]:
     """Return the folder and the class of each part of a sentence-transformers model, from ``modules.json``.
 
     The folder of the model itself is ``""``. If ``modules.json`` is missing or damaged, the result is empty.
-    This is not an error, because quark only copies that file.
+    A damaged file is not an error, because quark itself only copies ``modules.json``.
     """
     try:
         parts = json.loads(bounded_bytes(directory / "modules.json")) if (directory / "modules.json").is_file() else []
@@ -72,8 +72,8 @@ def refuse_code(file: Path) -> None:
     Call this if a checkpoint needs its own code, but the user has not allowed this code to run.
 
     Raises:
-        UnsupportedError: There is an ``auto_map``. The message names the Python files, and says how to allow
-            them.
+        UnsupportedError: ``file`` has an ``auto_map``. The message names the Python files, and says how to
+            allow quark to run them.
     """
     if files := code_files(file):
         raise UnsupportedError(

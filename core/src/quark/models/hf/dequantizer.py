@@ -1,9 +1,10 @@
-"""Dequantizers, which say how to compute the float tensors of a quantized checkpoint from its codes.
+"""Classes for dequantizers. A dequantizer describes how the float tensors of a quantized checkpoint are
+computed from its codes.
 
 A plugin implements `Dequantizer` and names the class as ``dequantizer`` of an `ExporterRecord`. The fields
-``quant_methods`` and ``marks`` of the record select the checkpoints. Core does the rest. It reads the stored
-tensors of each block when they are needed, and applies weight converters and the conversions of transformers
-to the float tensors.
+``quant_methods`` and ``marks`` of the record select the checkpoints for which the dequantizer is used. The
+core reads the stored tensors of each decoder block when they are needed. It then applies weight converters
+and the conversions of transformers to the float tensors.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def _tuple(values: Iterable[Any]) -> tuple[Any, ...]:
 class LayerCodes:
     """The quantization of a linear layer in a checkpoint.
 
-    If a run keeps the layer, it writes exactly this quantization.
+    If a run keeps the quantization of the layer, it exports exactly these codes and scales.
 
     Attributes:
         name: Full name of the layer, as in a float checkpoint. The name of a layer of a fused expert contains
@@ -61,9 +62,9 @@ class FloatTensor:
             source, with all sources on one device, and the dtype of the result.
         left_out: Full names of stored tensors that belong to the float tensor, but are not needed to compute
             it. An example is the scale of the input of the layer.
-        layers: The `LayerCodes` of each linear layer whose weight is this tensor or a part of it. Empty if no
-            `QLayerConfig` expresses the quantization exactly. Such layers are dequantized even if a run would
-            keep their quantization.
+        layers: The `LayerCodes` of each linear layer whose weight is this tensor or a part of this tensor.
+            The sequence is empty if no `QLayerConfig` expresses the quantization exactly. Such layers are
+            dequantized even if a run would keep their quantization.
     """
 
     name: str
@@ -75,15 +76,16 @@ class FloatTensor:
 
 
 class Dequantizer(Protocol):
-    """The protocol of objects that say which float tensors a quantized checkpoint represents.
+    """The protocol of objects that describe the float tensors of a quantized checkpoint.
 
-    Quark calls the class of such an object without arguments.
+    quark calls the class of such an object without arguments.
     """
 
     def float_tensors(self, block: Mapping[str, Any], stored: Mapping[str, Tensor]) -> Iterable[FloatTensor]:
         """Yield a `FloatTensor` for every float tensor that must be computed.
 
-        Stored tensors that are in no ``sources`` and no ``left_out`` are used unchanged.
+        A stored tensor that is not in the ``sources`` or the ``left_out`` of any `FloatTensor` is used
+        unchanged.
 
         Args:
             block: The ``quantization_config`` of the checkpoint. It has not been validated, so values may
@@ -93,7 +95,8 @@ class Dequantizer(Protocol):
 
         Raises:
             CheckpointError: Scales are missing, or do not have the shape that their codes need.
-            ConfigError, UnsupportedError: The block cannot be used.
+            ConfigError: ``block`` is not valid.
+            UnsupportedError: ``block`` is valid, but quark cannot dequantize such a checkpoint.
         """
 
 
