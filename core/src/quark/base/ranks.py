@@ -185,8 +185,9 @@ class _Message:
 
     Attributes:
         data: The pickled value, in which a number replaces each tensor, together with the `_Place` of each
-            tensor. tensors: A uint8 tensor with the bytes of all tensors. If at least one of the tensors is
-            on a GPU, this tensor is on that GPU.
+            tensor.
+        tensors: A uint8 tensor with the bytes of all tensors. If at least one of the tensors is on a GPU,
+            this tensor is on that GPU.
     """
 
     def __init__(self, value: object) -> None:

@@ -106,7 +106,7 @@ class DequantizedTensors:
     Args:
         files: The stored tensors.
         float_tensors: The tensors to compute, from a `quark.models.hf.dequantizer.Dequantizer`.
-        directory: The checkpoint, for messages.
+        directory: The checkpoint directory. Messages name it.
 
     Attributes:
         meta: A dictionary from full name to a meta tensor with the shape of the float or stored tensor.

@@ -30,7 +30,10 @@ tensor that is only read keeps its stored dtype.
 
 
 class TensorFiles(Protocol):
-    """The protocol of objects that read the tensors of a checkpoint, as stored, dequantized or converted.
+    """The protocol of objects that read the tensors of a checkpoint.
+
+    `FileTensors` reads tensors in their stored form. `quark.models.hf.dequantizer.DequantizedTensors`
+    dequantizes them, and `quark.models.hf.converted_tensors.ConvertedTensors` applies weight converters.
 
     Attributes:
         meta: A dictionary from full name to a meta tensor with the shape and dtype, for every tensor.
@@ -39,7 +42,8 @@ class TensorFiles(Protocol):
     meta: dict[str, Tensor]
 
     def reading(self, device: torch.device) -> AbstractContextManager[ReadTensor]:
-        """Return a context manager that yields a function, which reads a tensor to ``device``.
+        """Return a context manager that yields a function. The function reads a tensor and puts it on
+        ``device``.
 
         Files are open only inside the ``with`` statement.
         """
@@ -69,7 +73,7 @@ class FileTensors:
     def reading(self, device: torch.device) -> Iterator[ReadTensor]:
         """Do as `TensorFiles.reading` says.
 
-        Files are read and not mapped into memory, because the process would be killed if a mapped file were
+        Files are not mapped into memory, because the system would kill the process if a mapped file were
         truncated.
 
         Raises:
@@ -123,10 +127,11 @@ _MOST_FREE = 1 << 28
 class _ReusedMemory:
     """A pool that reuses the memory of freed tensors for the tensors of the next block.
 
-    To get new memory from the system takes nearly as long as to read a file into it. With one thread, it took
-    63 ms to read 272 cached tensors (269 MB in total) into new memory, and 46 ms to read them into reused
-    memory. The lower bound, a read of the same bytes into one buffer, took 38 ms. To map the file and touch
-    each page took 66 ms. Larger or smaller reads and ``posix_fadvise`` changed nothing.
+    The pool saves time, because the system needs nearly as long to provide new memory as to read a file into
+    this memory. The times of one thread for 272 tensors (269 MB in total) from the file cache were: 63 ms
+    into new memory, 46 ms into reused memory, and 66 ms if the file was mapped and each page was touched. The
+    lower bound is 38 ms, the time to read the same bytes into one buffer. Larger or smaller reads and
+    ``posix_fadvise`` did not change these times.
     """
 
     def __init__(self) -> None:
@@ -149,9 +154,9 @@ class _ReusedMemory:
 
 
 def _starts(file: int) -> dict[str, int]:
-    """Return a dictionary from name of each tensor in an open safetensors file to the position of its data.
+    """Return a dictionary from tensor name to the position of the tensor's data in an open safetensors file.
 
-    The header of the file must have been checked before.
+    Check the header of the file before you call this function.
     """
     length = int.from_bytes(pread(file, 8, 0), "little")
     header = bytearray(length)

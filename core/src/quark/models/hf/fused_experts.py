@@ -1,8 +1,8 @@
-"""Functions that return the matrix of each expert and projection in a module with fused experts.
+"""Functions that separate the fused experts of a module into one matrix for each expert and projection.
 
 The matrices are views of the fused parameters, so nothing is copied. transformers 5 defines an interface for
-fused experts. If a model does not use it, `quark.config.architecture.Architecture.expert_parts` separates the
-experts.
+fused experts. If a model does not use this interface, the function in
+`quark.config.architecture.Architecture.expert_parts` separates the experts.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _GATE, _UP, _DOWN, _GATE_UP = "gate_proj", "up_proj", "down_proj", "gate_up_proj
 
 
 def expert_parts(module: nn.Module, architecture: Architecture) -> ExpertParts | None:
-    """Return the parts of a module with fused experts, or None if ``module`` is another module.
+    """Return the `ExpertParts` of a module with fused experts, or None if ``module`` has no fused experts.
 
     Args:
         module: Any module. Its parameters may be on the meta device.
-        architecture: Architecture of the model family. It is ignored if the module uses transformers'
-            interface for fused experts.
+        architecture: Architecture of the model family. This argument is ignored if the module uses
+            transformers' interface for fused experts.
     """
     parts = _of_interface(module)
     if parts is None and architecture.expert_parts is not None:
@@ -37,7 +37,8 @@ def expert_parts(module: nn.Module, architecture: Architecture) -> ExpertParts |
 
 
 def _of_interface(module: Any) -> ExpertParts | None:
-    """Return the parts of a module that uses transformers' interface for fused experts, or None."""
+    """Return the `ExpertParts` of a module, or None if it does not use transformers' interface for fused
+    experts."""
     pair = _pair(module)
     if pair is None or not getattr(module, "has_gate", False) or getattr(module, "has_post_expert_norm", False):
         return None
@@ -54,11 +55,13 @@ def _of_interface(module: Any) -> ExpertParts | None:
 
 
 def _is_concatenated(module: Any, width: int) -> bool:
-    """Return whether the fused matrix has all outputs of gate first and then all outputs of up.
+    """Return whether the fused matrix has all outputs of the gate projection, followed by all outputs of the
+    up projection.
 
-    The alternative is that both are interleaved. transformers has an attribute for this since 5.8. With older
-    releases, this function calls the gate of the model with NaN at index 1. If the first result is NaN, both
-    are interleaved.
+    In other models, the outputs of the two projections alternate. Since release 5.8, transformers has an
+    attribute that says which of the two is the case. With older releases, this function passes ``width``
+    outputs, of which the one at index 1 is NaN, to the gate function of the model. If the first result is
+    NaN, the outputs alternate.
     """
     stated = getattr(module, "is_concatenated", None)
     if stated is not None:
@@ -69,11 +72,15 @@ def _is_concatenated(module: Any, width: int) -> bool:
 
 
 def _pair(module: nn.Module) -> tuple[Tensor, Tensor] | None:
-    """Return the fused matrices of gate and up, and of down, or None if the module does not have them."""
+    """Return two fused matrices: that of the gate and up projections, and that of the down projections.
+
+    Return None if the module does not have both.
+    """
     pair = [p.detach() for name in (_GATE_UP, _DOWN) if (p := module._parameters.get(name)) is not None and p.ndim == 3]
     return (pair[0], pair[1]) if len(pair) == 2 else None
 
 
 def _halved(up: Tensor, down: Tensor) -> dict[str, Tensor]:
-    """Return separate tensors of gate, up and down. The first half of ``up`` belongs to the gate."""
+    """Return a dictionary from projection name to tensor. The first half of ``up`` belongs to the gate
+    projection."""
     return {**dict(zip((_GATE, _UP), up.chunk(2, dim=1), strict=True)), _DOWN: down}

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 
 def model_classes(auto: Any, config: Any) -> tuple[type[nn.Module], ...]:
-    """Return the model classes that the Auto class ``auto`` has for a config; empty if it has none."""
+    """Return the model classes that the Auto class ``auto`` has for a config. The result may be empty."""
     mapping = auto._model_mapping
     if type(config) not in mapping:
         return ()
@@ -26,7 +26,7 @@ def model_classes(auto: Any, config: Any) -> tuple[type[nn.Module], ...]:
 
 
 def input_embeddings(model: Any) -> Any:
-    """Return the module of a model's token embeddings, or None."""
+    """Return the module with the token embeddings of a model, or None if the model has no such module."""
     try:
         return model.get_input_embeddings()
     except (AttributeError, NotImplementedError):  # audio models raise NotImplementedError
@@ -34,7 +34,8 @@ def input_embeddings(model: Any) -> Any:
 
 
 def language_model(model: Any) -> Any:
-    """Return the language model inside ``model``, such as the one beside a vision tower, or None."""
+    """Return the language model inside ``model``, or None if there is none. A vision-language model has
+    one."""
     try:
         return model.get_decoder()
     except (AttributeError, NotImplementedError):
@@ -42,7 +43,10 @@ def language_model(model: Any) -> Any:
 
 
 def output_embeddings(model: Any) -> Any:
-    """Return the output head of a model, which has one output for each token of the vocabulary, or None."""
+    """Return the output head of a model, or None if the model has no such head.
+
+    The output head has one output for each token of the vocabulary.
+    """
     try:
         return model.get_output_embeddings()
     except (AttributeError, NotImplementedError):
@@ -72,12 +76,12 @@ def initialize_what_no_checkpoint_holds(model: Any) -> None:
 def keep_from_initializing(model: nn.Module, children: Iterable[str]) -> None:
     """Prevent transformers from initializing the parent modules of ``children``.
 
-    This is necessary because the class of a parent may initialize tensors of a child, such as fused experts,
-    that the child no longer has. A parent with tensors of its own is initialized nevertheless.
+    This is necessary because the code that initializes a parent may access tensors of a child that the child
+    no longer has, such as fused experts. A parent that has tensors itself is initialized nevertheless.
 
     Args:
-        model: The model.
-        children: Full names of modules.
+        model: A transformers model.
+        children: Full names of modules. Their parent modules are not initialized.
     """
     for name in children:
         parent: Any = model.get_submodule(name.rpartition(".")[0])
@@ -87,9 +91,11 @@ def keep_from_initializing(model: nn.Module, children: Iterable[str]) -> None:
 
 @torch.no_grad()
 def compute_absent(model: Any, names: Sequence[str], device: torch.device) -> dict[str, Tensor]:
-    """Compute tensors that a checkpoint lacks, with the code of the model class, and put them into the model.
+    """Compute tensors that a checkpoint lacks, and put them into the model. The code of the model class
+    computes the tensors.
 
-    Other parameters and persistent buffers do not change, nor does the state of the random number generator.
+    Other parameters and persistent buffers do not change. The state of the random number generator does not
+    change either.
 
     Args:
         model: A transformers model. Its other tensors may be on the meta device.
@@ -97,8 +103,8 @@ def compute_absent(model: Any, names: Sequence[str], device: torch.device) -> di
         device: The device to compute on.
 
     Returns:
-        A dictionary from full name to computed tensor. It does not contain tensors that the class does not
-        initialize, or that it fills with random numbers.
+        A dictionary from full name to computed tensor. Tensors that the model class does not initialize, or
+        initializes with random numbers, are not in the dictionary.
     """
     if not names:
         return {}
@@ -111,7 +117,8 @@ def compute_absent(model: Any, names: Sequence[str], device: torch.device) -> di
 def _initialized(model: Any, names: Sequence[str], device: torch.device, seed: int) -> dict[str, Tensor]:
     """Replace the tensors ``names`` by new ones, let the model class initialize them, and return them.
 
-    Before initialization, all elements have the value ``seed``. It is also the seed of the random numbers.
+    All elements of the new tensors have the value ``seed`` before the model class initializes them. ``seed``
+    is also the seed of the random number generator.
     """
     tensors: dict[str, Tensor] = {}
     for name in names:
@@ -139,12 +146,15 @@ def without_initialization() -> AbstractContextManager[None]:
 
 @contextmanager
 def reading_files() -> Iterator[None]:
-    """Make ``from_pretrained`` read the files of a checkpoint instead of mapping them into memory.
+    """Inside the ``with`` block, let ``from_pretrained`` read the files of a checkpoint instead of mapping
+    them into memory.
 
-    This applies inside the ``with`` statement. It is necessary because the process is killed if a mapped file
-    is truncated, and a loaded model changes if a mapped file is written to. It also applies to models that
-    other threads load at the same time. Use it only inside `building`, which admits one thread at a time.
-    Otherwise two statements could overlap, and the one that ends last would restore the wrong function.
+    A mapped file has two dangers. If it is truncated, the system kills the process, and if it is written to,
+    the loaded model changes.
+
+    Use this context only inside `building`, which lets one thread at a time run. This context replaces a
+    function of transformers for all threads. If two ``with`` blocks overlapped, the block that ends last
+    would restore the wrong function.
     """
     from transformers import modeling_utils
 
@@ -159,7 +169,7 @@ def reading_files() -> Iterator[None]:
 def source_of(config: Any) -> str:
     """Return the directory, or the name of a model on a hub, from which a config was loaded.
 
-    This is the argument of ``from_pretrained``. It is empty if the config was not loaded.
+    The result is the argument of the call of ``from_pretrained``, or ``""`` if the config was not loaded.
     """
     return str(getattr(config, "_name_or_path", "") or "")
 
@@ -167,10 +177,10 @@ def source_of(config: Any) -> str:
 def directory_of(config: Any) -> Path | None:
     """Return the directory of the checkpoint that a config was loaded from, or None if it is unknown.
 
-    If the config comes from a model on a hub, the function looks for the model in the hub cache of this
-    machine. It fetches nothing. If the cache has several versions with the same weights, the newest version
-    is returned. If their weights differ, the result is None, because transformers does not say which version
-    was loaded.
+    If the config comes from a model on a hub, this function looks for the model in the hub cache of this
+    machine. It fetches nothing. If the cache has several versions of the model with the same weights, the
+    function returns the newest version. If the versions have different weights, the result is None, because
+    it is unknown which version was loaded.
     """
     source = source_of(config)
     if not source or Path(source).is_dir():
@@ -185,7 +195,8 @@ def directory_of(config: Any) -> Path | None:
 
 
 def set_source(config: Any, source: str) -> None:
-    """Set the result of `source_of` to ``source`` for a config and for its parts, such as the text config."""
+    """Make `source_of` return ``source`` for a config and for the parts of the config, such as the text
+    config."""
     config.name_or_path = source
     for part in (getattr(config, name, None) for name in getattr(config, "sub_configs", ())):
         if hasattr(part, "name_or_path"):
@@ -193,26 +204,30 @@ def set_source(config: Any, source: str) -> None:
 
 
 def tied_on_loading(model: Any) -> dict[str, str]:
-    """Return a dictionary from full name of each tensor that transformers ties when it loads to its source.
+    """Return a dictionary with all tensors that transformers ties to another tensor when it loads the model.
 
-    The result is empty if ``model`` is not a transformers model.
+    It maps the full name of each such tensor to the full name of the tensor that it is tied to. The
+    dictionary is empty if ``model`` is not a transformers model.
     """
     return dict(getattr(model, "all_tied_weights_keys", None) or {})
 
 
 def can_set_attention(model: Any) -> bool:
-    """Return whether a transformers model uses the attention interface, so that attention can be replaced."""
+    """Return whether a transformers model uses the attention interface. If so, its attention function can be
+    replaced."""
     return bool(type(model)._can_set_attn_implementation())
 
 
 def key_value_heads(attention: Any, width: int | None) -> tuple[int, int] | None:
-    """Return the number of heads of keys and values, and the number of elements of one head.
+    """Return the number of key heads, which is also the number of value heads, and the number of elements of
+    one head.
 
-    Return None if the attention module does not show these numbers.
+    Return None if these numbers cannot be found in the attributes of the attention module.
 
     Args:
         attention: The attention module.
-        width: Number of outputs of the key projection. None if the projection does not compute only keys.
+        width: Number of outputs of the key projection. Pass None if the projection computes other tensors
+            too.
     """
     size = getattr(attention, "head_dim", None) or getattr(attention, "head_size", None)
     config = getattr(attention, "config", None)
@@ -225,18 +240,18 @@ def key_value_heads(attention: Any, width: int | None) -> tuple[int, int] | None
 
 
 def apply_gate(experts: Any, outputs: Sequence[Tensor]) -> Tensor:
-    """Return the input of the output projection of experts, computed by the code of the model.
+    """Compute the input of an expert's output projection with the code of the model, and return this input.
 
-    ``outputs`` are the outputs of the gate and up projections.
+    ``outputs`` are the outputs of the gate projection and of the up projection.
     """
     return experts._apply_gate(torch.cat(list(outputs), dim=-1))
 
 
 def renamed_scales() -> frozenset[str]:
-    """Return the stored names of scales that transformers renames when it loads a Quark checkpoint.
+    """Return the names of stored scales that transformers renames when it loads a checkpoint of Quark.
 
-    For instance, ``weight_scale`` becomes ``weight_quantizer.scale``. Scales of two-level scales are not
-    included.
+    For instance, ``weight_scale`` becomes ``weight_quantizer.scale``. The second level of two-level scales is
+    not in the result.
     """
     from transformers.quantizers.quantizer_quark import CHECKPOINT_KEYS
 
@@ -244,11 +259,12 @@ def renamed_scales() -> frozenset[str]:
 
 
 def renamed_by_loader(model: Any) -> Callable[[str], bool]:
-    """Return a function that says whether transformers renames a tensor by mistake on loading.
+    """Return a function from the name of a stored tensor to whether transformers renames the tensor when it
+    loads ``model``.
 
-    Up to transformers 5.20, this happens to the scale of an expert, such as
-    ``experts.0.up_proj.weight_scale``. Its name begins with the name of a weight that belongs to fused
-    experts.
+    Up to release 5.20, transformers renames the scale of an expert by mistake, for instance
+    ``experts.0.up_proj.weight_scale``. The reason is that the name of the scale begins with the name of a
+    weight, and transformers renames this weight to fuse the experts.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
 
@@ -277,7 +293,8 @@ def on_missing(model: Any, act: Callable[[set[str], Callable[[], None]], None]) 
 
 
 def initialize(model: Any, module: nn.Module) -> None:
-    """Initialize ``module`` and its buffers that no checkpoint contains, as the class of ``model`` does."""
+    """Initialize ``module``, and its buffers that no checkpoint contains, with the code of the class of
+    ``model``."""
     model._init_weights(module)
 
 

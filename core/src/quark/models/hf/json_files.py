@@ -28,8 +28,8 @@ def config_file(checkpoint: Path) -> Path:
     """Return the path of the config.json of a checkpoint.
 
     Raises:
-        CheckpointError: There is no such directory, it has no config.json, or config.json or
-            generation_config.json is a link out of it.
+        CheckpointError: The directory does not exist, or it has no config.json. Or config.json or
+            generation_config.json is a link to a file outside the directory.
     """
     if not (checkpoint / "config.json").is_file():
         reason = "it has no config.json" if checkpoint.is_dir() else "there is no such directory"
@@ -44,7 +44,10 @@ _FOLLOWED = ContextVar("links are followed", default=False)
 
 @contextmanager
 def links_followed() -> Iterator[None]:
-    """Inside this ``with`` block, allow links to files anywhere, because the program made the links."""
+    """Inside this ``with`` block, allow links to files outside a checkpoint.
+
+    Use this context only for a directory whose links this program has made.
+    """
     token = _FOLLOWED.set(True)
     try:
         yield
@@ -53,7 +56,9 @@ def links_followed() -> Iterator[None]:
 
 
 def refuse_link_out(path: Path, checkpoint: Path) -> None:
-    """Refuse a file that links to a place outside the checkpoint, so that no result contains its content.
+    """Raise an error if a file is a link to a place outside the checkpoint.
+
+    This prevents an export from containing a file from elsewhere on the machine.
 
     Raises:
         CheckpointError: ``path`` links to a place outside the checkpoint.
@@ -69,8 +74,8 @@ def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file.
 
     Raises:
-        CheckpointError: The file is missing, too large, no JSON, nested deeper than Python's parser goes, or
-            holds no object.
+        CheckpointError: The file is missing or too large, is not valid JSON, is nested too deeply for
+            Python's parser, or contains another value than an object.
     """
     data = bounded_bytes(path)
     try:
@@ -89,8 +94,8 @@ def bounded_bytes(path: Path) -> bytes:
     """Return the bytes of a file that will be parsed as JSON.
 
     Raises:
-        CheckpointError: The file cannot be read, or parsing it would need more time and memory than for any
-            real file.
+        CheckpointError: The file cannot be read, or it has more bytes or values than any real file of a
+            checkpoint.
     """
     try:
         size = path.stat().st_size
@@ -104,9 +109,9 @@ def bounded_bytes(path: Path) -> bytes:
 
 
 def refuse_many_values(data: bytes, path: Path) -> None:
-    """Raise CheckpointError if parsing would need more time and memory than any real file needs.
+    """Raise CheckpointError if ``data`` contains more JSON values than any real file of a checkpoint.
 
-    ``path`` is for the message.
+    Parsing so many values would take too much time and memory. The message names ``path``.
     """
     values = sum(data.count(mark) for mark in (b",", b"[", b"{"))
     if values > MOST_VALUES:
@@ -126,16 +131,17 @@ _LONGEST = 400
 def reading(path: Path, cure: str) -> Iterator[None]:
     """Convert an error of the ``with`` block to a CheckpointError that names ``path``.
 
-    The body must only pass the path to transformers. The exceptions of transformers and its dependencies for
-    bad files are undocumented and change between releases, so all are caught.
+    The ``with`` block must do nothing but pass ``path`` to transformers. For a bad file, transformers and the
+    libraries that it uses raise undocumented exceptions, which change from release to release. So this
+    context catches all exceptions.
 
     Args:
         path: A file or directory of a checkpoint.
         cure: The probable cause and the fix, for the message.
 
     Raises:
-        CheckpointError: The body raised an exception other than QuarkError and the errors of a shortage
-            (`quark.base.shortages`), or a ConfigError that does not name the path.
+        CheckpointError: The ``with`` block raised a ConfigError that does not name ``path``, or an exception
+            that is neither a QuarkError nor an error for which `quark.base.shortages` has advice.
         EnvironmentConflictError: A library cannot be imported.
     """
     try:
@@ -158,7 +164,10 @@ def reading(path: Path, cure: str) -> Iterator[None]:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Make the body's errors name ``path``, the file whose values it reads, unless they already name it."""
+    """Add ``path`` to the message of an error of the ``with`` block, unless the message already names it.
+
+    ``path`` is the file whose values the ``with`` block reads.
+    """
     try:
         yield
     except PluginError:

@@ -1,7 +1,8 @@
 """Functions that load the model of a checkpoint and its weights with transformers.
 
-The functions take dtypes and devices by the names that users write. transformers is imported inside the
-functions, so that the import of this package stays fast. ``quark.runs`` imports this package.
+Dtypes and devices are passed to the functions as names, because users write names. transformers is imported
+inside the functions. If it were imported at the top, the import of ``quark.runs``, which imports this
+package, would be slow.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def torch_device(name: str) -> torch.device:
 
 
 def first_dtype(path: Path) -> torch.dtype:
-    """Return the dtype of a checkpoint's first tensor without codes, or float32 if all hold codes."""
+    """Return the dtype of the first tensor in a checkpoint that has no codes, or float32 if all tensors have
+    codes."""
     stored = (DTYPES.get(name, torch.uint8) for shard in check_shards(path) for name, _ in shard.tensors.values())
     return next((dtype for dtype in stored if dtype.is_floating_point and dtype.itemsize > 1), torch.float32)
 
@@ -59,10 +61,11 @@ _KEEPS_CODES = ContextVar("keeps_codes", default=False)
 
 @contextmanager
 def running_from_codes(wanted: bool = True) -> Iterator[None]:
-    """Make ``from_pretrained`` of transformers keep weights as stored, inside this ``with`` block.
+    """Inside this ``with`` block, let ``from_pretrained`` of transformers keep the weights of a quantized
+    checkpoint as codes.
 
-    transformers has no option for this, so a context variable is set to ``wanted``. Such models run from
-    codes, as after ``import_model_from_safetensors(…, packed=True)``.
+    The layers then compute from these codes, like after ``import_model_from_safetensors(…, packed=True)``.
+    transformers has no option for this, so this context sets a context variable to ``wanted``.
     """
     token = _KEEPS_CODES.set(wanted)
     try:
@@ -77,19 +80,20 @@ def keeps_codes() -> bool:
 
 
 def load_model(path: Path, dtype: str = "auto", device: str = "cpu", *, trust_remote_code: bool = False, packed: bool = False) -> nn.Module:
-    """Return the model of a checkpoint, float or quantized, in evaluation mode.
+    """Return the model of a float or quantized checkpoint, in evaluation mode.
 
     Args:
         path: Checkpoint directory.
         dtype: float32, bfloat16 or float16; ``auto`` uses the dtype in the checkpoint.
         device: Torch device.
         trust_remote_code: Whether code that comes with the checkpoint may run.
-        packed: Whether layers of a quantized checkpoint run from codes, if one of quark's readers loads it.
+        packed: Whether layers of a quantized checkpoint keep their codes and compute from them. This has no
+            effect if transformers reads the checkpoint without quark.
 
     Raises:
         ConfigError: The dtype or the device is unknown.
-        CheckpointError: A shard is missing, truncated, outside the directory, or changes during reading; or
-            weights and config.json do not belong together.
+        CheckpointError: A shard is missing or truncated, is outside the directory, or changes while it is
+            read. Or the weights and config.json do not belong together.
     """
     model_dtype = torch_dtype(dtype) or "auto"
     config = model_config(path, trust_remote_code=trust_remote_code)
@@ -121,10 +125,12 @@ def load_model(path: Path, dtype: str = "auto", device: str = "cpu", *, trust_re
 
 
 def _refuse_unknown_method(block: Any, path: Path) -> None:
-    """Check that transformers knows how a checkpoint is quantized; it would read unknown codes as numbers.
+    """Raise an error if transformers does not support the ``quant_method`` of a checkpoint.
+
+    Without this check, transformers would load the codes as if they were float weights.
 
     Raises:
-        CheckpointError: transformers does not know its ``quant_method``.
+        CheckpointError: transformers does not support the ``quant_method``.
     """
     from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
@@ -137,7 +143,7 @@ def _refuse_unknown_method(block: Any, path: Path) -> None:
 
 
 def unpack_model(model: nn.Module) -> nn.Module:
-    """Unpack the weights of layers that run from codes, in place, and return ``model``."""
+    """Unpack the weights of all layers that compute from codes. Change ``model`` in place, and return it."""
     unpack_all(model, Path())
     return model
 
@@ -154,13 +160,13 @@ def unpack_all(
 
     Args:
         model: The model.
-        directory: Its checkpoint, for messages.
-        chosen: Whether to replace the module of that name.
-        keeps_codes: Whether weights stay as stored, and layers run from codes.
-        when_used: Whether each weight is unpacked when its layer is called or its weight is accessed.
+        directory: The directory of the checkpoint. Messages name it.
+        chosen: A function that returns whether to replace the module with this full name.
+        keeps_codes: Whether weights stay codes, and layers compute from these codes.
+        when_used: Whether a weight is unpacked only when its layer is called or the weight is accessed.
 
     Raises:
-        CheckpointError: A stored scale is not valid; the message names the directory and the layer.
+        CheckpointError: A stored scale is not valid. The message names the directory and the layer.
     """
     last = "."
     others = other_names(model)

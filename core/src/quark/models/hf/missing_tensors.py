@@ -1,4 +1,4 @@
-"""Functions that say which missing or unexpected tensors a model class ignores, and which ones are errors."""
+"""Functions that decide whether a missing or unexpected tensor of a checkpoint is an error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}  # tenso
 def misfit(stored: Tensor, wanted: Tensor) -> str | None:
     """Return how a stored tensor differs in shape or dtype from the model's tensor, or None if it fits.
 
-    Both may be meta tensors. If there is only one element, the shapes ``[]`` and ``[1]`` count as equal.
+    Both tensors may be meta tensors. The shapes ``[]`` and ``[1]`` fit each other, because both tensors then
+    have one element.
     """
     if stored.shape != wanted.shape and not stored.numel() == wanted.numel() == 1:
         return f"has the shape {list(stored.shape)} instead of {list(wanted.shape)}"
@@ -32,7 +33,8 @@ def without_source(state: Mapping[str, Tensor], names: Iterable[str]) -> Iterato
     """Yield the names in ``state`` whose tensors were not read.
 
     Args:
-        state: The result of ``state_dict(keep_vars=True)``, in which tied tensors are one object.
+        state: The result of ``state_dict(keep_vars=True)``. In it, all names of a tied tensor have the same
+            tensor object, so it is enough that one of them was read.
         names: Names of the tensors that were read. Names that ``state`` does not contain are ignored.
     """
     have = {id(state[name]) for name in names if name in state}
@@ -42,7 +44,7 @@ def without_source(state: Mapping[str, Tensor], names: Iterable[str]) -> Iterato
 def refuse_missing(names: Sequence[str], model: nn.Module, directory: Path) -> None:
     """Raise CheckpointError if ``names`` is not empty.
 
-    These are tensors of the model that a checkpoint lacks.
+    ``names`` are the full names of the tensors of ``model`` that a checkpoint lacks.
     """
     if names:
         raise CheckpointError(
@@ -54,8 +56,8 @@ def refuse_missing(names: Sequence[str], model: nn.Module, directory: Path) -> N
 def may_lack(model: nn.Module) -> Callable[[str], bool]:
     """Return a function from full name of a tensor to whether a checkpoint of ``model`` may lack the tensor.
 
-    It may if the model class computes the tensor itself. Examples are the positions of Marian and
-    ``final_logits_bias`` of BART.
+    A checkpoint may lack a tensor that the model class computes itself. Examples are the positions of Marian
+    and ``final_logits_bias`` of BART.
     """
     patterns = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_missing", None) or ()]
     return lambda name: any(pattern.search(name) for pattern in patterns)
@@ -66,8 +68,8 @@ def refuse_lost(names: Sequence[str], model: nn.Module, directory: Path) -> None
 
     Args:
         names: Names of stored tensors that no tensor of the model is computed from and that no export copies.
-        model: The model. Its class says which tensors may be left out (`left_out_by`).
-        directory: The checkpoint, for the message.
+        model: The model. The tensors that its class ignores (`left_out_by`) may be lost.
+        directory: The checkpoint directory. The message names it.
 
     Raises:
         CheckpointError: A tensor would be lost.
@@ -83,13 +85,14 @@ def refuse_lost(names: Sequence[str], model: nn.Module, directory: Path) -> None
 def left_out_by(model: nn.Module, carried: Collection[str] = ()) -> Callable[[str], bool]:
     """Return a function from name of a stored tensor to whether the model class ignores the tensor.
 
-    For example, DeepSeek-V3 ignores its layers for multi-token prediction. ``carried`` are names that an
-    export lists because its model has no such module or tensor
-    (`quark.models.plan.quant_plan.QuantPlan.carried_names`). Such tensors are ignored too.
+    For example, DeepSeek-V3 ignores its layers for multi-token prediction. A tensor is also ignored if
+    ``carried`` contains its name or the name of its module, and the model has no such module. ``carried`` are
+    the names that an export lists because the model did not have these modules or tensors
+    (`quark.models.plan.quant_plan.QuantPlan.carried_names`).
 
-    The class states patterns for tensors that the model lacks. But a pattern may match other tensors too: the
-    pattern ``attn.bias`` of GPT-2 matches ``c_attn.bias``. So if a module stores tensors, none of its tensors
-    is ignored.
+    The model class has patterns for the tensors that it ignores, but a pattern may match other tensors too.
+    For instance, the pattern ``attn.bias`` of GPT-2 also matches ``c_attn.bias``. So a tensor is not ignored
+    if its module in the model has parameters or persistent buffers.
     """
     patterns = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
     storing = {name for name, module in model.named_modules() if patterns and _stores(module)}
@@ -101,18 +104,21 @@ def left_out_by(model: nn.Module, carried: Collection[str] = ()) -> Callable[[st
 
 
 def beside_others(model: nn.Module) -> Callable[[str], bool]:
-    """Return a function from name of a tensor to whether its module is in the model and stores other tensors.
+    """Return a function from name of a tensor to whether the tensor's module is in the model and has tensors.
 
-    If an unexpected tensor of a quantized checkpoint belongs to such a module, it is usually a scale, and the
-    module is wrong without it. If the model lacks the module, the tensor belongs to another part of the
-    checkpoint, which the model class ignores.
+    If an unexpected tensor of a quantized checkpoint belongs to such a module, the tensor is usually a scale,
+    and the module computes wrong results without this scale. If the model lacks the module, the tensor
+    belongs to another part of the checkpoint, which the model class ignores.
     """
     storing = {name for name, module in model.named_modules() if _stores(module)}
     return lambda name: name.rpartition(".")[0] in storing
 
 
 def refuse_unannounced(names: Sequence[str], directory: Path | str) -> None:
-    """Raise CheckpointError if ``names`` is not empty. These are tensors that no configuration announces."""
+    """Raise CheckpointError if ``names`` is not empty.
+
+    ``names`` are stored tensors that do not fit the ``quantization_config`` of the checkpoint.
+    """
     if names:
         raise CheckpointError(
             f"'{directory}' holds {folded(names)}, which its quantization_config does not announce: config.json was changed, or is of "
@@ -124,9 +130,10 @@ def recomputed_by(model: Any) -> Callable[[str], bool]:
     """Return a function from name of a stored tensor to whether a transformers model computes it itself.
 
     An export can leave such a tensor out. There are two cases. In the first case, the model has a computed
-    buffer whose last two name parts are the same. An example is ``rotary_emb.inv_freq``, which older releases
-    stored in every layer. In the second case, the model has the module of the tensor, and the model class
-    ignores the tensor. An example is the mask ``attn.bias`` of GPT-2.
+    buffer whose name has the same last two parts as the name of the tensor. An example is
+    ``rotary_emb.inv_freq``, which older releases stored in every layer. In the second case, the model has the
+    module of the tensor, and the model class ignores the tensor. An example is the mask ``attn.bias`` of
+    GPT-2.
     """
     expects, prefix = left_out_by(model), f"{model.base_model_prefix}."
     modules = {name.removeprefix(prefix) for name, _ in model.named_modules()}
@@ -135,7 +142,7 @@ def recomputed_by(model: Any) -> Callable[[str], bool]:
 
 
 def _last_two(name: str) -> str:
-    """Return the last two parts of a full name."""
+    """Return the last two parts of a full name, such as ``rotary_emb.inv_freq``."""
     return ".".join(name.split(".")[-2:])
 
 

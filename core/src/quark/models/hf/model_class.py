@@ -31,8 +31,9 @@ class ModelClass:
     """The class of the model of a checkpoint, and the config with which the model is built.
 
     Attributes:
-        type: A model class. If the model class is code of the checkpoint, this is an Auto class that runs it.
-        config: The config of the checkpoint, or the part of it that belongs to this class.
+        type: A model class. If the model class is code of the checkpoint, this is an Auto class that runs the
+            code.
+        config: The config of the checkpoint, or the part of the config that belongs to this class.
         trust_remote_code: Whether code that comes with the checkpoint is allowed to run.
     """
 
@@ -50,7 +51,8 @@ class ModelClass:
         return self.type._from_config(self.config, **options)
 
     def load(self, path: Path, **options: Any) -> Any:
-        """Return the result of ``from_pretrained`` of the class for the directory ``path``."""
+        """Load the model from the directory ``path`` with ``from_pretrained`` of the class, and return the
+        result."""
         return self.type.from_pretrained(
             path, config=self.config, trust_remote_code=self.trust_remote_code, local_files_only=True, **options
         )
@@ -59,12 +61,12 @@ class ModelClass:
 def model_class(config: Any, file: Path, *, trust_remote_code: bool = False) -> ModelClass:
     """Return the class that a config names in ``architectures``.
 
-    If the config names no class, return the first class that transformers has for the config. A class for
-    text comes first, then a class for images and text, then the model without a head.
+    If the config names no class, return a class that transformers has for the config. A class for text is
+    preferred, then a class for images and text, then the class of the model without a head.
 
     Args:
         config: A transformers config.
-        file: The config.json of the config, for messages.
+        file: The config.json from which the config was read. Messages name this file.
         trust_remote_code: Whether code that comes with the checkpoint is allowed to run.
 
     Raises:
@@ -96,7 +98,7 @@ def model_class(config: Any, file: Path, *, trust_remote_code: bool = False) -> 
 
 
 def is_of_its_config(model: nn.Module) -> bool:
-    """Return whether the class of ``model`` is the class that transformers would build from its config."""
+    """Return whether transformers would build a model of the same class from the config of ``model``."""
     from transformers import PretrainedConfig
 
     config = getattr(model, "config", None)
@@ -106,10 +108,11 @@ def is_of_its_config(model: nn.Module) -> bool:
 
 
 def config_for(model_type: Any, config: Any) -> Any:
-    """Return ``config`` or the part of it that belongs to the class ``model_type``, or None.
+    """Return the config that the class ``model_type`` accepts: ``config``, or a part of ``config``.
 
-    None means that the class accepts neither. Some model families use a model class of another family. Then
-    the whole config is returned, because the class is registered for it.
+    Return None if the class accepts neither ``config`` nor one of its parts. Some model families use a model
+    class of another family. The result is then ``config``, because transformers has registered the class for
+    this type of config.
     """
     wanted = getattr(model_type, "config_class", None)
     if wanted is None or isinstance(config, wanted):
@@ -123,9 +126,10 @@ def config_for(model_type: Any, config: Any) -> Any:
 
 
 def _of_own_code(auto_map: dict[str, Any], names: list[str]) -> Any:
-    """Return the Auto class that ``auto_map`` maps to a class with one of ``names``, or None.
+    """Return the Auto class that ``auto_map`` maps to a class with one of ``names``.
 
-    If ``names`` is empty, return the first Auto class in ``auto_map`` that builds models.
+    If ``names`` is empty, return the preferred Auto class in ``auto_map`` that builds models. Return None if
+    there is no such Auto class.
     """
     import transformers
 
@@ -135,7 +139,10 @@ def _of_own_code(auto_map: dict[str, Any], names: list[str]) -> Any:
 
 
 def _named(name: str, config: Any) -> Any:
-    """Return the class ``name`` that is registered for a config, else the one of transformers, or None."""
+    """Return the model class ``name``, or None if there is no such class.
+
+    A class that is registered for ``config`` takes precedence over a class in the package transformers.
+    """
     import transformers
 
     registered = {one.__name__: one for auto in _auto_classes() for one in model_classes(auto, config)}
@@ -144,7 +151,7 @@ def _named(name: str, config: Any) -> Any:
 
 
 def _unnamed(config: Any) -> Iterator[Any]:
-    """Yield the classes to try, in order, for a config that names no class."""
+    """For a config that names no class, yield the model classes to try, the preferred class first."""
     autos = {auto.__name__: auto for auto in _auto_classes()}
     ends = _FIRST_WITH_ENCODER if getattr(config, "is_encoder_decoder", False) else _FIRST
     for name in (*(f"AutoModelFor{end}" for end in ends), "AutoModel"):

@@ -88,8 +88,8 @@ def model_config(path: Path, *, trust_remote_code: bool = False) -> Any:
 def _refuse_fetched_code(values: object, file: Path) -> None:
     """Raise an error if a config.json names code or a model that transformers would fetch from a hub.
 
-    transformers fetches a kernel if the name of an attention or experts implementation has the form
-    ``owner/name``. It also does so for some other names.
+    If the name of an attention or experts implementation has the form ``owner/name``, transformers fetches a
+    kernel of this name. It also fetches kernels for some names of another form.
 
     Raises:
         UnsupportedError: The file names such code or such a model.
@@ -135,7 +135,8 @@ def _refuse_endless(values: object, file: Path) -> None:
 
 
 def _entries(values: object) -> Iterator[tuple[str, object]]:
-    """Yield each key and its value in a JSON value, at any depth. The keys of a list are its indices."""
+    """Yield all pairs of key and value in a JSON value, at any depth. The keys of a list are the indices as
+    strings."""
     waiting = [values]
     while waiting:
         table = waiting.pop()
@@ -145,9 +146,10 @@ def _entries(values: object) -> Iterator[tuple[str, object]]:
 
 
 def _import_modeling(model_type: str) -> None:
-    """Import the module that the template of a model type names in ``modeling``. It has the model class.
+    """Import the module that the template of a model type names in ``modeling``.
 
-    The class stays registered with transformers, because an import cannot be undone.
+    The module defines the model class and registers it with transformers. The class stays registered, because
+    an import cannot be undone.
     """
     module = templates().get(model_type).modeling
     if module is None:

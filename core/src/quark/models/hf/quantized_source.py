@@ -1,6 +1,6 @@
-"""Functions for quantized sources.
+"""Functions for sources of a run that are already quantized.
 
-They say which float tensors a quantized checkpoint or model represents.
+They find the float tensors that a quantized checkpoint or a quantized model represents.
 """
 
 from __future__ import annotations
@@ -35,14 +35,16 @@ _OF_TRANSFORMERS = ("hf_quantizer", "is_quantized", "quantization_method")
 
 
 def float_tensors_of(directory: Path, shards: Sequence[Shard]) -> list[FloatTensor] | None:
-    """Return the float tensors that a quantized checkpoint represents, or None for a float checkpoint.
+    """Return a `FloatTensor` for each float tensor that a quantized checkpoint represents, or None for a
+    float checkpoint.
 
     Args:
         directory: The checkpoint.
         shards: The files of the checkpoint, from `quark.models.hf.shards.check_shards`.
 
     Raises:
-        ConfigError, AmbiguousNameError: For the same reasons as in `source_layout`.
+        ConfigError: No installed layout dequantizes the checkpoint.
+        AmbiguousNameError: Several installed layouts dequantize the checkpoint.
         CheckpointError: Codes and scales do not fit each other.
         PluginError: The code of the dequantizer has failed.
     """
@@ -60,13 +62,13 @@ def float_tensors_of(directory: Path, shards: Sequence[Shard]) -> list[FloatTens
 
 
 def checked_float_tensors(name: str, block: Mapping[str, Any], stored: Mapping[str, Tensor], what: str) -> list[FloatTensor]:
-    """Return the float tensors that the dequantizer of a layout finds in stored tensors.
+    """Call the dequantizer of a layout, check the `FloatTensor` objects that it yields, and return them.
 
     Args:
         name: Name of the layout.
         block: The ``quantization_config``.
         stored: A dictionary from full name to stored tensor, on the meta device.
-        what: A description of the checkpoint or model, for messages.
+        what: A description of the checkpoint or model. Messages contain it.
 
     Raises:
         CheckpointError: Codes and scales do not fit each other.
@@ -117,7 +119,11 @@ def source_layout(directory: Path) -> tuple[str, Mapping[str, Any]] | None:
 
 
 def _block(config: Any) -> Mapping[str, Any] | None:
-    """Return the ``quantization_config`` in the content of a config.json or in its text part, or None."""
+    """Return the ``quantization_config`` of a config.json, or None if the file has none.
+
+    ``config`` is the content of the file. The ``quantization_config`` may be at the top level or in the text
+    config.
+    """
     parts = [config, config.get("text_config")] if isinstance(config, dict) else []
     blocks = [part[_KEY] for part in parts if isinstance(part, dict) and part.get(_KEY) is not None]
     if blocks and not isinstance(blocks[0], dict):
@@ -143,9 +149,8 @@ class QuantizedModel:
     def of(cls, model: nn.Module) -> Self | None:
         """Return a `QuantizedModel` for ``model``, or None.
 
-        None means that the model is float, or that no installed layout dequantizes it. The result is also
-        None for a model that one of quark's readers has loaded. Its layers are quantized layers, and planning
-        refuses such a model.
+        The result is None if the model is float, or if no installed layout dequantizes the model. It is also
+        None for a model that quark itself has loaded as a quantized model. Planning refuses such a model.
 
         Raises:
             CheckpointError: Codes and scales do not fit each other.
@@ -175,7 +180,7 @@ class QuantizedModel:
         return known | {one.name.removesuffix(".weight"): None for one in self.float_tensors if not one.layers}
 
     def coded(self, names: Iterable[str]) -> Mapping[str, CodedLayer]:
-        """Return the codes and scales of the layers ``names``, as a dictionary from full name.
+        """Return a dictionary from full name to `CodedLayer`, for the layers ``names``.
 
         Call this before `dequantize`.
         """
@@ -191,7 +196,7 @@ class QuantizedModel:
     def dequantize(self) -> None:
         """Replace the quantized modules of the model by float modules, in place.
 
-        This also removes all attributes which say that the model is quantized.
+        This method also removes all attributes of the model that mark it as quantized.
         """
         of_module: dict[str, dict[str, FloatTensor]] = {}
         for one in self.float_tensors:
@@ -216,7 +221,8 @@ class QuantizedModel:
 
 
 def _block_of(config: Any) -> Mapping[str, Any] | None:
-    """Return the ``quantization_config`` of a transformers config, with the values that a config.json has."""
+    """Return the ``quantization_config`` of a transformers config in the form that a config.json would
+    have."""
     block: Any = getattr(config, "quantization_config", None)
     block = block.to_dict() if hasattr(block, "to_dict") else block
     plain: Any = json.loads(json.dumps(block, default=lambda value: getattr(value, "value", str(value))))

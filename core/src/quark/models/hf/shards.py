@@ -1,4 +1,5 @@
-"""The safetensors files of a checkpoint and their headers, checked before tensors are read."""
+"""Functions that read the headers of a checkpoint's safetensors files, and check them before tensors are
+read."""
 
 from __future__ import annotations
 
@@ -47,8 +48,8 @@ class Shard:
 
     Attributes:
         path: The file.
-        tensors: Name → (dtype as safetensors writes it, shape).
-        state: State of the file before its header was read (`quark.base.files.state_of`).
+        tensors: A dictionary from tensor name to a pair: the name of the dtype in safetensors, and the shape.
+        state: The state of the file (`quark.base.files.state_of`) before the header was read.
     """
 
     path: Path
@@ -56,10 +57,11 @@ class Shard:
     state: dict[str, int]
 
     def refuse_changed(self, file: int | None = None) -> None:
-        """Check that the file is still the one whose header was read.
+        """Raise an error if the file has changed since its header was read.
 
         Args:
-            file: Its descriptor, if it is open; None checks the file that has its name now.
+            file: The descriptor of the file if it is open. With None, the file that is now at ``path`` is
+                checked.
 
         Raises:
             CheckpointError: The file was changed, replaced or removed.
@@ -77,10 +79,13 @@ class Shard:
 
 @contextmanager
 def unchanged(shards: Sequence[Shard]) -> Iterator[None]:
-    """Check that files do not change while the body reads them; its errors then name such a change.
+    """Raise an error if files change while the ``with`` block reads them.
+
+    If the ``with`` block raises a CheckpointError and a file has changed, the error about the change is
+    raised instead.
 
     Raises:
-        CheckpointError: As `Shard.refuse_changed` does.
+        CheckpointError: A file was changed, replaced or removed.
     """
     try:
         yield
@@ -93,12 +98,12 @@ def unchanged(shards: Sequence[Shard]) -> Iterator[None]:
 
 
 def check_shards(directory: Path) -> list[Shard]:
-    """Return the safetensors files of a checkpoint, checked: all complete, no tensor in two of them.
+    """Check the headers of the safetensors files of a checkpoint, and return a `Shard` for each file.
 
     Raises:
-        CheckpointError: A file is missing, truncated, malformed, outside the directory, or lacks a tensor of
-            the index; a tensor is in two files, or in a file but not in the index; or it is unclear which
-            files belong to the checkpoint.
+        CheckpointError: A file is missing, truncated, malformed or outside the directory. Or a file lacks a
+            tensor that the index lists, or has a tensor that the index does not list. Or two files have the
+            same tensor. Or it is unclear which files belong to the checkpoint.
     """
     index = directory / INDEX
     for name in (INDEX, SINGLE):
@@ -130,11 +135,11 @@ def check_shards(directory: Path) -> list[Shard]:
 
 
 def refuse_codes(shards: Iterable[Shard], directory: Path) -> None:
-    """Check that a checkpoint without a ``quantization_config`` has no quantized tensors.
+    """Raise an error if a checkpoint without a ``quantization_config`` has quantized tensors.
 
     Raises:
-        CheckpointError: A tensor has floating-point elements of 8 bits or fewer: these are codes, which need
-            scales.
+        CheckpointError: A tensor has floating-point elements of 8 bits or fewer. Such elements are codes,
+            which cannot be used without scales.
     """
     for shard in shards:
         for tensor, (dtype, _) in shard.tensors.items():
@@ -167,7 +172,8 @@ def _refuse_unlisted(shards: Mapping[str, Shard], weight_map: Mapping[str, str],
 
 
 def _inside(directory: Path, name: str) -> Path:
-    """Return the path of a file in the directory; links in a hub cache are followed into its store."""
+    """Return the path of the file ``name`` in ``directory``. Raise CheckpointError if the file is outside the
+    directory."""
     if Path(name).name != name or name in ("", ".", "..") or "\0" in name:
         raise CheckpointError(f"the index of '{directory}' points to {name!r}, which is no file of the directory: correct the index")
     refuse_link_out(directory / name, directory)
@@ -175,11 +181,12 @@ def _inside(directory: Path, name: str) -> Path:
 
 
 def read_header(path: Path) -> Shard:
-    """Return the header of one safetensors file, checked against the file's size.
+    """Read and check the header of one safetensors file, and return a `Shard`.
 
-    safetensors reads the header: it limits size and depth, refuses values of a wrong type, and checks that
-    the tensors fill the file without overlap. The number of values is limited before, because safetensors
-    would hold all of them while it looks for a wrong one. No tensor is read, and nothing is mapped.
+    The library safetensors reads the header. It limits the size and depth of the header, refuses values of a
+    wrong type, and checks that the tensors fill the file without overlap. This function first limits the
+    number of values in the header, because safetensors would store all of them in memory before it finds an
+    invalid value. No tensor is read, and the file is not mapped into memory.
 
     Raises:
         CheckpointError: The file is missing, truncated or malformed.

@@ -1,6 +1,6 @@
 """Functions that build the model of a checkpoint without its weights.
 
-Parameters are on the meta device, or in uninitialized memory.
+Parameters are on the meta device, or they are allocated but not initialized.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def meta_model(path: Path, dtype: torch.dtype | None = None, *, trust_remote_cod
 
     Args:
         path: Directory of the checkpoint.
-        dtype: Dtype of the weights; None means the dtype in the config.
+        dtype: Dtype of the weights. None means the dtype in the config.
         trust_remote_code: Whether code that comes with the checkpoint is allowed to run.
 
     Raises:
@@ -41,7 +41,7 @@ def meta_model(path: Path, dtype: torch.dtype | None = None, *, trust_remote_cod
 
 
 def skeleton(path: Path, dtype: str, device: torch.device, *, trust_remote_code: bool = False) -> nn.Module:
-    """Return the same model as `load_model`, but do not read weights.
+    """Return the same model as `load_model`, but without weights.
 
     Parameters and persistent buffers are on the meta device, with their final dtypes. Buffers that no
     checkpoint contains, such as rotary tables, are computed on ``device``. Source: ``from_pretrained`` of
@@ -54,7 +54,9 @@ def skeleton(path: Path, dtype: str, device: torch.device, *, trust_remote_code:
         trust_remote_code: Whether code that comes with the checkpoint is allowed to run.
 
     Raises:
-        CheckpointError, ConfigError: For the same reasons as in `load_model` and `meta_model`.
+        CheckpointError: The directory is not a checkpoint.
+        ConfigError: The dtype is unknown. Or the checkpoint is quantized, and no installed layout dequantizes
+            it.
     """
     model_dtype = torch_dtype(dtype) or model_config(path, trust_remote_code=trust_remote_code).dtype or first_dtype(path)
     model: Any = meta_model(path, model_dtype, trust_remote_code=trust_remote_code)
@@ -76,7 +78,7 @@ def empty_model(
     """Return the float model that a config.json describes, with uninitialized weights in memory.
 
     If ``dtype`` is None, the weights have the dtype in the config. Buffers that no checkpoint contains, such
-    as rotary tables, are computed. The errors are those of `model_config`.
+    as rotary tables, are computed. This function raises the same errors as `model_config`.
     """
     kind = _class_of(path, trust_remote_code=trust_remote_code)
     with building(), without_initialization(), reading(path / "config.json", _NO_MODEL):
