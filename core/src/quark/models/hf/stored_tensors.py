@@ -1,8 +1,9 @@
-"""Functions that map stored tensors to the tensors of a transformers model, from file headers alone.
+"""Functions that find out from which stored tensors each tensor of a transformers model is computed. They
+read only the headers of the files.
 
 Weight converters of the user or of a template are applied first (`quark.models.hf.converted_tensors`). Then
-the renamings and conversions of transformers are applied, which for example fuse experts that are stored
-separately. So the model gets the same tensors as from ``from_pretrained``. Source: transformers 5,
+the renamings and conversions of transformers are applied. For example, they fuse experts that are stored
+separately. The result is the same as from ``from_pretrained``. Source: transformers 5,
 ``core_model_loading``.
 """
 
@@ -39,14 +40,14 @@ from quark.models.layers.coded_layer import CodedLayer
 
 @attrs.frozen(eq=False)
 class Recipe:
-    """A description of how some tensors of a model are computed from the same stored tensors.
+    """A description of how one or more tensors of a model are computed from stored tensors.
 
     Attributes:
         sources: A pair for each stored tensor: the pattern of transformers' conversion, and the full name of
-            the tensor. The tensors are joined in this order.
+            the tensor. If the conversion joins tensors, it joins them in the order of this sequence.
         targets: Full names of the resulting tensors in the model.
-        conversion: The ``WeightConverter`` of transformers that computes the targets from the sources. None
-            if there is one source, which is the target without a change.
+        conversion: The ``WeightConverter`` of transformers that computes the targets from the sources. It is
+            None if there is only one source, and the target equals this source.
     """
 
     sources: tuple[tuple[str, str], ...]
@@ -57,8 +58,9 @@ class Recipe:
         """Compute the targets. Return a dictionary from full name to tensor.
 
         Args:
-            stored: A dictionary from full name to source. If these are meta tensors, the targets are too.
-            model: The transformers model or its `ModelAsLoaded`. Some conversions need it.
+            stored: A dictionary from full name to source. If the sources are meta tensors, the targets are
+                meta tensors too.
+            model: The transformers model, or the `ModelAsLoaded` of this model. Some conversions need it.
         """
         if self.conversion is None:
             return {self.targets[0]: stored[self.sources[0][1]]}
@@ -71,11 +73,12 @@ class Recipe:
 
 @attrs.frozen(eq=False)
 class ModelAsLoaded:
-    """The parts of a model that transformers' conversions need, as they were before experts were separated.
+    """The parts of a model that transformers' conversions need. They are saved before fused experts are
+    separated.
 
     Attributes:
         config: The transformers config of the model.
-        state: A dictionary from full name to tensor, from before any module was replaced.
+        state: A dictionary from full name to tensor. It was made before any module of the model was replaced.
     """
 
     config: Any
@@ -90,28 +93,30 @@ class StoredTensors:
     """The tensors of a checkpoint, converted to the tensors of one model.
 
     Args:
-        model: A transformers model on the meta device, with no module replaced yet.
+        model: A transformers model on the meta device. No module of the model may have been replaced yet.
         shards: The files of the checkpoint, from `quark.models.hf.shards.check_shards`.
         directory: The directory of the checkpoint, for messages.
         converters: ``WeightConverter`` objects of transformers, from the user or from the template of the
-            model. They are applied before transformers' own (`quark.models.hf.converted_tensors`).
-        float_tensors: The tensors to compute from the codes of a quantized checkpoint; None for a float
-            checkpoint.
+            model. They are applied (`quark.models.hf.converted_tensors`) before the conversions of
+            transformers itself.
+        float_tensors: The tensors that are computed from the codes of a quantized checkpoint. None means that
+            the checkpoint is float.
 
     Attributes:
         directory: The argument ``directory``.
-        recipes: A recipe for each tensor of the model, or for several tensors that are computed together.
-            Tied tensors appear only under their stored names.
-        codes_of: A dictionary from full name in the model of each layer that is quantized in the source to
-            its `LayerCodes`. The value is None if no `QLayerConfig` expresses the quantization exactly.
-        absent: Full names of tensors that the checkpoint lacks because the model class computes them.
+        recipes: A recipe for each tensor of the model, or for several tensors that are computed together. A
+            tied tensor, which has several names in the model, appears only under its stored name.
+        codes_of: A dictionary from full name in the model to `LayerCodes`, for each layer that is quantized
+            in the source. The value is None if no `QLayerConfig` expresses the quantization exactly.
+        absent: Full names of tensors that the checkpoint lacks, but that the model class can compute.
         carried: Names of stored tensors that the model class neither uses nor computes. An export copies
             them.
 
     Raises:
-        CheckpointError: The checkpoint lacks tensors of the model, stores them in other shapes or as codes,
-            or has tensors for which the model has no place. Or a conversion of transformers does not fit.
-        ConfigError: A weight converter does not fit.
+        CheckpointError: The checkpoint lacks tensors of the model, stores tensors in other shapes or as
+            codes, or has tensors for which the model has no place. Or a conversion of transformers does not
+            fit the stored tensors.
+        ConfigError: A weight converter does not fit the stored tensors.
     """
 
     def __init__(
@@ -150,7 +155,8 @@ class StoredTensors:
         _tell_carried(self.carried, model, directory)
 
     def _checked(self, recipe: Recipe, state: Mapping[str, Tensor]) -> Recipe:
-        """Return ``recipe`` with all its targets, after a check of their names and shapes."""
+        """Return a copy of ``recipe`` with the names of all targets. Check the names and shapes of the
+        targets."""
         stored = {name: self._tensors.meta[name] for _, name in recipe.sources}
         names = ", ".join(f"'{name}' {list(t.shape)}" for name, t in list(stored.items())[:4]) + (", …" if len(stored) > 4 else "")
         try:
@@ -205,7 +211,8 @@ class StoredTensors:
                 yield from recipe.make(stored, self._model).items()
 
     def read_codes(self, names: Iterable[str], device: torch.device) -> dict[str, CodedLayer]:
-        """Return the stored codes and scales of layers, as a dictionary from full name in the model.
+        """Read the stored codes and scales of layers, and return a dictionary from full name in the model to
+        `CodedLayer`.
 
         Args:
             names: Full names of layers whose value in ``codes_of`` is not None.
@@ -228,9 +235,10 @@ class StoredTensors:
 
 
 def _layers(names: _ModelNames, float_tensors: Sequence[FloatTensor]) -> Iterator[tuple[str, tuple[FloatTensor, LayerCodes | None]]]:
-    """Yield the full name in the model of each layer that is quantized in the source.
+    """Yield a pair for each layer that is quantized in the source: the full name in the model, and the codes.
 
-    It is paired with the float tensor of the layer, and with the `LayerCodes` or None.
+    The codes are a pair of the `FloatTensor` and the `LayerCodes`. The latter is None if no `QLayerConfig`
+    expresses the quantization exactly.
     """
     for one in float_tensors:
         found = names.find(one.name)
@@ -242,9 +250,10 @@ def _layers(names: _ModelNames, float_tensors: Sequence[FloatTensor]) -> Iterato
 
 
 def _name_in_model(layer: str, owner: str) -> str:
-    """Return the full name in the model of a stored layer.
+    """Return the full name that the stored layer ``layer`` has in the model.
 
-    ``owner`` is the full name of the module that has the weight of the layer, or the fused experts.
+    ``owner`` is the full name in the model of the module that has the weight of the layer. This is the layer
+    itself or the module with the fused experts.
     """
     parts, last = layer.split("."), owner.rpartition(".")[2]
     if last not in parts:
@@ -254,10 +263,11 @@ def _name_in_model(layer: str, owner: str) -> str:
 
 
 class _ModelNames:
-    """A mapping of stored names to names in a transformers model, by transformers' renamings and conversions.
+    """A mapping from stored names to names in a transformers model. The renamings and conversions of
+    transformers define it.
 
     Attributes:
-        converter_of: A dictionary from pattern to the converter of transformers.
+        converter_of: A dictionary from source pattern to the ``WeightConverter`` of transformers.
     """
 
     def __init__(self, model: Any, state: Mapping[str, Tensor]) -> None:
@@ -272,9 +282,11 @@ class _ModelNames:
         self._state = state
 
     def find(self, name: str) -> tuple[str, str | None] | None:
-        """Return the name of a stored tensor in the model, and the pattern of its conversion or None.
+        """Return the name that a stored tensor has in the model, and the pattern of the conversion that
+        applies to it.
 
-        Return None if the model has no place for the tensor.
+        The pattern is None if no conversion applies. The result is None if the model has no place for the
+        tensor.
         """
         from transformers.core_model_loading import rename_source_key
 
@@ -285,7 +297,7 @@ class _ModelNames:
 
 
 def _recipes(names: _ModelNames, stored: Iterable[str]) -> tuple[list[Recipe], list[str]]:
-    """Return the recipes for the tensors ``stored``, and the names of those that no recipe uses."""
+    """Return the recipes for the tensors ``stored``, and the names of the tensors that no recipe uses."""
     from transformers.core_model_loading import dot_natural_key
 
     sources: dict[str, list[tuple[str, str]]] = {}
@@ -305,7 +317,8 @@ def _recipes(names: _ModelNames, stored: Iterable[str]) -> tuple[list[Recipe], l
 
 
 def _tell_carried(carried: Sequence[str], model: Any, directory: Path) -> None:
-    """Log which tensors are copied unchanged. This is a warning if the model class does not expect them."""
+    """Log the names of tensors that are copied unchanged. Log a warning if the model class does not ignore
+    all of them."""
     log, is_expected = get_logger(__name__), left_out_by(model)
     if carried:
         log.log(

@@ -11,9 +11,10 @@ from quark.models.hf.internals import tied_on_loading
 
 
 def owners_of(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
-    """Return the places of each tensor of a model.
+    """Return the places where a model has each of its tensors.
 
-    The result is a dictionary from ``id()`` of a tensor to the pairs of module and attribute that hold it.
+    The result is a dictionary from the ``id()`` of a tensor to a list of places. A place is a pair of a
+    module and the name of the attribute with the tensor.
     """
     owners: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
@@ -36,10 +37,10 @@ def other_names(model: nn.Module) -> dict[str, list[str]]:
 
 
 def aliases(model: nn.Module) -> list[list[str]]:
-    """Return groups of full names that mean the same tensor.
+    """Return groups of full names. All names of a group refer to the same tensor.
 
-    A group contains the names of a tensor that has several names in the model, or of tensors that loading
-    ties.
+    A group has the names of one tensor that occurs in several places of the model, or the names of the
+    tensors that transformers ties to each other when it loads the model.
     """
     names_of: dict[object, list[str]] = {}
     ties = tied_on_loading(model)
@@ -77,7 +78,7 @@ def _are_equal(one: Tensor, other: Tensor) -> bool:
 
 
 def module_at(model: nn.Module, name: str) -> nn.Module:
-    """Return the module with the full name ``name``, faster than ``get_submodule`` does.
+    """Return the module with the full name ``name``. This function is faster than ``get_submodule``.
 
     Raises:
         KeyError: There is no such module.
@@ -91,9 +92,10 @@ def module_at(model: nn.Module, name: str) -> nn.Module:
 
 
 def put_tensor(owners: Iterable[tuple[nn.Module, str]], tensor: Tensor) -> Tensor:
-    """Put ``tensor`` into each pair of module and attribute, as a parameter or as a buffer.
+    """Replace a parameter or a buffer by ``tensor`` in several places. A place is a pair of a module and an
+    attribute name.
 
-    Return the tensor, or the parameter that was made from it.
+    If the tensor replaces a parameter, it becomes a parameter. Return the tensor or the parameter.
     """
     parameter = tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)
     placed = tensor

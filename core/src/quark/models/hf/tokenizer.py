@@ -37,11 +37,12 @@ _FILES_OF = {
 
 
 def _own_files(path: Path) -> dict[str, str | None]:
-    """Return the entries of tokenizer_config.json that name a file, with paths of files in the checkpoint.
+    """Return a dictionary from each key of tokenizer_config.json that names a file to the path of this file
+    in the checkpoint.
 
-    The value is None if the checkpoint has no such file. This is necessary because some releases of
-    transformers read the named file wherever it is, and many checkpoints name a file of the machine on which
-    they were made.
+    The value is None if the checkpoint has no such file. Many checkpoints name a file on the machine on which
+    they were made, and some releases of transformers would read such a file if it existed. With the result of
+    this function, they cannot.
     """
     config = read_json(path / "tokenizer_config.json") if (path / "tokenizer_config.json").is_file() else {}
     own: dict[str, str | None] = {}
@@ -59,7 +60,8 @@ def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> Any:
         trust_remote_code: Whether code that comes with the checkpoint is allowed to run.
 
     Raises:
-        CheckpointError: The tokenizer is damaged, or one of its files is a link out of the checkpoint.
+        CheckpointError: The tokenizer is damaged, or one of its files is a link to a file outside the
+            checkpoint.
         UnsupportedError: The tokenizer needs code from the checkpoint, and this code is not allowed to run.
     """
     from transformers import AutoTokenizer

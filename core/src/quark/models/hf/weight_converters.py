@@ -1,4 +1,5 @@
-"""Operations for weight converters that transformers lacks, and a function that creates weight converters.
+"""A function that creates weight converters, and operations for weight converters that transformers does not
+have.
 
 A weight converter computes tensors of a model from tensors of a checkpoint. It is a ``WeightConverter`` of
 transformers, and most operations are in ``transformers.core_model_loading``. When a checkpoint is read,
@@ -21,7 +22,8 @@ from quark.errors import ConfigError
 
 
 class Chunk(core_model_loading.Chunk):
-    """An operation that splits one tensor along an axis into views, one for each target, in order.
+    """An operation that splits one tensor along an axis into views. The first view belongs to the first
+    target, and so on.
 
     Args:
         dim: The axis.
@@ -51,12 +53,12 @@ class SplitFusedExperts(ConversionOps):
     """An operation that separates fused experts.
 
     It splits a tensor ``[experts, …]`` into views, one for each expert and target. The number of the expert
-    replaces the star in a target. If there is no star, the number is put before the target. For example,
-    ``gate_proj.weight`` becomes ``3.gate_proj.weight``.
+    replaces the star in a target. If a target has no star, the number and a dot are put before the target.
+    For example, ``gate_proj.weight`` becomes ``3.gate_proj.weight``.
 
     Args:
-        split_axis: If there are two targets, the axis of one expert's tensor along which they are joined.
-            Each one is half of this axis.
+        split_axis: The axis of one expert's tensor along which two targets are joined. Each target is one
+            half of this axis. With one target, this argument is not used.
         ndim: Number of axes of the fused tensor, which is 3 for matrices and 2 for biases.
     """
 
@@ -64,7 +66,7 @@ class SplitFusedExperts(ConversionOps):
         self.split_axis, self.ndim = split_axis, ndim
 
     def convert(self, input_dict: Mapping[str, Any], source_patterns: list[str], target_patterns: list[str], **_: Any) -> dict[str, Tensor]:
-        """Return the tensors of single experts, as a dictionary from name to view.
+        """Return a dictionary from name to view, with a view for each expert and target.
 
         Raises:
             ConfigError: (a ValueError) The tensor does not have the form that the operation needs.
@@ -87,7 +89,7 @@ class SplitFusedExperts(ConversionOps):
 
 
 def _only(input_dict: Mapping[str, Any], operation: ConversionOps) -> Tensor:
-    """Return the only tensor in ``input_dict``. Raise ConfigError if there are several."""
+    """Return the only tensor in ``input_dict``. Raise ConfigError if ``input_dict`` has several tensors."""
     tensors = [tensor for value in input_dict.values() for tensor in (value if isinstance(value, list) else [value])]
     if len(tensors) != 1:
         raise ConfigError(f"{operation} works on one tensor, but got {len(tensors)}. Join the tensors in an operation before it")
@@ -110,7 +112,8 @@ def make_converters(rows: Iterable[WeightConversion]) -> list[WeightConverter]:
 
 
 def _operation(name: object, *settings: object) -> ConversionOps:
-    """Return a new operation of the class ``name``, called with ``settings``."""
+    """Return a new operation. ``name`` is the name of its class, and ``settings`` are the arguments of its
+    constructor."""
     known = {kind.__name__: kind for kind in (*vars(core_model_loading).values(), Chunk, SplitFusedExperts) if _is_operation(kind)}
     if name not in known:
         raise ConfigError(f"there is no conversion operation '{name}': use one of {', '.join(sorted(known))}")
@@ -118,5 +121,6 @@ def _operation(name: object, *settings: object) -> ConversionOps:
 
 
 def _is_operation(kind: Any) -> bool:
-    """Return whether ``kind`` is a class of operations that transformers or this module defines."""
+    """Return whether ``kind`` is the class of an operation, and transformers or this module defines this
+    class."""
     return isinstance(kind, type) and issubclass(kind, ConversionOps) and kind is not ConversionOps

@@ -1,4 +1,4 @@
-"""Quantized modules."""
+"""Quantized layers, and the modules and functions that they need."""
 
 from quark.models.layers.convolutions import (
     QuantConv1d,

@@ -1,11 +1,12 @@
-"""Attention functions for transformers' attention interface that quantize their tensors.
+"""Attention functions for the attention interface of transformers. They quantize queries, keys, values and
+probabilities.
 
-Four attributes of an attention module quantize its tensors: ``prob_output_quantizer`` (for probabilities),
-``query_quantizer``, ``key_quantizer`` and ``value_quantizer``. Each one is a callable or None. Before these
-quantizers run, the attribute ``head_basis`` rotates queries and keys. Without these attributes, the functions
-here compute the same as transformers. Queries, keys and values are quantized after their norms and the rotary
-embedding, because runtimes cache keys and values in this form. Source: the interface of transformers 5
-(``AttentionInterface``).
+Four attributes of an attention module quantize these tensors: ``query_quantizer``, ``key_quantizer``,
+``value_quantizer`` and ``prob_output_quantizer`` (for the probabilities). Each attribute is a callable or
+None. The attribute ``head_basis`` is a callable that rotates queries and keys before they are quantized. If a
+module has none of these attributes, the functions here compute the same as transformers. Queries, keys and
+values are quantized after their norms and the rotary embedding, because runtimes cache keys and values in
+this form. Source: the interface of transformers 5 (``AttentionInterface``).
 """
 
 from __future__ import annotations
@@ -63,25 +64,27 @@ def eager_attention(
 ) -> tuple[Tensor, Tensor]:
     """Return the output of attention and its probabilities.
 
-    This is transformers' ``eager`` implementation with quantizers: it materializes the probabilities.
+    This function computes the same as the implementation ``eager`` of transformers, but quantizes its
+    tensors. The probabilities are computed as a tensor, so they can be quantized too.
 
     Args:
-        module: The calling attention module, whose attributes hold the quantizers.
-        query: ``[batch, heads, queries, d]``.
-        key: ``[batch, key heads, keys, d]``; ``heads`` is a multiple of ``key heads``.
-        value: ``[batch, key heads, keys, dv]``.
-        attention_mask: A tensor that is added to the logits; broadcastable to ``[batch, heads, queries,
-            keys]``.
-        scaling: Factor of the logits; None means ``1 / sqrt(d)``.
-        dropout: Dropout probability in training.
+        module: The attention module that calls this function. Its attributes are the quantizers.
+        query: The queries, with the shape ``[batch, heads, queries, d]``.
+        key: The keys, with the shape ``[batch, key heads, keys, d]``. The number ``heads`` is a multiple of
+            ``key heads``.
+        value: The values, with the shape ``[batch, key heads, keys, dv]``.
+        attention_mask: A tensor that is added to the logits. Its shape must be broadcastable to ``[batch,
+            heads, queries, keys]``.
+        scaling: A factor by which the logits are multiplied. None means ``1 / sqrt(d)``.
+        dropout: The dropout probability in training.
         softcap: If given, ``tanh`` limits the logits to the range ``(-softcap, softcap)``.
-        s_aux: Attention sinks, one logit per head ``[heads]``. They are part of the softmax, but no value
-            belongs to them.
-        position_bias: A tensor that is added to the logits, like the mask.
+        s_aux: Attention sinks, with the shape ``[heads]``: one logit per head. The softmax includes the
+            sinks, but they have no values.
+        position_bias: A tensor that is added to the logits, like ``attention_mask``.
 
     Returns:
-        The output ``[batch, queries, heads, dv]``, and the probabilities ``[batch, heads, queries, keys]``
-        that it was computed with. Both have the dtype of ``query``.
+        The output with the shape ``[batch, queries, heads, dv]``, and the probabilities with the shape
+        ``[batch, heads, queries, keys]``. Both have the dtype of ``query``.
     """
     query, key, value = _states(module, query, key, value)
     groups = query.shape[1] // key.shape[1]
@@ -99,9 +102,11 @@ def eager_attention(
 def sdpa_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the output of transformers' ``sdpa`` attention with quantized queries, keys and values.
+    """Quantize queries, keys and values, and return the output of the implementation ``sdpa`` of
+    transformers.
 
-    The second result is None in place of the probabilities. The arguments are those of `eager_attention`.
+    `eager_attention` describes the arguments. The second result is None, because ``sdpa`` does not return
+    probabilities.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -110,9 +115,10 @@ def sdpa_attention(
 
 
 def _softmax(logits: Tensor, sinks: Tensor | None) -> Tensor:
-    """Return probabilities over the keys, in float32.
+    """Return the attention probabilities. The last axis of ``logits`` is the keys.
 
-    If there are sinks, the probabilities have the dtype of the logits, as in transformers' models with sinks.
+    The probabilities are float32. If ``sinks`` is given, they have the dtype of the logits instead, like in
+    the models of transformers that have sinks.
     """
     if sinks is None:
         return torch.softmax(logits, dim=-1, dtype=torch.float32)
@@ -122,15 +128,16 @@ def _softmax(logits: Tensor, sinks: Tensor | None) -> Tensor:
 
 
 def _repeated(x: Tensor, groups: int) -> Tensor:
-    """Return ``x [batch, heads, tokens, d]`` with each head repeated ``groups`` times.
+    """Return ``x`` with each head repeated ``groups`` times. Grouped-query attention needs this.
 
-    Grouped-query attention needs this.
+    ``x`` has the shape ``[batch, heads, tokens, d]``.
     """
     return x if groups == 1 else x[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2)
 
 
 def _states(module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the queries, keys and values after the rotation and the quantizers that ``module`` has."""
+    """Apply the rotation and the quantizers of ``module`` to queries, keys and values, and return the
+    results."""
     query, key = _applied(module, BASIS, query), _applied(module, BASIS, key)
     calibration = getattr(module, CALIBRATION, None)
     if calibration is not None:

@@ -1,7 +1,7 @@
 """Conversions between a quantized tensor and the codes and scales that a checkpoint stores for it.
 
-`CodedLayer` holds the codes and scales of a linear layer. The shapes and dtypes of stored tensors are found
-by packing meta tensors, so they always agree with the packing code.
+`CodedLayer` has the codes and scales of a linear layer. To find the shapes and dtypes of stored tensors, the
+functions here pack meta tensors. So the shapes always agree with the code that packs.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ class CodedLayer:
 
     Attributes:
         config: Quantization of the weight and the input.
-        codes: Codes of the weight, ``[out, in]``, in the number format of the weight.
+        codes: Codes of the weight, with the shape ``[out, in]``. The number format of the weight defines
+            their meaning.
         qparams: Scales and zero points of the weight.
-        input: Static scale of the input; None if the input stays float or has dynamic scales.
+        input: Static scale of the input. It is None if the input stays float or has dynamic scales.
     """
 
     config: QLayerConfig
@@ -43,7 +44,7 @@ class CodedLayer:
 
     @classmethod
     def empty(cls, config: QLayerConfig, shape: tuple[int, ...]) -> Self:
-        """Return a layer whose weight has the shape ``shape``. All its tensors are on the meta device."""
+        """Return a `CodedLayer` on the meta device. The weight of the layer has the shape ``shape``."""
         assert config.weight is not None
         codes, qparams = quantizer_for(config.weight, activation=False).empty_codes(shape)
         inputs = None if config.input_tensors is None else quantizer_for(config.input_tensors, activation=True)
@@ -51,14 +52,15 @@ class CodedLayer:
         return cls(config, codes, qparams, inputs.empty_qparams((1,), "meta") if inputs is not None and is_static else None)
 
     def put_into(self, layer: QuantizedLayer, name: str, *, keeps_codes: bool) -> None:
-        """Set the weight of ``layer`` to the values of the codes, and its scales to the stored scales.
+        """Set the weight of ``layer`` to the dequantized codes, and the scales of ``layer`` to the stored
+        scales.
 
         Args:
             layer: A layer with the same configuration. The new weight has the dtype of the layer's present
                 weight, which may be on the meta device.
             name: Full name of ``layer``, for messages.
-            keeps_codes: Whether the layer keeps these codes until it is exported. If not, an export computes
-                codes from the layer's values.
+            keeps_codes: Whether the export writes these codes. If False, the export computes codes from the
+                values of the layer's weight.
 
         Raises:
             CheckpointError: A scale is not valid.
@@ -101,8 +103,8 @@ def refuse_bad_scales(qparams: QParams, of: str, *, activation: bool) -> None:
 
     Args:
         qparams: Unpacked scales of a checkpoint.
-        of: A description of the tensor, for messages.
-        activation: Whether the tensor is an activation; if not, it is a parameter.
+        of: A description of the tensor. Messages contain it.
+        activation: Whether the tensor is an activation. If False, it is a parameter.
 
     Raises:
         CheckpointError: A scale is NaN, infinite or negative, or a scale of an activation is 0.
@@ -137,14 +139,15 @@ def restore(
     *,
     holds_values: bool = False,
 ) -> dict[str, nn.Parameter]:
-    """Set the scales of ``quantizer`` to the stored scales, and return the restored parameter.
+    """Set the scales of ``quantizer`` to the stored scales, and return the parameter that the checkpoint
+    stores.
 
-    The result is a dictionary from the parameter's name to the parameter, or an empty one if the tensor is an
-    activation. This is the inverse of `stored_tensors`.
+    The result is a dictionary from the parameter's name to the parameter. It is empty if the tensor is an
+    activation. This function is the inverse of `stored_tensors`.
 
     Args:
         quantizer: Quantizer of one tensor of a layer.
-        slot: Which tensor of the layer this is.
+        slot: The role of the tensor in the layer.
         tensors: A dictionary from suffix to stored tensor. Codes or values are in the layout of the layer.
         shape: Shape of the tensor in the layout that its quantizer expects.
         dtype: Dtype of the parameter.
@@ -185,13 +188,14 @@ def stored_tensors(name: str, module: QuantizerModule, values: Tensor, order: st
 
     Args:
         name: Full name of the quantized tensor, for messages.
-        module: The quantizer, which holds the scales.
+        module: The quantizer with the scales.
         values: Values on the quantizer's grid, or float values if ``module.is_deferred``.
         order: Packing order of 4-bit codes in a word, ``"reorder"`` or ``"order"``.
 
     Raises:
         ConfigError: The values are not on the grid, because they were changed after rounding.
-        PluginError: Codes change when they are packed and unpacked. The message names the number format.
+        PluginError: Codes that are packed and then unpacked are not equal to the original codes. The message
+            names the number format.
     """
     quantizer, qparams = module.quantizer, module.qparams
     assert qparams is not None
@@ -209,11 +213,11 @@ def stored_tensors(name: str, module: QuantizerModule, values: Tensor, order: st
 
 
 def checked_codes(name: str, module: QuantizerModule, values: Tensor) -> Tensor:
-    """Return the codes of a quantized tensor, after the function has checked a sample of the codes.
+    """Compute the codes of a quantized tensor, check a sample of the codes, and return all of them.
 
     Args:
         name: Full name of the quantized tensor, for messages.
-        module: The quantizer, which holds the scales.
+        module: The quantizer with the scales.
         values: Values on the quantizer's grid.
 
     Raises:
@@ -243,18 +247,19 @@ def _complaint(name: str, module: QuantizerModule, values: Tensor, codes: Tensor
 
 
 def packed_meta(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str) -> dict[str, Tensor]:
-    """Return meta tensors with the shapes and dtypes of the tensors that a checkpoint stores.
+    """Return meta tensors with the shapes and dtypes that a checkpoint stores for a quantized tensor.
 
-    The quantized tensor has the shape ``shape``. The result is a dictionary from suffix to meta tensor.
+    ``shape`` is the shape of the quantized tensor. The result is a dictionary from suffix to meta tensor.
     """
     return dict(_packed_meta(quantizer, shape, order))
 
 
 def packed_scales(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str) -> dict[str, Tensor]:
-    """Return meta tensors of the shapes and dtypes that a checkpoint stores for the scales of an activation.
+    """Return meta tensors with the shapes and dtypes that a checkpoint stores for the scales of an
+    activation.
 
-    The activation has the shape ``shape``. The result is a dictionary from suffix to tensor, and is empty if
-    the scales are dynamic.
+    ``shape`` is the shape of the activation. The result is a dictionary from suffix to meta tensor. It is
+    empty if the scales are dynamic.
     """
     if quantizer.is_dynamic or quantizer.is_float:
         return {}
@@ -265,8 +270,8 @@ def packed_scales(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str
 def _packed_meta(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str) -> dict[str, Tensor]:
     """Return the result of `packed_meta`, and cache it.
 
-    The cache saves time, because operations on meta tensors take longer than packing a small layer, and many
-    layers have the same shape.
+    The cache saves time, because many layers have the same shape. To pack meta tensors takes longer than to
+    pack the real tensors of a small layer.
     """
     tensors = quantizer.pack(*quantizer.empty_codes(shape), order=order)
     if strange := [suffix for suffix in tensors if suffix and not suffix.isidentifier()]:

@@ -1,9 +1,10 @@
-"""Quantized classes of torch's convolutions.
+"""The quantized classes of torch's convolutions.
 
-Scales per channel belong to the output channels, and groups run along the input channels, also in transposed
-convolutions. A weight keeps torch's layout, so that the ``forward`` of the float class can be used. Its
-quantizer gets the weight as the matrix ``[out, kernel positions · in / groups]``. If activations have a scale
-per group or per position, their quantizer gets them with the channels as the last axis.
+In all of them, also in transposed convolutions, scales per channel belong to the output channels, and the
+groups of scales run along the input channels. A weight keeps torch's layout, so that the ``forward`` of the
+float class can be used. The quantizer of the weight gets the weight as a matrix with the shape ``[out, kernel
+positions · in / groups]``, where ``groups`` is an attribute of the convolution. If activations have a scale
+per group or per position, the quantizer gets the activations with the channels as the last axis.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from quark.numbers import ChannelsLast, KernelMatrix, TensorQuantizer, quantizer
 
 
 class QuantizedConvolution(QuantizedLayer):
-    """The base class of quantized convolutions, in core and in plugins.
+    """The base class of quantized convolutions in quark-core and in plugins.
 
-    Inputs and outputs have the shape ``[batch, channels, …]`` or ``[channels, …]``. ``ch_axis=0`` of a weight
-    means the output channels, whatever layout the float class uses. Planning refuses other axes of a weight.
-    Groups of a weight run along the input channels. If the group size divides the number of input channels,
-    no group spans two kernel positions. ``ch_axis=1`` of activations means the channels, for static and
-    dynamic scales. Groups of activations run along the channels.
+    Inputs and outputs have the shape ``[batch, channels, …]`` or ``[channels, …]``. In the spec of a weight,
+    ``ch_axis=0`` means the output channels, whatever layout the float class uses. Planning refuses any other
+    axis for a weight. Groups of a weight run along the input channels. If the group size divides the number
+    of input channels, no group spans two kernel positions. In the spec of activations, ``ch_axis=1`` means
+    the channels, for both static and dynamic scales. Groups of activations run along the channels.
     """
 
     @classmethod

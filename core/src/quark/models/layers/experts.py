@@ -1,8 +1,10 @@
-"""Separation of a mixture-of-experts module with fused parameters into one linear layer per matrix.
+"""Classes that separate a mixture-of-experts module with fused parameters into linear layers, one for each
+matrix.
 
 The layers have the names that checkpoints and runtimes use, such as ``experts.3.down_proj``. So quark plans,
-calibrates, rounds and exports the layers of each expert like any other layer, and calibrates each expert on
-the tokens that are routed to it. The weights are views of the fused parameters. Nothing is copied.
+calibrates, rounds and exports the layers of each expert like any other layer. Each expert is calibrated on
+the tokens that are routed to this expert. The weights are views of the fused parameters, so nothing is
+copied.
 """
 
 from __future__ import annotations
@@ -23,17 +25,19 @@ _M = TypeVar("_M", bound=nn.Module)
 
 @attrs.frozen(eq=False)
 class ExpertParts:
-    """The matrices of a fused mixture-of-experts module, and the computation of its experts.
+    """The matrices of a fused mixture-of-experts module, and the function that its experts compute between
+    them.
 
     Attributes:
         weights: A dictionary from the name of a projection to its weights ``[experts, out, in]``. The last
             entry is the output projection of the experts.
-        biases: A dictionary from the name of a projection to its biases ``[experts, out]``; empty if the
-            projections have no biases.
+        biases: A dictionary from the name of a projection to its biases ``[experts, out]``. The dictionary is
+            empty if the projections have no biases.
         gate: A function that computes the input of the output projection from the outputs of the other
             projections.
         separate: A function that returns the module that replaces the mixture-of-experts module. None means
-            `SeparateExperts`, which is right if the arguments of ``forward`` are the same.
+            `SeparateExperts`, which fits if ``forward`` of the mixture-of-experts module has the arguments of
+            `SeparateExperts.forward`.
     """
 
     weights: dict[str, Tensor]
@@ -43,23 +47,24 @@ class ExpertParts:
 
 
 class Expert(nn.Module):
-    """A container of the layers of one expert.
+    """A module that contains the layers of one expert. It has no ``forward``.
 
-    `SeparateExperts` computes the activation function between them.
+    `SeparateExperts` calls these layers, and computes the activation function between them.
     """
 
 
 class SeparateExperts(nn.Module):
-    """A module that computes the same as a fused mixture-of-experts module, one expert after another.
+    """A module that computes the same as a fused mixture-of-experts module. It calls one expert after
+    another.
 
-    The experts are its children. The name of a child is the number of the expert.
+    The child modules are the experts. The name of a child is the number of the expert.
 
     Args:
-        parts: The matrices of the fused module. The new layers share their storage.
+        parts: The matrices of the fused module. The weights of the new layers share storage with them.
 
     Attributes:
         shows_all: Whether every expert runs on every token, so that calibration gets more inputs. The output
-            does not change.
+            of this module does not change.
         layer_names: Names of the layers of one expert. The last one is the output projection.
     """
 
@@ -77,10 +82,10 @@ class SeparateExperts(nn.Module):
         """Return for each token the weighted sum of the outputs of its experts.
 
         Args:
-            hidden_states: Inputs ``[..., hidden]``. All axes but the last one count the tokens.
-            chosen: Indices of the experts of each token, ``[tokens, k]``. An index beyond the last expert
-                stands for no expert.
-            weights: Router weights of these experts, ``[tokens, k]``.
+            hidden_states: Inputs with the shape ``[..., hidden]``. The last axis belongs to one token.
+            chosen: Indices of the ``k`` experts of each token, with the shape ``[tokens, k]``. If there is no
+                expert with an index, the index is ignored.
+            weights: Router weights of these experts, with the shape ``[tokens, k]``.
             **named: Other names for two arguments: ``top_k_index`` or ``router_indices`` for ``chosen``, and
                 ``top_k_weights`` or ``routing_weights`` for ``weights``.
 
@@ -105,25 +110,23 @@ class SeparateExperts(nn.Module):
         return result.view_as(hidden_states)
 
     def run_expert(self, expert: nn.Module, x: Tensor) -> Tensor:
-        """Return the output of ``expert`` for the tokens ``x [tokens, hidden]``.
+        """Return the output of ``expert`` for the tokens ``x``.
 
-        ``expert`` is a child of this module.
+        ``expert`` is a child of this module, and ``x`` has the shape ``[tokens, hidden]``.
         """
         *inputs, last = self.layer_names
         return getattr(expert, last)(self._gate([getattr(expert, name)(x) for name in inputs]))
 
 
 def separated(parts: ExpertParts) -> SeparateExperts:
-    """Return the module that replaces a fused mixture-of-experts module.
-
-    Its ``forward`` has the same arguments.
-    """
+    """Return the module that replaces a fused mixture-of-experts module. Both have the same arguments of
+    ``forward``."""
     return (parts.separate or SeparateExperts)(parts)
 
 
 @contextmanager
 def showing_all(model: nn.Module, wanted: bool) -> Iterator[None]:
-    """Run every expert of ``model`` on every token inside the ``with`` statement, if ``wanted`` is true."""
+    """If ``wanted`` is true, run every expert of ``model`` on every token inside the ``with`` block."""
     mixtures = [m for m in model.modules() if isinstance(m, SeparateExperts)] if wanted else []
     for mixture in mixtures:
         mixture.shows_all = True
@@ -135,7 +138,8 @@ def showing_all(model: nn.Module, wanted: bool) -> Iterator[None]:
 
 
 def _expert(parts: ExpertParts, index: int) -> Expert:
-    """Return the expert of number ``index``. Its layers share the storage of the fused parameters."""
+    """Return the expert with the number ``index``. The weights of its layers share storage with the fused
+    parameters."""
     expert = _bare(Expert)
     for name, weight in parts.weights.items():
         bias = parts.biases.get(name)

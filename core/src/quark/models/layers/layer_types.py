@@ -1,4 +1,4 @@
-"""Functions that find what is registered for the class of a float layer, and the shapes of its tensors."""
+"""Functions that find the registered layer type of a float layer, and the shapes of the layer's tensors."""
 
 from __future__ import annotations
 
@@ -56,10 +56,11 @@ class LayerType:
 def layer_type_of(layer: nn.Module) -> LayerType | None:
     """Return the layer type of a float layer, or None if the layer cannot be quantized.
 
-    This is the type that is registered for the layer's class. If there is none, it is the type of the nearest
-    base class that has a registered type, on the condition that the layer overrides nothing of that class.
-    There are two exceptions. A subclass of ``nn.Linear`` may override methods if it computes the same
-    (`is_verbatim_linear`), and an embedding may multiply its rows by a constant (`is_scaled_lookup`).
+    The result is the type that is registered for the layer's class. If no type is registered for this class,
+    the result is the type of the nearest base class that has a registered type. In that case, the layer must
+    not override anything of the base class, with two exceptions. A subclass of ``nn.Linear`` may override
+    methods if it computes the same (`is_verbatim_linear`), and an embedding may multiply its rows by a
+    constant (`is_scaled_lookup`).
     """
     layer_type = layer_type_of_class(type(layer)) or _inherited(layer)
     return None if layer_type is None or layer_type.record.quantized is None else layer_type
@@ -68,7 +69,7 @@ def layer_type_of(layer: nn.Module) -> LayerType | None:
 def _inherited(layer: nn.Module) -> LayerType | None:
     """Return the layer type of the nearest base class that has a registered type.
 
-    Return None if there is no such class, or if the layer computes something else than this class.
+    Return None if there is no such base class, or if the layer does not compute the same as the base class.
     """
     for base in type(layer).__mro__[1:]:
         layer_type = layer_type_of_class(base)
@@ -82,7 +83,8 @@ def is_scaled_lookup(layer: nn.Module) -> bool:
     """Return whether a layer is a subclass of ``nn.Embedding`` that multiplies the rows by one constant.
 
     An example is the embedding of Gemma. The function runs a copy of the layer that has a small random
-    float64 weight and buffers of ones. It checks that each output is a row of the weight times one factor.
+    float64 weight and buffers of ones. It checks that each output equals a row of the weight multiplied by
+    the same factor.
     """
     kind = type(layer)
     if (
@@ -111,7 +113,7 @@ def is_scaled_lookup(layer: nn.Module) -> bool:
 
 
 def _overrides_nothing(layer_class: type[nn.Module], base: type[nn.Module]) -> bool:
-    """Return whether ``layer_class`` computes only with the code and the parameters of ``base``."""
+    """Return whether ``layer_class`` adds no code and no parameters to its base class ``base``."""
     own = layer_class.__mro__[: layer_class.__mro__.index(base)]
     names = {name for cls in own for name in vars(cls)} - _HARMLESS
     return not any(hasattr(base, name) for name in names) and not names & {"weight", "bias"}
@@ -120,14 +122,14 @@ def _overrides_nothing(layer_class: type[nn.Module], base: type[nn.Module]) -> b
 def layer_type_of_class(layer_class: type[Any]) -> LayerType | None:
     """Return the layer type that is registered for exactly this class, or None if there is none.
 
-    The type may be one whose layers stay float.
+    The result may be a type whose layers are never quantized.
     """
     registry = layer_types()
     return _registered_for(layer_class, registry, registry.revision)  # type: ignore[arg-type]  # classes are hashed by identity
 
 
 def is_lookup(layer_class: type[Any]) -> bool:
-    """Return whether the input of layers of ``layer_class`` is indices, as for embeddings."""
+    """Return whether the inputs of layers of ``layer_class`` are indices, like the inputs of embeddings."""
     layer_type = layer_type_of_class(layer_class)
     return layer_type is not None and layer_type.record.lookup
 
@@ -176,7 +178,8 @@ def _class_name(reference: Reference) -> str:
 
 
 def _loaded(reference: Reference) -> Any:
-    """Return the object that a reference points to, or None if its module is not imported yet."""
+    """Return the object that a reference points to. Return None if the module of the object is not imported
+    yet."""
     if isinstance(reference, ObjectRef):
         return reference.target
     loaded: Any = sys.modules.get(reference.module)
@@ -190,12 +193,13 @@ _TOLERANCE = 1e-12
 
 
 def is_verbatim_linear(layer: nn.Module) -> bool:
-    """Return whether a layer is an ``nn.Linear``, or of a subclass that computes the same.
+    """Return whether a layer is an ``nn.Linear``, or an instance of a subclass that computes the same.
 
-    Such a layer is quantized like an ``nn.Linear``. Its tensors must be ``weight`` and ``bias`` (which may be
-    None) and nothing else. The function also runs a copy of the layer that has small random float64 tensors,
-    and compares the output with that of ``nn.Linear``. So the result is False for routers that select
-    experts, low-rank adapters, weights that are stored as codes, and grouped matrices.
+    Such a layer is quantized like an ``nn.Linear``. It must have no tensors but ``weight`` and ``bias``, and
+    ``bias`` may be None. The function also runs a copy of the layer with small random float64 tensors, and
+    compares the output with the output of ``nn.Linear``. So the result is False for routers that select
+    experts, for low-rank adapters, for layers with weights that are codes, and for layers with grouped
+    matrices.
     """
     if not isinstance(layer, nn.Linear) or layer._modules or layer._buffers:
         return False
@@ -228,12 +232,12 @@ class LayerShape:
     """The shapes of the tensors of a layer.
 
     Attributes:
-        weight: Shape of the weight with the output channels as the first axis, in whatever layout the float
-            class stores it. This is ``[out, in]`` for a linear layer, ``[out, in / groups, *kernel]`` for a
-            convolution, and ``[tokens, features]`` for an embedding.
-        groups: Number of groups of a convolution; 1 for other layers.
+        weight: Shape of the weight, always with the output channels as the first axis, even if the float
+            class stores the weight in another layout. The shape is ``[out, in]`` for a linear layer, ``[out,
+            in / groups, *kernel]`` for a convolution, and ``[tokens, features]`` for an embedding.
+        groups: Number of groups of a convolution. It is 1 for other layers.
         is_transposed: Whether the float class stores the weight as ``[in, out / groups, …]``.
-        is_lookup: Whether the input of the layer is indices, as for an embedding.
+        is_lookup: Whether the input of the layer consists of indices, like the input of an embedding.
     """
 
     weight: tuple[int, ...]
@@ -260,7 +264,7 @@ class LayerShape:
         return len(self.weight)
 
     def of_slot(self, slot: Slot) -> tuple[int, ...]:
-        """Return the shape of one tensor of the layer, in the layout that its quantizer gets.
+        """Return the shape of one tensor of the layer in the layout in which the quantizer gets this tensor.
 
         For a weight, this is the shape in the quantized layer: ``[out, in]`` in linear layers, and torch's
         layout in other layers. For activations, only the number of features is known before a run. So the
@@ -285,5 +289,6 @@ def is_transposed(layer: nn.Module) -> bool:
 
 
 def _known_type(layer: nn.Module) -> LayerType | None:
-    """Return the layer type of a float layer, or None. The type may be one whose layers stay float."""
+    """Return the layer type of a float layer, or None if it has none. The result may be a type whose layers
+    stay float."""
     return layer_type_of_class(type(layer)) or layer_type_of(layer)

@@ -1,7 +1,8 @@
-"""Layers that run from codes. These are quantized layers of any type whose weight stays packed in memory.
+"""Classes for layers that run from codes. Such a layer is a quantized layer of any type whose weight stays
+packed in memory.
 
-The quantized class of the layer type computes as usual. When it reads its weight, the stored tensors are
-dequantized into a buffer that all layers share. So layer types and number formats of plugins work without
+The quantized class of the layer type computes the output. When its code reads the weight, the stored tensors
+are dequantized into a buffer that all layers share. So the layer types and number formats of plugins need no
 additional code.
 """
 
@@ -41,9 +42,10 @@ _PREFIX = "packed_"
 
 
 class Packed(nn.Module, ABC):
-    """The base class of modules that hold tensors in the form in which a checkpoint stores them.
+    """The base class of modules that have tensors in the form in which a checkpoint stores them.
 
-    While a checkpoint is loaded, such modules replace others, and the loader fills their tensors.
+    While a checkpoint is loaded, such modules replace the layers of the model, and the loader fills their
+    tensors.
     """
 
     @abstractmethod
@@ -55,7 +57,7 @@ class Packed(nn.Module, ABC):
         """
 
     def from_codes(self) -> nn.Module:
-        """Return a module that computes the same as the result of `unpack`, but keeps the weight as stored.
+        """Return a module that computes the same as the result of `unpack`, but whose weight stays packed.
 
         The default implementation returns the result of `unpack`.
         """
@@ -65,9 +67,9 @@ class Packed(nn.Module, ABC):
 class WeightFromCodes(Tensor):
     """The weight of a layer that runs from codes, as a parameter without gradient.
 
-    The tensor has the shape, dtype and device of the weight's values, but stores no values. Each operation
-    computes the values again. If an operation changes the weight in place, the layer becomes a quantized
-    layer that has the values of its weight in memory.
+    The tensor has the shape, dtype and device of the dequantized weight, but no data of its own. Each
+    operation on the tensor dequantizes the weight again. If an operation changes the weight in place, the
+    layer becomes a quantized layer that has the values of its weight in memory.
 
     Args:
         layer: The layer that the weight belongs to.
@@ -94,9 +96,9 @@ class WeightFromCodes(Tensor):
         return operation(*args, **kwargs)
 
     def values(self) -> Tensor:
-        """Return the values of the weight in newly allocated memory.
+        """Dequantize the weight into newly allocated memory, and return it.
 
-        If the layer no longer runs from codes, return the layer's weight itself.
+        If the layer no longer runs from codes, return the weight of the layer itself.
         """
         layer: Any = self._layer
         return layer.packed_weight.values() if isinstance(layer, RunsFromCodes) else layer.weight
@@ -114,7 +116,8 @@ class RunsFromCodes(Packed):
     The class of such a layer derives from this class and from a quantized class. The parameter ``weight`` is
     a `WeightFromCodes`. The state dict contains the stored tensors in place of the weight, so that loading
     the state dict restores the same codes. Inputs and outputs are quantized as in any quantized layer. If the
-    layer is cast, the values get the new dtype, but the stored tensors keep their dtypes.
+    layer is cast to another dtype, the dequantized weight gets the new dtype, but the stored tensors keep
+    their dtypes.
     """
 
     _weight: PackedWeight
@@ -130,18 +133,18 @@ class RunsFromCodes(Packed):
 
     @property
     def weight(self) -> Tensor:
-        """The weight.
+        """The weight of the layer.
 
-        While this layer computes, these are the values; at other times it is a `WeightFromCodes`.
+        While this layer computes its output, the weight is a dequantized tensor. At other times, it is a
+        `WeightFromCodes`.
         """
         layer, values = getattr(_LOCAL, "computing", (None, None))
         return values if layer is self and values is not None else WeightFromCodes(self)
 
     @property
     def _parameters(self) -> Any:  # type: ignore[override]
-        """A dictionary from name to parameter that includes the weight. Assignments change the module's other
-        parameters.
-        """
+        """A dictionary from name to parameter. It includes the weight, but an assignment can only change the
+        other parameters of the module."""
         own = self.__dict__["_parameters"]
         return ChainMap(own, {"weight": self.weight}) if self._shows_weight else own
 
@@ -167,7 +170,7 @@ class RunsFromCodes(Packed):
 
     @contextmanager
     def _own_tensors(self) -> Iterator[None]:
-        """Hide the weight from the parameters of this module inside the ``with`` statement."""
+        """Inside the ``with`` block, ``_parameters`` of this module does not contain the weight."""
         self.__dict__["_shows_weight"] = False
         try:
             yield
@@ -175,7 +178,7 @@ class RunsFromCodes(Packed):
             del self.__dict__["_shows_weight"]
 
     def product(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the output before the output quantizer."""
+        """Return the output of the layer without output quantization."""
         packed, computes = self.packed_weight, self._float_forward
         quantized: Any = super()
         if isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled():
@@ -194,7 +197,7 @@ class RunsFromCodes(Packed):
         return self._computed(packed.values(weight_room(packed.shape, packed.dtype, packed.device)), x, *args, **kwargs)
 
     def _computed(self, values: Tensor, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the result of ``product`` of the quantized class, with ``values`` as the weight."""
+        """Call ``product`` of the quantized class with ``values`` as the weight, and return the result."""
         quantized: Any = super()
         _LOCAL.computing = (self, values)
         try:
@@ -211,10 +214,10 @@ class RunsFromCodes(Packed):
         return super(QuantizedLayer, self).forward.__func__  # type: ignore[misc]
 
     def _linear_in_parts(self, packed: PackedWeight, parts: list[slice], x: Tensor) -> Tensor:
-        """Return the output of a linear layer before the output quantizer.
+        """Return the output of a linear layer without output quantization.
 
-        Each of ``parts`` is a slice of output channels. The function unpacks one slice of the weight at a
-        time.
+        Each item of ``parts`` is a slice of the output channels. The method unpacks the weight of one slice
+        at a time.
         """
         quantizer, bias = self.input_quantizer, self.bias
         x = x if quantizer is None else quantizer(x)  # type: ignore[operator]
@@ -230,9 +233,9 @@ class RunsFromCodes(Packed):
 
     @torch.no_grad()
     def unpack(self) -> nn.Module:
-        """Return a quantized layer that has the values of its weight in memory.
+        """Return a quantized layer whose weight is dequantized and in memory.
 
-        The result has the device and the dtype of this layer.
+        The returned layer has the device and the dtype of this layer.
         """
         packed = self.packed_weight
         quantized: Any = copied(self, type(self).__bases__[1])
@@ -282,12 +285,12 @@ class RunsFromCodes(Packed):
 class UntilUsed(RunsFromCodes):
     """A quantized layer whose weight stays packed until the layer is called or its weight is read.
 
-    The layer then becomes, in place, a quantized layer that has the values of its weight in memory.
+    The object then becomes, in place, a quantized layer whose weight is dequantized and in memory.
     """
 
     @property
     def weight(self) -> Tensor:
-        """The weight with its values in memory. The first access unpacks this layer."""
+        """The dequantized weight. The first access to this attribute unpacks the layer."""
         return self.become_unpacked().weight  # type: ignore[return-value]
 
     @property
@@ -299,7 +302,8 @@ class UntilUsed(RunsFromCodes):
         return self.become_unpacked().forward(*args, **kwargs)
 
     def from_codes(self) -> nn.Module:
-        """Return a layer that shares the stored tensors and stays packed when it is called."""
+        """Return a layer that shares the stored tensors of this layer, and that stays packed when it is
+        called."""
         return copied(self, _class_from_codes(RunsFromCodes, type(self).__bases__[1]))
 
     def _apply(self, *args: Any) -> nn.Module:
@@ -352,7 +356,7 @@ def _bare(*bases: type[nn.Module]) -> Any:
 def _class_from_codes(kind: type[RunsFromCodes], quantized: type[QuantizedLayer]) -> type[QuantizedLayer]:
     """Return a class that derives from ``kind`` and ``quantized``.
 
-    The same arguments always give the same class.
+    The function caches the classes, so two calls with the same arguments return the same class.
     """
     name = f"{quantized.__name__}{'FromCodes' if kind is RunsFromCodes else kind.__name__}"
     members: dict[str, Any] = {"__doc__": kind.__doc__}

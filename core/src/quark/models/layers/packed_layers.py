@@ -1,4 +1,4 @@
-"""Modules that hold the stored tensors of a layer or a quantizer while a checkpoint is loaded.
+"""Modules that contain the stored tensors of a layer or a quantizer while a checkpoint is loaded.
 
 A `PackedLayer` replaces a layer. Its tensors have the names that checkpoint loaders expect, such as
 ``weight`` and ``weight_quantizer.scale``. After loading, `PackedLayer.unpack` or `PackedLayer.from_codes`
@@ -27,9 +27,10 @@ from quark.numbers import canonicalize, quantizer_for
 
 
 class PackedScales(nn.Module):
-    """A module that holds the stored scales of one quantized tensor as buffers.
+    """A module that contains the stored scales of one quantized tensor as buffers.
 
-    A buffer has the suffix that the checkpoint uses as its name, such as ``scale`` or ``zero_point``.
+    The name of a buffer is the suffix of the tensor's name in the checkpoint, such as ``scale`` or
+    ``zero_point``.
 
     Args:
         tensors: A dictionary from suffix to stored tensor.
@@ -49,15 +50,13 @@ class PackedScales(nn.Module):
         return {**self._buffers, **moved}  # type: ignore[dict-item]
 
     def move(self, suffix: str, owner: nn.Module, name: str) -> None:
-        """Move the tensor with this suffix into ``owner``, where it becomes the buffer ``name``."""
+        """Remove the tensor with the suffix ``suffix`` from this module, and make it the buffer ``name`` of
+        ``owner``."""
         owner.register_buffer(name, self._buffers.pop(suffix))
         self._moved[suffix] = owner, name
 
     def zero_points_of_symmetric_specs(self) -> Iterator[str]:
-        """Yield the suffixes of zero points that a checkpoint may leave out.
-
-        It may leave them out because all their values are 0.
-        """
+        """Yield the suffixes of zero points that a checkpoint may leave out because all zero points are 0."""
         return (suffix for suffix in self._buffers if self._is_symmetric and suffix.startswith("zero_point"))
 
 
@@ -143,9 +142,9 @@ class PackedLayer(Packed):
             setattr(self, slot.quantizer_attribute, PackedScales(scales, spec))
 
     def put_beside_weight(self, is_wanted: Callable[[str], bool]) -> None:
-        """Turn scales into buffers of this module if the loader expects them there.
+        """Turn those scales into buffers of this module that the loader expects in this module.
 
-        Other scales stay in a submodule, for example as ``weight_quantizer.scale``.
+        All other scales stay in a submodule. An example is ``weight_quantizer.scale``.
 
         Args:
             is_wanted: A function that returns whether the loader expects a scale in this module. Its argument
@@ -184,9 +183,9 @@ class PackedLayer(Packed):
         return self.layer_config.weight is not None and self._weight_form() == other._weight_form()
 
     def _weight_form(self) -> tuple[object, ...]:
-        """Return everything that determines the form of the stored weight.
+        """Return all properties that determine the form in which the weight is stored.
 
-        Layers with equal results can share a weight.
+        Layers for which this method returns equal values can share a weight.
         """
         spec = self.layer_config.weight
         quantizer = None if spec is None else self._quantizer_of(Slot.weight, spec, self._shapes)
@@ -198,7 +197,8 @@ class PackedLayer(Packed):
         return [Slot.weight, *inner, *(name for name, (slot, _) in self._flat.items() if slot is Slot.weight)]
 
     def share_codes(self, source: PackedLayer) -> None:
-        """Replace the stored tensors of this layer's weight by the ones of ``source``, without a copy."""
+        """Replace the stored tensors of this layer's weight by the stored tensors of ``source``. Nothing is
+        copied."""
         self._parameters[Slot.weight] = source._parameters[Slot.weight]
         attribute = Slot.weight.quantizer_attribute
         if attribute in source._modules:  # not all formats store scales
@@ -208,15 +208,13 @@ class PackedLayer(Packed):
             self._buffers[name] = stored[self._flat[name][1]]
 
     def _stored(self, slot: Slot) -> dict[str, Tensor]:
-        """Return all stored scales of a tensor, as a dictionary from suffix to scale."""
+        """Return a dictionary from suffix to scale, with all stored scales of the tensor ``slot``."""
         flat = {suffix: getattr(self, name) for name, (owner, suffix) in self._flat.items() if owner == slot}
         return {**self._inner(slot), **flat}
 
     def _inner(self, slot: Slot) -> dict[str, Tensor]:
-        """Return the stored scales of a tensor that are in a submodule.
-
-        The result is a dictionary from suffix to scale.
-        """
+        """Return a dictionary from suffix to scale, with the stored scales of the tensor ``slot`` that are in
+        a submodule."""
         scales = self._modules.get(slot.quantizer_attribute)
         return dict(scales._buffers) if isinstance(scales, PackedScales) else {}  # type: ignore[arg-type]
 
@@ -224,7 +222,7 @@ class PackedLayer(Packed):
     def unpack(self) -> QuantizedLayer:
         """Return the quantized layer that the stored tensors describe, on the device of these tensors.
 
-        Its outputs equal the outputs of the layer that was exported.
+        The outputs of the returned layer equal the outputs of the layer that was exported.
 
         Raises:
             CheckpointError: A scale is not valid.
@@ -249,9 +247,10 @@ class PackedLayer(Packed):
         return runs_from_codes(self._quantized((Slot.bias,)), weight)
 
     def _quantized(self, parameters: Iterable[Slot]) -> QuantizedLayer:
-        """Return the quantized layer, with only those of its weight and bias that ``parameters`` names.
+        """Return the quantized layer. Of the weight and the bias, only those are restored that ``parameters``
+        names.
 
-        All other tensors of the layer are set.
+        All other tensors of the layer are restored.
         """
         layer = self._float[0]
         quantized = quantized_class(layer).from_float(layer, self.layer_config)
@@ -301,7 +300,8 @@ def _is_symmetric(spec: TensorSpec | None) -> bool:
 
 
 class ScalesOf:
-    """Stored scales of one tensor that are buffers of an existing module, because loaders expect them there.
+    """The stored scales of one tensor, as buffers of an existing module. Loaders expect these scales in that
+    module.
 
     An example is the scale ``k_scale`` of an attention module.
 
