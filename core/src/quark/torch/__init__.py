@@ -1,7 +1,9 @@
-"""AMD Quark's import paths, such as ``quark.torch``: the distribution quark-amd registers them.
+"""Code for the import paths of AMD Quark, such as ``quark.torch``. The distribution quark-amd registers these
+paths.
 
-Its entry point of the group ``quark.import_paths`` leads to a module with `find_spec`, `load` and
-`public_names`, such as `quark_amd.finder`. That module is imported when one of these paths is asked for.
+It has an entry point of the group ``quark.import_paths`` that names a module with the functions `find_spec`,
+`load` and `public_names`. This module, `quark_amd.finder`, is imported when a program imports one of these
+paths.
 """
 
 from __future__ import annotations
@@ -43,10 +45,11 @@ def _registered() -> Any:
 
 
 class _HandsOver:
-    """Finds modules of ``quark`` that have no file in this distribution."""
+    """A finder for modules of ``quark`` that another distribution registers."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Return the specification of a module from the distribution that has it; None if there is none."""
+        """Return the specification of a module from the distribution that registers it. Return None if there
+        is no such distribution."""
         is_asked = name.startswith("quark.torch.") or (name.startswith("quark.") and _active())
         return _registered().find_spec(name) if is_asked else None

@@ -346,11 +346,11 @@ class PackedQuantizer(PackedScales, Packed):
     Args:
         spec: Spec of the activation.
         order: Packing order of 4-bit codes in a word in the checkpoint, ``"reorder"`` or ``"order"``.
-        stored: The object that holds the scales; None if this module holds them. For example, a checkpoint
-            stores the scales of keys with their projection, or with the attention module if the projection is
-            fused.
-        largest: Upper bound of valid scales.
-        shape: Shape of an activation. It determines the shape of the scales.
+        stored: The object with the stored scales. None means that the scales are buffers of this module. For
+            example, a checkpoint stores the scales of keys with the key projection, or with the attention
+            module if the projection is fused.
+        largest: The upper bound of valid scales.
+        shape: Shape of the activation, which determines the shape of the scales.
     """
 
     def __init__(
@@ -374,9 +374,8 @@ class PackedQuantizer(PackedScales, Packed):
         """Return the quantizer, on the device of its scales.
 
         Raises:
-            CheckpointError: A scale is not positive, not finite or larger than the upper bound. This happens
-                if the checkpoint lacks the scales and the loader only warns of missing tensors, because the
-                scales are then uninitialized.
+            CheckpointError: A scale is not positive, not finite or larger than the upper bound. The scales
+                are uninitialized if the checkpoint lacks them and the loader only warns of missing tensors.
         """
         module = QuantizerModule(self.spec, activation=True)
         tensors = self._stored[0].tensors()

@@ -1,12 +1,12 @@
-"""`PackedWeight`, a weight in the form in which its checkpoint stores it.
+"""`PackedWeight` is a weight in the form in which its checkpoint stores it. It is dequantized again for each
+use.
 
-Its values are computed for each use.
-
-This module depends on no number format and no layout: a `WeightPacking` packs and unpacks the tensors. To
-unpack only some rows of a weight, the module must know which rows of each stored tensor belong to them. It
-derives this from the shapes of packed meta tensors, and confirms it once with a random weight. If a weight
-cannot be cut into rows, the whole weight is unpacked. A part of a weight, such as the part of one rank in
-tensor parallelism, is a `PackedWeight` too, with the tensors and the shape of the part.
+This module works for every number format and layout, because a `WeightPacking` packs and unpacks the tensors.
+If only some rows of a weight are unpacked, the code here must find out which elements of the stored tensors
+belong to these rows. For this, it compares the shapes of packed meta tensors of different sizes, and checks
+the result once with a random weight. If a weight cannot be divided by rows, the whole weight is unpacked. A
+part of a weight, such as the part of one rank in tensor parallelism, is a `PackedWeight` too, with the
+tensors and the shape of the part.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ second-level cache, but the additional calls cost more time than the cache saves
 
 
 class WeightPacking(Protocol):
-    """The protocol of objects that pack codes and scales of a weight into stored tensors, and unpack them.
+    """The protocol of objects that pack the codes and scales of a weight into stored tensors, and unpack
+    stored tensors.
 
     Two objects that pack in the same way must compare equal and have the same hash.
     """
@@ -48,7 +49,7 @@ class WeightPacking(Protocol):
         """Return a dictionary from name to stored tensor. This must also work for meta tensors."""
 
     def unpack(self, tensors: Mapping[str, Tensor], shape: tuple[int, ...]) -> tuple[Tensor, QParams]:
-        """Return the codes and scales of a weight of shape ``shape``. This is the inverse of `pack`."""
+        """Return the codes and scales of a weight with the shape ``shape``. This is the inverse of `pack`."""
 
     def qparams(self, tensors: Mapping[str, Tensor], shape: tuple[int, ...]) -> QParams:
         """Return only the scales of a weight of shape ``shape``."""
@@ -91,7 +92,8 @@ class FormatPacking:
 
 @attrs.frozen
 class RowCuts:
-    """A description of where the rows of a weight are in its stored tensors.
+    """A description of the rows at which a packed weight can be cut, and of the elements that each row has in
+    the stored tensors.
 
     Attributes:
         multiple: The weight can be cut before each row whose index is a multiple of this number.
@@ -104,7 +106,8 @@ class RowCuts:
     axes: Mapping[str, tuple[int, Fraction]] = attrs.field(eq=False)
 
     def rows(self, tensors: Mapping[str, Tensor], rows: slice) -> dict[str, Tensor]:
-        """Return the contiguous stored tensors of a slice of rows.
+        """Return a dictionary from name to stored tensor for the rows in the slice ``rows``. The tensors are
+        contiguous.
 
         The slice must begin at a multiple of `multiple`.
         """
@@ -115,9 +118,10 @@ class RowCuts:
         return cut
 
     def chosen(self, tensors: Mapping[str, Tensor], parts: Tensor) -> dict[str, Tensor]:
-        """Return the stored tensors of some parts of the weight, one part after another.
+        """Return a dictionary from name to stored tensor for some parts of the weight.
 
-        A part has `multiple` rows. ``parts`` contains the indices of the parts, as int64.
+        A part has `multiple` rows. ``parts`` is an int64 tensor with the indices of the parts. The parts are
+        concatenated in this order.
         """
         cut = dict(tensors)
         for name, (axis, ratio) in self.axes.items():
@@ -137,7 +141,7 @@ that any format packs into one word.
 
 @lru_cache(maxsize=1024)
 def row_cuts(packing: WeightPacking, columns: int) -> RowCuts | None:
-    """Return where a packed weight with ``columns`` columns can be cut, or None if it cannot be cut."""
+    """Return the `RowCuts` of a packed weight with ``columns`` columns. Return None if it cannot be cut."""
     quantizer = packing.quantizer
     probe = _PROBE * quantizer.granularity.rows_per_scale
     small, large = (packing.pack(*quantizer.empty_codes((rows, columns))) for rows in (probe, 2 * probe))
@@ -155,7 +159,10 @@ def row_cuts(packing: WeightPacking, columns: int) -> RowCuts | None:
 
 @torch.no_grad()
 def _cuts_agree(packing: WeightPacking, cuts: RowCuts, columns: int) -> bool:
-    """Return whether each part of a packed random matrix unpacks to the same rows as the whole matrix."""
+    """Check ``cuts`` with a packed random matrix of ``columns`` columns.
+
+    Return whether the parts of the packed matrix unpack to the same rows as the whole matrix.
+    """
     rows = cuts.multiple * max(3, 64 // cuts.multiple)
     with torch.device("cpu"), torch.inference_mode(False):
         weight = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
@@ -182,7 +189,7 @@ class PackedWeight:
         packing: The object that unpacks the tensors.
         tensors: A dictionary from name to stored tensor. All tensors are on one device.
         shape: Shape of the weight, ``[out, in]`` for linear layers.
-        dtype: Dtype of the values, the same as in the unpacked layer.
+        dtype: Dtype of the dequantized weight.
         name: Full name of the layer, for messages.
     """
 
@@ -205,7 +212,7 @@ class PackedWeight:
     def check(self) -> None:
         """Raise CheckpointError if a scale of the weight is not valid.
 
-        The check does not read the codes if scales are stored in tensors of their own.
+        The method does not read the codes if the scales are stored in separate tensors.
         """
         if not all(map(self._has_valid_scales, self.row_slices(_CHECKED))):
             refuse_bad_scales(self.packing.qparams(self.tensors, self.shape), f"the weight of '{self.name}'", activation=False)
@@ -234,9 +241,9 @@ class PackedWeight:
         If the weight cannot be cut, return one slice with all rows.
 
         Args:
-            elements: Maximum number of elements of a slice. If the smallest slice that can be cut has more
-                elements, slices have this size.
-            multiple: The number of rows of each slice except the last one is a multiple of this.
+            elements: Maximum number of elements of a slice. If even the smallest possible slice has more
+                elements, all slices have the size of the smallest possible slice.
+            multiple: A number. The number of rows of each slice, except the last slice, is a multiple of it.
         """
         rows, cuts = self.shape[0], self.cuts
         if cuts is None:
@@ -246,10 +253,8 @@ class PackedWeight:
         return [slice(p.start * unit, min(p.stop * unit, rows)) for p in parts]
 
     def part(self, rows: slice) -> PackedWeight:
-        """Return the part of the weight with these rows.
-
-        ``rows`` must be a slice that `row_slices` has returned.
-        """
+        """Return the part of the weight with the rows ``rows``. `row_slices` must have returned this
+        slice."""
         if rows == slice(0, self.shape[0]) or self.cuts is None:
             return self
         shape = (rows.stop - rows.start, *self.shape[1:])
@@ -257,11 +262,11 @@ class PackedWeight:
 
     @torch.no_grad()
     def values(self, out: Tensor | None = None) -> Tensor:
-        """Return the dequantized values. They equal the values of the unpacked layer bit for bit.
+        """Return the dequantized weight. It equals the weight of the unpacked layer bit for bit.
 
         Args:
-            out: A tensor that receives the values. Its dtype is the dtype of the result. If it is None, a new
-                tensor is allocated.
+            out: A tensor into which the weight is written. The result has the dtype of this tensor. If None,
+                a new tensor is allocated.
         """
         result = torch.empty(self.shape, dtype=self.dtype, device=self.device) if out is None else out
 
@@ -278,7 +283,8 @@ class PackedWeight:
     def looked_up(self, indices: Tensor) -> Tensor:
         """Return the rows at ``indices`` as a tensor of shape ``[*indices.shape, in]``.
 
-        If the weight can be cut, only parts that contain such rows are unpacked, each of them once.
+        If the weight can be cut, only the parts that contain these rows are unpacked, and each part is
+        unpacked once.
         """
         cuts = self.cuts
         if cuts is None:
@@ -291,9 +297,10 @@ class PackedWeight:
 
 
 def weight_room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return an uninitialized tensor for the values of a weight. All layers on a device share its memory.
+    """Return an uninitialized tensor into which a weight can be dequantized. All layers on a device share its
+    memory.
 
-    A thread may use the tensor until it calls this function again. This is safe because a layer finishes
-    before the next layer is called.
+    A thread may use the tensor until it calls this function again. This is enough, because a layer has
+    finished its computation before the next layer is called.
     """
     return kept_room(shape, dtype, device, "the values of a weight")

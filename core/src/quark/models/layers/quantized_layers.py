@@ -26,25 +26,25 @@ BRANCH = "branch"
 class Branch(nn.Module, ABC):
     """The base class of branches of quantized layers.
 
-    A branch computes a tensor from the input of the layer, and the layer adds this tensor to its output. All
-    tensors of a branch must be parameters or persistent buffers. A checkpoint stores them under the name of
-    the layer followed by ``branch.<name>``.
+    A branch computes a tensor from the input of the layer, and the layer adds this tensor to its own output.
+    All tensors of a branch must be parameters or persistent buffers. In a checkpoint, the name of such a
+    tensor is the name of the layer followed by ``.branch.<name>``.
     """
 
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
-        """Return the tensor ``[…, out]`` that the layer adds to its output.
+        """Return the tensor that the layer adds to its output.
 
-        ``x`` is the float input ``[…, in]`` of the layer.
+        ``x`` is the float input of the layer, with the shape ``[…, in]``. The result has the shape ``[…,
+        out]``.
         """
 
     def rest(self, x: Tensor) -> Tensor:
-        """Return the input that the layer quantizes and multiplies with its own weight.
+        """Return the part of the input that the layer quantizes and multiplies by its own weight.
 
-        By default this is ``x``.
-
-        A branch may multiply some channels in float, such as outliers. It then removes these channels from
-        the input here, and from the weight in `quark.algorithms.Branching.weight_to_round`. Static scales and
+        By default, the result is ``x``. A branch may multiply some channels in float, for instance channels
+        with outliers. This method must then remove these channels from the input, and
+        `quark.algorithms.Branching.weight_to_round` must remove them from the weight. Static scales and
         statistics are computed from the whole input.
         """
         return x
@@ -55,9 +55,10 @@ class QuantizedLayer(nn.Module):
 
     Each quantized class derives from this class and from a float class.
 
-    The values of ``weight`` and ``bias`` are on the grid of their quantizers, in the model's dtype. So the
-    ``forward`` of the float class can be used, and the codes can be recovered exactly. A weight that is only
-    exported, and never used in a forward pass, may still be float (`QuantizerModule.is_deferred`).
+    ``weight`` and ``bias`` have the dtype of the model, and their values are on the grids of their
+    quantizers. So the layer can use the ``forward`` of the float class, and the codes can be computed from
+    the values exactly. A weight that is exported without being used in a forward pass may still be float
+    (`QuantizerModule.is_deferred`).
 
     Attributes:
         layer_config: The configuration with the spec of each tensor of the layer.
@@ -100,22 +101,24 @@ class QuantizedLayer(nn.Module):
     def quantizer_of(cls, slot: Slot, spec: TensorSpec, shape: LayerShape) -> TensorQuantizer:
         """Return the quantizer of one tensor of a layer.
 
-        The default implementation is for linear layers: the first axis of a weight is the output channels,
-        the last one is the input channels, and the last axis of activations is the features. A layer type
-        with another layout overrides this method and returns quantizers that rearrange the tensor
-        (`quark.numbers.viewed`).
+        The default implementation is for linear layers. The first axis of the weight is the output channels,
+        the last axis of the weight is the input channels, and the last axis of activations is the features. A
+        layer type with another layout must override this method and return quantizers that rearrange the
+        tensor (`quark.numbers.viewed`).
 
         Args:
-            slot: Which tensor of the layer to quantize.
+            slot: The role of the tensor in the layer.
             spec: The quantization of the tensor.
             shape: The shapes of the tensors of the layer.
         """
         return quantizer_for(spec, activation=slot.is_activation)
 
     def other_state(self) -> dict[str, Tensor]:
-        """Return the tensors of the state dict that are never quantized, as a dictionary from name to tensor.
+        """Return a dictionary from name to tensor, with the tensors of the state dict that are never
+        quantized.
 
-        These are all parameters and persistent buffers except the weight, the bias and buffers of quantizers.
+        These are all parameters and persistent buffers except the weight, the bias and the buffers of
+        quantizers.
         """
         quantizers = tuple(f"{slot.quantizer_attribute}." for slot in Slot)
         state: dict[str, Tensor] = self.state_dict(keep_vars=True)
@@ -125,22 +128,23 @@ class QuantizedLayer(nn.Module):
     def as_stored(matrix: Tensor) -> Tensor:
         """Return a view of a weight or of codes in the layout that checkpoints of the float class use.
 
-        The same function converts back. By default, it returns ``matrix``, because both layouts are
-        ``[out, in, …]``.
+        If ``matrix`` is in the layout of checkpoints, the result is in the layout of the quantized class. The
+        default implementation returns ``matrix``, because both layouts are ``[out, in, …]``.
         """
         return matrix
 
     # The float classes differ in the names and the number of their arguments, but the first one is always the
     # input.
     def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the output of the layer, with the input and the output quantized as configured."""
+        """Return the output of the layer. The configuration decides whether input and output are
+        quantized."""
         y = self.with_branch(x, *args, **kwargs)
         return y if self.output_quantizer is None else self.output_quantizer(y)
 
     def with_branch(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the layer's output before the output quantizer.
+        """Return the output of the layer without output quantization.
 
-        This is the product plus the output of the branch.
+        The result is the sum of the results of `product` and of the branch.
         """
         if (branch := self.branch) is None:
             return self.product(x, *args, **kwargs)
@@ -166,18 +170,15 @@ class QuantConv1D(QuantLinear):
     """A quantized linear layer whose float class stores its weight as ``[in, out]``.
 
     An example of such a float class is ``Conv1D`` of transformers. In the quantized layer, the weight is a
-    view of the float weight with the shape ``[out, in]``, and channels and groups are as in any linear layer.
-    In a checkpoint, the weight or its codes have the layout ``[in, out]``, because runtimes transpose every
-    ``weight`` of such models and no other tensor. So the scales in a checkpoint have the layout of a linear
-    layer. Source: ``vllm.model_executor.models.gpt2``.
+    view of the float weight with the shape ``[out, in]``, so channels and groups have the same axes as in
+    other linear layers. In a checkpoint, the weight or its codes have the layout ``[in, out]``, and scales
+    have the same layout as for other linear layers. The reason is that runtimes transpose every tensor
+    ``weight`` of such models, but no scales. Source: ``vllm.model_executor.models.gpt2``.
     """
 
     @classmethod
     def from_float(cls, layer: nn.Module, config: QLayerConfig) -> Self:
-        """Return a quantized layer that shares the storage of the weight of ``layer``.
-
-        See `QuantizedLayer.from_float`.
-        """
+        """Do as `QuantizedLayer.from_float` says. The new weight is a transposed view of the float weight."""
         quantized = super().from_float(layer, config)
         weight = linear_weight(layer)
         quantized._parameters["weight"] = nn.Parameter(weight, requires_grad=False)
@@ -186,7 +187,8 @@ class QuantConv1D(QuantLinear):
 
     @staticmethod
     def as_stored(matrix: Tensor) -> Tensor:
-        """Return the transposed matrix, which converts ``[out, in]`` to ``[in, out]`` or back.
+        """Return the transposed matrix. This converts the layout ``[out, in]`` to ``[in, out]``, and ``[in,
+        out]`` to ``[out, in]``.
 
         A tensor that does not have two axes is returned unchanged.
         """
@@ -203,20 +205,21 @@ class QuantConv1D(QuantLinear):
 
 
 class QuantEmbedding(QuantizedLayer, nn.Embedding):  # type: ignore[misc]
-    """A quantized ``nn.Embedding``. Axis 0 of its weight is the token.
+    """A quantized ``nn.Embedding``. Axis 0 of its weight is the tokens.
 
-    The input is indices, which are not quantized.
+    The input consists of indices, which are not quantized.
     """
 
 
 @lru_cache(maxsize=256)
 def _scaled_embedding(kind: type[nn.Embedding]) -> type[QuantEmbedding]:
-    """Return the quantized class of ``kind``, an embedding class that multiplies the rows by a constant."""
+    """Return the quantized class of the embedding class ``kind``, which multiplies its output by a
+    constant."""
     return type(f"Quant{kind.__name__}", (QuantEmbedding, kind), {"__doc__": QuantEmbedding.__doc__, "__reduce__": _scaled_reduced})
 
 
 def _scaled_reduced(layer: nn.Module) -> tuple[Any, ...]:
-    """Return what ``__reduce__`` must return for an instance of a class that `_scaled_embedding` created."""
+    """Return the result of ``__reduce__`` for ``layer``, whose class `_scaled_embedding` has created."""
     # The class is created on demand, so no module exports it.
     return _bare_scaled, (type(layer).__bases__[1],), layer.__dict__
 
@@ -228,9 +231,9 @@ def _bare_scaled(kind: type[nn.Embedding]) -> QuantEmbedding:
 
 
 class QuantEmbeddingBag(QuantizedLayer, nn.EmbeddingBag):  # type: ignore[misc]
-    """A quantized ``nn.EmbeddingBag``. Axis 0 of its weight is the token.
+    """A quantized ``nn.EmbeddingBag``. Axis 0 of its weight is the tokens.
 
-    The input is indices, which are not quantized.
+    The input consists of indices, which are not quantized.
     """
 
 
@@ -268,15 +271,15 @@ def quantized_class(layer: nn.Module) -> type[QuantizedLayer]:
 def linear_weight(layer: nn.Module) -> Tensor:
     """Return a view of a float layer's weight in the layout of its quantized class.
 
-    For a linear layer this is ``[out, in]``, whatever layout the float class uses. A weight that does not
-    have two axes, such as the weight of a convolution, keeps the layout of the float class.
+    For a linear layer, this layout is ``[out, in]``, whatever layout the float class uses. A weight that does
+    not have two axes, such as the weight of a convolution, keeps the layout of the float class.
     """
     weight: Tensor = layer.weight  # type: ignore[assignment]
     return weight.detach().t() if weight.ndim == 2 and is_transposed(layer) else weight
 
 
 def share_codes(layer: QuantizedLayer, source: QuantizedLayer) -> None:
-    """Let ``layer`` share the weight of ``source``, which means the same parameter, codes and scales."""
+    """Make ``layer`` use the weight of ``source``. Both layers then share the parameter, codes and scales."""
     layer.register_parameter("weight", source.weight)  # type: ignore[arg-type]
     layer.weight_quantizer = source.weight_quantizer
 
@@ -284,15 +287,15 @@ def share_codes(layer: QuantizedLayer, source: QuantizedLayer) -> None:
 def held_weight(layer: Any) -> tuple[Tensor | None, nn.Module | None]:
     """Return the tensor that stores the weight of ``layer``, and the weight quantizer of ``layer``.
 
-    The tensor is the tensor of the codes if the layer runs from codes. For two layers that share a weight,
-    this function returns the same objects, also while a checkpoint is loaded.
+    If the layer runs from codes, the tensor is the one with the codes. If two layers share a weight, this
+    function returns the same objects for both layers. It also works while a checkpoint is loaded.
     """
     held: Tensor | None = layer.held_codes() if hasattr(layer, "held_codes") else layer._parameters.get("weight")
     return held, getattr(layer, "weight_quantizer", None)
 
 
 def have_same_weight(one: nn.Module, other: nn.Module) -> bool:
-    """Return whether two layers share one weight tensor, and also its scales if the weight is quantized."""
+    """Return whether two layers share one weight tensor, and for a quantized weight also the scales."""
     (weight, scales), (other_weight, other_scales) = held_weight(one), held_weight(other)
     return weight is not None and weight is other_weight and scales is other_scales
 

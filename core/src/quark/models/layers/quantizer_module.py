@@ -1,4 +1,4 @@
-"""`QuantizerModule`, the module that fake-quantizes one tensor of a model. Its buffers are the scales."""
+"""`QuantizerModule` fake-quantizes one tensor of a model. The scales are its buffers."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ _BUFFERS = ("scale", "zero_point", "outer_scale", "table", "codes")
 class QuantizerModule(nn.Module):
     """A module that fake-quantizes a tensor.
 
-    It stores static scales in buffers. It computes dynamic scales at each call.
+    The module stores static scales in buffers. It computes dynamic scales each time it is called.
 
     Args:
         spec: The quantization of the tensor.
-        activation: Whether the tensor is an activation. This determines which axis is the channels.
+        activation: Whether the tensor is an activation. This decides which axis of the tensor is the
+            channels.
         quantizer: A quantizer for ``spec`` that fits the layout of the layer type. If it is None, the module
             creates a quantizer from ``spec`` and ``activation``.
 
     Attributes:
         quantizer: The `quark.numbers.TensorQuantizer` that does the arithmetic.
-        scale, zero_point, outer_scale, table: Buffers. They are None before `set_qparams` is called, and if
-            the number format does not use them.
+        scale, zero_point, outer_scale, table: Buffers. All of them are None before `set_qparams` is called. A
+            buffer that the number format does not use stays None.
         codes: A buffer with the codes of a weight, or None if codes are computed from the weight's values.
             The buffer is set if the weight keeps the codes of its checkpoint, or if a rounding algorithm has
             set codes that the run has not written yet.
@@ -58,7 +59,7 @@ class QuantizerModule(nn.Module):
 
     @property
     def is_static(self) -> bool:
-        """Whether the quantizer needs scales from calibration."""
+        """Whether the quantizer has static scales, which calibration must compute."""
         return not (self.quantizer.is_dynamic or self.quantizer.is_float)
 
     @property
@@ -88,8 +89,8 @@ class QuantizerModule(nn.Module):
     def rows_of(self, weight: Tensor, rows: slice | None) -> Tensor:
         """Return the rounded values of some rows of a weight. If ``rows`` is None, return all rows.
 
-        If ``is_deferred`` is true, the values of ``weight`` are float, and this function rounds them. If rows
-        share a scale, ``rows`` must contain all of them or none.
+        If ``is_deferred`` is true, the values of ``weight`` are float, and this method rounds them. ``rows``
+        must not separate rows that share a scale.
         """
         part = weight if rows is None else weight[rows]
         if not self.is_deferred or self.qparams is None:
@@ -100,7 +101,8 @@ class QuantizerModule(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the fake-quantized values of ``x``, in the dtype and the shape of ``x``.
 
-        The gradient of ``x`` is the gradient of the result (straight-through estimator).
+        The gradient with respect to ``x`` equals the gradient with respect to the result (straight-through
+        estimator).
 
         Raises:
             CalibrationError: The quantizer needs static scales, but they are not set.
@@ -117,7 +119,8 @@ class QuantizerModule(nn.Module):
         return _StraightThrough.apply(x, values) if x.requires_grad and torch.is_grad_enabled() else values
 
     def _as_operator(self, x: Tensor) -> Tensor:
-        """Return ``x`` fake-quantized by the operator ``quark::fake_quantize``, which torch can trace.
+        """Fake-quantize ``x`` with the operator ``quark::fake_quantize``, which torch can trace, and return
+        the result.
 
         Raises:
             UnsupportedError: The spec alone does not determine the quantizer.
@@ -136,9 +139,10 @@ class QuantizerModule(nn.Module):
 
 
 class _StraightThrough(torch.autograd.Function):
-    """A straight-through estimator.
+    """An autograd function for a straight-through estimator.
 
-    It returns ``values``, and passes the gradient of the result on to ``x``.
+    The result is ``values``, and the gradient with respect to ``x`` is the gradient with respect to the
+    result.
     """
 
     @staticmethod
@@ -151,9 +155,10 @@ class _StraightThrough(torch.autograd.Function):
 
 
 class RoundedParameter(QuantizerModule):
-    """A quantizer of a parameter whose values are already on its grid, so that a call does nothing.
+    """A quantizer of a parameter that is already rounded. A call returns its argument unchanged.
 
-    The graph of a model contains a call of this module, so that exporters find the scales of the parameter.
+    The graph of a traced model contains the call of this module, and there exporters find the scales of the
+    parameter.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -172,7 +177,8 @@ def _formats(spec: TensorSpec) -> str:
 def _fake_quantize(
     x: Tensor, scale: Tensor | None, zero_point: Tensor | None, outer_scale: Tensor | None, spec: str, activation: bool
 ) -> Tensor:
-    """Return the fake-quantized values of ``x``, in the dtype and the shape of ``x``. ``spec`` is JSON."""
+    """Return the fake-quantized values of ``x``, in the dtype and the shape of ``x``. ``spec`` is JSON
+    text."""
     qparams = None if scale is None else QParams(scale, zero_point, outer_scale)
     return _quantizer_of(spec, activation).fake_quantize(x, qparams)
 
@@ -199,9 +205,10 @@ def _quantizer_of(spec: str, activation: bool) -> TensorQuantizer:
 
 
 def _as_text(quantizer: TensorQuantizer, activation: bool) -> tuple[str, bool] | None:
-    """Return the spec as JSON and whether the tensor is an activation: the last arguments of the operator.
+    """Return the last two arguments of the operator ``quark::fake_quantize`` for ``quantizer``.
 
-    Return None if these arguments do not determine the quantizer.
+    The first of them is the spec as JSON, and the second is whether the tensor is an activation. The result
+    is None if these arguments do not determine the quantizer.
     """
     text = _text(tuple(levels(quantizer.spec)))
     for is_activation in dict.fromkeys((activation, False)):

@@ -1,1 +1,2 @@
-"""A model's structure: its decoder blocks, its attention, and the plan of its layers."""
+"""Code that finds the structure of a model (decoder blocks, attention and layers), and plans how it is
+quantized."""

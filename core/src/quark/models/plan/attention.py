@@ -28,20 +28,20 @@ class AttentionRow:
     """The plan of one attention module with at least one quantized tensor.
 
     Queries, keys and values are quantized inside attention, after per-head norms and the rotary embedding.
-    This replaces the output quantization of the projection that computes them.
+    The outputs of the projections that compute them are then not quantized.
 
     Attributes:
         name: Full name of the attention module.
-        probabilities: Spec of the softmax output; None if it stays float.
-        key: Spec of the keys; None if they are not quantized inside attention.
-        key_layer: Full name of the projection whose output quantization ``key`` replaces; None if ``key`` is
-            None.
-        value, value_layer: The same for the values.
-        query, query_layer: The same for the queries.
-        fused: Whether a single projection, such as ``qkv_proj``, computes queries, keys and values. Their
-            scales are then stored with the attention module, not with the projection.
-        heads: A pair, the number of heads of keys and values and the number of elements of a head of keys;
-            None if these are not known.
+        probabilities: Spec of the softmax output. None means that the softmax output stays float.
+        key: Spec of the keys. None means that keys are not quantized inside attention.
+        key_layer: Full name of the projection that computes the keys. ``key`` replaces the quantization of
+            its output. None if ``key`` is None.
+        value, value_layer: Like ``key`` and ``key_layer``, but for the values.
+        query, query_layer: Like ``key`` and ``key_layer``, but for the queries.
+        fused: Whether a single projection, such as ``qkv_proj``, computes queries, keys and values. If so,
+            the scales are stored with the attention module and not with the projection.
+        heads: A pair: the number of key heads, which is also the number of value heads, and the number of
+            elements of a key head. None if these numbers are unknown.
     """
 
     name: str
@@ -57,13 +57,13 @@ class AttentionRow:
 
     @property
     def states(self) -> dict[str, tuple[str, TensorSpec]]:
-        """A dictionary from name in ``attention.STATES`` to the projection and the spec of the state."""
+        """A dictionary from a name in ``STATES`` to a pair: the full name of the projection, and the spec."""
         states = {QUERY: (self.query_layer, self.query), KEY: (self.key_layer, self.key), VALUE: (self.value_layer, self.value)}
         return {name: (layer, spec) for name, (layer, spec) in states.items() if layer is not None and spec is not None}
 
     @property
     def state_shape(self) -> tuple[int, ...]:
-        """The shape ``[1, heads, 1, elements]`` of the keys of one token, or ``[1]`` if heads are unknown."""
+        """The shape of the keys of one token: ``[1, heads, 1, elements]``, or ``[1]`` if `heads` is None."""
         return (1,) if self.heads is None else (1, self.heads[0], 1, self.heads[1])
 
     def to_dict(self) -> dict[str, object]:
@@ -82,25 +82,25 @@ def attention_rows(
 ) -> tuple[AttentionRow, ...]:
     """Return the `AttentionRow` of each attention module in which ``config`` quantizes a tensor.
 
-    The rows are in the model's order. The function checks nothing.
+    The rows are in the order of the model's modules. The function does not check the configuration.
     """
     return AttentionPlanning(model, layers, config, architecture).rows
 
 
 @attrs.frozen(eq=False, slots=False)
 class AttentionPlanning:
-    """The planning of attention in one model, which finds attention rows, errors and warnings.
+    """A planner of attention in one model. It finds attention rows, errors and warnings.
 
     Attention modules are the parents of the query, key and value projections that the architecture names. If
-    it names none, attention modules are the modules whose names end in ``attn`` or ``attention``. The field
-    ``exclude`` applies to layers, not to attention modules.
+    the architecture names no projections, the attention modules are the modules whose names end in ``attn``
+    or ``attention``. The field ``exclude`` of the configuration applies to layers, not to attention modules.
 
     Attributes:
         model: The model.
         layers: The plan rows of the layers of the model.
-        config: The configuration. If ``kv_cache_post_rope`` or ``attention_post_rope`` is None, it counts as
-            False; `resolved` replaces None by True or False.
-        architecture: Facts about the model family; None if the family is unknown.
+        config: The configuration. If ``kv_cache_post_rope`` or ``attention_post_rope`` is None, it means
+            False here. `resolved` replaces None by True or False.
+        architecture: Facts about the model family. None means that the family is unknown.
     """
 
     model: nn.Module
@@ -110,7 +110,7 @@ class AttentionPlanning:
 
     @cached_property
     def rows(self) -> tuple[AttentionRow, ...]:
-        """The attention modules with quantized tensors, in the model's order."""
+        """The `AttentionRow` of each attention module with quantized tensors, in the order of the modules."""
         config, facts = self.config, self._facts
         has_cache = bool(config.kv_cache_post_rope and config.kv_cache_quant_config)
         if config.softmax_quant_spec is None and not has_cache and not config.attention_post_rope:
@@ -139,11 +139,10 @@ class AttentionPlanning:
         return tuple(attentions)
 
     def resolved(self) -> AttentionPlanning:
-        """Return this planning with None replaced in ``kv_cache_post_rope`` and ``attention_post_rope``.
+        """Return a copy in which None in ``kv_cache_post_rope`` and ``attention_post_rope`` is replaced.
 
-        None becomes True, because runtimes quantize after the rotary embedding, if two conditions hold. The
-        model can use quark's attention functions, and the projections have outputs that attention can
-        quantize. Else it becomes False.
+        The new value is True if the model can use quark's attention functions, and attention can quantize the
+        outputs of the projections. Runtimes quantize after the rotary embedding too. Otherwise, it is False.
         """
         cache, queries = self.config.kv_cache_post_rope, self.config.attention_post_rope
         if cache is None:
@@ -156,7 +155,8 @@ class AttentionPlanning:
         return self._with(cache, queries)
 
     def errors(self, requested_post_rope: bool | None) -> Iterator[str]:
-        """Yield an error message, with a fix, for each setting of attention that this model does not allow.
+        """Yield an error message for each setting of attention that this model does not allow. Each message
+        has a fix.
 
         Args:
             requested_post_rope: The value of ``kv_cache_post_rope`` before `resolved` replaced it.
@@ -222,7 +222,7 @@ class AttentionPlanning:
             yield f"{where}. vLLM has no name for the scale of a fused projection's output, so vLLM does not load this scale"
 
     def _with(self, cache: bool | None, queries: bool | None) -> AttentionPlanning:
-        """Return this planning with these values of ``kv_cache_post_rope`` and ``attention_post_rope``."""
+        """Return a copy with new values of ``kv_cache_post_rope`` and ``attention_post_rope``."""
         return attrs.evolve(self, config=attrs.evolve(self.config, kv_cache_post_rope=cache, attention_post_rope=queries))
 
     @cached_property
@@ -231,12 +231,12 @@ class AttentionPlanning:
 
     @cached_property
     def _in_blocks(self) -> list[PlanRow]:
-        """The layers in decoder blocks; all layers if the blocks are not known."""
+        """The rows of the layers in decoder blocks. If the blocks are unknown, these are all rows."""
         return [r for r in self.layers if r.name.startswith(self._blocks)]
 
     @property
     def _blocks(self) -> str:
-        """The prefix of the full names of layers in decoder blocks; empty if the blocks are not known."""
+        """The prefix of the names of layers in decoder blocks. It is ``""`` if the blocks are unknown."""
         blocks = None if self.architecture is None else self.architecture.decoder_blocks
         return "" if blocks is None else f"{blocks}."
 
@@ -259,26 +259,23 @@ class AttentionPlanning:
 
     @cached_property
     def _queries(self) -> list[PlanRow]:
-        """The query projections of decoder blocks whose output is quantized."""
+        """The rows of those query projections in decoder blocks whose output is quantized."""
         quantized = [r for r in self._in_blocks if r.config is not None and r.config.output_tensors is not None]
         return [r for r in quantized if first_match(r.name, self._query_patterns)]
 
     @cached_property
     def _cached(self) -> list[PlanRow]:
-        """The layers that feed the quantized cache.
-
-        Only decoder blocks have a cache: matches outside them are ignored.
-        """
+        """The rows of the layers in decoder blocks whose outputs are quantized for the KV cache."""
         matches = [r for r in self._in_blocks if first_match(r.name, self.config.kv_cache_quant_config) is not None]
         parents = _outermost(_parent(r.name) for r in matches)
         return [r for r in matches if _parent(r.name) in parents]
 
     @cached_property
     def _neither_keys_nor_values(self) -> list[str]:
-        """Layers that feed the quantized cache with an output that is neither keys, nor values, nor both.
+        """The names of layers in `_cached` whose output is not keys, values or both.
 
-        An example is ``kv_b_proj`` of latent attention. The list is empty if the architecture does not state
-        the names of the projections.
+        An example is ``kv_b_proj`` of latent attention. The list is empty if the names of projections are
+        unknown.
         """
         facts = self.architecture
         if facts is None or facts.key_projections is None or facts.value_projections is None:
@@ -295,7 +292,7 @@ class AttentionPlanning:
 
     @cached_property
     def _why_before_rope(self) -> str | None:
-        """The reason why cached keys and values cannot be rounded inside attention, with a fix, or None."""
+        """The reason why keys or values cannot be rounded inside attention, and a fix. It may be None."""
         after_rope = self._with(True, False)
         reason = next(after_rope._cache_errors(), None)
         return reason or why_unswitchable(self.model, [a.name for a in after_rope.rows if a.states])
@@ -320,16 +317,17 @@ class AttentionPlanning:
     def _heads(self, attention: str, key_layer: str | None) -> tuple[int, int] | None:
         """Return `AttentionRow.heads` of the module ``attention``.
 
-        ``key_layer`` computes only its keys, or is None.
+        ``key_layer`` is the layer that computes only the keys. It is None if there is no such layer.
         """
         shapes = {row.name: row.shapes for row in self.layers if row.name == key_layer}
         width = shapes[key_layer].of_slot(Slot.output_tensors)[-1] if key_layer in shapes else None
         return key_value_heads(self.model.get_submodule(attention), width)
 
     def _outputs_without_heads(self, requested_post_rope: bool | None) -> list[str]:
-        """Return the layers that feed the cache with several scales. These scales fit only inside attention.
+        """Return the names of layers in `_cached` with several scales, which are possible only inside
+        attention.
 
-        If the user set ``kv_cache_post_rope`` to False, dynamic scales are allowed, as in AMD Quark.
+        If the user has set ``kv_cache_post_rope`` to False, dynamic scales are allowed, like in AMD Quark.
         """
         specs = {r.name: r.config.output_tensors for r in self._cached if r.config is not None and r.config.output_tensors is not None}
         is_requested = requested_post_rope is False
@@ -340,7 +338,8 @@ class AttentionPlanning:
         ]
 
     def _have_tensor_scales(self, *states: str) -> bool:
-        """Return whether these states have one scale per tensor in every attention module."""
+        """Return whether the tensors ``states`` (names in ``STATES``) have one scale in all attention
+        modules."""
         return all(is_per_tensor(spec) for row in self.rows for state, (_, spec) in row.states.items() if state in states)
 
 
@@ -366,9 +365,9 @@ def _not_what_is_cached(layers: Sequence[str]) -> str:
 
 
 def _outermost(names: Iterable[str]) -> list[str]:
-    """Return those of ``names`` that are not inside another module of ``names``.
+    """Return the names of modules that are not inside another module in ``names``.
 
-    This removes a token indexer inside attention, which has projections but no cache.
+    This removes, for instance, a token indexer inside attention, which has projections but no cache.
     """
     unique = dict.fromkeys(names)
     return [n for n in unique if not any(".".join(n.split(".")[:i]) in unique for i in range(1, n.count(".") + 1))]
@@ -384,11 +383,11 @@ def _projection(attention: str, projections: Iterable[str], among: Iterable[Plan
 
 
 def _is_fused(name: str, facts: Architecture) -> bool:
-    """Return whether one output of the layer ``name`` contains queries, keys and values."""
+    """Return whether the output of the layer ``name`` contains queries, keys and values together."""
     alone = (*(facts.query_projections or ()), *(facts.key_projections or ()), *(facts.value_projections or ()))
     return gives_queries_keys_and_values(name, facts) and not _is_one_of(name, alone)
 
 
 def _is_one_of(name: str, names_in_block: Iterable[str]) -> bool:
-    """Return whether the full name ``name`` ends in one of ``names_in_block``, as whole parts."""
+    """Return whether ``name`` equals one of ``names_in_block``, or ends with a dot and one of them."""
     return any(name == one or name.endswith(f".{one}") for one in names_in_block)

@@ -1,6 +1,6 @@
-"""The blocks of a decoder and its encoder.
+"""Functions that find the blocks of a model's decoder and encoder.
 
-These are the blocks that an architecture names. If it names no blocks, the whole model is one block.
+The architecture of the model names the blocks. If it names no blocks, the whole model is one block.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class Block:
     """One block of a decoder or an encoder, or the whole model.
 
     Attributes:
-        name: Full name of the block's module; empty if the block is the whole model.
-        module: The module.
+        name: Full name of the block's module. It is ``""`` if the block is the whole model.
+        module: The module of the block.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Block:
 
     @property
     def prefix(self) -> str:
-        """The prefix of the full names of modules in the block; empty if the block is the whole model."""
+        """The prefix of the names of modules in the block. It is ``""`` if the block is the whole model."""
         return f"{self.name}." if self.name else ""
 
     def owns(self, layer: str) -> bool:
@@ -77,7 +77,9 @@ def rows_by_block(blocks: Sequence[Block], rows: Sequence[PlanRow]) -> list[list
 
 
 def owners(name: str) -> Iterator[str]:
-    """Yield the full names of the modules that contain a module, from the innermost to the model (``""``).
+    """Yield the full names of the modules that contain the module ``name``.
+
+    The innermost module comes first. The last one is the model itself, whose name is ``""``.
 
     >>> list(owners("layers.0.mlp"))
     ['layers.0', 'layers', '']

@@ -32,7 +32,8 @@ class StatedFamily:
 
 
 def stated_family(model: nn.Module) -> StatedFamily | None:
-    """Return the `StatedFamily` of a model, or None if the model states none."""
+    """Return the `StatedFamily` of a model, or None if the model does not have the attribute
+    ``stated_family``."""
     stated = getattr(model, "stated_family", None)
     return stated if isinstance(stated, StatedFamily) else None
 
@@ -40,7 +41,8 @@ def stated_family(model: nn.Module) -> StatedFamily | None:
 def model_type_of(model_config: Any) -> str | None:
     """Return the ``model_type`` of a transformers config.
 
-    If it is missing, return the first entry of ``architectures``. Return None if the object has neither.
+    If the config has no ``model_type``, return the first entry of ``architectures``. Return None if the
+    config has neither.
     """
     model_type = getattr(model_config, "model_type", None) or next(iter(getattr(model_config, "architectures", None) or []), None)
     return model_type if isinstance(model_type, str) and model_type else None
@@ -49,7 +51,8 @@ def model_type_of(model_config: Any) -> str | None:
 def architecture_of(model: nn.Module) -> Architecture | None:
     """Return the facts about the family of ``model``, or None if the family is unknown.
 
-    The facts are stated by the model, come from a registered template, or are inferred from the modules.
+    The facts come from the model itself (`stated_family`), from a registered template, or from the names of
+    the model's modules.
     """
     if (stated := stated_family(model)) is not None:
         return stated.architecture
@@ -86,7 +89,7 @@ def text_config(model: nn.Module) -> Any:
 def template_of(model: nn.Module) -> LLMTemplate:
     """Return the template that is registered for the type of ``model``.
 
-    If there is none, infer a template from the modules of the model, and log what was inferred.
+    If no template is registered, infer one from the modules of the model, and log what was inferred.
 
     Raises:
         UnknownNameError: (a ValueError) There is no template, and the model is not a transformers model.

@@ -1,7 +1,7 @@
-"""Inference of an `Architecture` from module names, if there is no template or if it leaves fields open.
+"""Functions that infer an `Architecture`, or fields that a template leaves open, from the names of modules.
 
-Only this module of core interprets names of layers. All other modules use an `Architecture`. An inferred
-architecture contains fewer facts than a template, and nobody has verified it. It suffices to quantize block
+All other modules of the core use an `Architecture`, and do not interpret names of layers. An inferred
+architecture contains fewer facts than a template, and nobody has verified it. It is enough to quantize block
 by block, to leave the output head in float, and to find keys, values and experts.
 """
 
@@ -37,14 +37,14 @@ EXPERTS = "experts"
 
 
 def infer_architecture(model: nn.Module, model_type: str) -> Architecture | None:
-    """Return the architecture of a transformers model, inferred from its modules, or None.
+    """Infer the architecture of a transformers model from its modules. Return None if no blocks are found.
 
-    The blocks are the only list of modules of one class that contain linear layers. If there are several such
-    lists, the one in the language model is used. An encoder-decoder model must have two. The result is None
-    if there is no such list, or if a length differs from the config, because blocks may run several times.
+    The blocks are the module list whose items have the same class and contain linear layers. If a model has
+    several such lists, the list in the language model is used. An encoder-decoder model must have two. If the
+    config has another number of blocks, the result is None, because some may run several times.
 
-    Linear layers outside the blocks stay float, and so do routers. A layer is a router if it has a router's
-    name, if it has one output for each expert beside it, or if a top-k operation chooses from its outputs.
+    Routers, and linear layers outside the blocks, stay float. A layer is a router if it has a router's name,
+    if a module beside it has one expert for each output, or if a top-k operation chooses from its outputs.
 
     Args:
         model: A transformers model, on any device, including the meta device.
@@ -78,7 +78,7 @@ def infer_architecture(model: nn.Module, model_type: str) -> Architecture | None
 
 
 def one_block(model: nn.Module, model_type: str) -> Architecture:
-    """Return an architecture for a model whose blocks are not known. The whole model is one block.
+    """Return an architecture for a model whose blocks are unknown. The whole model is its only block.
 
     Routers stay float. Linear layers outside all lists of modules, such as heads, stay float too.
     """
@@ -91,9 +91,10 @@ def one_block(model: nn.Module, model_type: str) -> Architecture:
 def fitted(architecture: Architecture, model: nn.Module) -> Architecture | None:
     """Return ``architecture`` with the full names that ``model`` uses, or None if the model lacks the blocks.
 
-    An architecture has names of the family's language model, such as ``model.layers``. In a model without a
-    head, this module is ``layers``, and a classifier may have it in another module. Parts that ``model``
-    lacks get no name. For example, the result for an encoder alone has no ``decoder_blocks``.
+    An architecture has the names that modules have in the language model of the family, such as
+    ``model.layers``. In other models of the family, the same module has another name, such as ``layers``. If
+    ``model`` lacks a module, its name is None in the result, for example ``decoder_blocks`` in an encoder
+    without a decoder.
     """
     modules = [name for name, _ in model.named_modules()]
     if not architecture.block_lists or set(modules).issuperset(architecture.block_lists):
@@ -120,7 +121,7 @@ def fitted(architecture: Architecture, model: nn.Module) -> Architecture | None:
 
 
 def _stems(name: str, modules: Sequence[str]) -> tuple[str, str] | None:
-    """Return two prefixes. If the second replaces the first in ``name``, the result is one of ``modules``.
+    """Return a prefix of ``name``, and the prefix that must replace it to get one of ``modules``.
 
     Return None if there are no such prefixes.
     """
@@ -134,7 +135,7 @@ def _stems(name: str, modules: Sequence[str]) -> tuple[str, str] | None:
 
 
 def _router_patterns(model: nn.Module, layers: list[str], blocks: str | None) -> Iterator[str]:
-    """Yield name patterns of the routers among ``layers``. ``blocks`` is the list of blocks, or None."""
+    """Yield patterns for the routers among ``layers``. ``blocks`` is the full name of the list of blocks."""
     named = [pattern for pattern in _GATES if _some(layers, pattern)]
     yield from named
     modules = dict(model.named_modules())
@@ -159,18 +160,18 @@ def _number_of_experts(module: nn.Module) -> int:
 
 
 def _is_beside(layer: str, holders: set[str]) -> bool:
-    """Return whether ``layer`` is in the parent module of one of ``holders``, but not in that holder."""
+    """Return whether ``layer`` is in the parent module of one of ``holders``, but outside this holder."""
     return any(layer.startswith(f"{holder.rpartition('.')[0]}.") and not layer.startswith(f"{holder}.") for holder in holders)
 
 
 def with_inferred_attention(architecture: Architecture | None, model: nn.Module, layers: Iterable[str]) -> Architecture:
-    """Return ``architecture`` with fields about attention inferred from names, if these fields are None.
+    """Return a copy of ``architecture`` in which missing fields about attention are inferred from names.
 
     The fields are the projections of queries, keys and values, and the norms of keys.
 
     Args:
-        architecture: Facts about the family of ``model``; None if the family is unknown.
-        model: The model. The names of its modules show which ones are norms of keys.
+        architecture: Facts about the family of ``model``. None means that the family is unknown.
+        model: The model. Norms of keys are found by the names of its modules.
         layers: Full names of the layers of ``model`` that may be projections.
     """
     facts = architecture or Architecture(model_type="")
@@ -184,7 +185,7 @@ def with_inferred_attention(architecture: Architecture | None, model: nn.Module,
 
 
 def gives_queries_keys_and_values(layer: str, architecture: Architecture) -> bool:
-    """Return whether a layer computes queries, keys and values of attention together, as ``qkv_proj`` does.
+    """Return whether a layer computes the queries, keys and values of attention together, like ``qkv_proj``.
 
     The layer must match both ``kv_layers_name`` and ``q_layer_name`` of the architecture, and must not be one
     of the layers in ``mixer``. If the architecture lacks one of these patterns, the function compares the
@@ -199,7 +200,7 @@ def gives_queries_keys_and_values(layer: str, architecture: Architecture) -> boo
 
 
 def attention_modules(names: Iterable[str]) -> list[str]:
-    """Return those of ``names`` that end in ``attn`` or ``attention``."""
+    """Return the names in ``names`` that end in ``attn`` or ``attention``."""
     return [name for name in names if any(fnmatchcase(name, pattern) for pattern in _ATTENTION_MODULES)]
 
 
@@ -212,10 +213,10 @@ def inferred_lines(found: Architecture) -> Iterator[str]:
 
 
 def _attention_roles(names: Iterable[str]) -> dict[str, Any]:
-    """Return the layers that compute only queries, only keys or only values.
+    """Return the names of the layers that compute only queries, only keys or only values.
 
-    The result is a dictionary from field of `Architecture` to the names of layers. ``k_proj`` is such a
-    layer, but ``query_key_value`` is not.
+    The result is a dictionary from a field of `Architecture`, such as ``"key_projections"``, to names of
+    layers. ``k_proj`` computes only keys, but ``query_key_value`` does not.
     """
     roles: dict[str, dict[str, None]] = {"query_projections": {}, "key_projections": {}, "value_projections": {}}
     words_of = dict(zip(roles, (_QUERY_WORDS, _KEY_WORDS, _VALUE_WORDS), strict=True))
@@ -228,18 +229,18 @@ def _attention_roles(names: Iterable[str]) -> dict[str, Any]:
 
 
 def _key_norms(names: Iterable[str]) -> tuple[str, ...]:
-    """Return those of ``names`` that are norms of keys, such as ``self_attn.k_norm``."""
+    """Return the names in ``names`` that are names of norms of keys, such as ``self_attn.k_norm``."""
     words_of = {name: name.rpartition(".")[2].lower().split("_") for name in names}
     return tuple(dict.fromkeys(name for name, words in words_of.items() if _NORMED_WORDS & set(words) and "norm" in words[-1]))
 
 
 def _in_block(name: str, blocks: str | None) -> str:
-    """Return ``name`` relative to its block. If it is not in the list ``blocks``, return it unchanged."""
+    """Return ``name`` relative to its block, or unchanged if it is not in the list ``blocks``."""
     return name.removeprefix(f"{blocks}.").partition(".")[2] if blocks is not None and name.startswith(f"{blocks}.") else name
 
 
 def _beside(blocks: str, name: str) -> str:
-    """Return the full name of the outermost module that contains ``name`` but not the list ``blocks``."""
+    """Return the largest module that contains the module ``name``, but not the list ``blocks``."""
     parts = name.split(".")
     prefixes = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
     return next((prefix for prefix in prefixes if not f"{blocks}.".startswith(f"{prefix}.")), name)
@@ -248,8 +249,8 @@ def _beside(blocks: str, name: str) -> str:
 def _block_lists(model: nn.Module) -> Iterator[str]:
     """Yield the full names of module lists that may be the blocks of the model.
 
-    All modules of such a list have the same class and contain linear layers. Lists inside other such lists
-    are left out.
+    The items of such a list have the same class and contain linear layers. A list that is inside another such
+    list is left out.
     """
     lists: list[str] = []
     for name, module in model.named_modules():
@@ -262,10 +263,10 @@ def _block_lists(model: nn.Module) -> Iterator[str]:
 
 
 def _streams(model: nn.Module) -> list[str]:
-    """Return the full name of the list of blocks, as a list with one entry.
+    """Return a list with the full name of the module list that has the blocks.
 
-    For an encoder-decoder model, return both lists. If the blocks are not found, or their number differs from
-    the config, return an empty list.
+    For an encoder-decoder model, return the full names of both module lists. Return an empty list if the
+    blocks are not found, or if their number differs from the number in the config.
     """
     lists, config = list(_block_lists(model)), getattr(model, "config", None)
     has_encoder = bool(getattr(config, "is_encoder_decoder", False))
@@ -292,7 +293,7 @@ def _some(names: list[str], pattern: str) -> bool:
 
 
 def _name_of(model: nn.Module, module: object) -> str:
-    """Return the full name of ``module`` in ``model``; empty if ``model`` does not contain it."""
+    """Return the full name of ``module`` in ``model``, or ``""`` if ``model`` does not contain ``module``."""
     return next((name for name, m in model.named_modules() if m is module and module is not None), "")
 
 
@@ -306,18 +307,19 @@ _MOST_MODULES = 2000  # modules with more submodules are not run; no mixture-of-
 
 
 def layers_chosen_from(modules: Mapping[str, nn.Module], layers: Sequence[str], blocks: str | None = None) -> set[str]:
-    """Return the routers among ``layers``. A layer is a router if a module chooses its largest outputs.
+    """Return the routers among ``layers``. A layer is a router if a module chooses the largest of its
+    outputs.
 
-    The function runs a copy of each module that contains such layers, separately, on the meta device. So a
-    model in memory and a model on disk give the same result. The only argument is hidden states. The module
-    runs until it returns, or fails because meta tensors have no values. Of modules with the same class and
-    layers, one runs.
+    The function calls a copy of each module that contains some of ``layers``. The copy is on the meta device,
+    so the result is the same for a model in memory and on disk. The only argument of the call is hidden
+    states. If the call fails, because meta tensors have no values, only the operations before the error
+    count. Of modules with the same class and the same layers, only one is called.
 
     Args:
         modules: A dictionary from full name to module, with all modules of a model, on any device.
         layers: Full names of linear layers.
-        blocks: Full name of the list of blocks that contains all ``layers``. Only modules in it run, or all
-            modules if it is None.
+        blocks: Full name of the list of blocks that contains all ``layers``. Only modules inside this list
+            are called. With None, there is no such limit.
     """
     start = 0 if blocks is None else len(blocks) + 1
     inside: dict[str, dict[str, str]] = {}
@@ -335,7 +337,7 @@ def layers_chosen_from(modules: Mapping[str, nn.Module], layers: Sequence[str], 
 
 
 def _chosen_from(module: nn.Module, layers: Mapping[str, str]) -> set[str]:
-    """Return the routers in ``module``. The keys of ``layers`` are names of layers relative to it."""
+    """Return the routers in ``module``. The keys of ``layers`` are names of layers relative to ``module``."""
     if len(list(module.modules())) > _MOST_MODULES:
         return set()
     chosen: set[str] = set()
@@ -354,7 +356,7 @@ def _chosen_from(module: nn.Module, layers: Mapping[str, str]) -> set[str]:
 
 @contextmanager
 def _tried(module: nn.Module) -> Iterator[None]:
-    """Log an error inside the ``with`` statement and continue after it.
+    """Run the ``with`` block. If it raises an error, log the error and continue after the block.
 
     The code of a model may fail on the meta device, because tensors have no values there.
     """
@@ -368,13 +370,13 @@ def _tried(module: nn.Module) -> Iterator[None]:
 
 
 class _Flow(TorchFunctionMode):
-    """A mode that finds the weights whose products an operation such as top-k chooses from.
+    """A mode that finds the weights whose outputs are the input of a choice, such as top-k.
 
-    It follows each product through other operations.
+    It records which tensors are computed from the output of which weight.
 
     Args:
         weights: A dictionary from weight to name.
-        chosen: A set to which the mode adds the names of the weights that it finds.
+        chosen: A set. The mode adds the names of the weights that it finds to this set.
     """
 
     def __init__(self, weights: Mapping[Tensor, str], chosen: set[str]) -> None:

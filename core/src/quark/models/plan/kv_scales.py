@@ -1,7 +1,7 @@
-"""Functions for scales of the KV cache.
+"""Functions for the scales of the KV cache.
 
-They say which scales a cache may have and which layers share a scale, and they merge shared scales.
-Calibration and exporters use the last two functions to merge scales.
+They decide which scales a cache may have and which layers share a scale, and they merge shared scales.
+Calibration and exporters use `kv_scale_groups` and `merge_kv_scales`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def is_per_tensor(spec: TensorSpec) -> bool:
 
 
 def is_per_head(level: QTensorConfig) -> bool:
-    """Return whether ``level`` gives each head of keys or values a scale.
+    """Return whether ``level``, a level of the spec of keys or values, has one scale for each head.
 
     Keys and values have the shape ``[batch, heads, tokens, elements]``.
     """
@@ -32,14 +32,16 @@ def is_per_head(level: QTensorConfig) -> bool:
 
 
 def why_not_cached(spec: TensorSpec, heads: tuple[int, int] | None) -> str | None:
-    """Return why keys or values cannot be quantized inside attention, or None if they can.
+    """Return the reason why keys or values cannot be quantized inside attention, or None if they can be.
 
-    The result is a phrase such as "must have one scale per tensor …", without its subject. There may be a
-    static scale for each head, but not for each sequence or position, because the number of these varies.
+    The result is a phrase without a subject, such as "must have one scale per tensor …". A static scale for
+    each head is allowed. A static scale for each sequence or position is not allowed, because the number of
+    sequences and positions varies.
 
     Args:
         spec: Quantization of the keys or values.
-        heads: Number of heads, and number of elements of a head; None if they are not known.
+        heads: A pair: the number of heads, and the number of elements of a head. None if these numbers are
+            unknown.
     """
     if is_per_tensor(spec):
         return None
@@ -55,14 +57,15 @@ def why_not_cached(spec: TensorSpec, heads: tuple[int, int] | None) -> str | Non
 
 
 def kv_scale_groups(names: Iterable[str], patterns: Sequence[str], *, separate: bool = False) -> list[tuple[str, ...]]:
-    """Return the layers that feed the KV cache, as groups of layers that share a scale.
+    """Return groups of the layers that compute keys and values for the KV cache. The layers of a group share
+    a scale.
 
-    A group contains the layers that compute the keys and values of one attention module.
+    A group contains the full names of the layers that compute the keys and values of one attention module.
 
     Args:
         names: Full names of layers whose output has one static scale.
-        patterns: Patterns that match the layers that feed the cache.
-        separate: Whether each layer has a scale of its own, so that each group is a single layer.
+        patterns: Patterns that match the layers that compute keys or values for the cache.
+        separate: Whether each layer has its own scale. If so, each group has one layer.
     """
     groups: dict[str, list[str]] = {}
     for name in names:
@@ -74,8 +77,8 @@ def kv_scale_groups(names: Iterable[str], patterns: Sequence[str], *, separate: 
 def merge_kv_scales(scales: Sequence[Tensor], floor: float) -> Tensor:
     """Return the elementwise maximum of ``scales``. Elements smaller than ``floor`` become ``floor``.
 
-    All scales must have the same number of elements. If some scales have the shape ``[]`` and others
-    ``[1]``, the result has the shape ``[]``.
+    All scales must have the same number of elements. If some scales have the shape ``[]`` and the other
+    scales have the shape ``[1]``, the result has the shape ``[]``.
     """
     shape = min((scale.shape for scale in scales), key=len)
     return torch.stack([scale.reshape(shape) for scale in scales]).amax(dim=0).clamp(min=floor)

@@ -1,4 +1,5 @@
-"""Notes and a warning of a plan about classes of layers: what axes mean, and which layers stay float."""
+"""Functions that write the notes and the warning of a plan about the classes of its layers. The notes explain
+axes, and name layers that stay float."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from quark.models.plan.plan_row import PlanRow
 
 
 def layer_notes(rows: Sequence[PlanRow], model: nn.Module) -> Iterator[str]:
-    """Yield notes on the axes of specs in convolutions and embeddings, and on layers of unknown classes."""
+    """Yield notes that say what the axes in specs of convolutions and embeddings mean, and which layers have
+    an unknown class."""
     quantized = [row for row in rows if row.has_quantized_weight]
     if kernels := [row.name for row in quantized if len(row.shape) > 2]:
         yield (
@@ -34,9 +36,11 @@ def layer_notes(rows: Sequence[PlanRow], model: nn.Module) -> Iterator[str]:
 
 
 def _unknown_layers(rows: Sequence[PlanRow], model: nn.Module) -> dict[tuple[str, str], list[str]]:
-    """Return the names of the layers that have no row, although a base class is quantized by default.
+    """Return the full names of the layers that have no row although a base class of theirs is quantized by
+    default.
 
-    The keys are the names of the class and of that base class.
+    The result is a dictionary to these names. A key is a pair: the name of the layer's class, and the name of
+    the base class.
     """
     planned = {row.name for row in rows}
     layers: dict[tuple[str, str], list[str]] = {}

@@ -1,4 +1,4 @@
-"""Functions that separate fused experts into layers, and that recognize layers of experts by their names."""
+"""Code that separates fused experts into layers, and that recognizes layers of experts by their names."""
 
 from __future__ import annotations
 
@@ -43,17 +43,19 @@ class FusedMixture:
 
 
 def fused_mixtures(model: nn.Module) -> dict[str, FusedMixture]:
-    """Return a dictionary from full name to each fused mixture-of-experts module that can be separated."""
+    """Return a dictionary from full name to `FusedMixture`, with all fused mixture-of-experts modules that
+    can be separated."""
     facts = architecture_of(model) or Architecture(model_type="")
     return {name: FusedMixture(m, facts) for name, m in model.named_modules() if expert_parts(m, facts) is not None}
 
 
 def separate_experts(model: nn.Module, config: QConfig, kept: Container[str] = ()) -> list[str]:
-    """Replace fused experts in ``model`` by separate ones, in place, if the configuration needs this.
+    """Replace fused experts in ``model`` by separate layers if the configuration needs this. Change ``model``
+    in place.
 
-    A fused module is replaced if a layer of one of its experts is quantized, excluded by its full name, or in
-    ``kept``. All fused modules are replaced if an algorithm needs separate experts. The model computes the
-    same as before. Return the full names of the modules that were replaced.
+    A fused module is replaced if a layer of one of its experts is quantized, is excluded by its full name, or
+    is in ``kept``. If an algorithm needs separate experts, all fused modules are replaced. The model computes
+    the same results as before. Return the full names of the modules that were replaced.
     """
     everywhere = any(settings.separates_experts() for settings in config.algo_config or ())
     parts_of = {n: parts for n, m in fused_mixtures(model).items() if _is_told_apart(n, parts := m.parts(), config, kept) or everywhere}
@@ -63,17 +65,17 @@ def separate_experts(model: nn.Module, config: QConfig, kept: Container[str] = (
 
 
 def _is_told_apart(name: str, parts: ExpertParts, config: QConfig, kept: Container[str]) -> bool:
-    """Return whether a layer of an expert is quantized, kept, or excluded by its full name."""
+    """Return whether a layer of an expert is quantized, is in ``kept``, or is excluded by its full name."""
     layers = [f"{name}.{i}.{layer}" for layer, weight in parts.weights.items() for i in range(weight.shape[0])]
     excluded = frozenset(config.exclude)
     return any(layer in excluded or layer in kept or layer_config_for(config, layer, nn.Linear).config is not None for layer in layers)
 
 
 class ExpertNames:
-    """A finder of the layers that belong to experts. It recognizes them by their names.
+    """An object that recognizes layers of experts by their names.
 
-    The architecture states the name of the module that contains the experts. If there is no architecture,
-    this name is ``experts``. The experts are the numbered children of such a module.
+    The architecture has the name of the module that contains the experts. Without an architecture, this name
+    is ``experts``. The experts are the children of this module whose names are numbers.
 
     Args:
         architecture: Facts about the model family, or None if the family is unknown.
@@ -93,24 +95,26 @@ class ExpertNames:
         self._expression = re.compile(matches_nothing if holder is None else rf"((?:^|\.){re.escape(holder)}\.)\d+(\.)")
 
     def projection(self, layer: str) -> str | None:
-        """Return the full name of an expert's layer with ``*`` in place of the number of the expert.
+        """Return the full name of an expert's layer with the number of the expert replaced by ``*``.
 
-        So the same layer has the same name in all experts. Return None if the layer belongs to no expert.
+        The result is the same for the corresponding layers of all experts. Return None if ``layer`` does not
+        belong to an expert.
         """
         return self._expression.sub(r"\1*\2", layer) if self._expression.search(layer) else None
 
     def expert(self, layer: str) -> str:
-        """Return the full name of the expert that ``layer`` belongs to, or ``layer`` if there is none."""
+        """Return the full name of the expert to which ``layer`` belongs, or ``layer`` if there is no
+        expert."""
         match = self._expression.search(layer)
         return layer if match is None else layer[: match.end() - 1]
 
     def among(self, layers: Iterable[str]) -> list[str]:
-        """Return those of ``layers`` that belong to experts."""
+        """Return the names in ``layers`` that are names of layers of experts."""
         return [layer for layer in layers if self._expression.search(layer)]
 
 
 def fused_parameters(model: nn.Module) -> Iterator[str]:
-    """Yield the full names of parameters that hold the matrices of many experts. They have no plan row."""
+    """Yield the full names of parameters with the matrices of many experts. A plan has no row for them."""
     facts = architecture_of(model)
     holder = EXPERTS if facts is None else facts.experts
     for name, module in model.named_modules() if holder is not None else ():

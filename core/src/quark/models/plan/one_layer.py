@@ -1,6 +1,6 @@
-"""Support of models that are a single layer, such as an ``nn.Linear`` without a module around it.
+"""Functions for a model that is a single layer, such as an ``nn.Linear`` that is not inside another module.
 
-During a run, such a layer is the only child of a wrapper module, which only calls the layer.
+During a run, such a layer is the only child of a wrapper module, and the wrapper only calls the layer.
 """
 
 from __future__ import annotations
@@ -28,10 +28,8 @@ class OneLayer(nn.Module):
 
 
 def as_model(model: nn.Module) -> nn.Module:
-    """Return ``model``.
-
-    If ``model`` is a quantizable or quantized layer, return a `OneLayer` that wraps it.
-    """
+    """Return a `OneLayer` that wraps ``model`` if ``model`` is a quantizable or quantized layer. Return any
+    other model unchanged."""
     if counts_as(model) is None and not isinstance(model, QuantizedLayer):
         return model
     wrapper = OneLayer(model)
@@ -40,10 +38,11 @@ def as_model(model: nn.Module) -> nn.Module:
 
 
 def put_back(whole: nn.Module, model: nn.Module) -> None:
-    """Change ``model``, in place, into the layer that has replaced it in the wrapper ``whole``.
+    """Turn ``model`` into the layer that is now in the wrapper ``whole``. The class and the attributes of
+    ``model`` change in place.
 
-    The class and the attributes of ``model`` change. ``whole`` is the result of `as_model`. If ``whole`` is
-    not a wrapper, do nothing.
+    ``whole`` is the result of `as_model` for ``model``. The run may have replaced the layer in the wrapper.
+    If ``whole`` is not a wrapper, do nothing.
     """
     if not isinstance(whole, OneLayer) or whole is model:
         return
@@ -55,7 +54,7 @@ def put_back(whole: nn.Module, model: nn.Module) -> None:
 
 
 def _move_results(source: nn.Module, target: nn.Module) -> None:
-    """Copy the attributes that hold results of a run from one module to the other."""
+    """Copy the attributes with the results of a run from ``source`` to ``target``."""
     for name in _RESULTS:
         if hasattr(source, name):
             setattr(target, name, getattr(source, name))

@@ -20,16 +20,19 @@ class PlanRow:
         name: Full name of the layer.
         layer_type: The registered name of the layer type that plans use. It is ``"linear"`` for all linear
             layers.
-        shape: Shape of the weight with the output channels as the first axis, as in `LayerShape`.
-        config: Quantization of the layer; None if the layer stays float.
+        shape: Shape of the weight. The first axis is the output channels, like in
+            `quark.models.layers.layer_types.LayerShape`.
+        config: Quantization of the layer. None means that the layer stays float.
         reason: A text that names the rule that decided the quantization.
-        algorithm: Name of the algorithm that chooses the codes of the weight, set when the run is planned;
-            None if the weight is rounded to nearest.
-        tied_to: Full name of the module that shares its parameter with this layer; None if no module does.
-        groups: Number of groups of a convolution; 1 for other layers.
-        same_as: First full name of the module if ``name`` is a second name of it; else None.
-        shares_codes_of: Full name of the layer whose codes and scales this layer uses too, because both
-            layers share a weight and have the same spec for it; None if this layer has codes of its own.
+        algorithm: Name of the algorithm that chooses the codes of the weight. It is set when the run is
+            planned. None means that the weight is rounded to nearest.
+        tied_to: Full name of the first layer that has the same weight parameter as this layer. None if this
+            layer is the first or only layer with the parameter.
+        groups: Number of groups of a convolution. It is 1 for other layers.
+        same_as: If the module has several full names and ``name`` is not the first of them, the first full
+            name. Otherwise None.
+        shares_codes_of: Full name of the layer whose codes and scales this layer uses. Both layers then share
+            a weight and have the same spec for it. None if this layer has its own codes.
         is_kept: Whether the codes and scales are copied from the source checkpoint, so that nothing is
             rounded.
     """
@@ -48,7 +51,8 @@ class PlanRow:
 
     @property
     def is_linear(self) -> bool:
-        """Whether the layer is planned as ``nn.Linear``, so that algorithms for linear layers apply."""
+        """Whether the plan treats the layer as an ``nn.Linear``, so that algorithms for linear layers
+        apply."""
         linear = layer_type_of_class(nn.Linear)
         return linear is not None and self.layer_type == linear.planned_name
 
@@ -59,16 +63,17 @@ class PlanRow:
 
     @property
     def has_quantized_matrix(self) -> bool:
-        """Whether the weight is quantized and is a matrix ``[out, in]`` of a linear layer."""
+        """Whether the layer is linear and its weight, a matrix with the shape ``[out, in]``, is quantized."""
         return self.has_quantized_weight and self.is_linear
 
     @property
     def has_codes_to_choose(self) -> bool:
         """Whether an algorithm may choose the codes of the weight.
 
-        This is True for a quantized matrix, except in three cases: the weight is only cast to another dtype,
-        its codes are kept from the source, or it shares its codes with another layer. The other layer is
-        usually an embedding, whose inputs are indices without statistics.
+        The value is True for a quantized matrix, except in three cases: the weight is only cast to another
+        dtype, the layer keeps its codes from the source, or the layer shares its codes with another layer. In
+        the last case, the other layer is usually an embedding, and there are no statistics for its inputs,
+        which are indices.
         """
         if self.config is None or self.config.weight is None or self.is_kept or not self.is_linear or self.shares_codes_of is not None:
             return False
@@ -76,7 +81,7 @@ class PlanRow:
 
     @property
     def is_lookup(self) -> bool:
-        """Whether the input of the layer is indices, as for an embedding."""
+        """Whether the input of the layer consists of indices, like the input of an embedding."""
         return layer_types().get(self.layer_type).lookup
 
     @property
@@ -100,7 +105,7 @@ class PlanRow:
         return layer_types().load_quantized(self.layer_type).quantizer_of(slot, spec, self.shapes)
 
     def shape_error(self, slot: Slot, spec: TensorSpec) -> str | None:
-        """Return why a tensor of the layer cannot be quantized with ``spec``, or None if it can."""
+        """Return the reason why a tensor of the layer cannot be quantized with ``spec``, or None."""
         return self.quantizer(slot, spec).shape_error(self.shapes.of_slot(slot))
 
     @property
@@ -112,10 +117,10 @@ class PlanRow:
 
     @property
     def quantized_to(self) -> QLayerConfig:
-        """The configuration of a layer that is quantized.
+        """The configuration of the layer, which must not be None.
 
         Raises:
-            ValueError: The layer stays float, so `QuantPlan.quantized` does not contain this row.
+            ValueError: The configuration is None, because the layer stays float.
         """
         if self.config is None:
             raise ValueError(f"'{self.name}' stays float: it has no configuration")

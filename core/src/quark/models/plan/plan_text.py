@@ -1,4 +1,5 @@
-"""The plan as text. Layers that differ only in the number of their block share a line."""
+"""Functions that return a plan as text. Layers with the same plan whose names differ only in numbers share a
+line."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def _attention_lines(plan: QuantPlan) -> Iterator[str]:
 def _rule_lines(plan: QuantPlan) -> Iterator[str]:
     """Yield a line for each field of the configuration that has rules.
 
-    It has the number of matches of each.
+    A line lists the rules of its field. The number of layers that a rule matches follows the rule.
     """
     for field in dict.fromkeys(rule.field for rule in plan.rules):
         rules = [rule for rule in plan.rules if rule.field == field]
@@ -39,9 +40,9 @@ def _rule_lines(plan: QuantPlan) -> Iterator[str]:
 
 
 def _shape(row: PlanRow) -> str:
-    """Return the shape of a weight as text, output channels first.
+    """Return the shape of a weight as text. The number of output channels comes first.
 
-    Name the layer type if it is not linear.
+    If the layer is not linear, the text also contains the name of the layer type.
     """
     shape = "×".join(map(str, row.shape))
     groups = f" in {row.groups} groups" if row.groups > 1 else ""
@@ -49,7 +50,7 @@ def _shape(row: PlanRow) -> str:
 
 
 def plan_lines(plan: QuantPlan) -> list[str]:
-    """Return the plan as aligned lines of text."""
+    """Return the lines of a text that describes the plan. The lines about layers have aligned columns."""
     grouped: dict[tuple[str, str, str, str], list[str]] = {}
     for row in plan.rows:
         what = describe_layer(row.config) + (f", by {row.algorithm}" if row.algorithm else "")
@@ -66,5 +67,5 @@ def plan_lines(plan: QuantPlan) -> list[str]:
 
 
 def warning_lines(plan: QuantPlan) -> list[str]:
-    """Return the warnings of the plan, one line for each."""
+    """Return a line of text for each warning of the plan."""
     return [f"  warning: {warning}" for warning in plan.warnings]

@@ -1,4 +1,4 @@
-"""`QuantPlan` says how each layer will be quantized and why. Planning needs only structure and shapes."""
+"""`QuantPlan` describes how each layer will be quantized and why. A plan needs only modules and shapes."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ class QuantPlan:
     """The plan of one run.
 
     Attributes:
-        rows: One row for each layer that could be quantized, in the model's order.
-        config: The configuration of the run, resolved for the model.
-        architecture: Facts about the model family; None if it is not known.
+        rows: One row for each layer that could be quantized, in the order of the model's modules.
+        config: The configuration of the run. Settings that depend on the model have been decided.
+        architecture: Facts about the model family. None means that the family is unknown.
         notes: Remarks for the user that need no action.
-        attentions: The attention modules with quantized tensors.
-        rules: Each pattern and layer type of the configuration, with the number of layers that it matches.
+        attentions: A row for each attention module with quantized tensors.
+        rules: A `Rule` for each pattern and each layer type of the configuration.
         warnings: Sentences about settings that are probably unintended, and about rules without effect.
         carried: Full names of tensors of the float checkpoint that the model class does not use, such as
             layers for multi-token prediction. An export copies them unchanged.
-        carried_names: Names that an export adds to its excluded layers for ``carried``: the modules of these
-            tensors, or the tensors themselves if they belong to a module of the model.
+        carried_names: Full names that an export adds to its excluded layers because of ``carried``. For each
+            tensor, this is the name of its module, or the tensor's name if the model has this module.
     """
 
     rows: tuple[PlanRow, ...]
@@ -64,7 +64,7 @@ class QuantPlan:
         return "\n".join(plan_lines(self))
 
     def carrying(self, names: Sequence[str], model: nn.Module) -> Self:
-        """Return this plan of ``model`` with tensors ``names`` that an export copies from the source."""
+        """Return a copy of this plan of ``model``, in which `carried` contains the tensors ``names``."""
         if not names:
             return self
         modules = {name for name, _ in model.named_modules()}
@@ -81,7 +81,7 @@ class QuantPlan:
 
     @property
     def distinct(self) -> tuple[PlanRow, ...]:
-        """Rows of `quantized` without second names: each module has one row, under its first name."""
+        """The rows of `quantized`, but only the row of the first name if a module has several names."""
         return tuple(r for r in self.quantized if r.same_as is None)
 
     @property
@@ -91,27 +91,30 @@ class QuantPlan:
 
     @property
     def excluded(self) -> tuple[str, ...]:
-        """Full names of layers whose weight stays float, without types that are quantized only by name."""
+        """Full names of the layers whose weight stays float, except those with `PlanRow.is_by_name`."""
         return tuple(r.name for r in self.rows if (r.config is None or r.config.weight is None) and not r.is_by_name)
 
     @property
     def calibrated(self) -> tuple[PlanRow | AttentionRow, ...]:
-        """Rows with activations that have static scales, which need calibration data."""
+        """Rows with at least one activation that needs calibration data, because it has static scales."""
         # A layer that keeps its quantization already has the scale of its input.
         layers = (r for r in self.quantized if any(not (r.is_kept and s is Slot.input_tensors) for s in static_activations(r.config)))
         return (*layers, *(a for a in self.attentions if has_static_scale(a.probabilities)))
 
     def sharing(self, layers: Collection[str]) -> dict[str, str]:
-        """Return which ``layers`` share codes, as a dictionary from layer to the layer that has the codes."""
+        """Return a dictionary from a layer to the layer whose codes it uses. Both names are in ``layers``."""
         return {r.name: source for r in self.rows if (source := r.shares_codes_of) is not None and {r.name, source} <= set(layers)}
 
     def share_codes(self, layers: Mapping[str, QuantizedLayer]) -> None:
-        """Let ``layers``, a dictionary from full name to layer, share weights in place, as planned."""
+        """Make the layers share codes as planned, in place. Keys of ``layers`` are full names."""
         for name, source in self.sharing(layers).items():
             share_codes(layers[name], layers[source])
 
     def with_own_codes(self, names: Collection[str]) -> Self:
-        """Return this plan, but the layers ``names`` share no codes, because their weights will differ."""
+        """Return a copy of this plan in which the layers ``names`` have codes of their own.
+
+        Use it if the weights of these layers will differ from those of the layers to which they are tied.
+        """
         by_name = {row.name: row for row in self.rows}
         apart = [(r, by_name[source]) for r in self.rows if r.name in names and (source := r.shares_codes_of) is not None]
         own = {row.name: attrs.evolve(row, shares_codes_of=None) for row, _ in apart}
@@ -120,7 +123,7 @@ class QuantPlan:
         return attrs.evolve(self, rows=rows, notes=tuple(note_of.get(note, note) for note in self.notes))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plan in the JSON form in which it is saved beside the result."""
+        """Return the plan in the JSON form in which it is saved in the output directory."""
         rows = [attrs.asdict(r, filter=lambda a, _: a.name != "config") | {"config": r.config and r.config.to_dict()} for r in self.rows]
         return {
             "rows": rows,
@@ -134,29 +137,30 @@ class QuantPlan:
 
 
 def static_activations(layer: QLayerConfig | None) -> Iterator[Slot]:
-    """Yield the slots of activations that need calibration, because they have static scales."""
+    """Yield the slots of activations that have static scales. These activations need calibration."""
     for slot in ACTIVATIONS:
         if layer is not None and has_static_scale(getattr(layer, slot)):
             yield slot
 
 
 def has_static_scale(spec: TensorSpec | None) -> bool:
-    """Return whether an activation with the spec ``spec`` has a static scale, and so needs calibration."""
+    """Return whether an activation with the spec ``spec`` has a static scale. If so, it needs calibration."""
     return spec is not None and any(s.is_dynamic is False for s in levels(spec)) and not quantizer_for(spec, activation=True).is_float
 
 
 def make_plan(
     model: nn.Module, config: QConfig, architecture: Architecture | None = None, codes_of: CodesOf = MappingProxyType({})
 ) -> QuantPlan:
-    """Return the plan of ``model``, after all checks that need no data.
+    """Do all checks that need no data, and return the plan of ``model``.
 
-    If the configuration does not quantize a layer in ``codes_of``, the layer keeps its present quantization.
+    If the configuration does not quantize a layer that is in ``codes_of``, the layer keeps its quantization
+    in the source.
 
     Raises:
         ConfigError: Layers are already quantized, a group size does not divide an axis, or a spec is
-            incomplete. If the configuration is ``strict``, also: patterns match nothing, or a layer type
-            cannot be quantized. One message has all errors.
-        PluginError: A format or an observer fails its self-check.
+            incomplete. Or the configuration is ``strict``, and a pattern matches nothing or a layer type
+            cannot be quantized. One message contains all errors.
+        PluginError: The self-check of a format or an observer fails.
     """
     quantized = [name for name, m in model.named_modules() if is_quantized(m) or isinstance(m, Packed)]
     if quantized:
@@ -184,10 +188,11 @@ def make_plan(
 
 
 def plan_rows(model: nn.Module, config: QConfig, architecture: Architecture | None = None) -> tuple[PlanRow, ...]:
-    """Return one row for each name of a quantizable layer of ``model``, in the model's order.
+    """Return one row for each name of a quantizable layer of ``model``, in the order of the model's modules.
 
-    The function checks nothing. If the architecture names decoder blocks, settings of the KV cache apply only
-    to layers in them. Exported configurations have exact layer names, so readers pass no architecture.
+    The function does not check whether specs fit the layers. If the architecture names decoder blocks,
+    settings of the KV cache apply only to layers in decoder blocks. Code that reads an export passes no
+    architecture, because the configuration in an export has exact layer names.
     """
     blocks = architecture.decoder_blocks if architecture is not None else None
     prefix = "" if blocks is None else f"{blocks}."
@@ -210,10 +215,10 @@ def plan_rows(model: nn.Module, config: QConfig, architecture: Architecture | No
 
 
 def refuse_misfits(rows: tuple[PlanRow, ...]) -> None:
-    """Check that each spec fits its layer. Readers of checkpoints call this, because they make no plan.
+    """Raise an error if a spec does not fit its layer. Readers of checkpoints call this, and not `make_plan`.
 
     Raises:
-        ConfigError: Specs do not fit their layers. One message has all errors.
+        ConfigError: Specs do not fit their layers. One message contains all errors.
     """
     empty = [row.name for row in rows if row.config is not None and 0 in row.shape]
     if empty:
@@ -223,10 +228,7 @@ def refuse_misfits(rows: tuple[PlanRow, ...]) -> None:
 
 
 def _misfits(rows: tuple[PlanRow, ...], scheme: str | None) -> Iterator[str]:
-    """Yield an error message for each reason why specs are incomplete or do not fit their layers.
-
-    ``scheme`` is the scheme that the user requested, or None.
-    """
+    """Yield an error for each reason why specs do not fit. ``scheme`` is the scheme of the run, or None."""
     rows_of: dict[tuple[tuple[str, ...], str], list[PlanRow]] = {}
     for row in rows:
         slots: dict[str, list[str]] = {}
@@ -242,7 +244,7 @@ def _misfits(rows: tuple[PlanRow, ...], scheme: str | None) -> Iterator[str]:
 
 
 def _contradictions(rows: Sequence[PlanRow]) -> Iterator[str]:
-    """Yield an error message for each module with two names that the configuration quantizes in two ways."""
+    """Yield an error for each module with two names that the configuration quantizes in different ways."""
     configs = {row.name: row.config for row in rows}
     for row in rows:
         if row.same_as is not None and row.config != configs[row.same_as]:
@@ -276,7 +278,7 @@ def _fits(row: PlanRow, layer: QLayerConfig) -> bool:
 
 
 def _fitting_schemes(bad: Sequence[PlanRow]) -> list[str]:
-    """Return the schemes that fit all layers ``bad`` and have the weight format of the first layer."""
+    """Return the names of the schemes that fit all rows ``bad`` and have the weight format of the first."""
     config = bad[0].config
     formats = {s.dtype for s in levels(config.weight if config else None)}
     fitting = []
@@ -314,10 +316,10 @@ def _notes(rows: tuple[PlanRow, ...], model: nn.Module, architecture: Architectu
 
 
 def _with_shared_codes(model: nn.Module, rows: tuple[PlanRow, ...]) -> tuple[PlanRow, ...]:
-    """Return the rows, with `PlanRow.shares_codes_of` set for tied layers whose weights have the same spec.
+    """Set `PlanRow.shares_codes_of` for tied layers whose weights have the same spec, and return all rows.
 
-    This applies only to layers that the loader ties, because it also ties them when a checkpoint is read.
-    Other layers that share a parameter get codes of their own.
+    Only layers that transformers ties on loading share codes, because transformers also ties them in an
+    export. Other layers that share a parameter get separate codes.
     """
     by_name, made = {row.name: row for row in rows}, {}
     for name, source in tied_on_loading(model).items():
@@ -369,7 +371,7 @@ def is_left_alone(row: PlanRow) -> bool:
 
 
 def _kept(row: PlanRow, codes: LayerCodes | None) -> PlanRow:
-    """Return ``row``, or if the layer keeps its stored quantization, a row with that configuration."""
+    """Return a row with the stored quantization if the layer keeps it. If not, return ``row`` unchanged."""
     if codes is None or not is_left_alone(row) or not row.is_linear or codes.shape != row.shape or not _fits(row, codes.config):
         return row
     output = None if row.config is None else row.config.output_tensors
@@ -378,7 +380,7 @@ def _kept(row: PlanRow, codes: LayerCodes | None) -> PlanRow:
 
 
 def _not_kept(rows: Sequence[PlanRow], codes_of: CodesOf) -> Iterator[str]:
-    """Yield a warning if layers lose the quantization of the source and get no new one."""
+    """Yield a warning if layers that are quantized in the source are float in the result."""
     known = {row.name: row for row in rows}
     floats = {name for name, row in known.items() if is_left_alone(row)}
     # A layer without a row, as in a fused expert, counts as float if a layer of the same module stays float.

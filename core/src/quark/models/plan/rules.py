@@ -1,4 +1,5 @@
-"""Functions that find which rule of a configuration decides for a layer, and which rules have no effect.
+"""Functions that find the rule of a configuration that decides the quantization of a layer, and the rules
+that have no effect.
 
 Only this module defines the order of precedence of rules.
 """
@@ -30,9 +31,9 @@ class Resolution:
 
 
 def first_match(name: str, patterns: object) -> str | None:
-    """Return the first of ``patterns`` that matches ``name``, or None. ``name`` is the full name of a module.
+    """Return the first of ``patterns`` that matches ``name``, or None if no pattern matches.
 
-    The comparison is case-sensitive.
+    ``name`` is the full name of a module. The comparison is case-sensitive.
     """
     return next((p for p in patterns if matches(name, p)), None)  # type: ignore[attr-defined]
 
@@ -43,14 +44,16 @@ def layer_config_for(config: QConfig, name: str, planned_as: type[nn.Module], ha
     The first field that applies decides: ``exclude``, then ``layer_quant_config`` (the first pattern that
     matches), then ``layer_type_quant_config`` (the exact type), then ``global_quant_config``. The last field
     never applies to embeddings and other types that are quantized only if the configuration names them. If a
-    pattern in ``kv_cache_quant_config`` matches, its output quantization is added, even to an excluded layer.
+    pattern in ``kv_cache_quant_config`` matches, the output quantization of this pattern is added, even if
+    the layer is excluded.
 
     Args:
         config: Configuration of the whole model.
         name: Full name of the layer.
         planned_as: The class that plans use for the layer.
-        has_cache: Whether the layer is in a part of the model that has a KV cache. A match of a pattern such
-            as ``*v_proj`` does not prove this, because the pattern also matches layers of a vision tower.
+        has_cache: Whether the layer is in a part of the model that has a KV cache. If False,
+            ``kv_cache_quant_config`` does not apply. For instance, its pattern ``*v_proj`` may also match
+            layers of a vision tower, which has no KV cache.
     """
     base = _without_cache(config, name, planned_as)
     if is_lookup(planned_as) and base.config is not None:
@@ -93,9 +96,9 @@ def resolution(
         names: The full name of the layer or operator, followed by other names that patterns may match.
         is_type: A function that returns whether a key of ``layer_type_quant_config`` is the type of the layer
             or operator.
-        type_name: Name of this type, for the reason in the result.
-        unless_named: The reason why the global configuration does not apply to the layer or operator. Empty
-            if the global configuration applies.
+        type_name: Name of the type of the layer or operator. The reason in the result contains this name.
+        unless_named: The reason why the global configuration does not apply to the layer or operator. It is
+            ``""`` if the global configuration applies.
     """
 
     def match(patterns: object) -> str | None:
@@ -149,8 +152,9 @@ def rules_of(model: nn.Module, config: QConfig, architecture: Architecture | Non
 def _patterns(modules: Mapping[str, nn.Module], config: QConfig, architecture: Architecture | None) -> Iterator[Rule]:
     """Yield a `Rule` for each pattern.
 
-    A pattern that comes from the template of the model may match nothing, so its ``problem`` is empty. For
-    patterns of the KV cache, this applies only if at least one pattern of the template matches a layer.
+    If a pattern comes from the template of the model, ``problem`` is empty even if the pattern matches
+    nothing. For patterns of the KV cache, this is so only if at least one of the template's patterns for the
+    KV cache matches a layer.
     """
     layers = [name for name, module in modules.items() if counts_as(module) is not None]
     template_excludes = set(architecture.with_modules(architecture.exclude_layers_name)) if architecture else set()
@@ -175,7 +179,8 @@ def _deciding(layers: Sequence[str], config: QConfig) -> set[str | None]:
 
 
 def _overruled(pattern: str, layers: Sequence[str], config: QConfig) -> str:
-    """Return a sentence that says which rules decide for all layers of ``pattern``, which has no effect."""
+    """Return a sentence for a pattern that has no effect. It names the rules that decide for the layers that
+    the pattern matches."""
     names = [name for name in layers if matches(name, pattern)]
     rules = {(first_match(n, config.exclude), first_match(n, config.layer_quant_config)) for n in names}
     others = sorted({f"exclude '{excluded}'" if excluded else f"the pattern '{first}' before it" for excluded, first in rules})
@@ -186,17 +191,19 @@ def _overruled(pattern: str, layers: Sequence[str], config: QConfig) -> str:
 
 
 def _unmatched(field: str, pattern: str, layers: Sequence[str]) -> str:
-    """Return a sentence that says that ``pattern`` matches no layer, with a similar name if there is one."""
+    """Return a sentence that says that ``pattern`` matches no layer. If a layer has a similar name, the
+    sentence names this layer."""
     near = _nearest(pattern, layers)
     hint = f"did you mean '{near}'?" if near else f"a layer of this model is '{layers[-1]}'" if layers else "this model has no such layer"
     return f"the pattern '{pattern}' in {field} matches no layer that can be quantized, so it has no effect; {hint}"
 
 
 def _nearest(pattern: str, layers: Sequence[str]) -> str | None:
-    """Return a pattern that matches a layer and is similar to the given pattern, or None if none is similar.
+    """Return a pattern that matches a layer and is similar to ``pattern``. Return None if there is no similar
+    name.
 
-    It is a layer name, or ``*`` and the end of a name with as many parts between dots as the given pattern.
-    Wildcards in the given pattern are ignored.
+    The result is the name of a layer, or ``*`` followed by the last parts of a layer's name. These are as
+    many parts as ``pattern`` has, and dots separate them. Wildcards in ``pattern`` are ignored.
     """
     words = pattern.replace("*", "").strip(".")
     parts = words.count(".") + 1
