@@ -166,7 +166,7 @@ def test_the_plan_says_types_groups_and_what_the_axes_mean() -> None:
     assert "picture.line conv1d 4×8×3 float (Conv1d stays float unless named)" in lines
     assert "embed embedding 8×4 W int8/channel 0 (type: Embedding)" in lines
     assert "3 convolution(s) are quantized: " in lines
-    assert "Axis 0 of their weights is the output channels, also if they are transposed" in lines
+    assert "Axis 0 of their weights is the output channels, also in transposed convolutions" in lines
     assert "1 embedding(s) are quantized: embed. Axis 0 of their weights is the token, and their inputs are indices" in lines
 
 

@@ -1,4 +1,4 @@
-"""The exceptions that quark raises on purpose. Each message names the thing, the cause and the fix."""
+"""The exceptions that quark raises on purpose. Each message says what has failed, why, and how to fix it."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class MissingPluginError(QuarkError, ImportError):
 
 
 class CheckpointError(QuarkError):
-    """A checkpoint on disk is incomplete, damaged, or points outside its directory."""
+    """A checkpoint on disk is incomplete or damaged, or has a link to a file outside its directory."""
 
 
 class CalibrationError(QuarkError, ValueError):

@@ -44,7 +44,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 @pytest.mark.parametrize("version", ["4.57.6", "5.3.0", "6.0.0"])
 def test_every_door_names_the_version_and_the_range(door: str, version: str, installed: Callable[[str], None]) -> None:
     installed(version)
-    expected = rf"transformers {version} is installed, and quark-core {VERSION} works with transformers{TRANSFORMERS}\. Run: pip install"
+    expected = rf"transformers {version} is installed, but quark-core {VERSION} needs transformers{TRANSFORMERS}\. Run: pip install"
     with pytest.raises(EnvironmentConflictError, match=expected):
         DOORS[door]()
 

@@ -77,7 +77,7 @@ if sys.platform == "win32":
             return os.read(file, length)
 
     def pwrite(file: int, data: bytes | memoryview, offset: int) -> int:
-        """Write ``data`` to a file, starting at the position ``offset``, and return the number of bytes
+        """Write ``data`` to a file from the position ``offset`` on, and return how many bytes were
         written."""
         with _position:
             os.lseek(file, offset, os.SEEK_SET)
@@ -87,8 +87,7 @@ else:
 
 
 def read_at(file: int, buffer: memoryview, offset: int) -> int:
-    """Fill ``buffer`` with the bytes of a file from the position ``offset``, and return how many bytes were
-    read."""
+    """Fill ``buffer`` with the bytes of a file from ``offset`` on, and return how many bytes were read."""
     done = 0
     while done < buffer.nbytes:
         part = buffer[done : done + _CHUNK]
@@ -196,8 +195,7 @@ def represent(path: Path, target: Path) -> None:
 
 
 def leads_out(path: Path, directory: Path) -> bool:
-    """Return whether ``path``, which is in ``directory``, leads to a file outside ``directory`` through
-    links.
+    """Return whether links lead from ``path``, which is in ``directory``, to a file outside ``directory``.
 
     If ``directory`` is a snapshot in a hub cache (``models--NAME/snapshots/REVISION``), its files are links
     to ``models--NAME/blobs``. Such links do not lead outside.

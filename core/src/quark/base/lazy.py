@@ -91,7 +91,7 @@ def _state_of_a_fresh_process() -> AbstractContextManager[None]:
 
 @attrs.frozen(eq=False)
 class ObjectRef:
-    """A reference to an object of the running program, with the interface of `LazyRef`.
+    """A reference to an object that already exists. It has the interface of `LazyRef`.
 
     Example:
         >>> ObjectRef([1]).load()
@@ -124,9 +124,9 @@ def as_optional_reference(value: str | Reference | None) -> Reference | None:
 def make_callable(module: str, call: Callable[[], Any]) -> None:
     """Make the imported module ``module`` callable. A call of the module returns ``call()``.
 
-    ``import quark.algorithms`` binds that package to ``quark.algorithms`` and hides the registry function of
-    the same name, so the package itself must be callable. Python allows a module's class to be replaced (data
-    model, "Customizing module attribute access").
+    ``quark.algorithms`` is a function that returns a registry. After ``import quark.algorithms``, the same
+    name refers to the package, so a call of the package must do the same as the function. Python allows a
+    program to replace the class of a module (data model, "Customizing module attribute access").
     """
 
     class CallableModule(ModuleType):

@@ -132,7 +132,8 @@ def unprintable(text: str) -> str | None:
     """Return the first character of ``text`` that a terminal would not show, or None if it would show all of
     them.
 
-    Such characters are control characters, for instance escape, and marks that change the direction of text.
+    Such characters are control characters, such as the escape character, and marks that change the direction
+    of text.
 
     >>> unprintable("4-bit weights"), unprintable("ends\\x1b[2J")
     (None, '\\x1b')

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Group(Protocol):
-    """Carries data between the ranks of a run.
+    """The protocol of objects that transfer data between the ranks of a run.
 
     Its methods are collective, and raise RankError if another rank has failed.
     """
@@ -49,10 +49,11 @@ class Group(Protocol):
 
 @attrs.frozen(eq=False)
 class Ranks:
-    """The number of this rank, the number of all ranks, and the methods that exchange values between them.
+    """One rank of a run. It knows its index and the number of ranks, and exchanges values with the other
+    ranks.
 
     Attributes:
-        rank: The number of this rank. The first rank is 0.
+        rank: The index of this rank. The first rank has the index 0.
         size: The number of ranks.
         is_deterministic: Whether the terms of a sum over calibration samples are added in an order that does
             not depend on ``size``. If so, the sum has the same bits for any number of ranks.
@@ -106,7 +107,7 @@ class Ranks:
         return sum(self.gather(number))
 
     def sum_(self, x: Tensor) -> None:
-        """Replace ``x``, which is contiguous, by its sum over all ranks.
+        """Replace ``x`` by its sum over all ranks. ``x`` must be contiguous.
 
         The order in which the terms are added is not defined.
         """

@@ -29,9 +29,10 @@ def tracing() -> Iterator[list[ExportedProgram]]:
     logger. It prevents torch from starting a thread that watches progress bars. It also empties the caches in
     which torch keeps the last trace with all parameters of the model.
 
-    Yields: An empty list. The ``with`` block must append each program that torch returns. A program is part
-    of a reference cycle through C++ objects, which Python's garbage collector cannot find. These cycles are
-    broken when the ``with`` block ends.
+    Yields:
+        An empty list. The ``with`` block must append each program that torch returns. A program is part of a
+        reference cycle through C++ objects, which Python's garbage collector cannot find. These cycles are
+        broken when the ``with`` block ends.
     """
     programs: list[ExportedProgram] = []
     logger, random_states = logging.getLogger(_TRACE_LOGGER), _random_states()

@@ -48,7 +48,7 @@ def refuse_unfit_environment() -> None:
     version = transformers_version()
     if version is not None and not SpecifierSet(TRANSFORMERS).contains(version, prereleases=True):
         raise EnvironmentConflictError(
-            f"transformers {version} is installed, and quark-core {VERSION} works with transformers{TRANSFORMERS}. "
+            f"transformers {version} is installed, but quark-core {VERSION} needs transformers{TRANSFORMERS}. "
             f"Run: pip install 'transformers{TRANSFORMERS}'"
         )
 

@@ -41,7 +41,9 @@ def _registered() -> Any:
             return candidate.entry_point.load()
         except Exception as error:
             raise MissingPluginError(f"quark.torch comes with {candidate.source}, whose import fails: {error}") from error
-    raise MissingPluginError("quark.torch is not active: pip install quark-amd, or change QUARK_DISABLED_PLUGINS or QUARK_PLUGINS")
+    raise MissingPluginError(
+        "quark.torch is not active. Run: pip install quark-amd, or, if it is installed, change QUARK_DISABLED_PLUGINS or QUARK_PLUGINS"
+    )
 
 
 class _HandsOver:

@@ -53,7 +53,8 @@ def code_of(directory: Path) -> list[str]:
 
 
 def sentence_modules(directory: Path) -> list[tuple[str, str]]:
-    """Return the folder and the class of each part of a sentence-transformers model, from ``modules.json``.
+    """Read ``modules.json`` of a sentence-transformers model, and return the folder and the class of each
+    part.
 
     The folder of the model itself is ``""``. If ``modules.json`` is missing or damaged, the result is empty.
     A damaged file is not an error, because quark itself only copies ``modules.json``.

@@ -39,7 +39,7 @@ class LayerCodes:
         name: Full name of the layer, as in a float checkpoint. The name of a layer of a fused expert contains
             the number of the expert, as in ``experts.3.down_proj``.
         config: Quantization of the weight and the input.
-        shape: Shape of the weight, ``[out, in]``.
+        shape: Shape of the weight. It is ``[out, in]``.
         read: A function that returns the codes and scales of the layer. Its argument is a dictionary from
             full name to stored tensor, with all tensors in ``sources`` and ``left_out`` of the `FloatTensor`.
     """
@@ -101,7 +101,7 @@ class Dequantizer(Protocol):
 
 
 class DequantizedTensors:
-    """The `TensorFiles` of a quantized checkpoint that compute float tensors from codes and scales.
+    """The `TensorFiles` of a quantized checkpoint. They compute float tensors from codes and scales.
 
     Args:
         files: The stored tensors.

@@ -34,8 +34,7 @@ def input_embeddings(model: Any) -> Any:
 
 
 def language_model(model: Any) -> Any:
-    """Return the language model inside ``model``, or None if there is none. A vision-language model has
-    one."""
+    """Return the language model inside ``model``, for instance inside a vision-language model, or None."""
     try:
         return model.get_decoder()
     except (AttributeError, NotImplementedError):
@@ -76,8 +75,8 @@ def initialize_what_no_checkpoint_holds(model: Any) -> None:
 def keep_from_initializing(model: nn.Module, children: Iterable[str]) -> None:
     """Prevent transformers from initializing the parent modules of ``children``.
 
-    This is necessary because the code that initializes a parent may access tensors of a child that the child
-    no longer has, such as fused experts. A parent that has tensors itself is initialized nevertheless.
+    This is necessary because the code that initializes a parent may access tensors that were removed from a
+    child, such as fused experts. A parent that has tensors itself is initialized nevertheless.
 
     Args:
         model: A transformers model.
@@ -115,7 +114,7 @@ def compute_absent(model: Any, names: Sequence[str], device: torch.device) -> di
 
 
 def _initialized(model: Any, names: Sequence[str], device: torch.device, seed: int) -> dict[str, Tensor]:
-    """Replace the tensors ``names`` by new ones, let the model class initialize them, and return them.
+    """Replace the tensors ``names`` by new tensors, let the model class initialize them, and return them.
 
     All elements of the new tensors have the value ``seed`` before the model class initializes them. ``seed``
     is also the seed of the random number generator.
@@ -195,8 +194,7 @@ def directory_of(config: Any) -> Path | None:
 
 
 def set_source(config: Any, source: str) -> None:
-    """Make `source_of` return ``source`` for a config and for the parts of the config, such as the text
-    config."""
+    """Make `source_of` return ``source`` for a config and for its parts, such as the text config."""
     config.name_or_path = source
     for part in (getattr(config, name, None) for name in getattr(config, "sub_configs", ())):
         if hasattr(part, "name_or_path"):
@@ -213,8 +211,8 @@ def tied_on_loading(model: Any) -> dict[str, str]:
 
 
 def can_set_attention(model: Any) -> bool:
-    """Return whether a transformers model uses the attention interface. If so, its attention function can be
-    replaced."""
+    """Return whether a transformers model uses the attention interface, so that quark can replace
+    attention."""
     return bool(type(model)._can_set_attn_implementation())
 
 
@@ -275,7 +273,8 @@ def renamed_by_loader(model: Any) -> Callable[[str], bool]:
 def on_missing(model: Any, act: Callable[[set[str], Callable[[], None]], None]) -> None:
     """Arrange that ``act`` is called while ``from_pretrained`` loads a model.
 
-    The call happens after transformers has filled the model, and before it allocates tensors without values.
+    The call happens after transformers has set the tensors of the model from the checkpoint. It happens
+    before transformers allocates the tensors that the checkpoint lacks.
 
     Args:
         model: A transformers model that ``from_pretrained`` is about to load.
@@ -293,15 +292,15 @@ def on_missing(model: Any, act: Callable[[set[str], Callable[[], None]], None]) 
 
 
 def initialize(model: Any, module: nn.Module) -> None:
-    """Initialize ``module``, and its buffers that no checkpoint contains, with the code of the class of
-    ``model``."""
+    """Initialize ``module`` with the code of the class of ``model``. This includes non-persistent buffers."""
     model._init_weights(module)
 
 
 def before_tying(model: Any, act: Callable[[set[str]], None]) -> None:
     """Arrange that ``act`` is called while ``from_pretrained`` loads a model.
 
-    The call happens after transformers has filled and initialized the model, and before it ties weights.
+    The call happens after transformers has set or initialized all tensors of the model. It happens before
+    transformers ties weights.
 
     Args:
         model: A transformers model that ``from_pretrained`` is about to load.

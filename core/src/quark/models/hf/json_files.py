@@ -65,13 +65,13 @@ def refuse_link_out(path: Path, checkpoint: Path) -> None:
     """
     if not _FOLLOWED.get() and leads_out(path, checkpoint):
         raise CheckpointError(
-            f"'{path}' is a link to '{os.path.realpath(path)}', outside the checkpoint, and is not read: put the file itself there, or "
-            "remove the link"
+            f"'{path}' is a link to '{os.path.realpath(path)}', which is outside the checkpoint, and is not read. Replace the link by "
+            "the file, or remove the link"
         )
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file.
+    """Read a JSON file that contains an object, and return the object.
 
     Raises:
         CheckpointError: The file is missing or too large, is not valid JSON, is nested too deeply for
@@ -100,7 +100,7 @@ def bounded_bytes(path: Path) -> bytes:
     try:
         size = path.stat().st_size
         if size > LARGEST_FILE:
-            raise CheckpointError(f"'{path}' has {size:,} bytes, and at most {LARGEST_FILE:,} are read: it is not a checkpoint's file")
+            raise CheckpointError(f"'{path}' has {size:,} bytes, but at most {LARGEST_FILE:,} are read. It is not a file of a checkpoint")
         data = regular_bytes(path)
     except OSError as error:
         raise CheckpointError(f"'{path}' cannot be read ({error.strerror or error})") from error
@@ -116,7 +116,7 @@ def refuse_many_values(data: bytes, path: Path) -> None:
     values = sum(data.count(mark) for mark in (b",", b"[", b"{"))
     if values > MOST_VALUES:
         raise CheckpointError(
-            f"'{path}' holds up to {values:,} values, and at most {MOST_VALUES:,} are read: it is not a checkpoint's file"
+            f"'{path}' holds up to {values:,} values, but at most {MOST_VALUES:,} are read. It is not a file of a checkpoint"
         )
 
 

@@ -50,8 +50,8 @@ def torch_device(name: str) -> torch.device:
 
 
 def first_dtype(path: Path) -> torch.dtype:
-    """Return the dtype of the first tensor in a checkpoint that has no codes, or float32 if all tensors have
-    codes."""
+    """Return the dtype of a checkpoint's first tensor that is not codes. Return float32 if there is no such
+    tensor."""
     stored = (DTYPES.get(name, torch.uint8) for shard in check_shards(path) for name, _ in shard.tensors.values())
     return next((dtype for dtype in stored if dtype.is_floating_point and dtype.itemsize > 1), torch.float32)
 
@@ -84,8 +84,8 @@ def load_model(path: Path, dtype: str = "auto", device: str = "cpu", *, trust_re
 
     Args:
         path: Checkpoint directory.
-        dtype: float32, bfloat16 or float16; ``auto`` uses the dtype in the checkpoint.
-        device: Torch device.
+        dtype: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"auto"`` for the dtype in the checkpoint.
+        device: Name of a torch device, such as ``"cuda:0"``.
         trust_remote_code: Whether code that comes with the checkpoint may run.
         packed: Whether layers of a quantized checkpoint keep their codes and compute from them. This has no
             effect if transformers reads the checkpoint without quark.
@@ -156,7 +156,9 @@ def unpack_all(
     keeps_codes: bool = False,
     when_used: bool = False,
 ) -> None:
-    """Replace every `Packed` module of a model by its quantized module, in place.
+    """Replace each `Packed` module of a model by the quantized module that its stored tensors describe.
+
+    The function changes the model in place.
 
     Args:
         model: The model.

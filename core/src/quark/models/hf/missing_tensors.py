@@ -67,7 +67,8 @@ def refuse_lost(names: Sequence[str], model: nn.Module, directory: Path) -> None
     """Raise an error if stored tensors would be lost because other tensors have taken their places.
 
     Args:
-        names: Names of stored tensors that no tensor of the model is computed from and that no export copies.
+        names: Names of stored tensors that are not used to compute a tensor of the model and that an export
+            does not copy.
         model: The model. The tensors that its class ignores (`left_out_by`) may be lost.
         directory: The checkpoint directory. The message names it.
 
@@ -77,7 +78,7 @@ def refuse_lost(names: Sequence[str], model: nn.Module, directory: Path) -> None
     is_left_out = left_out_by(model)
     if lost := [name for name in names if not is_left_out(name)]:
         raise CheckpointError(
-            f"a {type(model).__name__} has no place for {len(lost)} tensor(s) of '{directory}', because others replace them: "
+            f"a {type(model).__name__} has no place for {len(lost)} tensor(s) of '{directory}', because other tensors replace them: "
             f"{folded(lost)}. Its config.json may be of another model: correct it, or remove these tensors from the files"
         )
 
@@ -121,8 +122,8 @@ def refuse_unannounced(names: Sequence[str], directory: Path | str) -> None:
     """
     if names:
         raise CheckpointError(
-            f"'{directory}' holds {folded(names)}, which its quantization_config does not announce: config.json was changed, or is of "
-            "another checkpoint. Make or fetch the export again"
+            f"'{directory}' holds {folded(names)}, but its quantization_config implies no such tensors. config.json was changed, or is "
+            "of another checkpoint. Make or fetch the export again"
         )
 
 

@@ -51,8 +51,7 @@ class ModelClass:
         return self.type._from_config(self.config, **options)
 
     def load(self, path: Path, **options: Any) -> Any:
-        """Load the model from the directory ``path`` with ``from_pretrained`` of the class, and return the
-        result."""
+        """Return the model in the directory ``path``, loaded with ``from_pretrained`` of the class."""
         return self.type.from_pretrained(
             path, config=self.config, trust_remote_code=self.trust_remote_code, local_files_only=True, **options
         )

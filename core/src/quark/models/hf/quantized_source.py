@@ -133,7 +133,7 @@ def _block(config: Any) -> Mapping[str, Any] | None:
 
 @attrs.frozen(eq=False)
 class QuantizedModel:
-    """A model in memory that another tool has quantized, in a layout that an installed plugin dequantizes.
+    """A model in memory that another tool has quantized. An installed plugin can dequantize it.
 
     Attributes:
         model: The quantized model.
@@ -221,8 +221,7 @@ class QuantizedModel:
 
 
 def _block_of(config: Any) -> Mapping[str, Any] | None:
-    """Return the ``quantization_config`` of a transformers config in the form that a config.json would
-    have."""
+    """Return the ``quantization_config`` of a transformers config as a config.json would contain it."""
     block: Any = getattr(config, "quantization_config", None)
     block = block.to_dict() if hasattr(block, "to_dict") else block
     plain: Any = json.loads(json.dumps(block, default=lambda value: getattr(value, "value", str(value))))

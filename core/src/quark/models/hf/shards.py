@@ -1,5 +1,4 @@
-"""Functions that read the headers of a checkpoint's safetensors files, and check them before tensors are
-read."""
+"""Functions that read and check the headers of a checkpoint's safetensors files before tensors are read."""
 
 from __future__ import annotations
 
@@ -145,8 +144,8 @@ def refuse_codes(shards: Iterable[Shard], directory: Path) -> None:
         for tensor, (dtype, _) in shard.tensors.items():
             if dtype.startswith(_NARROW_FLOATS):
                 raise CheckpointError(
-                    f"'{shard.path}' holds '{tensor}' as {dtype}, and no quantization_config in '{directory}/config.json' says what "
-                    "its scales are: give the float checkpoint, or restore the quantization_config"
+                    f"'{shard.path}' holds '{tensor}' as {dtype}, but '{directory}/config.json' has no quantization_config that "
+                    "names its scales. Give the float checkpoint, or restore the quantization_config"
                 )
 
 

@@ -155,8 +155,7 @@ class StoredTensors:
         _tell_carried(self.carried, model, directory)
 
     def _checked(self, recipe: Recipe, state: Mapping[str, Tensor]) -> Recipe:
-        """Return a copy of ``recipe`` with the names of all targets. Check the names and shapes of the
-        targets."""
+        """Check the names and shapes of the targets, and return a copy of ``recipe`` with all targets."""
         stored = {name: self._tensors.meta[name] for _, name in recipe.sources}
         names = ", ".join(f"'{name}' {list(t.shape)}" for name, t in list(stored.items())[:4]) + (", …" if len(stored) > 4 else "")
         try:
@@ -235,10 +234,10 @@ class StoredTensors:
 
 
 def _layers(names: _ModelNames, float_tensors: Sequence[FloatTensor]) -> Iterator[tuple[str, tuple[FloatTensor, LayerCodes | None]]]:
-    """Yield a pair for each layer that is quantized in the source: the full name in the model, and the codes.
+    """Yield the full name in the model, the `FloatTensor` and the `LayerCodes` of each layer that is
+    quantized in the source.
 
-    The codes are a pair of the `FloatTensor` and the `LayerCodes`. The latter is None if no `QLayerConfig`
-    expresses the quantization exactly.
+    The last two are a pair. `LayerCodes` is None if no `QLayerConfig` expresses the quantization exactly.
     """
     for one in float_tensors:
         found = names.find(one.name)

@@ -1,4 +1,5 @@
-"""Functions for tied tensors and shared modules of a model, which have several full names."""
+"""Functions for tensors and modules that have several full names in a model: tied tensors and shared
+modules."""
 
 from __future__ import annotations
 

@@ -41,8 +41,8 @@ def _own_files(path: Path) -> dict[str, str | None]:
     in the checkpoint.
 
     The value is None if the checkpoint has no such file. Many checkpoints name a file on the machine on which
-    they were made, and some releases of transformers would read such a file if it existed. With the result of
-    this function, they cannot.
+    they were made, and some releases of transformers would read such a file if it existed. The caller passes
+    the result to transformers, so that only files of the checkpoint are read.
     """
     config = read_json(path / "tokenizer_config.json") if (path / "tokenizer_config.json").is_file() else {}
     own: dict[str, str | None] = {}

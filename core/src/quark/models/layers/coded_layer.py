@@ -86,7 +86,7 @@ class CodedLayer:
 
 
 def restored_parameter(quantizer: QuantizerModule, codes: Tensor, qparams: QParams, dtype: torch.dtype) -> nn.Parameter:
-    """Return the dequantized codes as a parameter of dtype ``dtype``.
+    """Dequantize the codes, and return the result as a parameter with the dtype ``dtype``.
 
     The function also sets the scales of ``quantizer`` to ``qparams``.
     """
@@ -167,7 +167,7 @@ def restore(
         return {} if slot.is_activation else {slot: as_parameter(stored[""])}
     codes, qparams = inner.unpack(stored, shape, order=order)
     if tuple(codes.shape) != shape:
-        raise CheckpointError(f"the {slot} of '{name}' unpacks to {list(codes.shape)} instead of {list(shape)}")
+        raise CheckpointError(f"the {slot} of '{name}' unpacks to the shape {list(codes.shape)} instead of {list(shape)}")
     refuse_bad_scales(qparams, f"the {slot} of '{name}'", activation=False)
     return {slot: restored_parameter(quantizer, codes, qparams, dtype)}
 

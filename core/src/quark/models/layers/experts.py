@@ -25,8 +25,8 @@ _M = TypeVar("_M", bound=nn.Module)
 
 @attrs.frozen(eq=False)
 class ExpertParts:
-    """The matrices of a fused mixture-of-experts module, and the function that its experts compute between
-    them.
+    """The matrices of a fused mixture-of-experts module, and functions that are needed to separate its
+    experts.
 
     Attributes:
         weights: A dictionary from the name of a projection to its weights ``[experts, out, in]``. The last
@@ -54,7 +54,7 @@ class Expert(nn.Module):
 
 
 class SeparateExperts(nn.Module):
-    """A module that computes the same as a fused mixture-of-experts module. It calls one expert after
+    """A module that computes the same as a fused mixture-of-experts module, but calls one expert after
     another.
 
     The child modules are the experts. The name of a child is the number of the expert.
@@ -119,8 +119,10 @@ class SeparateExperts(nn.Module):
 
 
 def separated(parts: ExpertParts) -> SeparateExperts:
-    """Return the module that replaces a fused mixture-of-experts module. Both have the same arguments of
-    ``forward``."""
+    """Return the module that replaces a fused mixture-of-experts module.
+
+    Its ``forward`` accepts the same arguments as the ``forward`` of the fused module.
+    """
     return (parts.separate or SeparateExperts)(parts)
 
 

@@ -30,11 +30,11 @@ _HARMLESS = {"__init__", "__module__", "__doc__", "__qualname__", "__annotations
 
 @attrs.frozen(eq=False)
 class LayerType:
-    """A registered layer type whose float class is loaded.
+    """A registered layer type whose float class has been imported.
 
     Attributes:
         record: The registered record.
-        planned_as: The class under which configurations and algorithms address layers of this type.
+        planned_as: The class that configurations and algorithms use for layers of this type.
         planned_name: The registered name of ``planned_as``. Plans use this name.
     """
 
@@ -80,7 +80,7 @@ def _inherited(layer: nn.Module) -> LayerType | None:
 
 
 def is_scaled_lookup(layer: nn.Module) -> bool:
-    """Return whether a layer is a subclass of ``nn.Embedding`` that multiplies the rows by one constant.
+    """Return whether a layer is of a subclass of ``nn.Embedding`` that multiplies the rows by one constant.
 
     An example is the embedding of Gemma. The function runs a copy of the layer that has a small random
     float64 weight and buffers of ones. It checks that each output equals a row of the weight multiplied by
@@ -137,14 +137,14 @@ def is_lookup(layer_class: type[Any]) -> bool:
 def is_by_name(layer_class: type[Any]) -> bool:
     """Return whether layers of ``layer_class`` are quantized only if the configuration names them.
 
-    A configuration names them by a pattern or by their type.
+    A configuration names a layer with a pattern that matches the layer's name, or with the layer's type.
     """
     layer_type = layer_type_of_class(layer_class)
     return layer_type is not None and layer_type.record.by_name
 
 
 def planned_names() -> list[str]:
-    """Return the class names that ``layer_type_quant_config`` may use, sorted."""
+    """Return a sorted list of the class names that ``layer_type_quant_config`` may contain."""
     return sorted({_class_name(record.layer) for record in layer_types() if record.quantized is not None and record.planned_as is None})
 
 
@@ -153,7 +153,7 @@ def planned_names() -> list[str]:
 def _registered_for(layer_class: type[Any], registry: LayerTypeRegistry, revision: tuple[int, int]) -> LayerType | None:
     """Return the layer type that ``registry`` has for exactly ``layer_class``, or None.
 
-    ``revision`` is only a key of the cache.
+    ``revision`` changes if the registry changes. It is only part of the key under which the result is cached.
     """
     claims = [name for name in registry.names() if _loaded(registry.get(name).layer) is layer_class]
     if not claims:
@@ -268,8 +268,8 @@ class LayerShape:
 
         For a weight, this is the shape in the quantized layer: ``[out, in]`` in linear layers, and torch's
         layout in other layers. For activations, only the number of features is known before a run. So the
-        result is the shape for a single token or position, ``[1, features]`` or ``[1, channels, 1, …]``. For
-        indices it is ``[1]``.
+        result is the shape for a single token or position, ``[1, features]`` or ``[1, channels, 1, …]``. If
+        the input consists of indices, its shape is ``[1]``.
         """
         outputs, kernel = (self.weight[1:2] if self.is_lookup else self.weight[:1]), (1,) * (self.rank - 2)
         if slot is Slot.weight:

@@ -69,7 +69,7 @@ class WeightFromCodes(Tensor):
 
     The tensor has the shape, dtype and device of the dequantized weight, but no data of its own. Each
     operation on the tensor dequantizes the weight again. If an operation changes the weight in place, the
-    layer becomes a quantized layer that has the values of its weight in memory.
+    layer becomes a quantized layer whose weight is dequantized and in memory.
 
     Args:
         layer: The layer that the weight belongs to.
@@ -151,8 +151,8 @@ class RunsFromCodes(Packed):
     def register_parameter(self, name: str, param: Any) -> None:
         """Set the parameter ``name`` to ``param``.
 
-        If ``param`` is the weight of another layer that runs from codes, both layers then share the stored
-        tensors. If it is any other weight, this layer no longer runs from codes.
+        If ``name`` is ``"weight"`` and ``param`` is the weight of another layer that runs from codes, both
+        layers then share the stored tensors. With any other new weight, this layer no longer runs from codes.
         """
         if name == "weight" and isinstance(param, WeightFromCodes):
             made = param._layer._weight
@@ -328,9 +328,9 @@ def runs_from_codes(quantized: QuantizedLayer, weight: PackedWeight) -> Quantize
     """Return a quantized layer that runs from codes.
 
     Args:
-        quantized: A quantized layer that has its bias, other parameters and activation scales. Its weight is
+        quantized: A quantized layer whose bias, other parameters and activation scales are set. Its weight is
             not used.
-        weight: The weight for the result.
+        weight: The weight of the returned layer.
 
     Raises:
         CheckpointError: A scale is not valid.
@@ -347,7 +347,7 @@ def runs_from_codes(quantized: QuantizedLayer, weight: PackedWeight) -> Quantize
 
 
 def _bare(*bases: type[nn.Module]) -> Any:
-    """Return an instance of the class that derives from ``bases``, without attributes."""
+    """Return an instance without attributes. Its class is the one that derives from ``bases``."""
     kind: Any = _class_from_codes(*bases)  # type: ignore[arg-type]  # classes are hashed by identity
     return kind.__new__(kind)
 

@@ -61,7 +61,8 @@ class PackedScales(nn.Module):
 
 
 class PackedLayer(Packed):
-    """A module that replaces a layer while a checkpoint is loaded, and holds the stored tensors of the layer.
+    """A module that replaces a layer while a checkpoint is loaded. It contains the stored tensors of the
+    layer.
 
     Args:
         layer: The float layer. Its weight and bias are not used, and may be on any device.
@@ -104,7 +105,7 @@ class PackedLayer(Packed):
         self._register_others(layer)
 
     def _register_others(self, layer: nn.Module) -> None:
-        """Register all tensors of ``layer`` except its weight and bias, under the same names.
+        """Register all tensors of ``layer`` except its weight and bias. Their names do not change.
 
         The submodules of ``layer`` become submodules of this module too.
         """
@@ -162,7 +163,7 @@ class PackedLayer(Packed):
     def zero_points_of_symmetric_specs(self) -> Iterator[str]:
         """Yield the names of zero points that a checkpoint may leave out because all their values are 0.
 
-        Only buffers of this module itself are included, not buffers of its submodules.
+        The result includes only buffers of this module itself, not buffers of its submodules.
         """
         for name, (slot, suffix) in self._flat.items():
             if _is_symmetric(getattr(self.layer_config, slot)) and suffix.startswith("zero_point"):
@@ -247,10 +248,10 @@ class PackedLayer(Packed):
         return runs_from_codes(self._quantized((Slot.bias,)), weight)
 
     def _quantized(self, parameters: Iterable[Slot]) -> QuantizedLayer:
-        """Return the quantized layer. Of the weight and the bias, only those are restored that ``parameters``
-        names.
+        """Return the quantized layer. The weight or the bias is only restored if ``parameters`` contains its
+        slot.
 
-        All other tensors of the layer are restored.
+        All other tensors of the layer are always restored.
         """
         layer = self._float[0]
         quantized = quantized_class(layer).from_float(layer, self.layer_config)
@@ -332,8 +333,7 @@ class ScalesOf:
 def as_vector(scale: Tensor) -> Tensor:
     """Return a scale in the shape that compressed-tensors uses for scales of attention.
 
-    A scale of shape ``[]`` gets the shape ``[1]``. Scales per head ``[heads]`` get the shape ``[heads, 1,
-    1]``.
+    The shape ``[]`` becomes ``[1]``. The shape ``[heads]`` of scales per head becomes ``[heads, 1, 1]``.
     """
     return scale.reshape(-1, 1, 1) if scale.ndim else scale.reshape(1)
 
@@ -384,9 +384,9 @@ class PackedQuantizer(PackedScales, Packed):
             qparams = module.quantizer.unpack_qparams(tensors, self._shape, order=self.order)
             if not bool(((qparams.scale > 0) & (qparams.scale <= self.largest) & torch.isfinite(qparams.scale)).all()):
                 raise CheckpointError(
-                    f"a scale inside attention is {qparams.scale.tolist()}: softmax_quant_spec or kv_cache_post_rope promises scales that "
-                    "the checkpoint lacks. Read the checkpoint with quark.checkpoint.import_model_from_safetensors, which names missing "
-                    "scales and leaves probabilities without scales in float"
+                    f"a scale inside attention is {qparams.scale.tolist()}, because softmax_quant_spec or kv_cache_post_rope requires "
+                    "scales that the checkpoint lacks. Read the checkpoint with quark.checkpoint.import_model_from_safetensors, which "
+                    "names missing scales and leaves probabilities without scales in float"
                 )
             module.set_qparams(qparams)
             if isinstance(self._stored[0], ScalesOf):

@@ -52,7 +52,7 @@ class WeightPacking(Protocol):
         """Return the codes and scales of a weight with the shape ``shape``. This is the inverse of `pack`."""
 
     def qparams(self, tensors: Mapping[str, Tensor], shape: tuple[int, ...]) -> QParams:
-        """Return only the scales of a weight of shape ``shape``."""
+        """Return only the scales and zero points of a weight with the shape ``shape``."""
 
 
 _CHECKED = 1 << 20
@@ -71,8 +71,8 @@ class FormatPacking:
     Attributes:
         quantizer: Quantizer of the weight.
         order: Packing order of 4-bit codes in a word, ``"reorder"`` or ``"order"``.
-        as_stored: A function that converts codes to the layout of checkpoints, or back
-            (`quark.models.layers.QuantizedLayer.as_stored`).
+        as_stored: A function that converts codes to the layout of checkpoints, and from this layout to the
+            layout of the quantized layer (`quark.models.layers.QuantizedLayer.as_stored`).
     """
 
     quantizer: TensorQuantizer
@@ -201,7 +201,7 @@ class PackedWeight:
 
     @property
     def cuts(self) -> RowCuts | None:
-        """The places where the weight can be cut, or None if it can only be unpacked as a whole."""
+        """The rows at which the weight can be cut, or None if the weight can only be unpacked as a whole."""
         return row_cuts(self.packing, self.shape[1]) if len(self.shape) == 2 else None
 
     @property
@@ -253,8 +253,7 @@ class PackedWeight:
         return [slice(p.start * unit, min(p.stop * unit, rows)) for p in parts]
 
     def part(self, rows: slice) -> PackedWeight:
-        """Return the part of the weight with the rows ``rows``. `row_slices` must have returned this
-        slice."""
+        """Return the part of the weight with the rows ``rows``, a slice that `row_slices` has returned."""
         if rows == slice(0, self.shape[0]) or self.cuts is None:
             return self
         shape = (rows.stop - rows.start, *self.shape[1:])
@@ -281,7 +280,7 @@ class PackedWeight:
 
     @torch.no_grad()
     def looked_up(self, indices: Tensor) -> Tensor:
-        """Return the rows at ``indices`` as a tensor of shape ``[*indices.shape, in]``.
+        """Return the rows at ``indices`` as a tensor with the shape ``[*indices.shape, in]``.
 
         If the weight can be cut, only the parts that contain these rows are unpacked, and each part is
         unpacked once.

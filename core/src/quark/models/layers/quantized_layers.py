@@ -1,4 +1,5 @@
-"""Quantized layers. They have a rounded weight, and fake-quantize their inputs and outputs.
+"""The classes of quantized layers. Such a layer has a rounded weight, and fake-quantizes its inputs and
+outputs.
 
 The class of a quantized layer derives from the class of the float layer. Quantized convolutions are in
 `quark.models.layers.convolutions`.
@@ -114,8 +115,7 @@ class QuantizedLayer(nn.Module):
         return quantizer_for(spec, activation=slot.is_activation)
 
     def other_state(self) -> dict[str, Tensor]:
-        """Return a dictionary from name to tensor, with the tensors of the state dict that are never
-        quantized.
+        """Return the tensors of the state dict that are never quantized. The keys are their names.
 
         These are all parameters and persistent buffers except the weight, the bias and the buffers of
         quantizers.
@@ -136,8 +136,7 @@ class QuantizedLayer(nn.Module):
     # The float classes differ in the names and the number of their arguments, but the first one is always the
     # input.
     def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the output of the layer. The configuration decides whether input and output are
-        quantized."""
+        """Return the output of the layer. The configuration decides which activations are quantized."""
         y = self.with_branch(x, *args, **kwargs)
         return y if self.output_quantizer is None else self.output_quantizer(y)
 
@@ -187,8 +186,7 @@ class QuantConv1D(QuantLinear):
 
     @staticmethod
     def as_stored(matrix: Tensor) -> Tensor:
-        """Return the transposed matrix. This converts the layout ``[out, in]`` to ``[in, out]``, and ``[in,
-        out]`` to ``[out, in]``.
+        """Return the transposed matrix. This converts between the layouts ``[out, in]`` and ``[in, out]``.
 
         A tensor that does not have two axes is returned unchanged.
         """
@@ -213,8 +211,7 @@ class QuantEmbedding(QuantizedLayer, nn.Embedding):  # type: ignore[misc]
 
 @lru_cache(maxsize=256)
 def _scaled_embedding(kind: type[nn.Embedding]) -> type[QuantEmbedding]:
-    """Return the quantized class of the embedding class ``kind``, which multiplies its output by a
-    constant."""
+    """Return the quantized class of an embedding class that multiplies its output by a constant."""
     return type(f"Quant{kind.__name__}", (QuantEmbedding, kind), {"__doc__": QuantEmbedding.__doc__, "__reduce__": _scaled_reduced})
 
 

@@ -119,8 +119,7 @@ class QuantizerModule(nn.Module):
         return _StraightThrough.apply(x, values) if x.requires_grad and torch.is_grad_enabled() else values
 
     def _as_operator(self, x: Tensor) -> Tensor:
-        """Fake-quantize ``x`` with the operator ``quark::fake_quantize``, which torch can trace, and return
-        the result.
+        """Return ``x``, fake-quantized with the operator ``quark::fake_quantize``. torch can trace it.
 
         Raises:
             UnsupportedError: The spec alone does not determine the quantizer.
@@ -157,8 +156,7 @@ class _StraightThrough(torch.autograd.Function):
 class RoundedParameter(QuantizerModule):
     """A quantizer of a parameter that is already rounded. A call returns its argument unchanged.
 
-    The graph of a traced model contains the call of this module, and there exporters find the scales of the
-    parameter.
+    The graph of a traced model contains this call. Exporters use it to find the scales of the parameter.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -177,7 +175,7 @@ def _formats(spec: TensorSpec) -> str:
 def _fake_quantize(
     x: Tensor, scale: Tensor | None, zero_point: Tensor | None, outer_scale: Tensor | None, spec: str, activation: bool
 ) -> Tensor:
-    """Return the fake-quantized values of ``x``, in the dtype and the shape of ``x``. ``spec`` is JSON
+    """Return the fake-quantized values of ``x``, in the dtype and the shape of ``x``. ``spec`` is a JSON
     text."""
     qparams = None if scale is None else QParams(scale, zero_point, outer_scale)
     return _quantizer_of(spec, activation).fake_quantize(x, qparams)

@@ -1,4 +1,4 @@
-"""Planning of attention. It decides which probabilities, queries, keys and values are quantized."""
+"""Code that decides which attention probabilities, queries, keys and values of a model are quantized."""
 
 from __future__ import annotations
 
@@ -142,7 +142,8 @@ class AttentionPlanning:
         """Return a copy in which None in ``kv_cache_post_rope`` and ``attention_post_rope`` is replaced.
 
         The new value is True if the model can use quark's attention functions, and attention can quantize the
-        outputs of the projections. Runtimes quantize after the rotary embedding too. Otherwise, it is False.
+        outputs of the projections. Otherwise, it is False. True is better, because runtimes quantize after
+        the rotary embedding too.
         """
         cache, queries = self.config.kv_cache_post_rope, self.config.attention_post_rope
         if cache is None:
@@ -155,8 +156,7 @@ class AttentionPlanning:
         return self._with(cache, queries)
 
     def errors(self, requested_post_rope: bool | None) -> Iterator[str]:
-        """Yield an error message for each setting of attention that this model does not allow. Each message
-        has a fix.
+        """Yield an error message and a fix for each setting of attention that this model does not allow.
 
         Args:
             requested_post_rope: The value of ``kv_cache_post_rope`` before `resolved` replaced it.
@@ -272,7 +272,7 @@ class AttentionPlanning:
 
     @cached_property
     def _neither_keys_nor_values(self) -> list[str]:
-        """The names of layers in `_cached` whose output is not keys, values or both.
+        """The names of layers in `_cached` whose output is neither keys, nor values, nor both.
 
         An example is ``kv_b_proj`` of latent attention. The list is empty if the names of projections are
         unknown.
@@ -338,8 +338,7 @@ class AttentionPlanning:
         ]
 
     def _have_tensor_scales(self, *states: str) -> bool:
-        """Return whether the tensors ``states`` (names in ``STATES``) have one scale in all attention
-        modules."""
+        """Return whether the tensors ``states`` (names in ``STATES``) have one scale in each attention."""
         return all(is_per_tensor(spec) for row in self.rows for state, (_, spec) in row.states.items() if state in states)
 
 

@@ -17,9 +17,9 @@ from quark.plugins import templates
 
 @attrs.frozen
 class StatedFamily:
-    """Facts about the model family that a model states in its attribute ``stated_family``.
+    """The value of a model's attribute ``stated_family``: facts about the family of the model.
 
-    Quark sets this attribute on a model that it has built from tensor names alone. A transformers model does
+    quark sets this attribute on a model that it has built from tensor names alone. A transformers model does
     not need the attribute, because its configuration and its modules show the family.
 
     Attributes:
@@ -32,8 +32,7 @@ class StatedFamily:
 
 
 def stated_family(model: nn.Module) -> StatedFamily | None:
-    """Return the `StatedFamily` of a model, or None if the model does not have the attribute
-    ``stated_family``."""
+    """Return the attribute ``stated_family`` of a model, or None if the model has no such attribute."""
     stated = getattr(model, "stated_family", None)
     return stated if isinstance(stated, StatedFamily) else None
 

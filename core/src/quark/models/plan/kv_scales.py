@@ -57,8 +57,7 @@ def why_not_cached(spec: TensorSpec, heads: tuple[int, int] | None) -> str | Non
 
 
 def kv_scale_groups(names: Iterable[str], patterns: Sequence[str], *, separate: bool = False) -> list[tuple[str, ...]]:
-    """Return groups of the layers that compute keys and values for the KV cache. The layers of a group share
-    a scale.
+    """Return groups of the layers that compute keys and values for the KV cache. A group shares one scale.
 
     A group contains the full names of the layers that compute the keys and values of one attention module.
 

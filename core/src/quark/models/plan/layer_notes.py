@@ -15,13 +15,13 @@ from quark.models.plan.plan_row import PlanRow
 
 
 def layer_notes(rows: Sequence[PlanRow], model: nn.Module) -> Iterator[str]:
-    """Yield notes that say what the axes in specs of convolutions and embeddings mean, and which layers have
-    an unknown class."""
+    """Yield notes on what axes mean in specs of convolutions and embeddings, and on layers of unknown
+    classes."""
     quantized = [row for row in rows if row.has_quantized_weight]
     if kernels := [row.name for row in quantized if len(row.shape) > 2]:
         yield (
-            f"{len(kernels)} convolution(s) are quantized: {folded(kernels)}. Axis 0 of their weights is the output channels, also if they "
-            "are transposed, groups run along the input channels of a kernel position, and axis 1 of activations is the channels"
+            f"{len(kernels)} convolution(s) are quantized: {folded(kernels)}. Axis 0 of their weights is the output channels, also in "
+            "transposed convolutions. Groups run along the input channels of a kernel position, and axis 1 of activations is the channels"
         )
     if lookups := [row.name for row in quantized if row.is_lookup]:
         yield (
@@ -36,11 +36,10 @@ def layer_notes(rows: Sequence[PlanRow], model: nn.Module) -> Iterator[str]:
 
 
 def _unknown_layers(rows: Sequence[PlanRow], model: nn.Module) -> dict[tuple[str, str], list[str]]:
-    """Return the full names of the layers that have no row although a base class of theirs is quantized by
-    default.
+    """Find the layers that have no row, although the layer type of a base class is quantized by default.
 
-    The result is a dictionary to these names. A key is a pair: the name of the layer's class, and the name of
-    the base class.
+    The result is a dictionary from a pair of class names to the full names of layers. The pair is the class
+    of the layers and the base class.
     """
     planned = {row.name for row in rows}
     layers: dict[tuple[str, str], list[str]] = {}

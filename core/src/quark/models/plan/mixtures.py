@@ -43,15 +43,13 @@ class FusedMixture:
 
 
 def fused_mixtures(model: nn.Module) -> dict[str, FusedMixture]:
-    """Return a dictionary from full name to `FusedMixture`, with all fused mixture-of-experts modules that
-    can be separated."""
+    """Return the fused mixture-of-experts modules that can be separated, as a dictionary from full name."""
     facts = architecture_of(model) or Architecture(model_type="")
     return {name: FusedMixture(m, facts) for name, m in model.named_modules() if expert_parts(m, facts) is not None}
 
 
 def separate_experts(model: nn.Module, config: QConfig, kept: Container[str] = ()) -> list[str]:
-    """Replace fused experts in ``model`` by separate layers if the configuration needs this. Change ``model``
-    in place.
+    """Replace fused experts in ``model`` by separate layers, in place, if the configuration needs this.
 
     A fused module is replaced if a layer of one of its experts is quantized, is excluded by its full name, or
     is in ``kept``. If an algorithm needs separate experts, all fused modules are replaced. The model computes
@@ -103,8 +101,7 @@ class ExpertNames:
         return self._expression.sub(r"\1*\2", layer) if self._expression.search(layer) else None
 
     def expert(self, layer: str) -> str:
-        """Return the full name of the expert to which ``layer`` belongs, or ``layer`` if there is no
-        expert."""
+        """Return the full name of the expert that contains ``layer``. If there is none, return ``layer``."""
         match = self._expression.search(layer)
         return layer if match is None else layer[: match.end() - 1]
 

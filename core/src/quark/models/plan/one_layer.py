@@ -28,8 +28,8 @@ class OneLayer(nn.Module):
 
 
 def as_model(model: nn.Module) -> nn.Module:
-    """Return a `OneLayer` that wraps ``model`` if ``model`` is a quantizable or quantized layer. Return any
-    other model unchanged."""
+    """If ``model`` is a quantizable or quantized layer, return a `OneLayer` around it. If not, return
+    ``model``."""
     if counts_as(model) is None and not isinstance(model, QuantizedLayer):
         return model
     wrapper = OneLayer(model)
@@ -38,11 +38,10 @@ def as_model(model: nn.Module) -> nn.Module:
 
 
 def put_back(whole: nn.Module, model: nn.Module) -> None:
-    """Turn ``model`` into the layer that is now in the wrapper ``whole``. The class and the attributes of
-    ``model`` change in place.
+    """Turn ``model`` into the layer that is now in the wrapper ``whole``.
 
-    ``whole`` is the result of `as_model` for ``model``. The run may have replaced the layer in the wrapper.
-    If ``whole`` is not a wrapper, do nothing.
+    ``whole`` is the result of `as_model` for ``model``, and the run may have replaced the layer in it. The
+    class and the attributes of ``model`` change in place. If ``whole`` is not a wrapper, do nothing.
     """
     if not isinstance(whole, OneLayer) or whole is model:
         return

@@ -51,8 +51,7 @@ class PlanRow:
 
     @property
     def is_linear(self) -> bool:
-        """Whether the plan treats the layer as an ``nn.Linear``, so that algorithms for linear layers
-        apply."""
+        """Whether the plan treats the layer as an ``nn.Linear``. Algorithms for linear layers then apply."""
         linear = layer_type_of_class(nn.Linear)
         return linear is not None and self.layer_type == linear.planned_name
 
