@@ -23,9 +23,8 @@ else:
 _CHUNK = 1 << 24
 """Number of bytes that are read or written at once."""
 _LOCKED_BYTE = 1 << 30
-"""Position of the byte that is locked on Windows: after the end of the file, since locked bytes cannot be
-read.
-"""
+"""Position of the byte that is locked on Windows. It is after the end of the file, because locked bytes
+cannot be read."""
 
 
 def open_file(path: Path, flags: int, mode: int = 0o777) -> int:

@@ -12,8 +12,8 @@ NAME_RULE = "lower-case letters and digits, in parts joined by '_' or '-'"
 _NAME = re.compile(r"[a-z0-9]+([_-][a-z0-9]+)*")
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
 _Part = str | tuple[int, ...]
-"""Part of a dotted name: a word, or the numbers that stand here in the names that are folded into one
-pattern."""
+"""Part of a dotted name or of a pattern: a word, or the numbers that the folded names have at this
+position."""
 
 
 def is_valid_name(name: object) -> bool:

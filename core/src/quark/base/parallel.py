@@ -24,9 +24,8 @@ Result = TypeVar("Result")
 
 CPU = torch.device("cpu")
 SMALL = 1 << 22
-"""Number of elements of the largest matrix that one thread processes in a few milliseconds: 16 MiB in
-float32.
-"""
+"""Number of elements of the largest matrix that one thread processes in a few milliseconds. In float32, such
+a matrix has 16 MiB."""
 
 _LOCAL = threading.local()
 """The attribute ``threads`` is the number of threads that `parallel_map` may use while

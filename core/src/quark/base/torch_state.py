@@ -9,10 +9,10 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 _TURN = threading.RLock()
-"""The thread whose turn it is holds this lock, because torch's precision of matrix products is a setting of
-the process."""
+"""A lock for threads that take turns. This is necessary because torch has one precision of matrix products
+for the whole process."""
 _DEFAULT_DTYPE = threading.RLock()
-"""A thread holds this lock while it changes the default dtype of the process."""
+"""A lock for threads that change the default dtype of the process."""
 
 
 @contextmanager

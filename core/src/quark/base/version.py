@@ -13,8 +13,8 @@ TRANSFORMERS = ">=5.4,<6"
 """The versions of transformers that this project supports.
 
 Up to 5.3, the loader of transformers needs the scale of a quantized layer under two names at once: the name
-in the checkpoint and the name in the module. Version 4 has no loader that converts tensors, which reading
-models needs.
+in the checkpoint and the name in the module. Version 4 has no loader that converts tensors, but quark needs
+such a loader to read models.
 """
 
 _RIVAL = "amd-quark"

@@ -24,9 +24,8 @@ from quark.errors import CheckpointError
 from quark.models.hf.shards import DTYPES, Shard
 
 ReadTensor = Callable[[str, torch.dtype], Tensor]
-"""A function that reads the tensor of a given name. The second argument is the dtype for computed values. A
-tensor that is only read keeps its stored dtype.
-"""
+"""A function that reads the tensor of a given name. Its first argument is the name. Its second argument is
+the dtype of the result if the tensor is computed. A tensor that is only read keeps its stored dtype."""
 
 
 class TensorFiles(Protocol):

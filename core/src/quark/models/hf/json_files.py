@@ -15,13 +15,11 @@ from quark.base.shortages import refuse_failed_import, shortage
 from quark.errors import CheckpointError, ConfigError, PluginError, QuarkError
 
 LARGEST_FILE = 100_000_000
-"""Maximum size of a file in bytes: safetensors' limit for a header. The index of a model of a trillion
-parameters has a tenth of this size.
-"""
+"""Maximum size of a file in bytes. It is the limit of safetensors for a header. The index of a model with a
+trillion parameters is ten times smaller."""
 MOST_VALUES = 4_000_000
-"""Maximum number of values, which determines the cost of parsing. The tokenizers with the most merges have
-half as many.
-"""
+"""Maximum number of values in a file. It limits the cost of parsing. The largest tokenizers have half as many
+values."""
 
 
 def config_file(checkpoint: Path) -> Path:
@@ -65,7 +63,7 @@ def refuse_link_out(path: Path, checkpoint: Path) -> None:
     """
     if not _FOLLOWED.get() and leads_out(path, checkpoint):
         raise CheckpointError(
-            f"'{path}' is a link to '{os.path.realpath(path)}', which is outside the checkpoint, and is not read. Replace the link by "
+            f"'{path}' is a link to '{os.path.realpath(path)}', outside the checkpoint, and is not read. Replace the link by "
             "the file, or remove the link"
         )
 

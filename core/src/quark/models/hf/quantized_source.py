@@ -31,7 +31,7 @@ from quark.plugins.record_fields import described
 
 _KEY = "quantization_config"
 _OF_TRANSFORMERS = ("hf_quantizer", "is_quantized", "quantization_method")
-"""Names of attributes that transformers sets on a model that it has loaded quantized."""
+"""Names of attributes that transformers sets on a quantized model that it has loaded."""
 
 
 def float_tensors_of(directory: Path, shards: Sequence[Shard]) -> list[FloatTensor] | None:

@@ -38,7 +38,8 @@ DTYPES = {
     "F32": torch.float32,
     "F64": torch.float64,
 }
-"""Torch dtype by its name in a safetensors header. Narrower floats are refused (`refuse_codes`)."""
+"""A dictionary from the name of a dtype in a safetensors header to the torch dtype. Narrower floats are
+refused (`refuse_codes`)."""
 
 
 @attrs.frozen

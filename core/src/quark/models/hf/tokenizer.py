@@ -25,7 +25,7 @@ TOKENIZER_FILES = (
     "merges.txt",
     "vocab.txt",
 )
-"""Names of files that a tokenizer is loaded from. At least one file of `_NECESSARY` must exist."""
+"""Names of files from which a tokenizer is loaded. At least one file of `_NECESSARY` must exist."""
 
 
 _FILES_OF = {

@@ -44,8 +44,9 @@ It is a callable whose arguments and results are queries, keys and values. If it
 BASIS = "head_basis"
 """Attribute of an attention module: a callable that rotates the queries and keys of each head.
 
-It expresses them in another orthogonal basis before keys are quantized. A head's tensor has the shape
-``[…, d]``. The rotation alone changes no logit, because queries and keys are rotated alike.
+The rotation expresses queries and keys in another orthogonal basis before keys are quantized. A head's tensor
+has the shape ``[…, d]``. The rotation alone does not change the logits, because queries and keys are rotated
+in the same way.
 """
 
 

@@ -31,10 +31,9 @@ unpacked and multiplied in slices of this size, because a slice stays in the thi
 than CPUs use eight times this number, because they have larger caches and start each operation more slowly.
 """
 _ROWS = 64
-"""The number of rows of a slice is a multiple of this. Matrix products sum an incomplete last vector of rows
-in another order. With this multiple, the product of a slice equals the same rows of the whole product bit for
-bit.
-"""
+"""The number of rows of a slice is a multiple of this number. Matrix products add an incomplete last vector
+of rows in another order. With this multiple, the product of a slice equals the same rows of the whole product
+bit for bit."""
 
 _LOCAL = threading.local()
 _BECOMING = threading.RLock()

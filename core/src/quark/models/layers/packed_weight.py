@@ -56,10 +56,9 @@ class WeightPacking(Protocol):
 
 
 _CHECKED = 1 << 20
-"""Scales are checked in slices of the weight with up to this number of elements. The number is small because
-the check runs between the allocations of two layers, and the memory that it frees there cannot hold larger
-tensors later.
-"""
+"""Maximum number of elements of the slices of a weight in which scales are checked. The number is small
+because the check runs between the allocations of two layers. The memory that the check frees is then too
+small for tensors of later layers."""
 
 
 @attrs.frozen
