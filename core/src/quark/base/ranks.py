@@ -49,7 +49,7 @@ class Group(Protocol):
 
 @attrs.frozen(eq=False)
 class Ranks:
-    """One rank of a run. It knows its index and the number of ranks, and exchanges values with the other
+    """One rank of a run. It has an index, the number of ranks, and methods that exchange values between
     ranks.
 
     Attributes:

@@ -143,7 +143,7 @@ class PackedLayer(Packed):
             setattr(self, slot.quantizer_attribute, PackedScales(scales, spec))
 
     def put_beside_weight(self, is_wanted: Callable[[str], bool]) -> None:
-        """Turn those scales into buffers of this module that the loader expects in this module.
+        """Turn the scales that the loader expects in this module into buffers of this module.
 
         All other scales stay in a submodule. An example is ``weight_quantizer.scale``.
 

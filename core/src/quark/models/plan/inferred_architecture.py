@@ -307,7 +307,7 @@ _MOST_MODULES = 2000  # modules with more submodules are not run; no mixture-of-
 
 
 def layers_chosen_from(modules: Mapping[str, nn.Module], layers: Sequence[str], blocks: str | None = None) -> set[str]:
-    """Return the routers among ``layers``. A router is a layer of whose outputs a module chooses the largest.
+    """Return the routers among ``layers``. These are layers whose outputs enter an operation such as top-k.
 
     The function calls a copy of each module that contains some of ``layers``. The copy is on the meta device,
     so the result is the same for a model in memory and on disk. The only argument of the call is hidden
