@@ -38,7 +38,7 @@ class UnknownNameError(ConfigError):
     """A name that no installed plugin provides.
 
     Attributes:
-        kind: What the name should refer to, such as ``"scheme"``.
+        kind: The kind of object to which the name should refer, such as ``"scheme"``.
         name: The unknown name.
         known: The names that installed plugins provide.
     """

@@ -70,7 +70,7 @@ def get_logger(name: str = "quark") -> logging.Logger:
 def writes_to_stderr() -> bool:
     """Return whether quark writes its log to stderr itself.
 
-    It does if the application has configured no log handlers.
+    This is so if the application has configured no log handlers.
     """
     return not logging.getLogger().handlers
 
@@ -132,8 +132,7 @@ def unprintable(text: str) -> str | None:
     """Return the first character of ``text`` that a terminal would not show, or None if it would show all of
     them.
 
-    Such characters are control characters, such as the escape character, and marks that change the direction
-    of text.
+    These are control characters, such as the escape character, and marks that change the direction of text.
 
     >>> unprintable("4-bit weights"), unprintable("ends\\x1b[2J")
     (None, '\\x1b')

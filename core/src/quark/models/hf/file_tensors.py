@@ -1,4 +1,4 @@
-"""The tensors in the safetensors files of a checkpoint, in their stored form.
+"""Classes that read the tensors in the safetensors files of a checkpoint.
 
 Names, shapes and dtypes come from the headers of the files. Values are read when they are needed.
 """
@@ -49,7 +49,7 @@ class TensorFiles(Protocol):
 
 
 class FileTensors:
-    """The `TensorFiles` of a checkpoint in their stored form.
+    """The implementation of `TensorFiles` that reads the tensors of a checkpoint in their stored form.
 
     Args:
         shards: The files, from `quark.models.hf.shards.check_shards`.

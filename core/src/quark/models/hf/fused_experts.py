@@ -59,9 +59,9 @@ def _is_concatenated(module: Any, width: int) -> bool:
     up projection.
 
     In other models, the outputs of the two projections alternate. Since release 5.8, transformers has an
-    attribute that says which of the two is the case. With older releases, this function passes ``width``
-    outputs, of which the one at index 1 is NaN, to the gate function of the model. If the first result is
-    NaN, the outputs alternate.
+    attribute that says which of the two is the case. With older releases, this function calls the gate
+    function of the model with ``width`` numbers. The number at index 1 is NaN, and the other numbers are 1.
+    If the first result is NaN, the outputs alternate.
     """
     stated = getattr(module, "is_concatenated", None)
     if stated is not None:

@@ -1,4 +1,5 @@
-"""Functions that read a checkpoint's JSON files with size limits and convert errors of other libraries."""
+"""Functions that read the JSON files of a checkpoint. They limit the size of files, and convert the errors of
+other libraries."""
 
 from __future__ import annotations
 

@@ -148,6 +148,6 @@ def _last_two(name: str) -> str:
 
 
 def _stores(module: nn.Module) -> bool:
-    """Return whether a module itself, without its submodules, has a tensor in its state."""
+    """Return whether a module has parameters or persistent buffers. Those of its submodules do not count."""
     buffers = {leaf: buffer for leaf, buffer in module._buffers.items() if leaf not in module._non_persistent_buffers_set}
     return any(tensor is not None for tensor in (*module._parameters.values(), *buffers.values()))

@@ -162,15 +162,15 @@ class StoredTensors:
             targets = recipe.make(stored, self._model)
         except (RuntimeError, ValueError, IndexError, KeyError) as error:
             raise CheckpointError(
-                f"'{self.directory}': {names} cannot be turned into '{recipe.targets[0]}' of this {self._kind} ({error}). "
+                f"{names} of '{self.directory}' cannot be converted to '{recipe.targets[0]}' of this {self._kind} ({error}). "
                 "The checkpoint is incomplete, or of another model: fetch it again, or correct its config.json"
             ) from error
         for name, tensor in targets.items():
             if name not in state or tensor.shape != state[name].shape:
                 expected = list(state[name].shape) if name in state else "no such tensor"
                 raise CheckpointError(
-                    f"'{self.directory}': {names} gives '{name}' the shape {list(tensor.shape)}, but the model of its config.json has "
-                    f"{expected}. So config.json and the weights do not belong together: fetch both again"
+                    f"'{name}' gets the shape {list(tensor.shape)} from {names} of '{self.directory}', but the model of its config.json "
+                    f"has {expected}. So config.json and the weights do not belong together: fetch both again"
                 )
         return attrs.evolve(recipe, targets=tuple(targets))
 

@@ -65,8 +65,8 @@ def eager_attention(
 ) -> tuple[Tensor, Tensor]:
     """Return the output of attention and its probabilities.
 
-    This function computes the same as the implementation ``eager`` of transformers, but quantizes its
-    tensors. The probabilities are computed as a tensor, so they can be quantized too.
+    This function computes the same as the implementation ``eager`` of transformers, but quantizes queries,
+    keys, values and probabilities.
 
     Args:
         module: The attention module that calls this function. Its attributes are the quantizers.

@@ -140,7 +140,10 @@ that any format packs into one word.
 
 @lru_cache(maxsize=1024)
 def row_cuts(packing: WeightPacking, columns: int) -> RowCuts | None:
-    """Return the `RowCuts` of a packed weight with ``columns`` columns. Return None if it cannot be cut."""
+    """Return the `RowCuts` of a packed weight that has ``columns`` columns.
+
+    Return None if such a weight cannot be cut.
+    """
     quantizer = packing.quantizer
     probe = _PROBE * quantizer.granularity.rows_per_scale
     small, large = (packing.pack(*quantizer.empty_codes((rows, columns))) for rows in (probe, 2 * probe))

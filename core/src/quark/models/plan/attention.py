@@ -197,7 +197,7 @@ class AttentionPlanning:
                 )
 
     def warnings(self, requested_post_rope: bool | None) -> Iterator[str]:
-        """Yield warnings about scales of the KV cache that do not fit the values that runtimes cache.
+        """Yield a warning if scales of the KV cache do not fit the keys and values that runtimes cache.
 
         Args:
             requested_post_rope: The value of ``kv_cache_post_rope`` before `resolved` replaced it.
@@ -292,7 +292,7 @@ class AttentionPlanning:
 
     @cached_property
     def _why_before_rope(self) -> str | None:
-        """The reason why keys or values cannot be rounded inside attention, and a fix. It may be None."""
+        """The reason why keys or values cannot be rounded inside attention, with a fix. None if they can."""
         after_rope = self._with(True, False)
         reason = next(after_rope._cache_errors(), None)
         return reason or why_unswitchable(self.model, [a.name for a in after_rope.rows if a.states])

@@ -1,4 +1,4 @@
-"""`PlanRow`, the part of a plan that describes one layer."""
+"""`PlanRow` is the part of a plan that describes one layer."""
 
 from __future__ import annotations
 

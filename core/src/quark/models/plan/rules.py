@@ -126,7 +126,7 @@ _FIELDS = ("exclude", "layer_quant_config", "kv_cache_quant_config")
 
 @attrs.frozen
 class Rule:
-    """A pattern or layer type of a configuration, and the number of layers of one model that it matches.
+    """A pattern or a layer type of a configuration, with the number of layers of one model that match it.
 
     Attributes:
         field: The field of `QConfig` that contains the rule, such as ``"exclude"``.
