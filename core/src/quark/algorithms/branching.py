@@ -1,4 +1,4 @@
-"""A branching adds a float computation in parallel to layers, such as a low-rank product."""
+"""A branching adds a float computation, such as a low-rank product, in parallel to layers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ S = TypeVar("S", bound=Statistic)
 class BranchSite:
     """The facts about a linear layer that decide whether it gets a branch.
 
-    They are known before a run, and also when a checkpoint is loaded.
+    These facts are available before a run starts, and also when a checkpoint is loaded.
 
     Attributes:
         name: Full name of the layer.
@@ -45,7 +45,10 @@ class BranchSite:
 
     @classmethod
     def of(cls, name: str, layer: nn.Module, config: QLayerConfig) -> Self | None:
-        """Return the site of a float layer, or None if the layer is not linear or its weight stays float."""
+        """Return the site of ``layer``, whose weight is still float.
+
+        Return None if the layer is not linear, or if ``config`` does not quantize the weight.
+        """
         if counts_as(layer) is not nn.Linear or config.weight is None:
             return None
         rows, columns = linear_weight(layer).shape
@@ -81,20 +84,20 @@ class Branching(ABC):
     ``runs_with_model()``. A run has at most one branching.
 
     Attributes:
-        needs: Classes of the statistics that the branching needs of the layers' inputs. If empty, it needs no
-            calibration data.
+        needs: Classes of the statistics of layer inputs that the branching needs. If ``needs`` is empty, the
+            branching needs no calibration data.
     """
 
     needs: Sequence[type[Statistic]] = ()
 
     @abstractmethod
     def branch(self, site: BranchSite) -> Branch | None:
-        """Return the branch of a layer, with tensors on the meta device, or None if it gets no branch.
+        """Return the branch of a layer, with tensors on the meta device, or None if the layer gets no branch.
 
         A run calls this method before it quantizes anything, and a program that loads the checkpoint calls it
-        again. The meta device is then torch's default. The names, shapes and dtypes of the tensors determine
-        the layout of the files, so they must depend on ``site`` alone.
-        All tensors are parameters or persistent buffers.
+        again. During both calls, torch's default device is the meta device. The names, shapes and dtypes of
+        the tensors determine the layout of the files, so they must depend on ``site`` alone. All tensors must
+        be parameters or persistent buffers.
         """
 
     def weight_to_round(self, task: BranchTask) -> Tensor:
@@ -129,11 +132,11 @@ class CheckedBranching:
     whose: Origin
 
     def add_to(self, layer: nn.Module, site: BranchSite | None, device: torch.device | str = "meta") -> None:
-        """Add the branch to a layer if the branching declares one. All its tensors are zeros.
+        """Add the branch that the branching declares for a layer, if any. All tensors of a branch are zeros.
 
         Raises:
-            PluginError: The branching returned something else than a branch, or a branch whose tensors a
-                checkpoint cannot store.
+            PluginError: The branching returned an object that is not a branch, or a branch whose tensors
+                cannot be stored in a checkpoint.
         """
         if site is None:
             return
@@ -153,7 +156,7 @@ class CheckedBranching:
             )
         if BRANCH in {**layer._modules, **layer._parameters, **layer._buffers}:
             raise self.whose.error(
-                f"cannot put a branch beside '{site.name}', because its class already has the name '{BRANCH}': exclude the layer"
+                f"cannot put a branch beside '{site.name}', because the layer already has a member '{BRANCH}': exclude the layer"
             )
         layer._modules[BRANCH] = branch.to_empty(device=device).requires_grad_(False)
         with torch.no_grad():
@@ -164,7 +167,8 @@ class CheckedBranching:
         """Return the result of `Branching.weight_to_round`.
 
         Raises:
-            PluginError: The result has another shape or dtype, or NaN or Inf.
+            PluginError: The shape or dtype of the result differs from the float weight, or the result
+                contains NaN or Inf.
         """
         with attributed(f"taking the branch from the weight of '{task.site.name}'", self.whose):
             weight = self.branching.weight_to_round(task)
@@ -176,7 +180,8 @@ class CheckedBranching:
         """Set the tensors of a branch.
 
         Raises:
-            PluginError: The tensors differ from the declared ones, or are not finite.
+            PluginError: The names, shapes or dtypes of the tensors differ from the declared ones, or a value
+                is not finite.
         """
         with attributed(f"making the branch of '{task.site.name}'", self.whose):
             made, declared = dict(self.branching.tensors(task)), branch.state_dict(keep_vars=True)
@@ -201,7 +206,7 @@ class CheckedBranching:
 
 
 def branching_of(config: QConfig) -> CheckedBranching | None:
-    """Return the branching that the configuration of a run or a checkpoint contains, or None."""
+    """Return the branching in the configuration of a run or a checkpoint, or None if it contains none."""
     for settings in config.algo_config or ():
         if settings.name in algorithms() and algorithms().get(settings.name).kind == "branch":
             return checked_branching(settings)
@@ -209,7 +214,7 @@ def branching_of(config: QConfig) -> CheckedBranching | None:
 
 
 def checked_branching(settings: AlgoConfig) -> CheckedBranching:
-    """Return the branching for ``settings``, which may be settings that a checkpoint stores."""
+    """Return the branching for ``settings``. The settings may come from a checkpoint."""
     own = algo_config_from_dict(settings.to_dict()) if isinstance(settings, StoredAlgoConfig) else settings
     whose, processor = origin("algorithms", settings.name), algorithms().load_processor(settings.name)
     with attributed("being made of its settings", whose):

@@ -34,19 +34,20 @@ _PRECISION = threading.Lock()
 class ProductSum:
     """The sum ``Σ aᵀ b [rows, K]`` over batches of tokens ``a`` and ``b``.
 
-    Several threads add strips of rows. On CPUs, batches are collected until they have `_WAITING` tokens, so
-    that threads synchronize less often.
+    The rows are cut into strips, which several threads compute. On CPUs, batches are collected until they
+    have `_WAITING` tokens, so that threads synchronize less often.
 
     Args:
         rows: Number of channels of ``a``.
         columns: K, the number of channels of ``b``.
         dtype: Dtype of the sum over batches. Within a batch, the sum is float32.
         device: Device of the batches.
-        is_symmetric: Whether ``a`` is ``b`` in every batch. If so, only the part of each strip from the
-            diagonal on is computed, and fourth moments are summed too.
+        is_symmetric: Whether ``a`` is ``b`` in every batch. If so, a strip is computed only from its first
+            entry on the diagonal to the right, and fourth moments are summed too.
 
     Attributes:
-        others: Sums of the fourth moments of `_fourth_moments`. They are complete after a call of `total`.
+        others: Sums, over all batches, of the two moments that `_fourth_moments` returns. They are complete
+            only after a call of `total`.
     """
 
     def __init__(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device, *, is_symmetric: bool) -> None:
@@ -57,9 +58,9 @@ class ProductSum:
         self._waiting: list[tuple[Tensor, Tensor]] = []
 
     def add(self, a: Tensor, b: Tensor) -> None:
-        """Add the product of ``a [tokens, rows]`` and ``b [tokens, K]``.
+        """Add the product ``aᵀ b`` of ``a [tokens, rows]`` and ``b [tokens, K]``.
 
-        The tensors are not copied, so they must not be changed.
+        The tensors are not copied, so do not change them after the call.
         """
         self._waiting.append((a, b))
         if a.device.type != "cpu" or sum(len(tokens) for tokens, _ in self._waiting) >= _WAITING:
@@ -72,7 +73,7 @@ class ProductSum:
         self.others = self.others + other.others
 
     def sum_over(self, ranks: Ranks) -> None:
-        """Add the sums of all other ranks. If the sum is symmetric, the ranks exchange only a triangle."""
+        """Add the sums of all other ranks. Of a symmetric sum, the ranks exchange only the upper triangle."""
         if ranks.size == 1:
             return
         self._sum_up()
@@ -93,7 +94,7 @@ class ProductSum:
         return self.__dict__
 
     def total(self) -> Tensor:
-        """Return the accumulated tensor. It is no copy, so it must not be changed."""
+        """Return the accumulated tensor itself, not a copy. Do not change the tensor."""
         self._sum_up()
         if self._is_symmetric and not self._is_mirrored:
             _mirror_upper_(self._sum)
@@ -121,13 +122,16 @@ class ProductSum:
 
 
 def _fourth_moments(x: Tensor) -> Tensor:
-    """Return ``Σ ‖x‖⁴`` and ``Σ_k x_k⁴`` over the tokens of ``x [tokens, K]``, float64."""
+    """Return two sums over the tokens of ``x [tokens, K]``, in float64: of ``‖x‖⁴`` and of ``Σ_k x_k⁴``."""
     squares = x.float().square()
     return torch.stack([part.double().square().sum() for part in (squares.sum(1), torch.linalg.vector_norm(squares, dim=1))])
 
 
 def _mirror_upper_(h: Tensor) -> None:
-    """Copy the upper triangle of ``h [K, K]`` to the lower one in place, in strips that fit into caches."""
+    """Copy the upper triangle of ``h [K, K]`` to the lower triangle in place.
+
+    The copy is made in strips of rows that fit into the caches of a CPU.
+    """
 
     def mirror(strip: slice) -> None:
         corner = h[strip, strip]
@@ -139,10 +143,12 @@ def _mirror_upper_(h: Tensor) -> None:
 
 @contextmanager
 def _multiplied_as_bfloat16() -> Iterator[None]:
-    """Let CPUs multiply float32 matrices, whose values are bfloat16 values, as bfloat16 in a ``with`` block.
+    """In a ``with`` block, let CPUs multiply float32 matrices in bfloat16.
 
-    oneDNN then uses AMX, or AVX-512 if there is no AMX. MKL would use AVX-512 only on processors of Intel.
-    Sums stay float32. This setting belongs to the process, so a lock lets one thread at a time change it.
+    This changes no product, because bfloat16 can represent all values of the matrices. oneDNN then uses AMX,
+    or AVX-512 if the CPU has no AMX. Otherwise MKL would multiply, and MKL uses AVX-512 only on Intel CPUs.
+    Sums stay float32. The setting applies to the whole process, so a lock lets only one thread at a time
+    change it.
     """
     matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # set when torch replaces the module
     with _PRECISION:
@@ -156,7 +162,7 @@ def _multiplied_as_bfloat16() -> Iterator[None]:
 def _add_product(target: Tensor, a: Tensor, b: Tensor) -> None:
     """Add ``aᵀ b`` to ``target`` in place.
 
-    Products are summed in float32, then added in the dtype of ``target``.
+    The product is computed in float32, and then added in the dtype of ``target``.
     """
     if a.dtype in HALVES and a.device.type == "cpu":
         for tokens in zip(a.split(_CONVERTED), b.split(_CONVERTED), strict=True):

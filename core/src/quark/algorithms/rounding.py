@@ -1,4 +1,4 @@
-"""A rounding chooses the codes of weights. A run has exactly one. `RoundToNearest` is the default."""
+"""A rounding chooses the codes of weights. A run has exactly one rounding, by default `RoundToNearest`."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ _ROWS = 256
 
 @attrs.frozen(eq=False)
 class HeldOut:
-    """Held-out tokens of the input of layers, to validate codes and to choose between alternatives.
+    """Inputs of layers for held-out tokens. A run uses them to validate codes and to compare alternatives.
 
-    Unless there are very many tokens, no statistic contains the held-out tokens. n is their number, K the
-    number of input channels, and N the number of output channels.
+    The statistics include held-out tokens only if there are very many calibration tokens. n is the number of
+    held-out tokens, K the number of input channels, and N the number of output channels.
 
     Attributes:
         x: Inputs of the layers in the quantized model, ``[n, K]``, in the dtype of the model.
         reference: Inputs of the layers in the float model, with the same shape and dtype. None if no
             statistic needs them, or if they are unknown.
-        float_outputs: Output of a single layer in the float model, without bias, ``[n, N]``. It replaces
-            ``reference`` if the run collects `Statistic.of_outputs`. Otherwise it is None.
+        float_outputs: Outputs ``[n, N]`` of a single layer in the float model, without bias. A run stores
+            them instead of ``reference`` if it collects the statistic `Statistic.of_outputs`. Otherwise None.
     """
 
     x: Tensor
@@ -47,9 +47,10 @@ class HeldOut:
     float_outputs: Tensor | None = None
 
     def outputs(self, weight: Tensor) -> Tensor:
-        """Return the outputs ``[n, N]``, float32, of a float weight ``[N, K]``, which may be a slice of rows.
+        """Return the outputs of a layer with the float weight ``[N, K]``, as a float32 tensor ``[n, N]``.
 
-        The inputs are ``reference``, or ``x`` if ``reference`` is None.
+        The weight may be a slice of the rows of a layer's weight. The inputs are ``reference``, or ``x`` if
+        ``reference`` is None. If there are ``float_outputs``, return these instead.
         """
         if self.float_outputs is not None:
             return self.float_outputs.float()
@@ -57,7 +58,7 @@ class HeldOut:
         return x.float() @ weight.float().t()
 
     def squared_error(self, rounded: Tensor, outputs: Tensor) -> Tensor:
-        """Return the squared error of each token's outputs, ``[n]``, float32.
+        """Return the squared output error of each token, as a float32 tensor ``[n]``.
 
         Args:
             rounded: A rounded weight ``[N, K]``.
@@ -99,10 +100,12 @@ class RoundingTask:
         return cast("S", self.statistics[kind])
 
     def stacked(self) -> StackedWeights:
-        """Return the weights of all layers as one matrix. It has methods for their grid and for new weights.
+        """Return the weights of all layers as one matrix.
+
+        The result has methods that return the grid of the weights and that set the rounded weights.
 
         Example:
-            The body of a rounding that does not change scales::
+            The body of a method `Rounding.round` that does not change scales::
 
                 weights = task.stacked()
                 grid = weights.grid()
@@ -112,9 +115,10 @@ class RoundingTask:
         return StackedWeights(self.layers, shares_scale=self.shares_scale)
 
     def shared_observer(self) -> Observer | None:
-        """Return an observer that has seen the weights of all layers, or None if the layers share no scale.
+        """Return an observer that has observed the weights of all layers.
 
-        A rounding that finds scales layer by layer passes the observer to ``find_qparams`` of each quantizer.
+        Return None if the layers share no scale. If your rounding computes scales layer by layer, pass the
+        observer to ``find_qparams`` of each layer's weight quantizer.
         """
         if not self.shares_scale:
             return None
@@ -124,10 +128,11 @@ class RoundingTask:
         return observer
 
     def by_rows(self, work: Callable[[slice], T], rows: int) -> list[T]:
-        """Call ``work`` on consecutive slices of the rows. Return the results, which all ranks get.
+        """Call ``work`` on consecutive slices of the rows, and return a list of the results.
 
-        One rank processes each slice. In a deterministic run, the slices do not depend on the number of
-        ranks, because the last bits of a row in a matrix product depend on the number of rows.
+        The ranks share the slices, but each rank gets all results. In a deterministic run, the slices do not
+        depend on the number of ranks, because the last bits of a row in a matrix product depend on the number
+        of rows.
 
         Args:
             work: Function that is called with a slice. Its result must not depend on other rows, and is sent
@@ -165,8 +170,8 @@ class StackedWeights:
     def grid(self, importance: Tensor | None = None) -> WeightGrid:
         """Return the `WeightGrid` of the weights.
 
-        Tables, and scales that several rows or layers share, are computed from the current values of ``wt``,
-        including your changes.
+        The grid contains the tables of some formats, and the scales that several rows or layers share. Both
+        are computed from the current values of ``wt``, so they include your changes of ``wt``.
 
         Args:
             importance: Importance of input channels, as in `WeightGrid`.
@@ -175,7 +180,7 @@ class StackedWeights:
         return WeightGrid(quantizers, self.rows, self.wt, shared=self._shares_scale, importance=importance)
 
     def rounded_grid(self) -> RoundedGrid:
-        """Return the grid of weights that are already rounded. It has the scales of the layers."""
+        """Return the grid of weights that are already rounded. The grid uses the scales of the layers."""
         modules = [weight_quantizer(layer) for layer in self._layers.values()]
         qparams = [module.qparams for module in modules]
         if any(q is None for q in qparams):
@@ -219,8 +224,8 @@ class Rounding(ABC):
     """Chooses the codes of weights. A subclass defines `round`.
 
     Attributes:
-        needs: Classes of the statistics that the rounding needs of the layers' inputs. If empty, it needs no
-            calibration data.
+        needs: Classes of the statistics of layer inputs that the rounding needs. If ``needs`` is empty, the
+            rounding needs no calibration data.
         rounds_vectors: Whether the rounding supports formats in which several elements share a code
             (`quark.numbers.NumberFormat.vector`). If False, quark refuses a run with such weights.
     """
@@ -229,16 +234,17 @@ class Rounding(ABC):
     rounds_vectors: bool = False
 
     def applies_to(self, name: str) -> bool:
-        """Return whether this rounding applies to the layer ``name``, relative to its block.
+        """Return whether this rounding applies to the layer ``name``. By default, return True.
 
-        The default is True. Layers to which it does not apply are rounded to nearest.
+        ``name`` is relative to the block of the layer. Other layers are rounded to nearest.
         """
         return True
 
     def unmatched(self, names: Sequence[str]) -> Sequence[str]:
-        """Return the names in the settings that match none of the layers ``names``.
+        """Return the names in this rounding's settings that match no layer in ``names``.
 
-        ``names`` are relative to their blocks. The plan warns about the result. By default, it is empty.
+        ``names`` are relative to their blocks. The plan shows a warning about the returned names. By default,
+        return no names.
         """
         return ()
 
@@ -256,20 +262,21 @@ class Rounding(ABC):
         with round-to-nearest, the run rounds the layer to nearest instead.
 
         Raises:
-            RoundingError: The statistics do not allow to choose codes. The run then rounds the layers to
-                nearest.
+            RoundingError: The method cannot choose codes from these statistics. The run then rounds the
+                layers to nearest.
         """
 
 
 class RoundToNearest(Rounding):
-    """Rounds every element to the nearest value that its scale allows. It needs no data.
+    """Rounds every element to the nearest value that its scale allows. This needs no calibration data.
 
     Each layer gets a new parameter, because an in-place change of weights that are memory-mapped from a
     checkpoint would copy them page by page. If another module shares the old parameter, that module keeps it.
 
     Args:
-        defers: Whether weights stay float if a later rounding yields the same codes
-            (`quark.models.layers.QuantizerModule.is_deferred`). Such layers must not run in a forward pass.
+        defers: If True, a weight stays float if the codes can be computed later without any difference
+            (`quark.models.layers.QuantizerModule.is_deferred`). Layers with such weights must not run in a
+            forward pass.
     """
 
     rounds_vectors = True
@@ -308,7 +315,10 @@ class RoundToNearest(Rounding):
 
 
 def find_nearest_scales(task: RoundingTask) -> None:
-    """Set the scales of round-to-nearest, but leave the weights float (`QuantizerModule.is_deferred`)."""
+    """Set the scales that round-to-nearest computes, but leave the weights float.
+
+    They can be rounded later (`QuantizerModule.is_deferred`).
+    """
     shared = task.shared_observer()
     for layer in task.layers.values():
         quantizer = weight_quantizer(layer)

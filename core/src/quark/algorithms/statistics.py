@@ -1,6 +1,7 @@
 """Statistics of the inputs of layers.
 
-An algorithm lists them in ``needs``. A run collects each once per input group.
+An algorithm lists the statistics that it needs in ``needs``. Layers with the same input form an input group.
+A run collects each statistic once for each input group.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ _Value = TypeVar("_Value")
 
 
 class Statistic(ABC):
-    """A statistic of the inputs of the layers of an input group, computed as a sum over tokens.
+    """A statistic of the input that the layers of an input group share.
 
-    Two statistics can be merged. The result equals one statistic of the tokens of both. So several processes
-    can share the tokens: each process has its own statistic, and sends it with all its attributes to the
-    others.
+    A statistic accumulates tokens, for example in a sum. Two statistics can be merged. The result then equals
+    a single statistic of all their tokens. Thus several processes can share the work: each process collects a
+    statistic of some tokens, and sends the statistic with all its attributes to the other processes.
 
     Args:
         columns: K, the number of input channels of the layers.
@@ -36,15 +37,15 @@ class Statistic(ABC):
     Attributes:
         wants_float: Whether the statistic also needs the inputs in the float model, which doubles the number
             of forward passes.
-        one_in: The statistic gets one in ``one_in`` tokens of each call.
-        of_outputs: `OutputMoment`, if the run may collect this cheaper statistic instead. The run does so if
-            a layer shares its input with no other layer and has fewer outputs than inputs. None if no other
-            statistic can replace this one.
+        one_in: The statistic gets only every ``one_in``-th token of each call.
+        of_outputs: The class `OutputMoment` if a run may collect this cheaper statistic instead. The run does
+            so if a layer shares its input with no other layer and has fewer outputs than inputs. None if no
+            other statistic can replace this one.
         tokens: Number of tokens in the sum.
         inputs_last: Whether the inputs stay unchanged until the next `flush`, so that no copy is needed.
 
     Example:
-        A custom statistic, the largest value of each channel::
+        A custom statistic that computes the largest value of each channel::
 
             class Largest(Statistic):
                 def __init__(self, columns, device):
@@ -121,7 +122,10 @@ class Statistic(ABC):
 
     @property
     def flops(self) -> int:
-        """Lower bound of the floating-point operations so far, or 0 if memory limits the speed of updates."""
+        """Lower bound of the number of floating-point operations so far.
+
+        It is 0 if memory bandwidth, and not computation, limits the speed of updates.
+        """
         return 0
 
     def flush(self) -> None:
@@ -132,12 +136,12 @@ class Statistic(ABC):
     def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
         """Add the tokens of ``x`` to the sum.
 
-        `update` calls this method with at least one token, and counts tokens.
+        `update` calls this method only with at least one token. `update` itself counts the tokens.
         """
 
     @abstractmethod
     def add(self, other: Self) -> None:
-        """Add the sums of ``other``. `merge` calls this method, and adds the numbers of tokens itself."""
+        """Add the sums of ``other``. `merge` calls this method. `merge` itself adds the numbers of tokens."""
 
 
 class _Moment(Statistic):
@@ -154,9 +158,9 @@ class _Moment(Statistic):
         self._products = ProductSum(rows or columns, columns, self.master, device, is_symmetric=self._is_symmetric)
 
     def matrix(self) -> Tensor:
-        """Return the accumulated tensor, which is symmetric for a Hessian.
+        """Return the accumulated tensor. The tensor of a Hessian is symmetric.
 
-        It is no copy, so do not change it.
+        The result is not a copy, so do not change it.
         """
         return self._products.total()
 
@@ -164,9 +168,9 @@ class _Moment(Statistic):
         self._products.total()
 
     def _kept(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return ``x`` in a dtype, for a later product.
+        """Return ``x`` in the given dtype. The result is used later in a product.
 
-        It is a copy if a layer may change ``x`` before that.
+        The result is a copy if a layer may change ``x`` before the product is computed.
         """
         with coarsely(x.numel(), x.device):
             return x.to(dtype, copy=x.device.type == "cpu" and not self.inputs_last)
@@ -193,7 +197,10 @@ class Hessian(_Moment):
 
     @property
     def flops(self) -> int:
-        """Number of operations: two for each token and each entry of H on or above the diagonal."""
+        """Number of floating-point operations so far.
+
+        There are two for each token and each entry of H on or above the diagonal.
+        """
         return self.tokens * self.columns * (self.columns + 1)
 
     def shrinkage(self) -> tuple[float, float]:
@@ -243,7 +250,7 @@ class CrossMoment(_Moment):
 
     @property
     def flops(self) -> int:
-        """Number of operations: two for each token and each entry of D."""
+        """Number of floating-point operations so far: two for each token and each entry of D."""
         return 2 * self.tokens * self.columns**2
 
 
@@ -251,8 +258,8 @@ class OutputMoment(_Moment):
     """The cross moment ``Σ y xᵀ [N, K]`` of the float output and the input of a layer, in float32.
 
     ``y = W x_float`` is the output in the float model, without bias. ``x`` is the input in the quantized
-    model. The sum equals ``W (D + H)`` for the `CrossMoment` D and the `Hessian` H of the same tokens. It
-    needs ``N ÷ K`` of the computation and memory of D.
+    model. The sum equals ``W (D + H)`` for the `CrossMoment` D and the `Hessian` H of the same tokens.
+    Compared with D, the sum needs ``N ÷ K`` times the computation and memory.
     """
 
     wants_float = True
@@ -265,12 +272,12 @@ class OutputMoment(_Moment):
 
     @property
     def flops(self) -> int:
-        """Number of operations: two for each token and each entry of the sum."""
+        """Number of floating-point operations so far: two for each token and each entry of the sum."""
         return 2 * self.tokens * self.matrix().numel()
 
 
 class AbsMax(Statistic):
-    """The largest magnitude of each input channel, ``[K]``, float32."""
+    """The largest magnitude of each input channel, as a float32 tensor ``[K]``."""
 
     def __init__(self, columns: int, device: torch.device) -> None:
         super().__init__(columns, device)
@@ -284,7 +291,7 @@ class AbsMax(Statistic):
 
 
 class AbsMean(Statistic):
-    """The mean magnitude of each input channel, ``[K]``, float32."""
+    """The mean magnitude of each input channel, as a float32 tensor ``[K]``."""
 
     def __init__(self, columns: int, device: torch.device) -> None:
         super().__init__(columns, device)

@@ -21,23 +21,23 @@ S = TypeVar("S", bound=Statistic)
 
 @attrs.frozen(eq=False)
 class BlockContext:
-    """One block that a transform may change. Names of layers are relative to the block.
+    """One block that a transform may change. The names of layers are relative to this block.
 
     Attributes:
         name: Full name of the block.
         module: The block. All its weights are float.
         architecture: Facts about the model family.
         configs: Mapping from the name of each layer that will be quantized to its configuration.
-        statistics: Mapping from the name of each of these layers to the statistics of its input, which are a
-            mapping from class to statistic. They contain no held-out tokens. They were collected while the
-            block ran in float, on the outputs of the quantized blocks before it.
+        statistics: Mapping from the name of each layer in ``configs`` to the statistics of the layer's input.
+            These are a mapping from class to statistic. The statistics contain no held-out tokens. They were
+            collected while this block ran in float on the outputs of the quantized blocks before it.
         output_error: Function that rounds the current weights of the block to nearest and returns the error
             of the block's output on held-out tokens. `quark.algorithms.validated` compares two such errors.
             None if no transform needs statistics, because there are then no forward passes.
-        output: Function that returns the output of the block with its current float weights on the same
-            tokens, ``[tokens, channels]``. None if ``output_error`` is None.
-        model_config: Configuration of the model, or of the text part of the model. It has sizes and numbers
-            of heads. None if the model has no configuration.
+        output: Function that runs the block with its current float weights on the held-out tokens, and
+            returns the output, ``[tokens, channels]``. None if ``output_error`` is None.
+        model_config: Configuration of the model, or of the text part of the model. It contains, for example,
+            sizes and numbers of heads. None if the model has no configuration.
         needs: Classes of the statistics that the transform declares. None if they are unknown.
     """
 
@@ -95,7 +95,7 @@ class ResolvedSettings:
 
 
 class TransformRun:
-    """A transform at work on one model. It may store facts about the model.
+    """The application of a transform to one model. The object may store facts about the model.
 
     Every method has a default implementation, which changes nothing.
     """
@@ -112,30 +112,30 @@ class TransformRun:
 
         The result maps the full name of a layer or of the block to its metrics. ``applied: False`` in the
         metrics of the block means that the transform did not change the block. If the transform changed no
-        block of the model, the run logs a warning and removes it from the plan and from the settings in the
-        checkpoint.
+        block of the model, the run logs a warning and removes the transform from the plan and from the
+        settings in the checkpoint.
 
         The run checks that a block with ``applied: False`` is unchanged, and that all parameters are finite
-        and have the same shapes and dtypes as before. This method must not change modules and hooks, unless
-        ``runs_with_model()`` of the settings returns True.
+        and have the same shapes and dtypes as before. Only if ``runs_with_model()`` of the settings returns
+        True, this method may change modules and hooks.
         """
         return {block.name: {"applied": False}}
 
     def finish(self, block: BlockContext) -> Mapping[str, Metrics]:
         """Change one block again, after all transforms have been applied to it.
 
-        Return metrics as `apply` does. For example, a rotation that runs as part of the model adds its hook
-        to a layer here, after other transforms have moved scale into the layer. A run calls this method of
-        several transforms in reverse order. ``block`` has no statistics, because they describe the block
-        before its transforms.
+        Return metrics in the same form as `apply`. For example, a rotation that runs as part of the model
+        adds a hook to a layer here, after other transforms have moved scales into the layer. If there are
+        several transforms, a run calls their `finish` methods in reverse order. ``block`` has no statistics,
+        because the statistics describe the block before the transforms.
         """
         return {}
 
     def learned(self) -> Any:
-        """Return facts about the blocks so far that are needed for later blocks, as a JSON value.
+        """Return a JSON value with everything about the processed blocks that later blocks need.
 
-        If a run is resumed, transforms are not applied to finished blocks again. Instead, `recall` gets this
-        value.
+        If a run is resumed, transforms are not applied to finished blocks again. Instead, the run calls
+        `recall` with this value.
         """
         return None
 
@@ -143,35 +143,37 @@ class TransformRun:
         """Restore the value that `learned` returned in another process."""
 
     def transformed_stream(self, x: Tensor) -> Tensor:
-        """Return the hidden states of the changed model that correspond to ``x [batch, tokens, channels]``.
+        """Convert hidden states of the original model to hidden states of the transformed model.
 
-        ``x`` are hidden states of the original model.
+        ``x`` and the result have the shape ``[batch, tokens, channels]``.
         """
         return x
 
 
 class Transform(TransformRun):
-    """Changes the values of parameters such that the outputs of the float model stay the same.
+    """Changes the values of parameters so that the outputs of the float model stay the same.
 
-    A subclass sets ``needs`` and overrides at least `apply`. It overrides `start` instead if another object
-    does the work. The transform itself only stores settings and never changes.
+    A subclass sets ``needs`` and overrides at least `apply`. If another object does the work, the subclass
+    overrides `start` instead of `apply`. The transform itself only stores settings and never changes.
 
-    If the transform adds other things to a model, such as hooks on layers, the record of the transform names
-    a ``restorer`` for them. The record also says which transforms this one runs before or after, and with
-    which it cannot be combined (`quark.plugins.AlgorithmRecord`).
+    If the transform also adds parts to a model, such as hooks on layers, the record of the transform names a
+    ``restorer``, which adds these parts to a model that is loaded. The record also lists the transforms that
+    must run before or after this transform, and those that cannot be combined with this transform
+    (`quark.plugins.AlgorithmRecord`).
 
     Attributes:
-        needs: Classes of the statistics that the transform needs of the float inputs of layers. If empty, it
-            needs no calibration data.
+        needs: Classes of the statistics of float layer inputs that the transform needs. If ``needs`` is
+            empty, the transform needs no calibration data.
         works_by_block: Whether the transform needs only one block in memory at a time, and adds no tensors to
-            a block. `apply_global` may change, add and untie tensors outside the blocks, because a run
-            determines the layout of the checkpoint after it. If False, the whole model is in memory.
+            a block. `apply_global` may still change, add and untie tensors outside the blocks, because a run
+            calls it before it determines the layout of the checkpoint. If ``works_by_block`` is False, the
+            run loads the whole model into memory.
         is_validated: Whether a run first tries the transform on copies of the blocks, because it changes the
             whole model and cannot be undone block by block. The run makes two copies of each block. The
             transform changes one of them, without `apply_global`. Later transforms, such as an equalization,
             change both. Then the run passes the output errors of both copies on held-out tokens to `accepts`.
-        settings: Settings of this transform if it is one of the `alternatives` of another. If a run chooses
-            the alternative, it uses these settings, and the checkpoint stores them.
+        settings: Settings of this transform if it is one of the `alternatives` of another transform. If a run
+            chooses this alternative, the run uses these settings and stores them in the checkpoint.
     """
 
     needs: Sequence[type[Statistic]] = ()
@@ -180,10 +182,11 @@ class Transform(TransformRun):
     settings: AlgoConfig
 
     def resolve_for_model(self, model: nn.Module, plan: QuantPlan) -> ResolvedSettings | None:
-        """Return the settings for this model, such as names of layers, or None if they fit all models.
+        """Return settings that are completed for this model, for example with names of layers.
 
-        Do not change the model. Its tensors may be on the meta device. The run uses a transform with the
-        returned settings. For these settings, this method must return the same settings again.
+        Return None if the settings of this transform fit all models. Do not change the model. The tensors of
+        the model may be on the meta device. The run uses a transform with the returned settings. When this
+        method is called on that transform, it must return the same settings again.
 
         Raises:
             ConfigError, UnsupportedError: The settings do not fit this model.
@@ -193,7 +196,7 @@ class Transform(TransformRun):
     def start(self, model: nn.Module, plan: QuantPlan) -> TransformRun:
         """Return the `TransformRun` that will change ``model``. This method must not change anything.
 
-        By default, it returns this object, which must then store no facts about the model.
+        By default, the method returns ``self``. ``self`` must then store no facts about the model.
 
         Args:
             model: The model. All its modules exist, but the tensors of a block may be on the meta device
@@ -204,27 +207,29 @@ class Transform(TransformRun):
         return self
 
     def rounding(self) -> Rounding | None:
-        """Return the rounding that a run uses if it names no rounding. None means round-to-nearest."""
+        """Return the rounding of a run whose configuration names no rounding. None means round-to-nearest."""
         return None
 
     def accepts(self, validation: Validation | None) -> bool:
-        """Return whether a run applies the transform after its trial. Used only if ``is_validated``.
+        """Return whether a run applies the transform after it has tried the transform on copies of blocks.
 
-        By default, the result is True if the error decreases, or if there are no calibration data.
+        A run calls this method only if ``is_validated`` is True. By default, the result is True if the error
+        decreases, or if there is no calibration data.
 
         Args:
             validation: Output errors of the quantized blocks without and with the transform, as means over
-                blocks. None if there are no calibration data.
+                blocks. None if there is no calibration data.
         """
         return validation is None or validation.is_improvement
 
     def alternatives(self) -> Mapping[str, Transform]:
-        """Return a dictionary from name to a transform that does a part of this one.
+        """Return alternative transforms, as a dictionary from name to transform.
 
-        The simplest comes first. The names are used in reports. A run validates an alternative with
-        ``is_validated`` like this transform. If the errors of two alternatives differ by no more than the
-        standard error, the run uses the first. If no alternative lowers the error, the run uses an
-        alternative without ``is_validated``, because outputs do not show its effect. Each alternative has its
-        own ``settings``.
+        Each alternative makes some of the changes that this transform makes. The simplest alternative comes
+        first. Reports use the names. If ``is_validated`` of an alternative is True, a run validates the
+        alternative in the same way as this transform. If the errors of two alternatives differ by no more
+        than the standard error, the run uses the first of the two. If no validated alternative lowers the
+        error, the run uses an alternative whose ``is_validated`` is False, because the outputs do not show
+        the effect of such an alternative. Each alternative has its own ``settings``.
         """
         return {}

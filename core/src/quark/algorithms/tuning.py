@@ -26,7 +26,7 @@ class Sample:
     Attributes:
         number: Number of the call.
         target: Output of the float block, ``[tokens, channels]``, in the dtype of the model.
-        is_held_out: A bool for each token, ``[tokens]``. If it is True, the token must not be used for
+        is_held_out: A bool for each token, ``[tokens]``. If the bool is True, do not use the token for
             fitting.
     """
 
@@ -43,19 +43,19 @@ class RoundedBlock:
 
     Attributes:
         name: Full name of the block.
-        layers: Mapping from name to linear layer, for the layers with rounded weights, in order. The method
-            `weights` returns the codes and the grid of a layer, and can set new codes.
-        float_weights: Mapping from the name of a layer to its weight before rounding, ``[out, in]``.
-        parameters: Mapping from name to float parameter of the block. These are the weights of norms, and
-            biases that stay float. You may change their values in place.
-        samples: Calibration calls, in order. The held-out tokens are at the end of a call.
+        layers: Mapping from name to linear layer. It contains the layers with rounded weights, in the order
+            of the block. The method `weights` gives access to the codes and the grid of a layer.
+        float_weights: Mapping from the name of a layer to the layer's weight before rounding, ``[out, in]``.
+        parameters: Mapping from name to float parameter of the block. The parameters are the weights of
+            norms, and biases that stay float. You may change their values in place.
+        samples: Calibration calls, in order. The last tokens of each sequence are held out.
         output: Function that computes the current output of the block for a sample, ``[tokens, channels]``.
-            If gradients are enabled, the output has gradients, and rounded activations have straight-through
-            gradients. The second argument is the dtype of products, such as ``torch.bfloat16``. None means
-            the dtype of the model.
-        substituted: Function that returns a context. Its argument maps names of parameters, such as
-            ``"mlp.up_proj.weight"``, to tensors, which replace the parameters inside the context. The tensors
-            may have gradients and another dtype.
+            If gradients are enabled, the output has gradients. The gradients of rounded activations are then
+            straight-through estimates. The second argument is the dtype of matrix products, such as
+            ``torch.bfloat16``. None means the dtype of the model.
+        substituted: Function that returns a context manager. The argument maps names of parameters, such as
+            ``"mlp.up_proj.weight"``, to tensors. In the ``with`` block, the tensors replace the parameters.
+            They may require gradients, and may have another dtype than the parameters.
     """
 
     name: str
@@ -74,7 +74,7 @@ class RoundedBlock:
     def weights(self, layer: str) -> StackedWeights:
         """Return the rounded weight of a layer as `StackedWeights`.
 
-        The method `StackedWeights.keep` sets other codes and scales of the layer.
+        To set other codes and scales of the layer, call `StackedWeights.keep`.
         """
         return StackedWeights({layer: self.layers[layer]})
 
@@ -89,9 +89,9 @@ class Tuning(ABC):
     order (`quark.plugins.AlgorithmRecord`).
 
     Attributes:
-        wants_float: Whether the targets are outputs of the float model, which needs a second forward pass for
-            each call. If False, the targets are the outputs of the float block for the hidden states of the
-            quantized model.
+        wants_float: Whether the targets are outputs of the float model. A run then needs a second forward
+            pass for each call. If False, the targets are the outputs of the float block for the hidden states
+            of the quantized model.
     """
 
     wants_float: bool = False
@@ -100,9 +100,9 @@ class Tuning(ABC):
     def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
         """Change codes and scales of weights, and the values of float parameters. Return metrics.
 
-        The result maps the name of a layer, or ``""`` for the block, to its metrics. Nothing else of the
-        block may change. A run computes the error of the block's output on held-out tokens before and after
-        this method (`OutputError`, with the factors ``block.channels``). If the error has not decreased, the
-        run undoes the change. The result must not depend on the state of the program, such as random numbers
-        without a seed.
+        The result maps the name of a layer to metrics. The key ``""`` is for metrics of the whole block. Do
+        not change other parts of the block. A run computes the error of the block's output on held-out tokens
+        before and after this method (`OutputError`, with the factors ``block.channels``). If the error has
+        not decreased, the run undoes the change. The result must not depend on the state of the program, such
+        as the state of torch's random number generator.
         """

@@ -1,15 +1,16 @@
-"""Validation compares output errors before and after a change of weights, on held-out tokens.
+"""Validation compares output errors on held-out tokens before and after a change of weights.
 
-The change does not depend on these tokens.
+The change does not depend on the held-out tokens.
 
-The threshold is one standard error of the mean difference between the errors of each token:
+Each token has an error before and an error after the change. The threshold is one standard error of the mean
+of their differences:
 
 - A run keeps a transform only if it makes the error *smaller* by more than the threshold
-  (`Validation.is_improvement`). Without a gain, the model without the transform is simpler.
+  (`Validation.is_improvement`). A transform without a clear gain makes the model more complex for nothing.
 - A run discards the codes of a calibrated rounding only if they make the error *larger* by more than the
-  threshold (`is_worse`). Such codes minimize the error over many more tokens than are held out.
+  threshold (`is_worse`). Such codes minimize the error over far more tokens than the held-out ones.
 
-An error that is NaN or unknown is no improvement.
+If an error is NaN or unknown, the change does not count as an improvement.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ class OutputError:
     """The output error of a rounded block for each token.
 
     Attributes:
-        squares: Squared error of each token, ``[tokens]``, float32.
-        sizes: Squared norm of each token's reference output, ``[tokens]``, float32, above 0.
-        is_held_out: Whether the change does not depend on these tokens.
+        squares: Squared error of each token, as a float32 tensor ``[tokens]``.
+        sizes: Squared norm of each token's reference output, as a float32 tensor ``[tokens]``. All values are
+            above 0.
+        is_held_out: Whether the tokens are held out. If so, the validated change does not depend on them.
     """
 
     squares: Tensor
@@ -48,10 +50,10 @@ class OutputError:
 
     @classmethod
     def of(cls, output: Tensor, reference: Tensor, *, channels: Tensor | None = None, is_held_out: bool = True) -> Self:
-        """Return the error of ``output [tokens, channels]`` relative to ``reference``, of the same shape.
+        """Return the error of ``output`` relative to ``reference``.
 
-        Before the comparison, both are multiplied by the factors ``channels [channels]``, as from
-        `channel_factors`.
+        Both have the shape ``[tokens, channels]``. Before the comparison, both are multiplied by the factors
+        ``channels``, such as the result of `channel_factors`.
         """
         expected = reference.float()
         error = output.float() - expected
@@ -61,7 +63,7 @@ class OutputError:
 
     @classmethod
     def joined(cls, errors: Sequence[Self]) -> Self:
-        """Return one object with the errors of all tokens in ``errors``, which must not be empty."""
+        """Return one object with the errors of all tokens in ``errors``. ``errors`` must not be empty."""
         squares, sizes = (torch.cat([getattr(error, name) for error in errors]) for name in ("squares", "sizes"))
         return cls(squares, sizes, all(error.is_held_out for error in errors))
 
@@ -72,21 +74,23 @@ class OutputError:
 
     @property
     def relative(self) -> Tensor:
-        """Squared error of each token, divided by the squared norm of its reference, ``[tokens]``, float64.
+        """Squared error of each token divided by the squared norm of the token's reference output.
 
-        The norm layer in front of the next block also divides each token by its own size. Many models have a
-        few tokens with massive activations. In a plain sum of errors, these tokens would outweigh all others.
+        The result is a float64 tensor ``[tokens]``. The norm layer in front of the next block also divides
+        each token by the token's own size. Many models have a few tokens with massive activations. In a sum
+        of squared errors, these tokens would outweigh all others.
         """
         return self.squares.double() / self.sizes.double()
 
 
 def channel_factors(references: Iterable[Tensor]) -> Tensor:
-    """Return the factors 1 ÷ √RMS for the channels of outputs in a comparison, ``[channels]``, float32.
+    """Return the factor 1 ÷ √RMS for each channel, as a float32 tensor ``[channels]``.
 
-    RMS is the root mean square of a channel in ``references [tokens, channels]``. In many models, a few
-    channels of the residual stream have most of its energy. For example, four channels of Gemma 3 270M have
-    up to 97 %. The weights of norm layers scale these channels down. Without factors, an error would measure
-    only these channels. With the factors 1 ÷ RMS, channels of low energy would count as much as all others.
+    Outputs are multiplied by these factors before they are compared. RMS is the root mean square of a channel
+    over all ``references``, which are tensors ``[tokens, channels]``. In many models, a few channels of the
+    residual stream contain most of the energy. For example, four channels of Gemma 3 270M contain up to 97 %.
+    The weights of norm layers scale these channels down. Without factors, an error would measure only these
+    channels. With factors 1 ÷ RMS, channels of low energy would have the same weight as all others.
     """
     energy = torch.stack([reference.float().square().sum(0) for reference in references]).sum(0)
     return torch.maximum(energy, energy.mean() * _LEAST).clamp(min=_TINY).pow(-0.25)
@@ -99,10 +103,10 @@ class Validation:
     Attributes:
         before: Mean relative error before the change.
         after: Mean relative error after the change.
-        standard_error: Standard error of the mean difference between the errors of each token. Tokens of one
-            text are correlated, so the true value is larger.
+        standard_error: Standard error of the mean difference between a token's errors before and after the
+            change. Tokens of the same text are correlated, so the true standard error is larger.
         tokens: Number of tokens.
-        is_held_out: Whether the change does not depend on these tokens.
+        is_held_out: Whether the tokens are held out. If so, the change does not depend on them.
     """
 
     before: float
@@ -115,7 +119,7 @@ class Validation:
     def is_improvement(self) -> bool:
         """Whether the mean error has decreased by more than the standard error.
 
-        It is False if one of the three numbers is NaN.
+        It is False if ``before``, ``after`` or ``standard_error`` is NaN.
         """
         return self.after < self.before - self.standard_error
 
@@ -125,21 +129,21 @@ class Validation:
         return self.after / max(self.before, _TINY)
 
     def metrics(self) -> dict[str, Any]:
-        """Return a dictionary with the fields, for a report. A number that is not finite becomes None."""
+        """Return the fields as a dictionary, for a report. A number that is not finite becomes None."""
         numbers = {"error_before": self.before, "error_after": self.after, "standard_error": self.standard_error}
         finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
         return {**finite, "tokens": self.tokens, "held_out": self.is_held_out}
 
 
 def validated(before: Sequence[OutputError], after: Sequence[OutputError]) -> Validation:
-    """Return the comparison of relative errors (`OutputError.relative`) of tokens before and after a change.
+    """Compare the relative errors of tokens (`OutputError.relative`) before and after a change.
 
     Args:
         before: Errors of each block before the change.
         after: Errors of each block after the change.
 
     Returns:
-        The means over tokens and blocks. They are NaN if there are no tokens.
+        The mean errors over tokens and blocks. They are NaN if there are no tokens.
     """
     if not before or before[0].tokens == 0:
         return Validation(math.nan, math.nan, math.nan, 0, is_held_out=False)
@@ -150,10 +154,10 @@ def validated(before: Sequence[OutputError], after: Sequence[OutputError]) -> Va
 
 
 def _by_token(errors: Sequence[OutputError]) -> Tensor:
-    """Return the mean relative error of each token over its blocks, ``[tokens]``.
+    """Return each token's mean relative error over the blocks that process the token, ``[tokens]``.
 
-    Blocks with different numbers of tokens have different tokens, such as the blocks of an encoder and those
-    of its decoder.
+    Blocks process the same tokens if they have the same number of tokens. For example, the blocks of an
+    encoder process other tokens than the blocks of the decoder.
     """
     of_streams: dict[int, list[Tensor]] = {}
     for error in errors:
@@ -164,8 +168,8 @@ def _by_token(errors: Sequence[OutputError]) -> Tensor:
 def is_worse(errors: Tensor, others: Tensor) -> bool:
     """Return whether the mean of ``errors`` exceeds the mean of ``others`` by more than a standard error.
 
-    Both must be errors of the same tokens, ``[tokens]``. If ``errors`` contains a value that is not finite,
-    return True.
+    Both arguments must contain errors of the same tokens, ``[tokens]``. If ``errors`` contains a value that
+    is not finite, return True.
     """
     difference = errors.double() - others.double()
     is_finite, mean, deviation = numbers(torch.isfinite(errors).all(), difference.mean(), _deviation(difference))
@@ -173,7 +177,7 @@ def is_worse(errors: Tensor, others: Tensor) -> bool:
 
 
 def standard_error(differences: Tensor) -> float:
-    """Return the standard error of the mean of ``differences [tokens]``, float64.
+    """Return the standard error of the mean of the float64 tensor ``differences [tokens]``.
 
     The result is infinite for fewer than two tokens.
     """
