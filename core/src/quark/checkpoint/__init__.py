@@ -1,6 +1,6 @@
 """Functions and classes that write quantized models and read them back.
 
-They include base classes and protocols for layouts of plugins.
+The package also contains the base classes and protocols for layouts that plugins define.
 """
 
 from quark.checkpoint.checkpoint_exporter import CheckpointExporter

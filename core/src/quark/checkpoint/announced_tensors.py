@@ -1,9 +1,11 @@
-"""Functions that check, from file headers, whether a checkpoint has exactly the tensors that it announces.
+"""Functions that check whether a checkpoint contains exactly the tensors that it announces.
 
-Its ``quantization_config`` announces them.
+The ``quantization_config`` of a checkpoint announces tensors. The functions read only the headers of the
+files.
 
-Every reader calls these functions, or puts tensors into the model one by one with
-`quark.checkpoint.reader.place`. In both cases, `quark.models.hf.missing_tensors.misfit` compares the tensors.
+Every reader either calls these functions or puts tensors into the model one by one with
+`quark.checkpoint.reader.place`. In both cases, `quark.models.hf.missing_tensors.misfit` compares each stored
+tensor with the tensor that the model needs.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ def place_headers(
 ) -> tuple[set[str], list[str]]:
     """Put a meta tensor for each stored tensor into a prepared model.
 
-    Return the paths of these tensors, and error messages about stored tensors that do not fit the model.
+    Return the paths of these tensors in the model, and an error message for each stored tensor that does not
+    fit the model.
     """
     found: set[str] = set()
     errors = []
@@ -45,14 +48,15 @@ def place_headers(
 
 
 def refuse_misfits(model: nn.Module, reader: LayoutReader, config: QConfig, directory: Path) -> None:
-    """Check that stored tensors fit a prepared model that another loader will fill. Do not change the model.
+    """Check that stored tensors fit a prepared model, without changing the model.
 
-    The other loader renames and leaves out tensors by its own rules, so this function ignores tensors of
-    modules that the model lacks. The other loader reports missing tensors itself.
+    Another loader will put the tensors into the model. The other loader renames and leaves out tensors by
+    its own rules. So this function ignores tensors of modules that the model lacks. The other loader reports
+    missing tensors itself.
 
     Raises:
-        CheckpointError: A tensor has another shape or dtype than the model needs. Or the name of a tensor
-            shows that it belongs to a layer of the model, but the layer has no such tensor.
+        CheckpointError: The shape or dtype of a tensor differs from what the model needs. Or a tensor has the
+            name of a layer of the model, but the layer has no such tensor.
     """
     state, place_of = model.state_dict(keep_vars=True), placed_by(reader, model, config)
     is_beside, prefix = beside_others(model), f"{getattr(model, 'base_model_prefix', '')}."
@@ -73,7 +77,7 @@ def refuse_misfits(model: nn.Module, reader: LayoutReader, config: QConfig, dire
 
 
 def refuse_misfits_of(directory: Path, *, trust_remote_code: bool = False) -> None:
-    """Do as `refuse_misfits` says, for the model that ``config.json`` of a checkpoint describes.
+    """Call `refuse_misfits` with the model that ``config.json`` of a checkpoint describes.
 
     If none of quark's readers supports the checkpoint, do nothing.
 
@@ -97,7 +101,7 @@ def refuse_misfits_of(directory: Path, *, trust_remote_code: bool = False) -> No
 
 
 def _stored(shards: Iterable[Shard], is_left_out: Callable[[str], bool]) -> Iterator[tuple[Path, str, tuple[str, tuple[int, ...]]]]:
-    """Return the file, the name, and the dtype and shape of each stored tensor that is not left out."""
+    """Yield, for each stored tensor that is not left out, its file, its name, and its dtype and shape."""
     return ((shard.path, name, kind) for shard in shards for name, kind in shard.tensors.items() if not is_left_out(name))
 
 

@@ -1,16 +1,16 @@
-"""Atomic output directories. An export is written to a temporary directory and renamed when it is complete.
+"""Atomic output directories. An export is written to a temporary directory, which is renamed when complete.
 
-The temporary directory is hidden. For the output OUT, it is ``.OUT.xxxxxxxx.partial`` beside OUT. It is
-removed if the export fails. If the process is killed, the directory stays until the next run. While the
-process runs, it locks a file in the directory. The system releases the lock when the process ends, so a
-directory whose lock is free is a leftover. A journal (`JOURNAL`) counts the finished blocks. If there are
-finished blocks, the directory stays even if the export fails, because a later run can continue from them. It
-is then removed only on request.
+The temporary directory is hidden. For the output OUT, the directory ``.OUT.xxxxxxxx.partial`` is beside OUT.
+The directory is removed if the export fails. If the process is killed, the directory stays until the next
+run. While the process runs, it locks a file in the directory. The system releases the lock when the process
+ends, so a directory whose lock is free is a leftover. A journal (`JOURNAL`) has a line for each finished
+block. If there are finished blocks, the directory stays even if the export fails, because a later run can
+continue from these blocks. The directory is then removed only on request.
 
-If the new export replaces an earlier one, both are exchanged in one step. If the file system cannot exchange
-directories, the earlier export is moved to the temporary directory before the new one is renamed. If the
-process is killed between these steps, the next run moves the earlier export back. All files are on the disk
-before the export is renamed.
+If the new export replaces an earlier export, the two directories are exchanged in one step. If the file
+system cannot exchange directories, the earlier export is moved to the temporary directory before the new
+export is renamed. If the process is killed between these steps, the next run moves the earlier export back.
+Before an export is renamed, all its files are flushed to the disk.
 """
 
 from __future__ import annotations
@@ -79,18 +79,18 @@ def building(
     """Yield a temporary directory beside ``out``.
 
     If the ``with`` statement succeeds, the directory is renamed to ``out``. If the statement raises an error,
-    the directory is removed, except if it has finished blocks. It also stays if the process is killed. After
-    SIGTERM it stays too, except if the program uses `quark.base.interrupts.termination_unwinds`, as the
-    command ``quark`` does. Before it creates a directory, the function removes leftovers of earlier runs with
-    the same output, if they have no finished blocks.
+    the directory is removed, except if it has finished blocks. If the process is killed, the directory stays.
+    SIGTERM kills the process too, except if the program uses `quark.base.interrupts.termination_unwinds` like
+    the command ``quark``. Before the function creates a directory, it removes those leftovers of earlier runs
+    with the same output that have no finished blocks.
 
     Args:
-        out: The output directory. It must be free, as `quark.checkpoint.destination.refuse_used_directory`
-            defines it.
-        exporter: Name of the exporter, as in `refuse_used_directory`.
+        out: The output directory. It must be free (`quark.checkpoint.destination.refuse_used_directory`).
+        exporter: Name of the exporter. `refuse_used_directory` gets this argument.
         overwrite: Whether to replace an earlier export in ``out``.
-        leftover: What to do if there is a leftover with finished blocks. ``"resume"`` yields this leftover.
-        source: The float checkpoint, as in `refuse_used_directory`.
+        leftover: What to do if there is a leftover with finished blocks. With ``"resume"``, the function
+            yields this leftover.
+        source: The float checkpoint. `refuse_used_directory` gets this argument.
 
     Raises:
         OutputError: ``out`` is in use, another process is writing to it, or there is no space or permission
@@ -131,7 +131,7 @@ def building(
 def _abandon(partial: _Partial | None, out: Path, *, is_complete: bool) -> str:
     """Remove a temporary directory, except if it has finished blocks.
 
-    Return a sentence on files that stay.
+    Return a sentence that says which files were left behind.
     """
     if partial is None:
         return "Nothing was left behind"
@@ -161,7 +161,7 @@ def _synchronize_name(out: Path) -> None:
 
 
 def _is_of(error: OSError, out: Path) -> bool:
-    """Return whether an error concerns the output ``out`` or its temporary directory.
+    """Return whether an error concerns the output ``out``, its temporary directory or a directory above.
 
     The result is also True if the error names no file.
     """
@@ -174,7 +174,7 @@ def _is_of(error: OSError, out: Path) -> bool:
 
 
 def _resolved(out: Path) -> Path:
-    """Return ``out``, but resolve it if it is a link, ``.`` or ``..``, because these cannot be renamed."""
+    """Return ``out``. If it is a link, ``.`` or ``..``, which cannot be renamed, return the resolved path."""
     return out.resolve() if out.is_symlink() or out.name in ("", "..") else out
 
 
@@ -192,7 +192,7 @@ def finished_blocks(partial: Path) -> int:
 def refuse_unfinished_run(out: Path, leftover: Leftover = "refuse") -> None:
     """Raise the errors that `building` would raise because of other runs with the same output.
 
-    Remove nothing.
+    Do not remove any leftover.
 
     Raises:
         OutputError: Another process is writing to ``out``. The message names the process.
@@ -203,9 +203,9 @@ def refuse_unfinished_run(out: Path, leftover: Leftover = "refuse") -> None:
 
 
 def _free_leftover(out: Path, leftover: Leftover) -> _Partial | None:
-    """Return the leftover to continue from, locked, or None. Remove all other leftovers, and log this.
+    """Lock and return the leftover from which this run continues, or return None. Remove all other leftovers.
 
-    If a killed run was about to replace an earlier export, move the earlier export back.
+    If a killed run has moved an earlier export away, move the earlier export back. Log each removal.
     """
     with _leftovers(out) as free:
         chosen = _choose(free, out, leftover)
@@ -224,7 +224,8 @@ def _free_leftover(out: Path, leftover: Leftover) -> _Partial | None:
 def _choose(free: Iterable[_Partial], out: Path, leftover: Leftover) -> _Partial | None:
     """Return the leftover with the most finished blocks.
 
-    Return None if no leftover has finished blocks, or if ``leftover`` is ``"restart"``.
+    Return None if no leftover has finished blocks, or if ``leftover`` is ``"restart"``. Raise ResumeError if
+    a leftover has finished blocks and ``leftover`` is ``"refuse"``.
     """
     most = max(free, key=lambda partial: finished_blocks(partial.path), default=None)
     if most is None or not finished_blocks(most.path) or leftover == "restart":
@@ -238,9 +239,9 @@ def _choose(free: Iterable[_Partial], out: Path, leftover: Leftover) -> _Partial
 def _leftovers(out: Path, own: Path | None = None) -> Iterator[list[_Partial]]:
     """Yield a list of the leftovers of earlier runs with the output ``out``.
 
-    They are locked inside the ``with`` statement. If the statement removes a leftover from the list, it stays
-    locked, and the caller must unlock it. ``own`` is the temporary directory of this process, which is not a
-    leftover.
+    The leftovers are locked inside the ``with`` statement. If the caller removes a leftover from the list,
+    this leftover stays locked after the statement, and the caller must unlock it. ``own`` is the temporary
+    directory of this process, which is not a leftover.
 
     Raises:
         OutputError: A temporary directory belongs to a running process.
@@ -260,7 +261,7 @@ def _leftovers(out: Path, own: Path | None = None) -> Iterator[list[_Partial]]:
 
 
 def _finished(partial: Path) -> str:
-    """Return a clause that says how many finished blocks are in a temporary directory."""
+    """Return a clause for a message that says how many finished blocks a temporary directory contains."""
     count = finished_blocks(partial)
     return f"{count} finished block{'s are' if count > 1 else ' is'} in '{partial}'"
 
@@ -315,8 +316,9 @@ def _remove(partial: _Partial, out: Path) -> None:
     """Remove a temporary directory.
 
     If it contains an earlier export and ``out`` does not exist, move the earlier export back to ``out``. The
-    lock file is closed and removed last. So if the process is killed before, the next run recognizes the
-    directory as a leftover. The file must be closed first, because Windows does not remove open files.
+    lock file is closed and removed last. So if the process is killed before that, the next run recognizes the
+    directory as a leftover. The lock file is closed before it is removed, because Windows does not remove
+    open files.
     """
     try:
         _put_back(partial.path, out)
@@ -332,14 +334,14 @@ def _remove(partial: _Partial, out: Path) -> None:
 
 
 def _put_back(temporary: Path, out: Path) -> None:
-    """Move an earlier export from a temporary directory back to ``out``, if ``out`` does not exist."""
+    """Move an earlier export, if any, from a temporary directory back to ``out``, unless ``out`` exists."""
     earlier = temporary / REPLACED
     if earlier.is_dir() and not out.exists():
         earlier.rename(out)
 
 
 def _synchronize_all(directory: Path) -> None:
-    """Wait until a directory and all files in it are on the disk."""
+    """Wait until the system has written a directory and all files in it to the disk."""
     for path in [*directory.rglob("*"), directory, directory.parent]:
         if not path.is_symlink():
             sync(path)

@@ -58,18 +58,19 @@ _MADE_HERE = (
 class CheckpointExporter(Exporter):
     """The base class of exporters that write a model layer by layer.
 
-    The model is complete in memory, or blocks are written while it is quantized. Exports can be resumed, and
-    several processes can write to one export. A subclass defines a layout. It defines the block in
-    ``config.json`` (`quantization_config`) and the tensors of a layer. For the tensors, define `tensor_name`,
-    or `layer_tensors` if names are not enough, or a `LayerStorage` if the layout packs codes in its own way.
-    If you define `layer_tensors`, define `read_layer` too, which reads the tensors back. Tensors outside
-    quantized layers are written unchanged.
+    Either the whole model is quantized before it is written, or each block is written as soon as it is
+    quantized. Exports can be resumed, and several processes can write one export together. A subclass defines
+    a layout: the method `quantization_config` returns the object for ``config.json``, and other members
+    define the tensors of a layer. If your layout differs only in the names of tensors, define `tensor_name`.
+    If it packs codes in its own way, set ``storage`` to a `LayerStorage`. In all other cases, define
+    `layer_tensors`, and also `read_layer`, which reads the tensors back. Tensors outside quantized layers are
+    written unchanged.
 
     Attributes:
         layout: Name of the layout, for messages.
-        storage: The object that packs codes; None if the number formats pack them.
-        states_with_attention: Whether scales of queries, keys and values are stored with every attention
-            module, as ``k_scale`` with the shape ``[1]``. If False, they are stored with the projections,
+        storage: The object that packs codes. It is None if the number formats pack codes.
+        states_with_attention: Whether every attention module stores the scales of its queries, keys and
+            values, such as ``k_scale`` with the shape ``[1]``. If False, the projections store these scales,
             except if a projection is fused.
     """
 
@@ -85,18 +86,18 @@ class CheckpointExporter(Exporter):
     def tensor_name(self, slot: Slot, suffix: str) -> str:
         """Return the last part of the name of a stored tensor.
 
-        An example is ``"weight_scale"`` for the weight and the suffix ``"scale"``. The suffix of codes is
-        ``""``. Parameters that stay float have the names ``"weight"`` and ``"bias"``, whatever this method
-        returns.
+        For the slot of the weight and the suffix ``"scale"``, this is ``"weight_scale"`` by default. The
+        suffix of codes is ``""``. For parameters that stay float, the exporter does not call this method. It
+        stores them as ``"weight"`` and ``"bias"``.
         """
         return f"{slot.checkpoint_prefix}_{suffix}" if suffix else slot.checkpoint_prefix
 
     def layer_tensors(self, layer: ExportedLayer) -> Mapping[str, Tensor]:
-        """Return the tensors to store for a quantized layer, as a dictionary from the last part of the name.
+        """Return the tensors to store for a quantized layer.
 
-        The result must represent the weight of the layer. If the result is empty, the weight is written
-        unchanged. If it has no ``"bias"``, the bias is written unchanged. Several threads call this method at
-        the same time, for different layers.
+        A key of the dictionary is the last part of a tensor's name. The tensors must represent the weight of
+        the layer. If the dictionary is empty, the weight is written unchanged. If it has no key ``"bias"``,
+        the bias is written unchanged. Several threads call this method at the same time for different layers.
 
         Args:
             layer: The layer. If its tensors are on the meta device, return meta tensors with the final names,
@@ -110,13 +111,13 @@ class CheckpointExporter(Exporter):
         return tensors
 
     def read_layer(self, layer: ExportedLayer, tensors: Mapping[str, Tensor]) -> None:
-        """Set the parameters and scales of a layer to written tensors.
+        """Set the parameters and scales of a layer from written tensors.
 
         This is the inverse of `layer_tensors`.
 
         Args:
             layer: The layer. It has float weights and no scales.
-            tensors: A dictionary from the last part of the name to the written tensor, on the layer's device.
+            tensors: The written tensors, on the device of the layer. The keys are those of `layer_tensors`.
         """
         if self.storage is not None:
             if layer.is_quantized(Slot.weight):
@@ -134,9 +135,9 @@ class CheckpointExporter(Exporter):
         """Yield the reasons why the layout cannot represent a model.
 
         Each item is a pair of the name of a layer and a reason. The name is ``""`` if the reason concerns the
-        whole model. If there is a `LayerStorage`, the default implementation yields its reasons
-        (`LayerStorage.why_not`) and parts of the model that no `LayerStorage` can store. Otherwise it yields
-        nothing.
+        whole model. If ``storage`` is None, the default implementation yields nothing. Otherwise it yields
+        the reasons of the `LayerStorage` (`LayerStorage.why_not`), and a reason for each part of the model
+        that no `LayerStorage` can store.
         """
         if self.storage is None:
             return
@@ -150,7 +151,7 @@ class CheckpointExporter(Exporter):
     def warn(self, content: CheckpointContent, options: ExportOptions) -> None:
         """Log a warning if a runtime that loads the export would compute other results than the model.
 
-        This is called when an export begins. The default implementation logs nothing.
+        quark calls this method when an export begins. The default implementation logs nothing.
         """
 
     def check(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> None:
@@ -185,7 +186,7 @@ class CheckpointExporter(Exporter):
         return [part.meta for part in (*self.parts(skeleton, content.plan, options), *carried_parts(content))]
 
     def parts(self, model: nn.Module, plan: QuantPlan, options: ExportOptions, region: Region = _WHOLE) -> list[Part]:
-        """Return the tensors to write for a region of a quantized model, in the order of the files.
+        """Return the tensors of a region of a quantized model, in the order in which they are written.
 
         By default, the region is the whole model. All tensors of a layer are in one part.
         """
@@ -213,10 +214,7 @@ class CheckpointExporter(Exporter):
         save_companions(content.model, out, options.tokenizer)
 
     def _part(self, layer: ExportedLayer, meta: Mapping[str, Tensor]) -> Part:
-        """Return the part with the tensors of ``layer``.
-
-        ``meta`` has meta tensors with names relative to the layer.
-        """
+        """Return the part with the tensors of ``layer``. The names in ``meta`` are relative to the layer."""
         under = f"{layer.name}."
         made = {under + n: t for n, t in meta.items()}
         return Part(made, lambda: {under + n: t for n, t in self.layer_tensors(layer).items()}, layer.device)
@@ -227,11 +225,11 @@ class CheckpointExporter(Exporter):
 
     @torch.no_grad()
     def read(self, model: nn.Module, plan: QuantPlan, options: ExportOptions, region: Region, written: ShardWriter) -> None:
-        """Set weights, scales and other tensors of a region to written tensors, in place.
+        """Set weights, scales and other tensors of a region in place, from written tensors.
 
         Args:
-            model: The model. It has quantized layers and quantizers of attention, but its weights are float
-                and there are no scales.
+            model: The model. It has quantized layers and quantizers of attention, but the weights are float,
+                and the quantizers have no scales.
             plan: Plan of the model.
             options: Options with which the tensors were written.
             region: The region to read, such as a block.
@@ -271,7 +269,7 @@ class _Stream(BlockStream):
 
     @cached_property
     def _blocks(self) -> tuple[str, ...]:
-        """The full names of the decoder blocks. If the whole model is one block, this is only ``""``."""
+        """The full names of the decoder blocks. If the whole model is one block, the only name is ``""``."""
         return tuple(block.name for block in self._content.blocks)
 
     def write_float(self) -> None:
@@ -287,7 +285,7 @@ class _Stream(BlockStream):
             self._writer.write(self._made(part))
 
     def _parts(self, block: Block | None, without: Iterable[str] = ()) -> list[Part]:
-        """Return the parts of a block, without parts that `write_float` has written.
+        """Return the parts of a block that `write_float` has not written.
 
         Args:
             block: The block. None means everything outside all blocks.
@@ -301,9 +299,9 @@ class _Stream(BlockStream):
         return [p for p in parts if not self._early.issuperset(p.meta) and all(name in self._writer for name in p.meta)]
 
     def _made(self, part: Part) -> Mapping[str, Tensor]:
-        """Return the tensors of a part.
+        """Compute and return the tensors of a part.
 
-        Raise an error if they contain NaN or Inf, unlike the source model.
+        Raise an error if they contain NaN or Inf that the source model does not contain.
         """
         made = part.make()
         refuse_non_finite(made, self._buffers, lambda _: _MADE_HERE, warns=False)
@@ -317,8 +315,8 @@ class _Stream(BlockStream):
         """Do as `BlockStream.adopt` says."""
         if self._options.kv_cache_group:
             raise UnsupportedError(
-                "an export with the exporter's option kv_cache_group cannot be resumed, because it merges cache scales only when it writes "
-                "them. Give kv_cache_group in the configuration instead, which merges them during calibration"
+                "an export with the exporter's option kv_cache_group cannot be resumed, because the exporter merges cache scales only when "
+                "it writes them. Set kv_cache_group in the configuration instead, so that the scales are merged during calibration"
             )
         return self._writer.adopt(checksums)
 
@@ -350,12 +348,12 @@ def _why_not(storage: LayerStorage, row: PlanRow) -> str | None:
 
 
 def _written_as_they_are(layers: Mapping[str, ExportedLayer], tensors: Mapping[str, Collection[str]]) -> set[str]:
-    """Return the full names of the parameters and buffers of layers that are stored unchanged.
+    """Return the full names of those parameters and buffers of ``layers`` that are stored unchanged.
 
     Args:
         layers: A dictionary from full name to layer.
-        tensors: A dictionary from full name of a layer to the names of its tensors from
-            `CheckpointExporter.layer_tensors`.
+        tensors: A dictionary from the full name of a layer to the names of the tensors that
+            `CheckpointExporter.layer_tensors` returns for this layer.
     """
     names: set[str] = set()
     for name, layer in layers.items():
@@ -367,9 +365,9 @@ def _written_as_they_are(layers: Mapping[str, ExportedLayer], tensors: Mapping[s
 
 
 def _config_of(content: CheckpointContent, quantization: dict[str, Any]) -> Any:
-    """Return the content of ``config.json``, including ``quantization`` as its ``quantization_config``.
+    """Return the content of ``config.json``, with ``quantization`` as the ``quantization_config``.
 
-    The rest is the config of the model, or the name of the model's class if it has no config.
+    The other content is the config of the model. If the model has no config, it is the name of its class.
     """
     model: Any = content.model
     if not hasattr(getattr(model, "config", None), "to_json_file"):

@@ -1,6 +1,6 @@
 """Checksums of tensors in files.
 
-They detect damage, but not forgery. To compute a checksum takes only a fraction of the time of writing.
+They detect damage, but not forgery. A checksum takes only a fraction of the time that writing a tensor takes.
 """
 
 from __future__ import annotations
@@ -25,22 +25,25 @@ hold a block.
 def checksum(chunks: Iterable[Tensor]) -> str:
     """Return a text that contains a checksum of the bytes and the number of bytes.
 
-    Words of 8 bytes form rows of `ROW` bytes, and rows form blocks of `BLOCK` bytes. The checksum is a hash
-    of the sums of each row and of each column of each block, modulo 2^64. If one word changes, the sum of its
-    row changes. If two different words are exchanged, the sum of a row or of a column changes.
+    Words of 8 bytes form rows of `ROW` bytes, and rows form blocks of `BLOCK` bytes. Each row and each column
+    of each block is summed modulo 2^64. The checksum is a hash of these sums. If one word changes, the sum of
+    the word's row changes. If two different words are exchanged, the sum of a row or of a column changes.
 
     Args:
-        chunks: The bytes, as chunks of dtype uint8 and shape ``[n]``. All chunks except the last one must
-            consist of whole blocks.
+        chunks: The bytes, as chunks of dtype uint8 and shape ``[n]``. The size of each chunk except the last
+            one must be a multiple of `BLOCK`.
     """
     sums, size = _sums(chunks)
     return _text(torch.cat(sums) if sums else torch.empty(0, dtype=torch.int64), size)
 
 
 def stored_bytes(file: int, offset: int, size: int) -> Iterator[Tensor]:
-    """Yield bytes of an open file in chunks for `checksum`. If the file ends early, yield fewer bytes.
+    """Yield the bytes of a part of an open file, in chunks for `checksum`.
 
-    A chunk has the dtype uint8 and the shape ``[n]``. The next chunk overwrites the memory of this one.
+    The part begins at ``offset`` and has ``size`` bytes. If the file ends earlier, yield fewer bytes.
+
+    A chunk has the dtype uint8 and the shape ``[n]``. Each chunk overwrites the memory of the chunk before
+    it.
     """
     buffer = torch.empty(min(BLOCK, size), dtype=torch.uint8)
     for start in range(offset, offset + size, BLOCK):
@@ -50,7 +53,10 @@ def stored_bytes(file: int, offset: int, size: int) -> Iterator[Tensor]:
 
 
 def _sums(chunks: Iterable[Tensor]) -> tuple[list[Tensor], int]:
-    """Return the sums of rows and columns, as int64 tensors of shape ``[n]``, and the number of bytes."""
+    """Return the sums of all rows and columns, and the number of bytes.
+
+    The sums are int64 tensors of shape ``[n]``.
+    """
     rows: list[Tensor] = []
     columns: list[Tensor] = []
     size = 0
@@ -66,9 +72,9 @@ def _sums(chunks: Iterable[Tensor]) -> tuple[list[Tensor], int]:
 
 
 def _blocks(data: Tensor, count: int) -> Iterator[Tensor]:
-    """Yield the words of ``data`` as int64 tensors ``[..., rows, words]`` of up to ``count`` blocks each.
+    """Yield the words of ``data`` as int64 tensors ``[..., rows, words]``, each with up to ``count`` blocks.
 
-    If bytes remain after the last whole row, they are padded with zeros and form a block of one row.
+    The bytes after the last whole row, if any, are padded with zeros and form a block of one row.
     """
     rest = len(data) % ROW
     whole = data[: len(data) - rest]
@@ -82,5 +88,5 @@ def _blocks(data: Tensor, count: int) -> Iterator[Tensor]:
 
 
 def _text(sums: Tensor, size: int) -> str:
-    """Return the text of a checksum from all sums and the number of bytes."""
+    """Hash all sums, and return a text with the hash and the number of bytes."""
     return f"sums:{hashlib.blake2b(sums.numpy().tobytes(), digest_size=8).hexdigest()}:{size}"

@@ -1,6 +1,6 @@
 """Functions that copy the companions of a checkpoint.
 
-Companions are the tokenizer, generation settings and other files beside the weights.
+Companions are the tokenizer, the generation settings and other files beside the weights.
 """
 
 from __future__ import annotations
@@ -70,8 +70,9 @@ name.
 def save_companions(model: nn.Module, directory: Path, tokenizer: Tokenizer | None = None) -> None:
     """Write the tokenizer, the generation settings and other companions of a model.
 
-    Companions beside the float checkpoint of the model are copied. These include code that the configs of
-    that checkpoint name, and modules that this code imports (`quark.models.hf.custom_code.code_of`).
+    The companions of the float checkpoint from which the model was loaded are copied. They include the Python
+    files that the configs of this checkpoint name, and the modules that these files import
+    (`quark.models.hf.custom_code.code_of`).
 
     Args:
         model: The model. If it is not a transformers model, only the tokenizer is written.
@@ -101,9 +102,9 @@ def save_companions(model: nn.Module, directory: Path, tokenizer: Tokenizer | No
     if source is None:
         if name:
             get_logger(__name__).warning(
-                f"The model was loaded from '{name}', which is no directory, and the hub cache (HF_HOME) has no version of it, or several. "
-                "So the result lacks the tokenizer, other files, and tensors that the model class does not use. Load the model from a "
-                "directory, or copy the files"
+                f"The model was loaded from '{name}', which is no directory, and the hub cache (HF_HOME) has no version or several versions "
+                "of it. So the result lacks the tokenizer, other files, and tensors that the model class does not use. Load the model from "
+                "a directory, or copy the files"
             )
     elif _is_of_model(source, config.model_type):
         copied = copy_companions(source, directory)
@@ -117,10 +118,10 @@ def save_companions(model: nn.Module, directory: Path, tokenizer: Tokenizer | No
 
 
 def _is_of_model(source: Path, model_type: str) -> bool:
-    """Return whether ``source`` is a checkpoint of this model type, or of a model with such a part.
+    """Return whether ``source`` is a checkpoint of this model type, or of a model with a part of this type.
 
-    This must be checked, because ``_name_or_path`` in a ``config.json`` can name any directory, and the
-    config of a part of the model inherits it.
+    This check is necessary, because ``_name_or_path`` in a ``config.json`` can name any directory. If a part
+    of a model was taken out, its config still names the checkpoint of the whole model.
     """
     values = read_json(source / "config.json") if (source / "config.json").is_file() else {}
     return model_type in (part.get("model_type") for part in (values, *values.values()) if isinstance(part, dict))
@@ -166,12 +167,13 @@ class Companions:
 
 
 def companions_of(source: Path) -> Companions:
-    """Return the companions of a checkpoint, which an export of the same model should contain.
+    """Return the companions of a checkpoint. An export of the same model should contain them, too.
 
-    These are all small files, also in folders, except weights and files that are wrong beside a quantized
-    model. Hidden files are left out too, because they belong to tools. If ``modules.json`` of
-    sentence-transformers names a folder, the folder is a part of the model, and its safetensors files are
-    companions. Python files are companions if a config names them (`quark.models.hf.custom_code.code_of`).
+    Companions are all small files, including files in folders. Weights and files that would be wrong beside a
+    quantized model are not companions. Hidden files are not companions either, because they belong to tools.
+    If ``modules.json`` of sentence-transformers names a folder, the folder is a part of the model, and the
+    safetensors files in it are companions. Python files are companions if a config names them
+    (`quark.models.hf.custom_code.code_of`).
     """
     left_out: dict[str, str] = {}
     files: list[str] = []
@@ -199,9 +201,9 @@ def companions_of(source: Path) -> Companions:
 
 
 def copied_companions(out: Path, source: Path | None) -> set[str]:
-    """Return the names of files in ``out`` that are exact copies of companions of the checkpoint ``source``.
+    """Return the names of files in ``out`` that are exact copies of companions in the checkpoint ``source``.
 
-    The result also contains the names of folders in ``out`` that contain only such files.
+    The result also includes the names of those folders in ``out`` that contain only such copies.
     """
     if source is None or not source.is_dir() or not out.is_dir():
         return set()
@@ -227,7 +229,7 @@ def _why_not(path: Path, name: str, source: Path, code: Collection[str], parts: 
 
 
 def _why_wrong(path: Path, name: str, source: Path, code: Collection[str], parts: Collection[str]) -> str | None:
-    """Return what `_why_not` returns, but raise OSError if the file or folder cannot be read."""
+    """Return the same as `_why_not`, but raise OSError if the file or folder cannot be read."""
     if path.is_symlink() and (path.is_dir() or leads_out(path, source)):
         return _LINK
     if path.is_dir():

@@ -1,6 +1,7 @@
 """`CheckpointContent`, which contains a quantized model, its configuration and its plan.
 
-Exporters write such a content, and readers return it. `is_float` and `routers` find layers that stay float.
+Exporters write a `CheckpointContent`, and readers return one. The functions `is_float` and `routers` find
+layers that stay float.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ def content_of(model: Any) -> CheckpointContent:
     `quark.runs.ModelQuantizer` and `quark.checkpoint.save_pretrained.set_results` set these attributes.
 
     Raises:
-        ConfigError: (a ValueError) The model has not been quantized, runs from codes or is compiled. Or
-            another module replaced a quantized layer.
+        ConfigError: (a ValueError) The model has not been quantized, it runs from codes, or it is compiled.
+            Or another module has replaced a quantized layer.
     """
     if not getattr(model, "quark_quantized", False):
         raise ConfigError("this model has not been quantized. Call ModelQuantizer(config).quantize_model(model) first, then export it")
@@ -68,10 +69,12 @@ def content_of(model: Any) -> CheckpointContent:
 
 
 def refuse_replaced(model: nn.Module, plan: QuantPlan) -> None:
-    """Check that the layers that were quantized still are: a checkpoint would lack their scales.
+    """Check that every layer that was quantized is still a quantized layer.
+
+    Otherwise a checkpoint would lack the scales of the layer.
 
     Raises:
-        ConfigError: Another module replaced a quantized layer.
+        ConfigError: Another module has replaced a quantized layer.
     """
     quantized = {row.name for row in plan.quantized}
     if replaced := [n for n, module in model.named_modules(remove_duplicate=False) if n in quantized and not is_quantized(module)]:
@@ -82,9 +85,10 @@ def refuse_replaced(model: nn.Module, plan: QuantPlan) -> None:
 
 
 def is_float(row: PlanRow) -> bool:
-    """Return whether a configuration must list the layer as excluded, because its weight and input are float.
+    """Return whether the weight and the input of the layer in ``row`` stay float.
 
-    The output of such a layer may still enter a quantized cache.
+    A stored configuration must list such a layer as excluded. The output of the layer may still enter a
+    quantized cache.
     """
     return is_left_alone(row) and not row.is_by_name
 
@@ -92,7 +96,7 @@ def is_float(row: PlanRow) -> bool:
 def routers(model: nn.Module, config: QConfig, plan: QuantPlan) -> list[str]:
     """Return the full names of excluded modules that have a weight, but are not linear layers in ``model``.
 
-    Checkpoints list them as excluded, because runtimes may implement these modules as linear layers.
+    Checkpoints list these modules as excluded, because runtimes may implement them as linear layers.
     """
     known = {row.name for row in plan.rows}
     return [

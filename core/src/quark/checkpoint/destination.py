@@ -1,4 +1,4 @@
-"""Functions that check an output directory, and that move a complete export to its place.
+"""Functions that check an output directory, and that move a complete export into this directory.
 
 An output directory may contain companions of the weights, files of other exporters, and an earlier export.
 """
@@ -59,15 +59,16 @@ def refuse_used_directory(
             `COMPANIONS` may stay.
         overwrite: Whether ``out`` may contain an earlier export. An earlier export has a ``config.json`` with
             a ``quantization_config`` of an installed layout, and contains only files that exports write.
-            These include the Python files that its configs name, and their imports.
-        resume: Whether ``out`` may be the output of a run that reads its model from disk.
-            `quark.runs.identity.is_finished_run` checks whether it is the output of the same run.
-        source: The float checkpoint. ``out`` may contain exact copies of its companions
+            These files include the Python files that the export's configs name, and the modules that these
+            files import.
+        resume: Whether ``out`` may be the output of a run that reads the model from disk.
+            `quark.runs.identity.is_finished_run` checks whether ``out`` is the output of the same run.
+        source: The float checkpoint. ``out`` may contain exact copies of this checkpoint's companions
             (`quark.checkpoint.companions.copied_companions`).
 
     Raises:
         OutputError: ``out`` contains other files, or is a file, a mount point or the current directory.
-        UnknownNameError: There is no exporter of this name.
+        UnknownNameError: There is no exporter with the name ``exporter``.
     """
     try:
         names = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
@@ -92,7 +93,7 @@ def refuse_used_directory(
 
 
 def refuse_full_disk(directory: Path, size: int) -> None:
-    """Raise OSError with ``ENOSPC`` if the disk of a directory has fewer than ``size`` free bytes."""
+    """Raise OSError with ``ENOSPC`` if fewer than ``size`` bytes are free on the disk of a directory."""
     if size > shutil.disk_usage(directory).free:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory))
 
@@ -101,13 +102,13 @@ def move_into_place(export: Path, out: Path, exporter: str | None = None, *, ove
     """Rename a complete export to ``out``.
 
     Files that `refuse_used_directory` allows stay in ``out``, except the files of an earlier export. Existing
-    companions stay unchanged. But if there is an earlier export, the companions of the new export replace its
-    companions. Afterwards, the earlier export is at ``export``, or beside it under the name `REPLACED`. You
-    may remove it.
+    companions stay unchanged. But if there is an earlier export, the companions of the new export replace the
+    existing ones. Afterwards, the path ``export``, or the path `REPLACED` beside it, contains the earlier
+    export. You may remove the earlier export.
 
     Raises:
-        OutputError: Other files were put into ``out`` meanwhile. Or the exporter has written a file that
-            belongs to another exporter and that its own record does not name.
+        OutputError: Other files were put into ``out`` in the meantime. Or the exporter has written a file
+            that belongs to another exporter, and the record of the first exporter does not name this file.
     """
     refuse_used_directory(out, exporter, overwrite=overwrite, source=source)
     if not out.is_dir() or not any(out.iterdir()):
@@ -142,8 +143,8 @@ def move_into_place(export: Path, out: Path, exporter: str | None = None, *, ove
 def _lies_beside(path: Path, exporter: str | None) -> bool:
     """Return whether a file in the output directory may stay beside a new export of ``exporter``.
 
-    A file in `COMPANIONS` may stay, and so may a file that only another exporter writes. But if both
-    exporters write checkpoints, the file may not stay, whatever its name is.
+    A file whose name is in `COMPANIONS` may stay. A file that only another exporter writes may stay too,
+    unless both exporters write checkpoints.
     """
     if path.name in COMPANIONS:
         return True
@@ -169,9 +170,9 @@ def writes_checkpoint(record: ExporterRecord) -> bool:
 
 
 def _keep(path: Path, export: Path) -> None:
-    """Put a file of the output directory into the directory ``export``, which will replace it.
+    """Put a file or folder of the output directory into ``export``, which will replace the output directory.
 
-    The file is linked if possible, and copied otherwise.
+    A file is linked if possible, and copied otherwise.
     """
     target = export / path.name
     if path.is_dir():
@@ -182,7 +183,7 @@ def _keep(path: Path, export: Path) -> None:
 
 
 def _why_not_replaceable(out: Path, names: Sequence[str]) -> str | None:
-    """Return why an export must not replace ``out`` with the files ``names``, or None if it may."""
+    """Return why an export must not replace ``out``, which contains ``names``. Return None if it may."""
     patterns = [pattern for record in exporters() for pattern in record.files]
     written = [name for name in names if name not in (*OF_THE_RUN, *_code_of(out)) and not _EXPORTED.fullmatch(name)]
     if unknown := [name for name in written if not any(fnmatchcase(name, p) for p in patterns)]:
@@ -193,7 +194,7 @@ def _why_not_replaceable(out: Path, names: Sequence[str]) -> str | None:
 
 
 def _code_of(export: Path) -> list[str]:
-    """Return the names of the Python files that an export has copied from its float checkpoint.
+    """Return the names of the Python files that an export contains as copies from the float checkpoint.
 
     The result is empty if the configs of the export are unreadable.
     """
@@ -204,7 +205,7 @@ def _code_of(export: Path) -> list[str]:
 
 
 def _is_export(directory: Path) -> bool:
-    """Return whether a directory contains a checkpoint in a layout that an installed exporter writes."""
+    """Return whether a directory contains a checkpoint whose layout an installed exporter can write."""
     try:
         return any(exporters().get(name).exporter is not None for name in exporters().fitting(quantization_block(directory)))
     except QuarkError:
